@@ -37,7 +37,7 @@ class CountsCaptures(Shard):
 
 
 class OwnersOnly(Shard):
-    """Planted bug: at the start of a generation, votes wait only for the owner of each shard and for no holder."""
+    """Planted bug: at the start of a generation, votes wait only for each shard's owner and for no other holder."""
 
     __slots__ = ()
 

@@ -295,12 +295,12 @@ def everstep_launch(**changed: Any) -> EverstepLaunch:
 
 def test_samples_of_everstep_are_scaled_and_sorted() -> None:
     values = of_everstep([everstep_launch()]).values
-    # the three snapshots with an audit are reported separately, so this value covers only the others
+    # the three snapshots that Everstep compares byte by byte (audits) are a separate value, so this one omits them
     assert values["blocked"] == pytest.approx([4.0, 8.0] * 2)
     assert values["blocked_audited"] == pytest.approx([160.0, 80.0, 120.0] * 2)
     assert values["unblocked"] == pytest.approx([2.0] * 2)
     assert values["first_blocked"] == pytest.approx([0.040 / 0.025] * 2)
-    # The later snapshots without an audit take 0.2 s each.
+    # The later snapshots that are not compared byte by byte take 0.2 s each.
     assert values["first_commit"] == pytest.approx([0.6 / 0.2] * 2)
     assert values["first_commit_audited"] == pytest.approx([0.6 / 0.4] * 2)
     assert values["first_raw"] == pytest.approx([0.040 / 0.002] * 2)
@@ -440,7 +440,7 @@ def test_a_real_model_must_be_slowed_down_least() -> None:
     assert better[SLOWDOWN].reason == "commits ÷ steps 1.00; -10.0 points beside lm-resiliency's (-10.0 to -10.0)"
     alone = better["nobody", "char_gpt_ddp_step"]
     assert (alone.value, alone.unit, alone.verified) == (pytest.approx(100.0), "ms", None)
-    # Both ranks use 0.05 s more CPU time per step, for a snapshot of 1 GiB.
+    # Each of the two ranks uses 0.05 s more CPU time per step than without snapshots. A snapshot has 1 GiB.
     assert better[EVERSTEP, "char_gpt_ddp_cpu"].value == pytest.approx(0.1)
 
 

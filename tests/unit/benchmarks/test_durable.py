@@ -58,7 +58,7 @@ RESTORES = [
     SharedLoadTime(readers=readers, seconds=16.0 / readers + number) for readers in READERS for number in range(3)
 ]
 ADDED = {FLOOR: 0.0, EVERSTEP: 0.2, uploads.DCP_FILES: 0.5, DCP_S3: 1.0}
-"""Seconds that an upload by each system adds to its two steps, of 0.3 s without an upload."""
+"""Seconds by which an upload of each system lengthens the two steps during the upload. Other steps take 0.3 s each."""
 
 
 def block(system: str, *, added: float, save_seconds: float, usual: float = 0.3) -> UploadBlock:

@@ -38,7 +38,7 @@ def copied(record: Record) -> Record:
 
 
 def passes_of(record: Record, step: int, place: int, digests: tuple[str, str, str]) -> list[Record]:
-    """Return three copies of a record. The entry at `place` of a step has the given digest in each."""
+    """Return three copies of a record. The entry at `place` of a step has the first, second or third digest."""
     found = [copied(record) for _ in range(3)]
     for each, digest in zip(found, digests, strict=True):
         entry = each.steps[step][place]

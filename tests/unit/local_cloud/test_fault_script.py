@@ -95,7 +95,7 @@ def test_what_is_no_script_is_refused_before_anything_happens(tmp_path: Path, te
 
 
 class Stage:
-    """Plays fault scripts on a virtual clock, and refuses some of the attempts."""
+    """Plays fault scripts on a virtual clock, and refuses some attempts to inject a fault."""
 
     def __init__(self, refused: Container[int] = (), takes_seconds: float = 0.0) -> None:
         self.now = 0.0

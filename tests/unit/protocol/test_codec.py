@@ -116,7 +116,7 @@ def test_a_field_of_a_newer_release_is_ignored(kind: type[Message]) -> None:
 
 
 class LaterMessage(Message, frozen=True):
-    """A message that minor version 2 adds."""
+    """A message that a later minor version of the protocol, version 2, adds."""
 
     since_minor = 2
 

@@ -123,7 +123,7 @@ def test_a_manifest_with_wrong_frozen_objects_is_refused(
 
 
 def with_replicated() -> CheckpointManifest:
-    """Return a manifest of two ranks whose shards need two frozen and two replicated objects."""
+    """Return a manifest of two ranks whose shards need two objects of frozen tensors and two of equal tensors."""
     whole = with_frozen()
     key = whole.shards[0].key
     objects = tuple(SharedObject(key=replicated_key(key, each), object_bytes=7, sha256=each) for each in DIGESTS)

@@ -15,7 +15,7 @@ from everstep.protocol.service_manager import ServiceManager
 
 @pytest.fixture(params=["path", "abstract"])
 def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
-    """Systemd's socket, with its value of NOTIFY_SOCKET."""
+    """Yield the name of systemd's socket, as in NOTIFY_SOCKET, and the socket itself."""
     name = str(tmp_path / "notify") if request.param == "path" else f"@everstep-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.bind(name.replace("@", "\0", 1))

@@ -20,7 +20,7 @@ from everstep.training import SessionMisuse
 
 @pytest.fixture(autouse=True)
 def own_state() -> Iterator[None]:
-    """accelerate keeps one state per process, which a test must not leave behind."""
+    """Reset the state that accelerate keeps per process after each test, so that no test affects the next one."""
     yield
     gc.collect()
     for kind in (AcceleratorState, GradientState, PartialState):

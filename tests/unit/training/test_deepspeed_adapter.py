@@ -95,7 +95,10 @@ def test_what_steps_an_engines_parameters_beside_it_is_refused() -> None:
 
 
 def partly_held(stage: int, value: float) -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return an engine whose optimizer holds one of three parameters, and this rank's part of the other two."""
+    """Return an engine whose optimizer holds only one of three parameters.
+
+    Also return this rank's part of the other two parameters, by name.
+    """
     module = nn.ParameterDict({name: nn.Parameter(torch.full((4,), value)) for name in ("held", "left", "frozen")})
     module["frozen"].requires_grad_(False)
     if stage == 3:

@@ -89,7 +89,10 @@ def trainer_with(*callbacks: Callback, kind: type[Trainer] = Trainer, **options:
 
 
 class ReplacedStrategy(Trainer):
-    """A trainer with a strategy that this machine cannot create a trainer for."""
+    """A trainer whose strategy the test replaces.
+
+    The test can thus use strategies with which Lightning creates no trainer on this machine.
+    """
 
     replacement: Strategy | None = None
 

@@ -120,7 +120,10 @@ def test_the_check_of_an_unregistered_optimizer_in_one_graph_is_refused_with_the
 
 
 def test_a_container_of_registered_optimizers_may_step() -> None:
-    """A container has the parameters of its optimizers in `param_groups`, as in torchtitan."""
+    """An optimizer that only calls registered optimizers may step, although it is not registered itself.
+
+    Such a container, as in torchtitan, has the parameters of its optimizers in `param_groups`.
+    """
 
     class Container(torch.optim.Optimizer):
         def __init__(self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer) -> None:

@@ -233,7 +233,10 @@ def test_initial_weights_are_loaded_at_the_first_start_only(place: Place) -> Non
 
 
 def test_a_step_without_data_is_not_part_of_the_state(place: Place) -> None:
-    """The trainer counts a step before it requests the step's data."""
+    """The saved state does not count a step that got no data.
+
+    The trainer counts a step before it requests the step's data, which may have ended.
+    """
     trainer = place.trainer(steps=2)
     trainer.train()
     trainer.step += 1

@@ -137,7 +137,10 @@ def test_the_compiled_step_of_an_unwrapped_optimizer_is_refused() -> None:
 
 
 def test_a_stream_that_rank_0_reads_for_all_ranks_is_refused() -> None:
-    """An accelerator chooses this for an IterableDataset unless `dispatch_batches` is False."""
+    """A data loader in which rank 0 reads the stream for all ranks is refused.
+
+    An accelerator chooses such a loader for an IterableDataset unless `dispatch_batches` is False.
+    """
     loader = object.__new__(DataLoaderDispatcher)
     with pytest.raises(UnsupportedOption, match="dispatch_batches") as raised:
         keep(fake_accelerator(num_processes=2), model=None, optimizer=None, scheduler=None, data=loader, extra={})

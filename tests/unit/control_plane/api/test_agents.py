@@ -170,7 +170,7 @@ async def joined(service, token: str, node: str) -> str:
 
 
 class Outage:
-    """A database that does not answer while `is_away`."""
+    """A database that does not answer while `is_away` is True."""
 
     def __init__(self, database: Database) -> None:
         self.is_away = False

@@ -45,12 +45,12 @@ class Exposed:
 
 @pytest.fixture
 def exposed(service: Any, job: Any) -> Exposed:
-    """The metrics of a server with a job, a fleet and nodes."""
+    """Return the metrics of a server with a job, a fleet and nodes."""
     text = httpx.get(
         f"http://{service.address}/metrics", headers={"authorization": f"Bearer {service.admin_token}"}, timeout=30
     ).text
     registry = CollectorRegistry()
-    for collector in CallMeter({}).collectors:  # A server with a cloud exposes these, too.
+    for collector in CallMeter({}).collectors:  # The test server has no connection to AWS, so it lacks these metrics.
         registry.register(collector)
     text += generate_latest(registry).decode()
     types = re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)

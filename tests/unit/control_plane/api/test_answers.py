@@ -26,7 +26,7 @@ class Versions:
 
 
 class Inside:
-    """The application behind the cache of responses, which counts its requests."""
+    """A fake application behind the cache of responses. It counts the requests that the cache passes on."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -181,7 +181,7 @@ async def test_the_bytes_of_stored_responses_are_limited(world: World) -> None:
     count = MAX_BYTES // MAX_ANSWER_BYTES
     world.inside.body = b"%02d" + bytes(MAX_ANSWER_BYTES - 2)
     world.versions.number = 0
-    await world.ask("/v1/training-jobs/0")  # a newer version replaces this response, and its bytes count once
+    await world.ask("/v1/training-jobs/0")  # replaced below by a newer version, so its bytes no longer count
     world.versions.number = 1
     for number in range(count + 1):
         await world.ask(f"/v1/training-jobs/{number}")

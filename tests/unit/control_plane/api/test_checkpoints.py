@@ -267,9 +267,9 @@ def test_shared_objects_are_verified_with_each_shard(service, client, job, idle_
 
 
 def test_a_verification_reads_a_shared_object_once(service, client, job, verifier, monkeypatch):
-    """The object has 24 MiB. Only the chunks with its beginning and its end are read again for the second shard.
+    """For a second shard with the same shared object, the verifier reads only the object's first and last chunk again.
 
-    These two chunks also contain bytes of the shard.
+    The shared object has 24 MiB. Its first and last chunk also contain bytes of the shard itself.
     """
     size = 24 * 1024 * 1024
     manifest = job.checkpoint(8, frozen=bytes(range(256)) * (size // 256))

@@ -55,7 +55,7 @@ def sts() -> Iterator[Sts]:
 
 @pytest.fixture
 def cloud(service: Service, client, sts: Sts) -> Recorder:
-    """Return the recorder of a service with a fleet of `AGENT_COUNT` instances and one."""
+    """Return the recorder of a service whose fleet has `AGENT_COUNT` + 1 instances."""
     service.operator.create_group(LARGE_GROUP, desired=AGENT_COUNT + 1, max_size=AGENT_COUNT + 1)
     service.operator.advance(timedelta(seconds=1))
     client.create_fleet(FleetName="main", AutoScalingGroupName=LARGE_GROUP, NodeRoleName=ROLE)
@@ -188,7 +188,7 @@ async def joined(service: Service, cloud: Limited, token: str) -> None:
 def test_a_thousand_agents_join_the_application_within_a_minute_without_a_throttled_call(
     service: Service, client: Any
 ) -> None:
-    """The agents join after a restart, when no answer of AWS is known yet."""
+    """The agents join after a restart of the server, which has no cached answers of AWS."""
     cloud = Limited(THOUSAND)
     service.app.state.services = replace(
         service.services, operator=cloud, memberships=Memberships(cloud, lambda: service.clock().timestamp())

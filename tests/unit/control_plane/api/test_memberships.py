@@ -75,7 +75,7 @@ def test_without_shared_answers_the_same_agents_would_be_throttled() -> None:
 
 
 def test_agents_that_join_at_the_same_moment_share_one_answer() -> None:
-    """The first thread asks AWS. All others arrive meanwhile, and use an answer of the next request."""
+    """All threads that arrive during a first thread's request to AWS share the answer of the request after it."""
     cloud, seconds, arrived = FakeOperator(), [0.0], threading.Semaphore(0)
     cloud.create_group(GROUP, desired=40)
     cloud.advance(timedelta(seconds=1))

@@ -112,7 +112,7 @@ class Job:
         """Store a complete checkpoint of two ranks. Its objects match the manifest.
 
         If `frozen` is not empty, each rank has a frozen tensor with this content. With `is_replicated`, the tensor
-        is trainable and lies in a replicated object.
+        is trainable, and an S3 object for tensors that are equal on several ranks contains it.
         """
         folder = f"checkpoints/run={self.run}/gen={generation}/step={step}"
         shards, shared = [], []

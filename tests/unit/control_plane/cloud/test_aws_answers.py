@@ -145,7 +145,11 @@ def known_to(operator: AwsOperator, ids: Sequence[NodeId], operation: str) -> se
 @pytest.mark.parametrize("operation", EC2_CALLS)
 @pytest.mark.parametrize(("names_unknown", "most_calls"), [(True, 2), (False, 13)])
 def test_unknown_ids_hide_no_other_instance(operation: str, names_unknown: bool, most_calls: int) -> None:
-    """EC2 names the unknown ids, so the second call succeeds. Without names, halves isolate them."""
+    """If EC2 refuses a call because of unknown ids, the operator still describes all other instances.
+
+    If the refusal names the unknown ids, a second call omits them. Otherwise, the operator halves the list until it
+    has isolated them.
+    """
     ec2 = Ec2([id for id in NODES if id not in (NODES[2], NODES[7])], names_unknown=names_unknown)
     operator = ec2.operator()
     assert known_to(operator, NODES, operation) == ec2.known

@@ -52,7 +52,7 @@ def test_every_budget_is_at_most_half_of_what_aws_publishes() -> None:
         "DescribeInstances": CallBudget(50, 10),
         "DescribeInstanceStatus": CallBudget(50, 10),
         "DescribeLaunchTemplateVersions": CallBudget(50, 10),
-        "DescribeInstanceTopology": CallBudget(2, 1),  # One call must be possible at all, so the burst is not halved.
+        "DescribeInstanceTopology": CallBudget(2, 1),  # AWS publishes a burst of 1. Half of it would allow no call.
     }
     for (service, operation), budget in BUDGETS.items():
         if service == "ec2":
@@ -185,7 +185,7 @@ def test_calls_beyond_the_budget_wait_and_then_fail_without_a_request() -> None:
         with pytest.raises(Throttled, match="this server's own budget"):
             operator.describe_instances([NODE])
         clock[0] = LONGEST_WAIT_SECONDS
-        operator.describe_instances([NODE])  # The refused call has used no answer.
+        operator.describe_instances([NODE])  # The stub still has a fourth answer: the refused call sent no request.
     assert waits == [5.0, LONGEST_WAIT_SECONDS, 5.0]
     assert samples(meter)["everstep_aws_delayed_total", "DescribeInstances"] == 4.0
 

@@ -67,7 +67,7 @@ def test_a_group_that_fits_has_no_drift() -> None:
 
 
 def test_a_sentence_names_some_of_many_members() -> None:
-    """The API refuses a reason of more than 4,096 characters."""
+    """A sentence names only some of many members, because the API refuses a reason of more than 4,096 characters."""
     many = tuple(replace(MEMBER, instance_id=NodeId(f"i-{n:017x}"), is_protected=False) for n in range(1000))
     (change,) = changes(replace(FITS, members=many))
     assert change.why.endswith(f", i-{19:017x} and 980 more.")
@@ -135,7 +135,7 @@ def test_each_difference_is_one_sentence_that_names_the_group(change: dict[str, 
     ],
 )
 def test_only_a_member_in_service_lacks_protection(state: str) -> None:
-    """AWS refuses SetInstanceProtection for members in other states."""
+    """Only a member in service must have protection, because AWS refuses SetInstanceProtection in other states."""
     assert drift(replace(FITS, members=(replace(MEMBER, is_protected=False, lifecycle_state=state),))) == ()
 
 

@@ -1,4 +1,4 @@
-"""A server that starts before its AWS credentials are there uses them once they are."""
+"""A server that starts without AWS credentials uses credentials as soon as they exist."""
 
 from __future__ import annotations
 

@@ -71,7 +71,10 @@ def test_of_more_than_64_keys_the_newest_are_kept() -> None:
 
 
 def test_breakdowns_of_points_that_another_server_changed_are_dropped() -> None:
-    """A server of the version before writes points, and leaves the column of breakdowns as it is."""
+    """Breakdowns are dropped if their points have changed since the breakdowns were stored.
+
+    A server of the previous version, for example, changes points and leaves the column of breakdowns as it is.
+    """
     data = encoded([broken_down({"i-1": 1.0, "i-2": 2.0})], POINTS)
     assert decoded(data, b"other points", 1) == (None,)
     assert decoded(data, POINTS, 2) == (None, None)

@@ -59,7 +59,10 @@ def manifest(generation: int, step: int, chain: list[tuple[int, int]], ranks: in
 def test_no_restore_of_one_backup_issues_a_number_of_another(
     issued: int, lives: list[tuple[int, int]], start: int
 ) -> None:
-    """Each life of the database ends with another restore of the same backup. Its jobs launch at most once a second."""
+    """If one backup is restored several times, the generations after each restore have numbers of their own.
+
+    Each entry of `lives` has the seconds and the launches until the next restore. A job launches at most once a second.
+    """
     now, used = float(start), set(range(1, issued + 1))
     for seconds, launches in lives:
         highest = issued_number(Generation(issued), first_number(now, newest_time=start))

@@ -50,7 +50,10 @@ def test_a_generation_has_the_nodes_that_it_needs_or_all_that_are_there(
 
 @pytest.mark.parametrize(("available", "heard", "count"), [(6, 6, 6), (6, 5, 6), (5, 5, 5), (4, 4, 4), (2, 2, 4)])
 def test_members_beyond_a_lowered_maximum_take_part(available: int, heard: int, count: int) -> None:
-    """A job of six nodes has a maximum of four now. Nodes beyond the maximum may hold the only copies of a shard."""
+    """After a user has lowered a job's maximum, the next generation still has all nodes that are available.
+
+    The job has six nodes and a maximum of four. The nodes beyond the maximum may hold the only copies of a shard.
+    """
     found = elastic.next_count(SPEC, record(member_count=6), available_count=available, heard_count=heard)
     assert found == count
 

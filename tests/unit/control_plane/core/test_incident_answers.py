@@ -162,7 +162,10 @@ def test_the_cause_of_a_failed_script_names_the_last_line_of_the_jobs_own_code(
 
 @pytest.mark.parametrize("step", [1, 7, 1200])
 def test_the_newest_step_of_the_account_is_the_last_lost_step(step: int) -> None:
-    """The failed rank can have ended before a step that an earlier launch had finished, and that is lost, too."""
+    """The lost steps include the newest step that any launch of the incident finished.
+
+    The failed rank of the last launch may have ended before this step.
+    """
     failed = replace(FAILED_ALONE, job_reason=SAME, kept_step=None, reached_step=Step(step))
     assert done(failed)[1:] == (f"No launch passed step {step:,}.", TRIED)
     assert failed.lost_steps == step
@@ -321,7 +324,10 @@ def test_done_about_growth_says_that_nodes_were_added_and_none_was_replaced() ->
 def test_details_say_that_restarts_of_earlier_incidents_are_not_in_the_figures(
     generation_after: int | None, is_said: bool
 ) -> None:
-    """The job failed after 3 restarts. Each restart of the incident is one launch after its first one."""
+    """The details mention earlier incidents only if some of the job's 3 restarts belong to earlier incidents.
+
+    Generation 1 is before the incident. If the last generation is 4, all 3 restarts belong to this incident.
+    """
     failed = replace(FAILED, job_reason=SAME, generation_before=1, generation_after=generation_after)
     assert ("The time and the cost of earlier restarts are in earlier incidents." in done(failed)) is is_said
 

@@ -1,4 +1,7 @@
-"""Values by node and by rank are stored beside a metric's points, and follow these through folds and repeated steps."""
+"""Values by node and by rank are stored together with a metric's points.
+
+When points are folded or replaced after a repeated step, their values by node and by rank are folded or replaced too.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +128,10 @@ def test_repeated_steps_have_the_series_of_the_repetition(stored: Database, leas
 
 
 def test_a_server_of_the_version_before_changes_points_without_their_series(stored: Database) -> None:
-    """The stale values are dropped. New values are stored beside the points of both servers."""
+    """A server of the previous version changes points, but not their values by node and rank.
+
+    The present server drops these outdated values. It stores new values for the points that it adds.
+    """
     store(stored, 0, 1)
     with stored.write() as session:
         row = session.scalars(select(MetricChunkRow).where(MetricChunkRow.name == GPU)).one()

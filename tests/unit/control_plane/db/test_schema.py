@@ -92,7 +92,10 @@ def test_a_server_starts_again_on_a_newer_schema_if_all_later_migrations_are_exp
 
 
 def test_a_row_about_another_schema_supports_nobody(empty, tmp_path):
-    """Alembic's own command line migrates without the rows. Rows of an earlier migration then say nothing."""
+    """Rows about supported versions are ignored if they describe another schema than the database has.
+
+    Alembic's own command line, for example, migrates a database without updating these rows.
+    """
     schema.migrate(empty, newer(tmp_path / "newer", "expand"))
     with empty.write() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
@@ -120,7 +123,10 @@ def parent_and_child(empty):
 
 
 def test_a_changed_table_keeps_the_rows_that_refer_to_it(parent_and_child):
-    """On SQLite, Alembic copies the table and drops the original."""
+    """A migration that changes a table keeps the rows of other tables that refer to it.
+
+    On SQLite, Alembic copies the table and drops the original, which could delete these rows.
+    """
     with parent_and_child.migrating() as connection:
         operations = Operations(MigrationContext.configure(connection))
         with operations.batch_alter_table("parent", recreate="auto") as batch:

@@ -93,7 +93,7 @@ async def test_messages_come_in_order_and_once(registry: AgentRegistry) -> None:
 
 
 class LaterCommand(Message, frozen=True):
-    """A command that minor version 2 adds."""
+    """A command that a later minor version of the protocol, version 2, adds."""
 
     since_minor = 2
 

@@ -78,7 +78,10 @@ async def test_a_queued_job_waits_for_the_end_of_the_pause(world: World) -> None
 
 @pytest.mark.parametrize("read", ["read_fleet", "read_job"])
 async def test_no_call_and_no_decision_of_a_pass_that_read_no_pause_leaves_after_it(world: World, read: str) -> None:
-    """The pause is stored after the pass has read the database. The transactions of the pass find it."""
+    """A pause that is stored after a pass has read the database still stops this pass.
+
+    The transactions of the pass find the pause, so the pass neither calls AWS nor stores a decision.
+    """
     await trains(world)
     calls = len(world.operator.calls)
     if read == "read_fleet":

@@ -179,7 +179,10 @@ class Killing:
 
     def __init__(self, cluster: Cluster, roles: Roles, state: str, dead: str, in_flight: int) -> None:
         self.are_together = in_flight == 1
-        """Whether step 5 was in upload when the upload of a second step in flight began."""
+        """True if the owner began the upload of step 6 before its upload of step 5 could end.
+
+        Always True if only one step is uploaded at a time.
+        """
         self.count = 0
         """Number of times that processes were killed."""
         self._lock = threading.Lock()

@@ -634,7 +634,7 @@ class World:
         self.left_faults: dict[NodeId, tuple[NodeFault, ...]] = {}
         self.before_pass: Callable[[], Awaitable[None]] | None = None
         self.refusal: CloudError | None = None
-        """AWS's answer to every call of the loops. None: AWS answers."""
+        """Error with which AWS refuses every call of the loops. None: AWS accepts the calls."""
         self.hangs = False
         """True if calls to S3 and AWS that one turn of the loops starts are still running when the next turn begins."""
         self.add_fleet(FLEET, GROUP, "us-east-1a", nodes=nodes, spares=spares, max_size=max_size)

@@ -35,7 +35,7 @@ class Stored:
     parts: tuple[TensorPart, ...] | None = None
     is_frozen: bool = False
     is_replicated: bool = False
-    """True if a replicated object holds the tensor. Its content is then equal on all ranks of the checkpoint."""
+    """True if the tensor is equal on all ranks, and a "replicated object" in S3 stores it once for all of them."""
 
 
 def payload_of(tensors: Sequence[Stored]) -> tuple[bytes, int]:
@@ -56,8 +56,8 @@ def object_of(
 ) -> tuple[bytes, ManifestShard, bytes, bytes]:
     """Return a shard's object, its entry in the manifest, its frozen object and its replicated object.
 
-    A frozen or replicated object is empty if it holds no tensor. The replicated object holds the tensors in
-    `replicated`.
+    The frozen object contains the frozen tensors. The replicated object contains the tensors whose names are in
+    `replicated`. Either is empty if it contains no tensor.
     """
     header = header_of(payload, index_offset, len(payload) - index_offset, rank=rank)
     packed = payload[index_offset:]
@@ -110,7 +110,7 @@ def store_payloads(folder: Path, payloads: Sequence[tuple[bytes, int]], replicat
     Args:
         folder: directory that replaces the bucket.
         payloads: payload and start of its index, for each rank.
-        replicated: names of the tensors that replicated objects hold.
+        replicated: names of the tensors that are equal on all ranks and are stored once.
     """
     shards: list[ManifestShard] = []
     frozen: dict[str, SharedObject] = {}

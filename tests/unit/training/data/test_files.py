@@ -181,7 +181,7 @@ class Ranks:
 def test_other_numbers_of_ranks_continue_with_the_next_batch(
     options: dict[str, Any], worlds: list[int], steps: int
 ) -> None:
-    """Ranks whose number changes read the batches of one rank, up to the end of the epoch."""
+    """Consecutive launches with different numbers of ranks read the same batches as one rank, until the epoch ends."""
     expected = [runs.plain(batch) for batch in DataStream("data", loader(**options), 1)]
     ranks, found = Ranks(worlds[0], **options), []
     for world_size in worlds:

@@ -61,7 +61,7 @@ def test_an_order_differs_by_each_option_that_changes_the_order_of_samples(order
 
 
 class Reversed(DistributedSampler[Any]):
-    """Has an order of its own."""
+    """A sampler that yields the samples in another order than its base class."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from reversed(list(super().__iter__()))

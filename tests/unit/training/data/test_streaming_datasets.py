@@ -1,4 +1,7 @@
-"""Tests streaming datasets of Hugging Face `datasets`: which of them are resumed by their state, and all exactly."""
+"""Tests streaming datasets of Hugging Face `datasets`. Every dataset resumes exactly.
+
+Some datasets resume from their own state. For the others, a resumed run replays the batches up to its position.
+"""
 
 from __future__ import annotations
 

@@ -207,7 +207,10 @@ async def test_an_agent_leaves_a_server_that_stands_still(tmp_path: Path, caplog
 
 
 async def test_each_connection_carries_a_list_of_shared_objects_once(tmp_path: Path) -> None:
-    """The server closes the first connection after two reports. The second connection carries the list again."""
+    """On each connection, only the first report that names a list of shared objects carries the list.
+
+    The server closes the first connection after two reports. The second connection carries the list again.
+    """
     lengths = asyncio.Queue[int]()
 
     async def speak(line: ServerConnection) -> None:
@@ -246,7 +249,7 @@ async def test_each_connection_carries_a_list_of_shared_objects_once(tmp_path: P
 
 
 class LaterAnswer(Message, frozen=True):
-    """An answer that minor version 2 adds."""
+    """A message to the control plane that a later minor version of the protocol, version 2, adds."""
 
     since_minor = 2
 

@@ -17,7 +17,7 @@ def tried(
 ) -> tuple[PacingTrial, int]:
     """Simulate iterations until the trial has a verdict. Return the trial and the number of iterations.
 
-    `late` contains the probability that a transfer is late in an unpaced iteration, and that in a paced iteration.
+    `late` contains two probabilities of a late transfer: in an unpaced iteration, and in a paced iteration.
     """
     rng, trial = random.Random(seed), PacingTrial()
     for step in range(100_000):

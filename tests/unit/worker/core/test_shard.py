@@ -100,8 +100,8 @@ def test_nothing_but_the_proposed_step_is_abandoned() -> None:
     base = Shard.begin(step(5), (A,)).hear(NONE, step(5))
     assert base.abandon(step(5), "") is base
     spoiled = Shard.adopt(step(5), (A,), committed=NONE, proposed=step(5), vote=Vote.NONE, sealed=frozenset())
-    # The owner has lost the slot of the generation's start step. It ignores the call, because no rank captures this
-    # step.
+    # Here the owner has lost the slot of the generation's start step. The shard ignores `abandon`, because no rank
+    # captures the start step.
     assert spoiled.abandon(step(5), "") is spoiled
 
 

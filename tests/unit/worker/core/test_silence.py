@@ -21,7 +21,7 @@ def after(
     is_occupied: bool = False,
     late: float = 0.0,
 ) -> HolderSilence:
-    """Return the silence after `count` more checks, each `late` seconds late."""
+    """Return the state of a silence after `count` further checks of it, each `late` seconds late."""
     for _ in range(count):
         silence = silence.looked(
             silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied

@@ -56,7 +56,7 @@ def test_a_late_announcement_takes_nothing_back() -> None:
 
 
 class TestLastSlots:
-    """Tests how many slots a node leaves to other shards when it creates a slot: it has strays and little memory."""
+    """Tests how many free slots a node with strays and little memory leaves to other shards when it creates a slot."""
 
     LOW, MIDDLE, HIGH = Rank(1), Rank(2), Rank(3)
 

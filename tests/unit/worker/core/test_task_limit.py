@@ -1,4 +1,4 @@
-"""The end of a rank whose script reached the limit of processes and threads is named as such."""
+"""If a rank ends because its script reached the limit of processes and threads, the agent names this limit as cause."""
 
 from __future__ import annotations
 

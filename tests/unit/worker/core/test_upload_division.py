@@ -23,7 +23,7 @@ def ranks(*offers: Sequence[Item]) -> dict[Rank, Sequence[Item]]:
 
 
 def contents(offers: dict[Rank, Sequence[Item]], divisions: dict[Rank, Division]) -> dict[Rank, dict[int, list[Item]]]:
-    """Return the items of each replicated object, as the division of each rank says."""
+    """Return the items of each S3 object for equal tensors, according to the division of each rank."""
     found: dict[Rank, dict[int, list[Item]]] = {}
     for rank, division in divisions.items():
         found[rank] = {}
@@ -65,7 +65,10 @@ def test_a_rank_with_more_bytes_of_its_own_writes_less() -> None:
 
 
 def test_only_ranks_that_hold_a_tensor_share_its_object() -> None:
-    """A sharded model has two shards, each of which two ranks hold, and one tensor that all four ranks hold."""
+    """Only ranks that hold a tensor write parts of the objects that contain it.
+
+    A sharded model has two shards, each of which two ranks hold, and one tensor that all four ranks hold.
+    """
     offers = ranks([item(0), item(1)], [item(0), item(2)], [item(0), item(1)], [item(0), item(2)])
     divisions = divide(offers, least_bytes=1)
     numbers = [division.objects for division in divisions.values()]

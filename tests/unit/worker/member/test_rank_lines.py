@@ -91,7 +91,7 @@ def announcement(committed: int, proposed: int) -> Announcement:
 
 
 class Place:
-    """Has the objects of an agent for one rank: slots, page, shard, and a connection that records messages."""
+    """The objects that an agent has for one rank: slots, page, shard, and a connection that records messages."""
 
     def __init__(
         self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK, peers: tuple[NodeId, ...] = ()

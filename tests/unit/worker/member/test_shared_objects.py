@@ -41,7 +41,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shard(number: int, *shared: int) -> Tensors:
-    """Return the tensors of a rank: one of its own, and equal ones with these numbers."""
+    """Return the tensors of a rank: its own tensor, and per number in `shared` a tensor that is equal on all ranks."""
     own, content = OWN_BYTES[number % len(OWN_BYTES)], SHARED_BYTES // 250
     return [
         ("own", "uint8", (own,), bytes([number + 1]) * own),
@@ -176,7 +176,7 @@ async def test_s3_refuses_one_part_once(made: Made) -> None:
 
 
 async def test_s3_refuses_all_parts_of_a_node(made: Made) -> None:
-    """The load of one node fails. The other node does not wait until its patience ends, because the node tells it."""
+    """The load of one node fails. It informs the other node, which therefore does not wait until its patience ends."""
     cluster = await made([shard(rank, 0) for rank in range(2)], 2)
 
     def fail() -> None:
@@ -227,7 +227,10 @@ async def test_a_cancelled_load_ends_its_sessions(made: Made) -> None:
 async def test_a_node_without_a_load_helps_with_parts_of_one_shard_only(
     made: Made, monkeypatch: pytest.MonkeyPatch, is_broken: bool
 ) -> None:
-    """Only the last parts of a shard have no bytes of the shared object. Node 2 helps with them."""
+    """Node 2, which loads nothing itself, helps only with parts of a shard that have no bytes of the shared object.
+
+    In the test, these are the last parts of each shard.
+    """
     cluster = await made([shard(rank, 0)[::-1] for rank in (1, 3)], 3)
     begun, calls, claim = threading.Event(), Counter[int](), HelpedLoad.claim
 

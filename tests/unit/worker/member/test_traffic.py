@@ -105,7 +105,7 @@ class Node:
     def transfers(self, seconds: float = 0.1, *, at_once: int = 1) -> None:
         """Send a million bytes in `seconds` seconds, often enough to measure the link.
 
-        With `at_once`, that many transfers share the link.
+        `at_once` is the number of transfers that share the link.
         """
         self.wire.bytes_per_second = 1_000_000 / seconds
         for _ in range(ENOUGH_TRANSFERS):

@@ -174,7 +174,7 @@ def not_permitted(*_: object) -> None:
 
 
 async def test_another_users_process_in_its_group_changes_no_answer(desk, monkeypatch) -> None:
-    """A command's group contains a process of another user, for example of `sudo`, and the agent is not root.
+    """A command's process group contains a process of another user, such as `sudo`, and the agent is not root.
 
     The command's answer does not change. The agent searches for the processes in a thread, because the search would
     block its event loop for milliseconds.

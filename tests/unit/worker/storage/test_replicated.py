@@ -94,7 +94,7 @@ class Ranks:
             node.store.close()
 
     def sent(self) -> list[str]:
-        """Return the names of the replicated objects uploaded since the last call."""
+        """Return the names of the objects for equal tensors that were uploaded since the last call."""
         sent, self.objects.sent = self.objects.sent, []
         return [key.removeprefix(FOLDER) for key in sent if key.startswith(FOLDER)]
 
@@ -219,7 +219,10 @@ async def test_a_rank_sends_the_objects_of_a_rank_that_stays_away(tmp_path: Path
 async def test_a_writer_that_is_killed_at_any_object_leaves_no_shard_that_names_a_missing_object(
     tmp_path: Path, killed_at: int
 ) -> None:
-    """Rank 1 fails before its replicated object or before its own one. Rank 0's shard never names a missing object."""
+    """Rank 1 fails before it uploads its object for equal tensors, or before its shard's own object.
+
+    The shard of rank 0 never names an object that is missing in S3.
+    """
     ranks = await Ranks.of(tmp_path, BASES, BASES)
     held = asyncio.create_task(ranks.agree(0, ranks.look(0).items))
     ranks.objects.error, ranks.objects.error_at = StoreDenied("killed"), killed_at

@@ -310,9 +310,9 @@ def test_of_a_file_three_parts_are_held_at_most(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_part_that_fails_ends_the_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second part fails while the parts beside it are uploaded.
+    """If a part fails, the upload starts no further part, waits for the running parts, and fails with the first error.
 
-    The parts that are under way complete, and the waiting fifth part never starts.
+    In the test, the second of four simultaneous parts fails first. The fifth part waits and never starts.
     """
     client, together, is_waiting, has_waited = (
         FakeS3(),

@@ -173,8 +173,8 @@ async def test_a_difference_between_ranks_is_kept(tmp_path: Path) -> None:
 async def test_tensors_that_change_in_spite_of_their_declaration_go_into_the_shard(tmp_path: Path) -> None:
     """A tensor that was declared frozen but changes at each step is uploaded in the shard.
 
-    Averaged weights, which need no gradient, are an example. If the tensor is the same in two uploads in turn, it is
-    uploaded as frozen again.
+    Averaged weights, which need no gradient, are an example. If the tensor is the same in two consecutive uploads, it
+    is uploaded as frozen again.
     """
     objects, node = Recorder(), Node.of(tmp_path / "node")
     await node.upload(objects, 1)

@@ -97,7 +97,7 @@ def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
     assert memory_facts(proc, tmp_path / "cgroup").available_bytes == 400, "what is not known is not given back"
     (group / "memory.stat").write_text(stat)
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 90_400, 102_400)
-    # the agent reads the two files at different times, and one of them may have changed between
+    # the agent reads the two files one after the other, so the group may seem to use less memory than its file pages
     (group / files[2]).write_text("50000\n")
     assert memory_facts(proc, tmp_path / "cgroup") == MemoryFacts(102_400, 102_400, 102_400)
 
