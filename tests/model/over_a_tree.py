@@ -224,7 +224,7 @@ class TreeModel(Generic[W]):
                 if above in live:
                     yield from self._over_a_line(world, seat, above)
 
-    # -- relays
+    # -- state of the relays, the nodes of the tree
 
     def _with(self, world: TreeWorld[W], after: W) -> TreeWorld[W]:
         """Return the tree's state after an event of the underlying model.
@@ -269,7 +269,7 @@ class TreeModel(Generic[W]):
             else Announced(world.term, world.sequence, self.model.word(world.world))
         )
 
-    # -- moves
+    # -- events in which messages travel over the tree
 
     def _at_the_root(self, world: TreeWorld[W]) -> Iterator[tuple[Event, TreeWorld[W]]]:
         """Yield the moves in which the coordinator's own rank reports to it and receives its announcements."""

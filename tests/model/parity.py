@@ -336,7 +336,7 @@ class Model:
             spoiled=frozenset(),
         )
 
-    # -- reading the state
+    # -- what the nodes of a state contain
 
     def group_of(self, size: int, seat: int) -> tuple[int, ...]:
         """Return the group of a seat in a generation of `size` nodes. Empty for an unused seat."""
@@ -391,7 +391,7 @@ class Model:
         """Return the newest started generation and its ancestors, each with the newest step that counts as its own."""
         return _path(world.lineage, world.generation)
 
-    # -- events
+    # -- all events
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
         """Yield every possible event with the state after it."""
@@ -492,7 +492,7 @@ class Model:
     def _own(world: World, rank: int, pair: Pair) -> World:
         return world._replace(own=put(world.own, rank, pair))
 
-    # -- contributions
+    # -- events: contributions of a rank's shard to the shares of other members
 
     def _line_moves(self, world: World, rank: int, holder: int) -> Iterator[tuple[Event, World]]:
         line, shard = world.lines[rank][holder], world.shards[rank]
@@ -644,7 +644,7 @@ class Model:
         world = self._line(world, rank, holder, Line(Phase.IDLE))
         return self._apply(world, rank, world.shards[rank].acknowledge(NodeId(f"{holder}"), step))
 
-    # -- failures
+    # -- events: losses of nodes, memory faults and restarts of agents
 
     def _failures(self, world: World) -> Iterator[tuple[Event, World]]:
         if world.faults >= self.shape.faults:
@@ -767,7 +767,7 @@ class Model:
             restore=Restore(dead, (None,) * self.shape.nodes, quiet),
         )
 
-    # -- a new generation
+    # -- events: promises, the plan and the loads of a new generation
 
     def _restore_moves(self, world: World, restore: Restore) -> Iterator[tuple[Event, World]]:
         live = [seat for seat in range(world.size) if seat not in restore.dead]
@@ -918,7 +918,7 @@ class Model:
         beyond = world._replace(refused=world.refused | {(rank, base.origin, base.step)})
         return self._lost(self._uncovered(beyond), frozenset())
 
-    # -- invariants
+    # -- invariants of every state
 
     def check(self, world: World) -> None:
         """Check that the newest commit survives every loss of at most one node per group.
@@ -1040,7 +1040,7 @@ def steady(nodes: int, group: int, *, committed: int = 2, seed: int = 1) -> Worl
     return driver.world
 
 
-# -- planted bugs
+# -- bugs that the tests plant into the rules
 
 
 class AppliesTwice(ParityShare):

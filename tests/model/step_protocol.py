@@ -149,7 +149,7 @@ class Model:
         self.seat_of = shape.seat_of
         self.ranks_of = shape.ranks_of
 
-    # -- first states
+    # -- the first state of a job and of each generation
 
     def first(self) -> World:
         """Return the start of the first generation: no snapshot exists, and the script builds step 0."""
@@ -234,7 +234,7 @@ class Model:
     def _peers(self, rank: int) -> tuple[NodeId, ...]:
         return tuple(NodeId(f"{seat}") for seat in self.holders[rank][1:])
 
-    # -- reading the state
+    # -- what the agents and nodes of a state contain
 
     def content(self, world: World, step: int) -> Content:
         """Return the generation and step by which slots name `step` in the running generation."""
@@ -300,7 +300,7 @@ class Model:
         """Return the oldest step of a rank's shard that the owner is uploading, or -1."""
         return next(iter(Model.pins(world, rank)), Step(NONE))
 
-    # -- events
+    # -- all events
 
     def moves(self, world: World) -> Iterator[tuple[Event, World]]:
         """Yield every possible event with the state after it."""
@@ -321,7 +321,7 @@ class Model:
         else:
             yield from self._restore_moves(world, world.restore)
 
-    # -- reports and announcements
+    # -- events: reports to the coordinator, its announcements, and uploads
 
     def _line(self, world: World, seat: int) -> Iterator[tuple[Event, World]]:
         coordinator, ranks = world.coordinator, self.ranks_of(seat)
@@ -535,7 +535,7 @@ class Model:
     def _has_at(self, world: World, rank: int, seat: int, step: int) -> bool:
         return self.has(world, rank, self.holders[rank].index(seat), self.content(world, step))
 
-    # -- the rank and its agent
+    # -- events: granted slots, captures and boundaries of a rank
 
     def _grant(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         """Grant a slot for the proposed step, as `RankSlots._grant` does.
@@ -748,7 +748,7 @@ class Model:
             return world if self.is_fine else self._heard(world, rank)
         return world
 
-    # -- replica streams
+    # -- events: streams of replicas from owners to holders
 
     def _stream_moves(self, world: World, rank: int, holder: int) -> Iterator[tuple[Event, World]]:
         stream, seat = world.streams[rank][holder], self.holders[rank][holder]
@@ -866,7 +866,7 @@ class Model:
             world = self._slot(world, rank, holder, stream.slot, EMPTY)
         return self._stream(world, rank, holder, NO_STREAM)
 
-    # -- failures
+    # -- events: losses of nodes, crashes, memory faults and restarts of agents
 
     def _failures(self, world: World) -> Iterator[tuple[Event, World]]:
         if world.faults >= self.shape.faults:
@@ -1020,7 +1020,7 @@ class Model:
             restore=Restore(dead, (None,) * self.shape.nodes, quiet),
         )
 
-    # -- a new generation
+    # -- events: promises, the plan and the loads of a new generation
 
     def _restore_moves(self, world: World, restore: Restore) -> Iterator[tuple[Event, World]]:
         live = [seat for seat in self.seats if seat not in restore.dead]
@@ -1194,7 +1194,7 @@ class Model:
         owed = tuple(frozenset(row) for row in self.holders)
         return self._lost(world._replace(refused=refused, best=0, owed=owed, restore=restore), frozenset())
 
-    # -- invariants
+    # -- invariants of every state
 
     def check(self, world: World) -> None:
         """Check that no allowed loss of nodes destroys the newest commit.

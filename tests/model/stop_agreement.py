@@ -216,7 +216,7 @@ class Model:
                 return world
             world = stepped
 
-    # -- events of the connection to the coordinator
+    # -- events of the connections between agents and coordinator
 
     def _line(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
         agent = world.agents[rank]
@@ -439,7 +439,7 @@ class Model:
             return process._replace(mode=Mode.STOPPED)
         return process._replace(mode=Mode.WAITING) if decision.must_wait else process
 
-    # -- external events
+    # -- events outside of ranks and agents: requests, restarts, uploads and timeouts
 
     def _around(self, world: World) -> Iterator[tuple[Event, World]]:
         core = world.coordinator
@@ -479,7 +479,7 @@ class Model:
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 
-    # -- invariants
+    # -- invariants of every state
 
     def check(self, world: World) -> None:
         """Check where the ranks stop, and that the last step is committed and uploaded.

@@ -101,7 +101,7 @@ def test_what_a_node_between_remembers_is_no_answer_to_a_restarted_coordinator()
         until_proposed_again(bugged, without_seat=2)
 
 
-# -- the agreed stop
+# -- tests of the agreed stop over a tree of agents
 
 
 @pytest.mark.parametrize(("ranks", "arity"), [(3, 1), (4, 2)])

@@ -238,7 +238,7 @@ class Simulation:
     def now(self) -> datetime:
         return datetime.fromtimestamp(self.seconds, UTC)
 
-    # Clocks
+    # Methods that read and set the clocks
 
     def started_clock(self) -> SteadyClock:
         """Return the clock of a control plane that starts now."""
@@ -267,7 +267,7 @@ class Simulation:
     def serves(self, node_id: NodeId) -> bool:
         return node_id in self.agents and node_id not in self.cut | self.unplugged
 
-    # Time
+    # Methods that advance the simulated time
 
     def step(self, seconds: float = 1.0) -> None:
         self.advance(seconds)
@@ -571,7 +571,7 @@ class Simulation:
         elif node_id in self.agents and node_id not in self.cut:
             self.agents[node_id].handle(message)
 
-    # Invariants
+    # Methods that check invariants after each pass
 
     def check_plan(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
         assert plan.generation > max(job.plans, default=0)
@@ -766,7 +766,7 @@ class Simulation:
                 holders = [job for job in self.jobs if job.spec.run == agent.run]
                 assert holders
 
-    # Events
+    # Events that a test can trigger
 
     def team(self, job: SimulatedJob) -> list[Agent]:
         """Return the agents of the job's newest generation, or an empty list if one of them is dead or does not work

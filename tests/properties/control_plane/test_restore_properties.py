@@ -165,7 +165,7 @@ class Story:
             )
             self.checkpoints.append(CheckpointRecord(generation=newest, step=step, bucket="b", shards=shards))
 
-    # -- invariants
+    # -- invariants of every restore
 
     def complete_steps(self) -> set[int]:
         """Return all complete steps in the job's present history, by brute force.

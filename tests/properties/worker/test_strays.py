@@ -281,7 +281,7 @@ class Relaunch:
             node.strays = self.rules.of(self.plan, member.node_id).loaded()
             node.slots = dict.fromkeys((before & node.strays.placed) | set(member.ranks), self.slot_count)
 
-    # -- events
+    # -- events of the relaunch
 
     def has_base(self, rank: Rank, holder: NodeId) -> bool:
         return self.base in self.nodes[holder].steps.get(rank, ())
@@ -336,7 +336,7 @@ class Relaunch:
         if not set(self.missing) - self.out_of_view:
             self.committed = self.base
 
-    # -- invariants
+    # -- invariants after every event
 
     def best_without(self, lost: NodeId) -> Step:
         """Return the newest step that the nodes other than `lost` have completely.

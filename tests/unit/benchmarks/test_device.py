@@ -85,7 +85,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "BATCH", 4)
 
 
-# -- measurements
+# -- tests of measurements
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 3 * 10**6, 8 * GIB])
@@ -198,7 +198,7 @@ def test_waiting_for_registration_ends_when_the_last_piece_is_there() -> None:
     assert not waiter.is_alive()
 
 
-# -- verdicts
+# -- tests of verdicts
 
 
 def captured(

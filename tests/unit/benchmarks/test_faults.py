@@ -73,7 +73,7 @@ def observed(before: float = 0.2, during: float = 0.2, after: float = 0.2, *, lo
     )
 
 
-# -- trace files of ranks
+# -- tests of the trace files of ranks
 
 
 def test_a_line_that_is_being_written_is_left_out() -> None:
@@ -96,7 +96,7 @@ def test_commits_are_counted_where_a_rank_heard_of_them() -> None:
     assert commits_ratio(late, Span(0.0, 4.0)) == 0.75
 
 
-# -- verdicts
+# -- tests of verdicts
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_every_case_is_named_once() -> None:
     assert any(case.is_from_the_start for case in CASES)
 
 
-# -- the page
+# -- tests of the page
 
 
 def run_of(*cases: Observed) -> report.Run:

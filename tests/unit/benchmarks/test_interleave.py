@@ -73,7 +73,7 @@ def recorded(seconds: dict[Scheme, float] = SECONDS, *, late: int = 0, left_out:
     return evaluate(case, [rank], [agent, other])
 
 
-# -- order of the schemes
+# -- tests of the order in which the schemes run
 
 
 def test_every_scheme_has_a_turn_in_every_round_and_all_ranks_agree_on_it() -> None:
@@ -106,7 +106,7 @@ def test_a_case_settles_under_everstep_before_anything_is_measured() -> None:
     assert crowded.settle_iterations >= 5 * ENOUGH
 
 
-# -- the budget
+# -- tests of the interval between snapshots that the budget chooses
 
 
 class Fleet:
@@ -206,7 +206,7 @@ def test_a_case_reaches_the_nodes_as_it_is(tmp_path: Path) -> None:
         assert read_case(tmp_path / "case.json") == case
 
 
-# -- statistics
+# -- tests of statistics
 
 
 def test_slowdowns_are_against_the_same_round() -> None:
@@ -242,7 +242,7 @@ def test_drift_that_both_sides_share_falls_out_and_noise_widens_the_interval() -
     assert interval(noisy) == (low, high)
 
 
-# -- verdicts
+# -- tests of verdicts
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_scheduling_has_to_beat_uniform_pacing_clearly() -> None:
     assert not beats_uniform(recorded(SECONDS | {Scheme.UNIFORM: 1.0}))
 
 
-# -- report
+# -- tests of the report
 
 
 def test_the_report_says_what_was_measured_and_claims_nothing_else(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_every_case_can_be_reported_alone(case: Case) -> None:
     assert ("uniform pacing" in text.partition("## The schemes")[2]) is (Scheme.UNIFORM in case.schemes)
 
 
-# -- the network
+# -- tests of the benchmark's network
 
 
 def test_a_network_is_taken_away_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:

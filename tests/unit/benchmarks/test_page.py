@@ -75,7 +75,7 @@ PAGE = Page(name="x", command="make bench-x", run=Timed, values=lambda run: {"li
 RUN = Timed(machine=MACHINE, is_quick=False, seconds=61.7, milliseconds=1.5)
 
 
-# -- stored results
+# -- tests of stored results
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -125,7 +125,7 @@ def test_every_benchmark_has_a_template_and_a_page() -> None:
     assert sorted(path.stem for path in TEMPLATES.iterdir()) == sorted(page.name for page in PAGES) == sorted(RUNS)
 
 
-# -- templates
+# -- tests of page templates
 
 
 def test_a_block_without_a_text_is_left_out() -> None:
@@ -175,7 +175,7 @@ def test_a_machine_is_described_with_the_chosen_packages() -> None:
     assert MACHINE.load == "0.96, 0.20, 0.34"
 
 
-# -- tables
+# -- tests of tables
 
 
 def test_a_table_has_the_columns_that_have_entries() -> None:

@@ -95,7 +95,7 @@ async def test_what_is_sent_in_one_go_is_counted_one_by_one() -> None:
         theirs.close()
 
 
-# -- placement
+# -- tests of the placement's measurement
 
 
 def test_placement_is_timed_call_by_call_and_says_what_the_product_says() -> None:
@@ -114,7 +114,7 @@ def test_everything_that_is_known_is_met() -> None:
     assert replace(known[0], found=0.9334).falls_short
 
 
-# -- the page
+# -- tests of the benchmark's page
 
 
 def test_the_slowest_call_of_the_most_nodes_is_judged() -> None:

@@ -976,7 +976,7 @@ def test_a_list_that_is_cut_short_says_how_to_go_on(run):
     assert "--starting-token more" in err
 
 
-# Waiting
+# Tests of commands that wait for a job
 
 
 class Clock:

@@ -157,7 +157,7 @@ def test_logs_can_be_queried_line_by_line(run):
     assert out == "0\tloss 1\n" * 2
 
 
-# Commands that wait
+# Tests of commands that wait
 
 
 class Waiter:
@@ -272,7 +272,7 @@ def test_waiting_is_translated_for_other_programs_too():
             raise WaiterError(name="FleetReady", reason=reason, last_response={})
 
 
-# Shell completion
+# Tests of shell completion
 
 
 COMPLETE = """

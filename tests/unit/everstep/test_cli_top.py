@@ -157,7 +157,7 @@ def test_where_nobody_watches_it_is_shown_once_and_programs_get_json(run) -> Non
     assert json.loads(out)["TrainingJobSummaries"][0]["TrainingJobName"] == "gpt"
 
 
-# The stream
+# Tests of the event stream
 
 
 def test_frames_are_whole_and_in_order() -> None:

@@ -176,7 +176,7 @@ def test_a_quota_that_suffices_is_fine() -> None:
     assert not is_wrong(judge(replace(GOOD, aws=replace(AWS, quota=replace(QUOTA, limit=768.0)))))
 
 
-# Collecting facts
+# Tests of collecting facts
 
 
 class Answers:

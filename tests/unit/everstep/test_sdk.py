@@ -161,7 +161,7 @@ def test_a_source_comes_one_way_or_the_other(arguments):
         everstep.client(URL, "t").upload_source(**arguments)
 
 
-# Messages for people
+# Tests of error messages
 
 
 @pytest.mark.parametrize(

@@ -544,7 +544,7 @@ def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytes
     assert current == [3]
 
 
-# -- small and non-contiguous tensors
+# -- tests of small and non-contiguous tensors
 
 
 def one_slot(

@@ -48,7 +48,7 @@ def keys(service, job, step):
     return [info.reference.key.rpartition("/")[2] for info in service.objects.list(folder)]
 
 
-# Requests
+# Tests of requested checkpoints
 
 
 def wanted(service):
@@ -122,7 +122,7 @@ def test_a_strategy_that_commits_only_checkpoints_makes_one_of_a_later_step(serv
     assert client.create_checkpoint(**GPT)["Status"] == "Complete"
 
 
-# Verification
+# Tests of the verification of stored checkpoints
 
 
 @pytest.fixture
@@ -326,7 +326,7 @@ def test_a_frozen_object_does_not_hide_a_damaged_replicated_object_of_the_same_n
             verify_shard(service.objects, where, manifest.shards[0], lambda: False, known)
 
 
-# Pinning and deletion
+# Tests of pinned and deleted checkpoints
 
 
 @pytest.mark.covers(

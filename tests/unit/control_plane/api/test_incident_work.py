@@ -31,7 +31,7 @@ def told(client, kind: str) -> list[str]:
     return [event["Message"] for event in client.list_events()["Events"] if event["Type"] == kind]
 
 
-# The owner
+# Tests of the owner of an incident
 
 
 @pytest.mark.covers("UpdateIncident.IncidentId", "UpdateIncident.Owner")
@@ -53,7 +53,7 @@ def test_an_owner_is_set_changed_and_removed_and_each_change_is_an_event(client,
         service.client(service.token(Role.SUBMITTER, "other")).update_incident(IncidentId="inc-1", Owner="eve")
 
 
-# Notes
+# Tests of notes about incidents and jobs
 
 
 @pytest.mark.covers("CreateIncidentNote.IncidentId", "CreateIncidentNote.Text", "CreateIncidentNote.ClientRequestToken")
@@ -125,7 +125,7 @@ def test_an_incident_and_a_job_have_at_most_a_hundred_notes_each(client, job):
     assert len(client.describe_incident(IncidentId="inc-1")["Notes"]) == MAX_NOTES
 
 
-# Similar incidents
+# Tests of similar incidents
 
 
 def incident(job: Job, name: str, number: int, *, cause: str = "instance_terminated", instance: str = "i-5") -> None:
@@ -158,7 +158,7 @@ def test_similar_incidents_share_cause_and_project_and_the_instance_comes_first(
         stranger.list_similar_incidents(IncidentId="inc-1")
 
 
-# The account and the post-mortem
+# Tests of an incident's account and of its post-mortem
 
 
 def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, service):

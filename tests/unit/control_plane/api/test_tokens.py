@@ -134,7 +134,7 @@ def test_the_doctor_asks_who_calls_and_what_time_it_is(service, monkeypatch) -> 
     assert doctor_facts.service_facts().is_refused
 
 
-# Responses that never end
+# Tests of responses that never end
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ async def test_what_ends_an_answer_for_another_reason_is_passed_on() -> None:
         await answering
 
 
-# The lowest role that may call each operation
+# Tests of the lowest role that may call each operation
 
 
 def test_every_operation_has_a_least_role_and_what_needs_none_is_known() -> None:

@@ -40,7 +40,7 @@ def fleet(**changes):
     return NewFleet(**{**values, **changes})
 
 
-# Protection
+# Tests of stored protection
 
 
 def shard(*holders: tuple[str, bool], step: int = 5) -> ShardRecord:
@@ -96,7 +96,7 @@ def test_an_owner_that_moves_is_a_change(database, job, lease):
         assert protection.record(session, lease, [shard(("i-2", True), ("i-1", True))], NOW) == 2
 
 
-# Checkpoints
+# Tests of stored checkpoints
 
 
 def checkpoint(step: int, manifest: bytes | None = None) -> SavedCheckpoint:
@@ -126,7 +126,7 @@ def test_a_complete_checkpoint_stays_as_it_is(database, job, lease):
     assert (newest.step, newest.manifest) == (10, b"first")
 
 
-# Incidents
+# Tests of stored incidents
 
 
 def incident(**changes) -> NewIncident:
@@ -231,7 +231,7 @@ def test_incidents_are_paged_in_the_order_they_were_opened(database, job, lease)
         assert incidents.page(session, incidents.IncidentFilter(project="another"), after=None, limit=2) == ()
 
 
-# Intents
+# Tests of intents: calls to AWS that are stored before they are sent
 
 
 def test_an_intent_is_written_before_and_finished_after(database, lease):
@@ -251,7 +251,7 @@ def test_an_intent_is_written_before_and_finished_after(database, lease):
     assert (spent.attempt_count, spent.outcome) == (2, "gone")
 
 
-# Writes under a lease
+# Tests of writes that need a lease
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_nothing_is_written_under_a_stale_lease(database, lease, write):
         write(session, stale(lease))
 
 
-# Fleets and nodes
+# Tests of stored fleets and nodes
 
 
 def test_a_group_belongs_to_one_fleet(database):
@@ -360,7 +360,7 @@ def test_instances_that_never_joined_count_from_the_newest_one_that_did(database
         assert nodes.failed_join_count(session, "other") == 0
 
 
-# Tokens
+# Tests of stored tokens
 
 
 def test_a_token_is_stored_as_its_digest_alone(database):

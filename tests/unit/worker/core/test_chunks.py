@@ -220,7 +220,7 @@ def test_defect_4_the_last_profiled_span_is_taken_for_endless() -> None:
     assert sum(size for _, size in theirs) == sum(size for _, size in ours) == 500
 
 
-# -- properties
+# -- properties that hold for any spans and chunks
 
 lengths_lists = st.lists(st.floats(0.0, 3.0, allow_nan=False), max_size=6)
 
@@ -298,7 +298,7 @@ def test_chunk_by_chunk_the_pacer_finds_what_partition_plans(lengths: list[float
     assert sum(math.floor(each - 1e-9) for each in fits) <= found <= sum(math.floor(each + 1e-9) for each in fits)
 
 
-# -- small functions
+# -- tests of helper functions
 
 
 def test_an_opening_is_in_a_window_or_not_at_all() -> None:

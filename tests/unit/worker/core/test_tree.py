@@ -27,7 +27,7 @@ def all_voted(count: int, **fields: object) -> list[NodeReport]:
     return [report(node, sequence=2, vote=Vote.ACKED, **fields) for node in range(count)]
 
 
-# -- parents and children
+# -- tests of the parent and the children of each node
 
 
 def test_up_to_seventeen_nodes_everybody_dials_the_coordinator() -> None:
@@ -57,7 +57,7 @@ def test_ten_thousand_nodes_are_four_lines_from_the_coordinator_at_most() -> Non
     assert len(tree(10_000).ancestors(NodeId("i-9999"))) == 4
 
 
-# -- reports
+# -- tests of the newest reports that a node stores
 
 
 def test_of_each_node_the_newest_report_counts_whatever_comes_last() -> None:
@@ -84,7 +84,7 @@ def test_only_what_is_not_told_yet_is_told() -> None:
     assert told.begin_term(2).take(report(1, term=2)).since(told) == (report(1, term=2),)
 
 
-# -- urgent reports
+# -- tests of urgent reports, which a node forwards at once
 
 
 MEMBERS = frozenset(NodeId(f"i-{i}") for i in range(3))
@@ -161,7 +161,7 @@ def test_a_node_that_was_not_heard_before_presses() -> None:
     assert TOLD.take(report(7)).is_pressing(TOLD, MEMBERS)
 
 
-# -- messages
+# -- tests of the division of reports into messages
 
 
 def test_no_message_is_too_long_however_many_ranks_complain() -> None:

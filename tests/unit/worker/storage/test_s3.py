@@ -166,7 +166,7 @@ class Forgetful(FakeS3):
         return self.found
 
 
-# -- puts
+# -- tests of puts: uploads of one object
 
 
 def test_an_upload_that_was_completed_before_its_answer_was_lost_is_there() -> None:
@@ -420,7 +420,7 @@ def test_another_length_is_refused_when_parts_are_under_way(off: int) -> None:
     assert (client.aborted_count, client.completed) == (1, [])
 
 
-# -- reads
+# -- tests of reads: downloads of parts of one object
 
 
 @pytest.mark.parametrize("size", [1, PART])
