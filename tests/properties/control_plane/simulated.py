@@ -1,4 +1,4 @@
-"""A simulation of two jobs on one fleet, without loops, database or cloud.
+"""Simulates two jobs on one fleet, without loops, database or cloud.
 
 Both `decide` functions are real. The simulated agents follow the protocol, and tests can trigger any fault. Plain
 values replace the database. Messages reach the agents directly, or are lost. The simulated time, `seconds`, never

@@ -1,4 +1,4 @@
-"""Invariants of a fleet and its jobs under any sequence of events.
+"""Tests invariants of a fleet and its jobs under any sequence of events.
 
 Generation numbers grow, no node works for two jobs, plans are sound, and training resumes once no more faults occur.
 The simulation asserts these invariants at every pass. This file generates the events.

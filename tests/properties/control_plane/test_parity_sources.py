@@ -1,4 +1,4 @@
-"""The choice of the step from which a job with parity resumes, for any shards and shares on the remaining nodes.
+"""Tests the choice of the step from which a job with parity resumes, for any shards and shares on the remaining nodes.
 
 Each slot is drawn independently: intact, missing (late, lost or emptied by a restarted agent), or of another capture of
 the step (stale). A reference computes by brute force which shards exist or follow from the others.

@@ -1,4 +1,4 @@
-"""The choice of the step from which a generation starts, in random histories of a job whose number of ranks changes.
+"""Tests from which step a generation starts, in random histories of a job whose number of ranks changes.
 
 Every generation captures a few steps on its nodes, and some nodes are lost. The next generation has another number of
 ranks. A reference computes by brute force which steps are complete.

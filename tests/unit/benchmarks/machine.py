@@ -1,4 +1,4 @@
-"""Measurements that describe an idle machine, for the tests of the benchmarks."""
+"""Provides measurements that describe an idle machine, for the tests of the benchmarks."""
 
 from benchmarks.machine import Machine
 

@@ -1,4 +1,4 @@
-"""Checks of a benchmark before it starts, and its exit when it cannot run."""
+"""Tests the checks that a benchmark makes before it starts, and its exit code if it cannot run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of the data plane: values, verdicts and its page from samples, and the loop that takes the samples."""
+"""Tests the benchmark of the data plane: values, verdicts and page from samples, and the loop that takes samples."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The benchmark of a device.
+"""Tests the benchmark of a device, such as a GPU.
 
-Here, the measurements run on a fake device that executes each operation as late as possible.
+The measurements run on a fake device that executes each operation as late as possible.
 """
 
 from __future__ import annotations

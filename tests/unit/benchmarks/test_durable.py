@@ -1,4 +1,4 @@
-"""The benchmark of bulk transfers: its limits and its page."""
+"""Tests the benchmark of bulk transfers: its limits and its page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pure functions of the fault benchmark: the steps in each part of a case, the verdicts, the page and the picture.
+"""Tests functions of the fault benchmark: the steps in each part of a case, the verdicts, the page and the picture.
 
 A case has three parts: before, during and after a fault.
 """

@@ -1,4 +1,4 @@
-"""The benchmark of integrations: its limits and its page."""
+"""Tests the benchmark of integrations: its limits and its page."""
 
 from __future__ import annotations
 

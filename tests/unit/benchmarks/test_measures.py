@@ -1,4 +1,4 @@
-"""Statistics of the benchmarks: medians, spreads, lower bounds that move during a run, and pairs of launches."""
+"""Tests statistics of the benchmarks: medians, spreads, lower bounds that change during a run, pairs of launches."""
 
 from __future__ import annotations
 

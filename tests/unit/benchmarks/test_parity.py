@@ -1,4 +1,4 @@
-"""The benchmark of parity: its limits, its page, and a group of small shards."""
+"""Tests the benchmark of parity: its limits, its page, and its measurement of a group with small shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of many nodes: the calls that it times, the values that it reports, and its page."""
+"""Tests the benchmark of many nodes: the calls that it times, the values that it reports, and its page."""
 
 from __future__ import annotations
 

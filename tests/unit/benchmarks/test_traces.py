@@ -1,4 +1,4 @@
-"""Traces of two ranks of a job: rank 0 is killed in generation 1 after step 4, and training resumes from step 3."""
+"""Tests traces of two ranks. Rank 0 is killed in generation 1 after step 4, and training resumes from step 3."""
 
 from __future__ import annotations
 

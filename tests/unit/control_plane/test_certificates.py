@@ -1,4 +1,4 @@
-"""The control plane's certificates for agents: one authority per fleet and installation, the same on every server."""
+"""Tests the control plane's certificates for agents. Each fleet has one authority, the same on every server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`everstep doctor --bucket`: what S3 answers about a bucket, and what follows for Everstep."""
+"""Tests `everstep doctor --bucket`: the findings about a bucket that follow from S3's answers."""
 
 from __future__ import annotations
 

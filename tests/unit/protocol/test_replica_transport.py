@@ -55,7 +55,10 @@ def test_the_agent_logs_that_replicas_use_tcp(
 
 
 def test_a_device_that_nixl_cannot_use_leaves_tcp(caplog: pytest.LogCaptureFixture) -> None:
-    """The named device does not exist. NIXL finds no usable device, or its package is not installed."""
+    """Replicas use TCP if NIXL cannot use the network device.
+
+    The device that the test names does not exist. NIXL finds no usable device, or its package is not installed.
+    """
     if rdma_devices():
         pytest.skip("this machine has an RDMA device")
     opened = open_transport("auto", devices=("rdmap0s6",))

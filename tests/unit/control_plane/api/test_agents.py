@@ -1,4 +1,4 @@
-"""The connection of agents to the control plane. The tests send messages to the real route, as an agent does."""
+"""Tests the connection of agents to the control plane. The tests send messages to the real route, as an agent does."""
 
 from __future__ import annotations
 

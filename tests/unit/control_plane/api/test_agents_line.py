@@ -1,4 +1,4 @@
-"""An agent's own client, connected to the real route of the control plane.
+"""Tests an agent's own client against the real route of the control plane.
 
 The client exchanges a join token for a session token, which the next agent of the same node uses.
 """

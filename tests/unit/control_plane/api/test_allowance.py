@@ -1,4 +1,4 @@
-"""Which AWS resources, sources and priorities a project's submitters may name in a request.
+"""Tests which AWS resources, sources and priorities a project's submitters may name in a request.
 
 A submitter may name only AWS resources that an administrator has granted to the project.
 """

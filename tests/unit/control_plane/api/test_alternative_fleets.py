@@ -1,4 +1,4 @@
-"""Jobs with alternative fleets: the checks of a request, and the fields of its response."""
+"""Tests jobs that name several fleets: the checks of the request, and the fields of the response."""
 
 from __future__ import annotations
 

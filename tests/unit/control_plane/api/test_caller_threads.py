@@ -1,4 +1,4 @@
-"""Requests that wait for S3 use threads of their own.
+"""Requests that wait for S3 use threads that no other work uses.
 
 The loops, the agents' connections and sign-in use other threads, so that slow reads and uploads never delay them.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints that a person requests, and the loop that verifies stored checkpoints."""
+"""Tests checkpoints that a person requests, and the loop that verifies stored checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that users run beside ranks, over HTTP: permissions, target nodes, history and repeated requests."""
+"""Tests commands that users run beside ranks, over HTTP: permissions, target nodes, history and repeated requests."""
 
 from __future__ import annotations
 

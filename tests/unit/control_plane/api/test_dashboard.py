@@ -1,4 +1,4 @@
-"""The dashboard's server: pages and files, requests for other paths, and a checkout without a built dashboard."""
+"""Tests the dashboard's server: pages and files, requests for other paths, and a checkout without a built dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event stream over HTTP.
+"""Tests the event stream over HTTP.
 
 A follower receives every event of its project once, and no event of another project.
 """

@@ -1,4 +1,4 @@
-"""Fields of requests whose effect no other test checks."""
+"""Tests the effect of those fields of requests that no other test covers."""
 
 from __future__ import annotations
 

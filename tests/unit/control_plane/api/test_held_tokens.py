@@ -1,4 +1,4 @@
-"""The service reads a token from the database once.
+"""The service reads a token from the database once and then keeps it in memory.
 
 It reads the token again only after some process has written to it.
 """

@@ -1,4 +1,4 @@
-"""Filters and orders of ListTrainingJobs.
+"""Tests the filters and sort orders of ListTrainingJobs.
 
 `tests/unit/control_plane/db/test_job_lists.py` tests the queries.
 """

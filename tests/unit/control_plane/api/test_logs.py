@@ -1,4 +1,4 @@
-"""The printed lines of ranks over HTTP with boto3: in pages, and as a followed log."""
+"""Tests how boto3 reads the printed lines of ranks over HTTP: in pages, and as a followed log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared answers of AWS about joining agents, also when all agents of a large fleet join after a restart."""
+"""Agents that join at the same time share answers of AWS, even if all agents of a large fleet join after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics that scripts log, as the API returns them."""
+"""Tests how the API returns the metrics that scripts log."""
 
 from __future__ import annotations
 
@@ -250,7 +250,10 @@ def merged(held: Columns, answer: dict[str, Any]) -> Columns:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_of_a_random_history_add_up_to_what_a_full_response_contains(service, client, log, seed) -> None:
-    """Histories grow, are downsampled, and fall back to earlier steps after recoveries."""
+    """A client that applies all changes has the same points as a client that reads the full response.
+
+    In the test, histories grow, are downsampled, and continue from earlier steps after recoveries.
+    """
     rng = random.Random(seed)
     run = client.describe_training_job(TrainingJobName="gpt")["RunId"]
     numbers = iter(range(10**6))

@@ -1,4 +1,4 @@
-"""The pattern for names of jobs and fleets.
+"""Tests the pattern for names of jobs and fleets.
 
 Names become parts of paths, tags and S3 keys. No other check rejects characters that are unsafe there.
 """

@@ -1,4 +1,4 @@
-"""Requests of people about nodes, fleets and jobs.
+"""Tests requests of people about nodes, fleets and jobs.
 
 For example, a person returns a node that Everstep has kept out of use, or declares silent nodes as ended.
 """

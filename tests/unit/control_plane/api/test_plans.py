@@ -1,4 +1,4 @@
-"""The plan that a dry run of CreateTrainingJob returns."""
+"""Tests the plan that a dry run of CreateTrainingJob returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics that Prometheus scrapes."""
+"""Tests the metrics of a server that Prometheus scrapes."""
 
 from __future__ import annotations
 

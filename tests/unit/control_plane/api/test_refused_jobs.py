@@ -1,4 +1,4 @@
-"""Requests for jobs that cannot run.
+"""The service refuses requests for jobs that cannot run.
 
 All tests use one service, because a refused request stores no data.
 """

@@ -1,4 +1,4 @@
-"""GetReport: sums over a time range, trends, and the boundaries of projects."""
+"""Tests GetReport: the sums over a time range, trends, and that no project sees figures of another project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rolls over the API: start, pause, pace and stop. The fleet loop's part is in `tests/golden/incidents/roll.txt`."""
+"""Tests how people start, pause, pace and stop a roll over the API.
+
+`tests/golden/incidents/roll.txt` shows the decisions of the fleet loop during a roll.
+"""
 
 from __future__ import annotations
 

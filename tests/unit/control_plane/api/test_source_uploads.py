@@ -1,4 +1,4 @@
-"""Uploads of sources directly to S3.
+"""Tests uploads of sources directly to S3.
 
 An object store signs the addresses for the uploads. Its HTTP server fails in the ways that a test chooses.
 """

@@ -1,4 +1,4 @@
-"""Rules for every operation.
+"""Tests rules that hold for every operation of the API.
 
 The service verifies the token before it reads the body, and each response has the security headers.
 """

@@ -1,4 +1,4 @@
-"""AWS events in their documented form, with the values that a test needs."""
+"""Makes AWS events in their documented form, with the values that a test needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget per API, and the metrics of calls to AWS."""
+"""Tests the budget of calls for each API of AWS, and the metrics of these calls."""
 
 from __future__ import annotations
 

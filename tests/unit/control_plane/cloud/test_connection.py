@@ -1,4 +1,4 @@
-"""The connection to AWS: errors become Everstep's error classes, and calls stay within AWS's limits."""
+"""Tests the connection to AWS: errors become Everstep's error classes, and calls stay within AWS's limits."""
 
 from __future__ import annotations
 

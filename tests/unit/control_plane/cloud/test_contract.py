@@ -1,4 +1,7 @@
-"""The settings that Everstep requires of an Auto Scaling group. One sentence describes each difference from them."""
+"""Tests the settings that Everstep requires of an Auto Scaling group.
+
+One sentence describes each setting of a group that differs from the required one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The region of a server on AWS: where the server finds it, and what it says if no source names one."""
+"""Tests where a server on AWS finds its region, and its error message if no source names a region."""
 
 from __future__ import annotations
 

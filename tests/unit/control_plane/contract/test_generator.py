@@ -1,4 +1,4 @@
-"""The contract generator on small documents: the output of each construct.
+"""Tests the output of the contract generator for each construct, on small documents.
 
 The generator raises an error for every construct that it does not support.
 """

@@ -1,4 +1,4 @@
-"""The rule for instances that EC2's answers omit."""
+"""Tests when an instance that EC2's answers omit counts as ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values by node or rank: what is stored, what joined points keep, and how bytes of any age decode."""
+"""Tests values by node or rank: which are stored, which remain when points are joined, and how old bytes decode."""
 
 from __future__ import annotations
 

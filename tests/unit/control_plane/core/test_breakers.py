@@ -1,4 +1,4 @@
-"""The rules that stop endless restarts of a job.
+"""Tests the rules that stop endless restarts of a job.
 
 After repeated equal failures, the next launch changes one thing, such as the node. If the failure persists, the job
 ends.

@@ -92,7 +92,11 @@ def test_event_ids_continue_above_the_ids_of_every_earlier_life() -> None:
 
 
 def test_the_manifests_show_the_generations_and_checkpoints_that_the_backup_lacks() -> None:
-    """The backup has generations 1 and 2. Generation 3 made no checkpoint, and generation 4 made two."""
+    """The manifests in S3 give back the generations and checkpoints that were made after the backup.
+
+    The backup has generations 1 and 2. Generation 3 made no checkpoint, and generation 4 made two, of which one is
+    deleted.
+    """
     chain = [(4, 30), (3, 20), (2, 10), (1, 0)]
     found = reconcile(
         [manifest(2, 20, chain[2:]), manifest(4, 40, chain), manifest(4, 50, chain)],
@@ -120,7 +124,7 @@ def test_the_backups_own_generations_stay_as_they_are() -> None:
 def test_with_the_manifests_the_history_is_the_one_that_the_backup_misses(
     launches: list[tuple[int, bool]], backup_at: int
 ) -> None:
-    """If the newest generation made a checkpoint, the restored history has the steps of the real history."""
+    """If the newest generation made a checkpoint, the restored history has the same generations as the real history."""
     step, lineage, manifests = 0, [], []
     for number, (steps, has_checkpoint) in enumerate(launches, 1):
         lineage.append(

@@ -390,7 +390,10 @@ def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_tha
 def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is_given_up(
     place: int, root: int
 ) -> None:
-    """The node at `place` is cut off from the others. The node at `root` is the coordinator, to which all report."""
+    """Only the node that is cut off counts as lost, although it and the other nodes report each other as silent.
+
+    The node at `place` is cut off. The node at `root` is the coordinator, to which all nodes report.
+    """
     ids = [NodeId(f"i-{number}") for number in range(4)]
     cut, coordinator = ids[place], ids[root]
     status = RoundStatus(committed=Step(9), proposed=Step(10), boundary=Step(10), committed_at_seconds=0.0)

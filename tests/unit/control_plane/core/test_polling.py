@@ -1,4 +1,4 @@
-"""How often the control plane polls AWS."""
+"""Tests how often the control plane polls AWS."""
 
 from __future__ import annotations
 

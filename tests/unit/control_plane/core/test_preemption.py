@@ -80,7 +80,10 @@ def test_a_preemptible_job_grows_back_only_after_the_job_of_higher_priority() ->
 
 @pytest.mark.parametrize(("members", "count"), [(0, 4), (2, 3), (3, 3), (5, 5), (6, 5)])
 def test_a_changed_limit_applies_to_the_next_generation(members: int, count: int) -> None:
-    """A running generation may violate limits that a user has changed since the generation started."""
+    """Limits that a user changes apply only from the next generation on.
+
+    The running generation may have fewer or more nodes than the new limits allow.
+    """
     changed = job("gpt", 4, least_node_count=3, most_node_count=5, member_count=members)
     assert changed.needed_count(NOW) == count
 

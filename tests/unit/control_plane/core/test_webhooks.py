@@ -1,4 +1,4 @@
-"""Which receivers webhooks reach, and how their messages are signed."""
+"""Tests which receivers a webhook may have, and how its messages are signed."""
 
 from __future__ import annotations
 

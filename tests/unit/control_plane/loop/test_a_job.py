@@ -416,7 +416,10 @@ async def test_a_recovery_is_dated_by_what_ranks_say_and_not_by_when_it_is_heard
 async def test_a_recovery_that_a_failure_ended_during_an_absence_does_not_overlap_the_next_incident(
     world: World,
 ) -> None:
-    """A rank fails right after a recovery, while no control plane runs. No rank reports the times of its steps."""
+    """If a rank fails right after a recovery while no control plane runs, the recovery's incident ends at this failure.
+
+    The two incidents do not overlap. In the test, no rank reports the times of its steps.
+    """
     world.submit()
     await world.running()
     await world.train(5)

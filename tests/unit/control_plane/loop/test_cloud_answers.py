@@ -1,4 +1,4 @@
-"""The translation of AWS's answers about a fleet into the input of the core."""
+"""Tests the translation of AWS's answers about a fleet into the input of the core."""
 
 from __future__ import annotations
 

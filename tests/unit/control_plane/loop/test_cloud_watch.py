@@ -226,7 +226,10 @@ async def test_one_answer_that_omits_an_instance_is_no_evidence_even_with_a_sile
 async def test_members_that_started_before_the_fleet_was_created_are_protected_when_they_enter_service(
     world: World,
 ) -> None:
-    """AWS refuses to protect a member that is Pending, and such a member enters service without protection."""
+    """The control plane protects members from scale-in as soon as they enter service.
+
+    AWS refuses to protect a member that is Pending, and such a member enters service without protection.
+    """
     world.operator.change_group(GROUP, lambda group: replace(group, new_instances_protected=False))
     world.submit()
     await world.until(lambda: len(world.operator.describe_group(GROUP).members) == 5)

@@ -1,4 +1,4 @@
-"""Commands that users run on a node beside its ranks.
+"""Tests commands that users run on a node beside its ranks.
 
 The control plane sends each command once, returns its answer to all waiting callers, and limits the number of commands.
 """

@@ -1,4 +1,4 @@
-"""The control plane declares a node lost in time.
+"""The control plane declares a node lost within its time limit.
 
 If it keeps the node for inspection, it stores the evidence in S3.
 """

@@ -1,4 +1,4 @@
-"""`everstep checkpoints describe` and `export`: their requests, and what they print."""
+"""Tests the requests and the output of `everstep checkpoints describe` and `everstep checkpoints export`."""
 
 from __future__ import annotations
 

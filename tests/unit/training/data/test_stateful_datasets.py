@@ -115,7 +115,10 @@ def test_a_loader_of_torchdata_is_resumed_like_one_of_torch(kind: Any, workers: 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("own", [False, True])
 def test_workers_of_different_length_continue_in_their_order(own: bool) -> None:
-    """Workers have 7, 3 and 2 batches. The cuts lie before and after the end of each worker."""
+    """A resumed run reads the batches in the same order, even if some workers have no batch left.
+
+    The workers have 7, 3 and 2 batches. The runs are interrupted before and after the end of each worker.
+    """
 
     def make() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(5) if own else None

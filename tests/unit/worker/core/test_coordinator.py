@@ -242,7 +242,7 @@ def test_while_a_slot_is_pinned_and_the_other_holds_c_nothing_is_proposed(slot_c
 
 
 class TestFinalStepDuringAnUpload:
-    """The final step, 60, is proposed while both slots are in use.
+    """Tests the final round if the final step, 60, is proposed while both slots are in use.
 
     One slot has step 1, which is being uploaded, and the other has the committed step 2.
     """
@@ -280,7 +280,7 @@ class TestFinalStepDuringAnUpload:
 
 
 class TestFinalStepDuringAnExport:
-    """The final step is proposed while an export uses one of the two slots.
+    """Tests proposals, checkpoints and the final round while an export uses one of the two slots.
 
     The export holds step 1, and the other slot has the committed step 2.
     """

@@ -1,4 +1,4 @@
-"""The newest logged values of a node's ranks, as the agent reports them."""
+"""Tests the newest logged values of a node's ranks, as the agent reports them."""
 
 from __future__ import annotations
 

@@ -98,7 +98,10 @@ async def test_each_shared_byte_is_read_by_one_node(made: Made, node_count: int)
 
 
 async def test_only_nodes_that_use_an_object_read_it(made: Made) -> None:
-    """Nodes 0 and 1 share an object, nodes 2 and 3 share another, and node 4 loads nothing from S3."""
+    """Each pair of nodes reads its shared object once, and no other node reads a part of it.
+
+    Nodes 0 and 1 share an object, nodes 2 and 3 share another object, and node 4 loads nothing from S3.
+    """
     cluster = await made([shard(0, 0), shard(1, 0), shard(2, 1), shard(3, 1)], 5)
     await cluster.load()
     assert set(reads(cluster).values()) == {1}
@@ -109,7 +112,10 @@ async def test_only_nodes_that_use_an_object_read_it(made: Made) -> None:
 
 
 async def test_a_node_whose_other_rank_uses_the_object_supplies_it(made: Made) -> None:
-    """Rank 0 shares an object with rank 1 of its node, and with node 1. Rank 3 shares nothing."""
+    """Both nodes together read an object once, although one rank of node 1 does not use the object.
+
+    Ranks 0 and 1 on node 0 and rank 2 on node 1 share the object. Rank 3 on node 1 shares nothing.
+    """
     cluster = await made([shard(0, 0), shard(1, 0), shard(2, 0), shard(3)], 2, ranks_per_node=2)
     await cluster.load()
     assert set(reads(cluster).values()) == {1}

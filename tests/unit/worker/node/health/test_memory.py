@@ -103,7 +103,10 @@ def test_files_that_a_cgroup_has_read_are_given_back_when_memory_is_needed(
 
 
 def test_the_lowest_limit_of_a_cgroup_and_its_parents_counts(proc: Path, tmp_path: Path) -> None:
-    """The ranks' slice has the limit, and the shim runs in a scope below the slice."""
+    """The agent reports the lowest memory limit among the shim's cgroup and the parents of this cgroup.
+
+    In the test, the shim's own scope has no limit, and the slice above it has one.
+    """
     (proc / "77").mkdir()
     (proc / "77" / "cgroup").write_text("0::/ranks.slice/shim.scope\n")
     scope = tmp_path / "cgroup" / "ranks.slice" / "shim.scope"
