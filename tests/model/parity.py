@@ -112,12 +112,12 @@ class ShareSlot(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The step from which a new generation starts, and the contents that each node keeps or rebuilds."""
+    """The step from which a new generation starts, and the shards and shares that each node keeps or rebuilds."""
 
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
-    """Contents that each node must not discard, in the order of ranks: of its own shard, and of its share."""
+    """By rank: generation and step of each slot that its node must keep, for its own shard and for its share."""
     rebuilt: tuple[Contribution | None, ...]
     """For each rank that made the start step: its shard if it must be rebuilt, None if a node has the shard.
 
@@ -164,7 +164,7 @@ class World(NamedTuple):
     size: int
     """Number of nodes of the running generation. Seats from this number on are unused."""
     earlier: tuple[Contribution | None, ...]
-    """After a relayout: for each rank of the base, its shard if it must be rebuilt. Empty otherwise."""
+    """After a relayout: for each rank that made the base, its shard if it must be rebuilt. Empty otherwise."""
     loading: frozenset[int]
     """Seats whose rank is still loading the shards of the base after a relayout."""
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
@@ -359,12 +359,12 @@ class Model:
 
     @staticmethod
     def has(world: World, rank: int, content: Content) -> bool:
-        """Return whether a node has a sealed slot with its own rank's shard of `content`."""
+        """Return whether a node has a sealed slot with its own rank's shard at the generation and step of `content`."""
         return slots.find_sealed(world.own[rank], content) is not None
 
     @staticmethod
     def share(world: World, holder: int, content: Content) -> ShareSlot | None:
-        """Return a node's sealed share of `content`, or None."""
+        """Return a node's sealed share at the generation and step of `content`, or None."""
         return next(
             (each for each in world.shares[holder] if each.view == SlotView(SlotState.SEALED, content)),
             None,
@@ -378,7 +378,7 @@ class Model:
         return restore.plan is None and seat not in restore.dead | restore.quiet
 
     def keeps(self, world: World, seat: int, *, told: int = NONE, is_share: bool = False) -> frozenset[Content]:
-        """Return the contents that a node must not overwrite, according to its agent's own state."""
+        """Return generation and step of each slot that a node must keep, according to its agent's own state."""
         committed = max(told, world.shards[seat].committed)
         is_loading = seat in world.loading and not is_share
         is_base = world.base and (is_loading or not world.earlier)
@@ -981,7 +981,7 @@ class Model:
 
 
 def contribution(rank: int, content: Content) -> Contribution:
-    """Return the contribution that a rank's shard makes to a share. Equal contents have equal digests."""
+    """Return the contribution of a rank's shard to a share. The same rank, generation and step give the same digest."""
     return Contribution(
         rank=Rank(rank),
         payload_bytes=1,
@@ -1128,7 +1128,10 @@ def rebuild_without_shares(
 def _sorted(
     listed: Iterable[tuple[NodeId, SlotRecord]],
 ) -> tuple[list[tuple[rebuilding.Content, SlotRecord]], Mapping[rebuilding.Content, set[Rank]]]:
-    """Sort listed slots: return all shares, each with its content, and for each content the owners of its shards."""
+    """Sort listed slots into shares and shards.
+
+    Return each share with its generation and step, and the owners of the shards by generation and step.
+    """
     shares: list[tuple[rebuilding.Content, SlotRecord]] = []
     owners: defaultdict[rebuilding.Content, set[Rank]] = defaultdict(set)
     for _, slot in listed:

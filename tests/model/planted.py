@@ -122,7 +122,7 @@ def recycle_oldest(slots: Sequence[SlotView], keep: Collection[Content]) -> int 
 
 
 def overwrite_pinned(slots: Sequence[SlotView], keep: Collection[Content]) -> int | None:
-    """Planted bug: overwrite a slot that an upload still reads, if the slot's content need not be kept."""
+    """Planted bug: overwrite a slot that an upload still reads, if its step need not be kept."""
     return writable([replace(slot, is_pinned=False) for slot in slots], keep)
 
 
@@ -144,7 +144,7 @@ class MarksAlways(Coordinator):
 def keep_base_only(committed: Content | None, planned: Collection[Content], base: Content | None) -> frozenset[Content]:
     """Planted bug: keep only the generation's start step and the committed step.
 
-    The plan lists more contents to keep.
+    The plan lists further steps to keep.
     """
     return kept(committed, frozenset(), base)
 

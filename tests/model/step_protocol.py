@@ -241,7 +241,7 @@ class Model:
         return Content(Generation(world.origin if step == world.base and step else world.generation), Step(step))
 
     def has(self, world: World, rank: int, holder: int, content: Content) -> bool:
-        """Return whether a holder has a sealed slot with `content`."""
+        """Return whether a holder has a sealed slot of a rank's shard at the generation and step of `content`."""
         return slots.find_sealed(world.slots[rank][holder], content) is not None
 
     def acts(self, world: World, seat: int) -> bool:
@@ -253,7 +253,7 @@ class Model:
         return seat not in world.restore.quiet or not self.rules.has_promises
 
     def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
-        """Return the contents of a shard that the agent in `seat` must not overwrite.
+        """Return generation and step of each slot of a shard that the agent in `seat` must not overwrite.
 
         The agent uses only the facts that it has itself.
         """
@@ -921,7 +921,7 @@ class Model:
                     yield ("spoil", rank, seat, index), self._restarted(spoiled, seat)
 
     def _is_voted(self, world: World, rank: int, content: Content) -> bool:
-        """Return whether a rank has already voted for this content. A vote cannot be withdrawn."""
+        """Return whether a shard's owner has already voted for this generation and step. A vote cannot be withdrawn."""
         shard = world.shards[rank]
         return shard.vote is Vote.ACKED and content == self.content(world, shard.proposed)
 

@@ -82,12 +82,12 @@ class Stream(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The step from which a new generation starts, and the contents that its nodes keep."""
+    """The step from which a new generation starts, and the slots that its nodes keep."""
 
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], ...], ...]
-    """By seat and rank: contents of the rank's shard that the node must not discard."""
+    """By seat and rank: generation and step of each slot of the rank's shard that the node must keep."""
 
 
 class Restore(NamedTuple):
@@ -96,7 +96,7 @@ class Restore(NamedTuple):
     dead: frozenset[int]
     """Seats whose lost node has no replacement yet."""
     inventories: tuple[tuple[tuple[int, Content], ...] | None, ...]
-    """By the node's number: the sealed slots that the node listed with its promise, as pairs of rank and content.
+    """By the node's number: rank, generation and step of each sealed slot that the node listed with its promise.
 
     None until the node promises the newest generation.
     """
@@ -155,7 +155,7 @@ class World(NamedTuple):
     dropped: frozenset[tuple[int, int]]
     """Each (rank, seat) whose node the rank's owner no longer counts as a holder."""
     spoiled: frozenset[tuple[int, int, Content]]
-    """Each (rank, seat, content) that a node acknowledged and then lost, while the owner counts the acknowledgement.
+    """Each (rank, seat, generation and step) that a node acknowledged and then lost, while the owner still counts it.
 
     The owner learns of the loss at the next connection.
     """
@@ -226,5 +226,5 @@ def empty_pair(count: int = 2) -> Pair:
 
 
 def on_path(path: Path, content: Content | None) -> bool:
-    """Return whether the newest started generation descends from the generation and step that made a content."""
+    """Return whether the generation and step of `content` are in the history of the newest started generation."""
     return content is not None and content.step <= path.get(content.origin, NONE)

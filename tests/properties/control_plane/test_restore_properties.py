@@ -92,7 +92,7 @@ class Story:
         return restore
 
     def kept(self, node: NodeId, rank: int) -> set[tuple[Generation, Step]]:
-        """Return the contents of a shard that a node must keep: the committed step.
+        """Return generation and step of each slot of a shard that a node must keep: the committed step.
 
         Before the first commit, the node must keep all steps up to the start step.
         """

@@ -62,7 +62,7 @@ class Node:
     refused_at: dict[Rank, float] = field(default_factory=dict)
     """Time at which the node first refused a slot, by the rank that still waits for the slot."""
     pinned: set[tuple[Rank, Step]] = field(default_factory=set)
-    """Contents of strays that an upload or another node reads."""
+    """Rank and step of each stray that an upload or another node reads."""
 
     @property
     def used(self) -> int:
@@ -93,7 +93,7 @@ class Node:
 
     @property
     def leaving(self) -> list[tuple[Rank, Step]]:
-        """The contents of strays that may be dropped, oldest first."""
+        """Rank and step of each stray that may be dropped, in the order of steps."""
         return [
             (rank, step)
             for step in (COMMITTED, NEWEST)
@@ -324,7 +324,7 @@ class Relaunch:
 
     @staticmethod
     def pin(node: Node) -> None:
-        """Begin to read the lowest content that the node may drop."""
+        """Begin to read the first of the strays that the node may drop."""
         node.pinned.update(node.leaving[:1])
 
     def pass_deadline(self) -> None:

@@ -212,7 +212,7 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
 
 
 class Other(EverstepCallback):
-    """Another callback with a state key of its own. Lightning itself refuses two callbacks of one key."""
+    """A subclass of Everstep's callback with a state key of its own. Lightning refuses two callbacks with one key."""
 
 
 def test_another_number_of_batches_is_refused() -> None:

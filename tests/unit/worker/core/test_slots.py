@@ -1,4 +1,4 @@
-"""Tests which slots may be overwritten, and which contents must be kept."""
+"""Tests which slots may be overwritten, and which steps must be kept."""
 
 from __future__ import annotations
 
