@@ -910,8 +910,8 @@ class Model:
                         continue
                     is_voted = self._is_voted(world, rank, view.content)
                     if is_voted and world.stood[rank] - self._spoilt_at(world, rank, view.content.step) == {seat}:
-                        # The owner voted because this node alone counted as a holder. Its fault would be the loss of
-                        # the last copy, which the model excludes.
+                        # The owner voted, and this node alone counted as a holder. A fault of its slot would lose the
+                        # last copy, which the model excludes.
                         continue
                     spoiled = self._slot(world, rank, holder, index, EMPTY)
                     if holder or is_voted:

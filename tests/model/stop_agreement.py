@@ -77,7 +77,7 @@ class Process(NamedTuple):
     settled: int = NONE
     echo: tuple[int, int] = (NONE, 0)
     outcome: tuple[int, bool] | None = None
-    """The message (step, captured) in transit to the agent."""
+    """The message (step, captured) that is in transit from the rank to its agent."""
     is_late: bool = False
 
     @property
@@ -114,9 +114,9 @@ class Agent(NamedTuple):
     cancelled: int = NONE
     """The newest step whose upload was cancelled so that the final step could be uploaded."""
     down: Word | None = None
-    """An announcement in transit."""
+    """The announcement that is in transit to this agent."""
     up: RankRound | None = None
-    """A report in transit."""
+    """The report that is in transit from this agent to the coordinator."""
 
 
 class World(NamedTuple):

@@ -236,8 +236,8 @@ def test_a_peer_must_be_within_a_quarter_of_what_is_known_of_it(value: float, ve
 
 
 def test_what_is_known_of_a_peer_scales_with_its_floors() -> None:
-    # With the slower network, the lower bound grows: a local copy and two transfers took 60 + 460, and now take 60 +
-    # 980.
+    # With the slower network, the lower bound grows: a local copy and two transfers took 60 + 2 × 230 ms per GiB, and
+    # now take 60 + 2 × 490 ms.
     slower = {**FLOORS, "one_way": floor(490.0, 490.0, 490.0)}
     assert peer_figure(of("lm-resiliency", {"commit": [1800.0]}, floors=slower), "commit").verdict is Verdict.NONE
     assert (

@@ -14,7 +14,10 @@ from everstep.sdk import Conveniences
 
 
 class Client(Conveniences):
-    """Records its calls and takes its answers from a table. It raises an answer that is an exception."""
+    """A fake client that records its calls and takes its answers from a table.
+
+    If an answer is an exception, the client raises it.
+    """
 
     def __init__(self, answers: dict) -> None:
         self.answers = answers

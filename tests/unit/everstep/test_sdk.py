@@ -25,7 +25,7 @@ GONE = EndpointConnectionError(endpoint_url=URL)
 
 
 class Wire:
-    """A fake transport that returns answers from a list. It raises an answer that is an exception."""
+    """A fake transport that returns answers from a list. If an answer is an exception, the transport raises it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: object) -> None:
         self.answers = list(answers)

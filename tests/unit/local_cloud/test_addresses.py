@@ -15,7 +15,7 @@ from infra.local_cloud.errors import StartFailed
 
 
 class Same(random.Random):
-    """A random generator that always proposes the same blocks of addresses in turn."""
+    """A random generator that always proposes the same blocks of addresses in the same order."""
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -18,7 +18,7 @@ from everstep.training import SessionMisuse
 
 
 class FakeSession:
-    """Records calls. The session stops at step `stop_at`."""
+    """A fake session that records calls and stops at step `stop_at`."""
 
     def __init__(self, calls: list[str], logged: dict[str, float], restored: int, stop_at: int) -> None:
         self.calls, self.logged, self.step, self.stop_at, self.restored = calls, logged, restored, stop_at, restored
@@ -64,7 +64,7 @@ KINDS = ("pp_enabled", "cp_enabled", "ep_enabled", "dp_replicate_enabled")
 
 
 class FakeTrainer:
-    """Has torchtitan's loop, and the attributes that a manager reads."""
+    """A fake trainer with torchtitan's loop and the attributes that a manager reads."""
 
     def __init__(self, calls: list[str], *, steps: int = 3, used: Sequence[str] = (), **options: Any) -> None:
         training = SimpleNamespace(steps=steps, enable_cpu_offload="enable_cpu_offload" in used)

@@ -38,7 +38,7 @@ def fake_accelerator(**attributes: Any) -> SimpleNamespace:
 
 
 class FakeTrainer(Trainer):
-    """Has the attributes of a trainer that `attach` reads, but no model."""
+    """A fake trainer with the attributes that `attach` reads, but without a model."""
 
     def __init__(self, accelerator: Any = None, **options: Any) -> None:
         self.args = SimpleNamespace(**{"n_gpu": 1, "device": "cpu", **options})
@@ -57,14 +57,14 @@ class FakeTrainer(Trainer):
 
 
 class OtherLoop(FakeTrainer):
-    """Replaces a part of the trainer's loop."""
+    """A trainer whose class replaces a part of the training loop."""
 
     def _run_epoch(self, *_: Any, **__: Any) -> None:
         """Train in another way."""
 
 
 class Generates(FakeTrainer):
-    """Trains several steps on samples that it has generated, as TRL's GRPOTrainer does."""
+    """A trainer that trains several steps on samples that it has generated, as TRL's GRPOTrainer does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -119,7 +119,7 @@ def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(ser
     job = make(MaxCount=1)
     job.checkpoint(10)
     job.launch(2, base=10)
-    job.checkpoint(30)  # Generation 1 stored this step after the step from which generation 2 resumed.
+    job.checkpoint(30)  # Generation 1 made this step after step 10, from which generation 2 resumed.
     collect(service)
     assert steps(client) == [30, 10]
 

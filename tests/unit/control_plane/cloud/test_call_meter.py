@@ -62,7 +62,7 @@ def test_every_budget_is_at_most_half_of_what_aws_publishes() -> None:
 
 @pytest.mark.parametrize("service", ["autoscaling", "ec2"])
 def test_the_budgets_of_a_family_together_are_within_the_bucket_that_the_local_cloud_assumes(service: str) -> None:
-    """Auto Scaling keeps half of its shared bucket for changes and for other tools of the account."""
+    """The budgets leave half of Auto Scaling's shared bucket for changes and for other tools of the account."""
     totals: dict[str, tuple[Rate, float, float]] = {}
     for (each, operation), budget in BUDGETS.items():
         if each == service and (found := family_of(each, operation, ["InstanceIds"])):

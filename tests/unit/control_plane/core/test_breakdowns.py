@@ -95,7 +95,7 @@ def test_any_bytes_decode_to_one_entry_per_point(data: bytes, count: int) -> Non
 
 
 def test_the_layout_does_not_change() -> None:
-    """A stored chunk has these bytes, and every later version reads them."""
+    """A stored chunk has exactly these bytes, because every later version must be able to read it."""
     data = encoded([broken_down({"0": 1.5, "1": -2.0}), None], POINTS)
     stored = "010200030000006369d6fd300a310000c03f000000c00000c07f0000c07f"
     assert data == bytes.fromhex(stored)

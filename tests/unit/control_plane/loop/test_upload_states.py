@@ -160,13 +160,13 @@ def expected_step(state: str, dead: str) -> int:
     if dead in COMPLETES_LATER or names.index(state) > names.index("manifest put, not recorded"):
         return SECOND
     if dead == S3_SERVER:
-        # The agents give an upload up after several attempts. The control plane retries as long as they report.
+        # Agents stop after several failed attempts. The control plane retries as long as agents report the shards.
         return FIRST if names.index(state) < names.index(REPORTED) else SECOND
     if state.startswith("manifest"):
         # A new control plane writes the manifest again, but only if agents still report the shards.
         return FIRST if dead == "everything" else SECOND
     if state == REPORTED and dead == "owner":
-        return SECOND  # The control plane still has the report of the dead node.
+        return SECOND  # The control plane received the report of the dead node before.
     return FIRST
 
 

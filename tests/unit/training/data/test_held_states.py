@@ -19,7 +19,7 @@ from tests.unit.training.data.runs import check, check_each_step
 
 
 class Counter:
-    """Counts its calls, and has this count as its state."""
+    """An object that counts its calls and has this count as its state."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,7 +32,7 @@ class Counter:
 
 
 class Counting(Counter, Dataset[int]):
-    """Adds to each item the number of items that were read before."""
+    """A dataset whose items contain the number of items read so far."""
 
     def __len__(self) -> int:
         return 5
@@ -43,7 +43,7 @@ class Counting(Counter, Dataset[int]):
 
 
 class OfEpoch(Counting):
-    """Begins the count of each epoch anew."""
+    """A dataset whose count begins at another number in each epoch."""
 
     def set_epoch(self, epoch: int) -> None:
         self.count = 1000 * epoch
@@ -188,7 +188,7 @@ def test_samplers_of_torchdata_and_modules_are_accepted() -> None:
 
 
 class DrawsByHelper(Dataset[int]):
-    """Draws from a generator of the module, in a function that its method calls."""
+    """A dataset whose method calls a function that draws from a generator of the module."""
 
     def __len__(self) -> int:
         return 5

@@ -561,7 +561,7 @@ class TestEnd:
 
 def test_steps_are_proposed_as_far_apart_as_the_budget_wants() -> None:
     core = running().keep_distance(10)
-    assert core.proposed == 2  # the distance applies from the next proposal on
+    assert core.proposed == 2  # the new distance applies only from the next proposal on
     core = core.report(*both(2, 1, 2, Vote.ACKED))
     assert (core.committed, core.proposed) == (2, 12)
     core = core.keep_distance(1).report(*both(12, 2, 12, Vote.ACKED))

@@ -965,7 +965,7 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     clock = [100.0]
     monkeypatch.setattr(owned_shard, "monotonic", lambda: clock[0])
     pass_boundary(place, 2, 100.0)
-    # no point yet: the time of an iteration is measured from the end of the previous one, which is unknown here
+    # no metric point yet: an iteration is measured from the end of the previous one, which is unknown here
     assert place.outbox.due(0.0) is None
     slot = await granted(place, 3)
     pass_boundary(place, 3, 102.0, blocked=0.25)

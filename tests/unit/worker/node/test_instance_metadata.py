@@ -25,7 +25,7 @@ EVENTS = """[
 
 
 def reader(url: str, on_change: Callable[[], None]) -> InstanceMetadata:
-    """Return a reader that waits long, because a busy machine answers late."""
+    """Return a reader with a long time limit, because a busy machine answers late."""
     return InstanceMetadata(url, on_change, timeout_seconds=30.0)
 
 

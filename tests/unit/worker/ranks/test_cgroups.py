@@ -61,7 +61,7 @@ def test_without_cgroups_nothing_is_found(tmp_path: Path) -> None:
 
 
 class Kernel:
-    """A cgroup v2 with the rules of the kernel that matter here, in a folder."""
+    """A fake of a cgroup v2 in a folder. It follows the rules of the kernel on which the agent depends."""
 
     def __init__(self, folder: Path, controllers: str = "cpu memory pids", other: str = "") -> None:
         self.parent = folder / "scope"
