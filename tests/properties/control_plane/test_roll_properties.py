@@ -19,7 +19,7 @@ WORKING = (NodeState.SPARE, NodeState.ASSIGNED)
 
 @dataclass
 class Simulation:
-    """A fleet without jobs during a roll. The test draws when nodes leave, end, arrive and reboot."""
+    """A fleet without jobs during a roll. The test decides at random when nodes leave, end, arrive and reboot."""
 
     roll: FleetRoll
     rows: dict[NodeId, NodeRecord]

@@ -1,4 +1,4 @@
-"""The service stores the contents of recent responses, so that a client's next poll receives only the changes."""
+"""The service stores the bodies of recent responses, so that a client's next poll receives only the changes."""
 
 from __future__ import annotations
 
