@@ -33,7 +33,7 @@ const SubmitPage = lazyPart(() => import('./pages/Submit'))
 const SettingsPage = lazyPart(() => import('./pages/Settings'))
 const SignInPage = lazyPart(() => import('./pages/SignIn'))
 
-/** A refused session renews the query of the session at once, and the frame then opens the sign-in page. */
+/** If the server refuses the session, this cache requests the session again. The frame then opens the sign-in page. */
 const queryCache = new QueryCache({
   onError: (error) => {
     if (error instanceof ApiError && error.status === 401) void client.invalidateQueries({ queryKey: ['session'] })
@@ -116,5 +116,5 @@ createRoot(document.getElementById('root')!).render(
     </MantineProvider>
   </StrictMode>,
 )
-const AHEAD_MS = 3_000 // the requested page loads first
+const AHEAD_MS = 3_000 // delays the code of other pages, so that it does not slow the requested page's first load
 setTimeout(() => void loadAhead(), AHEAD_MS)

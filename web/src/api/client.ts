@@ -1,9 +1,9 @@
-/** Calls the API: one typed function for every operation of the contract. The session's cookie says who is calling. */
+/** Calls the API: typed functions for all operations of the contract. The session's cookie authenticates the caller. */
 import { operations, type ErrorResponse, type FieldError, type Operations } from '../contract'
 
 export type Operation = keyof Operations
 
-/** A request that was refused or never answered; `status` 0: no answer came. */
+/** The error of a request that the server refused or did not answer. `status` is 0 if no answer arrived. */
 export class ApiError extends Error {
   constructor(
     readonly status: number,
@@ -16,7 +16,7 @@ export class ApiError extends Error {
     super(message)
   }
 
-  /** The same request may succeed later. */
+  /** Whether the same request may succeed later. */
   get isPassing(): boolean {
     return this.status === 0 || this.status === 429 || this.status >= 500
   }
@@ -34,7 +34,7 @@ export interface Session {
 
 const TIMEOUT_MS = 20_000
 
-/** When the server last answered or refused a request, by this browser's clock. Older pages are stale. */
+/** Time in milliseconds, by this browser's clock, at which the server last answered or refused a request. */
 export const contact = { at: Date.now() }
 
 /** Seconds by which the server's clock is ahead of this browser's. Pages count ages by the server's clock. */
@@ -43,7 +43,7 @@ export const clock = { offset: 0 }
 /** The server's time, in Unix seconds. */
 export const serverTime = (browserMs = Date.now()): number => browserMs / 1000 + clock.offset
 
-/** From this much on, two clocks differ by more than the way of an answer. */
+/** Smallest clock difference in seconds that `clock` corrects. The delay of an answer can cause smaller differences. */
 const CLOCK_SECONDS = 1.5
 
 function heard(session: Session): Session {
@@ -55,7 +55,7 @@ function heard(session: Session): Session {
 interface Sending {
   body?: unknown
   signal?: AbortSignal
-  /** ETag of the response that the client has. */
+  /** ETag of the stored response to this request. The server then sends a body only if the response has changed. */
   tag?: string
 }
 
@@ -79,7 +79,7 @@ async function send(method: string, url: string, { body, signal, tag }: Sending 
     const hint = 'Training continues without it. Is the server running, and this machine online?'
     throw new ApiError(0, 'NoAnswer', `The control plane does not answer: ${why}.`, '', hint)
   }
-  if (response.status < 500) contact.at = Date.now() // an error of the server or of a proxy describes no job
+  if (response.status < 500) contact.at = Date.now() // a 5xx response contains no data, so the page stays stale
   if (!response.ok && response.status !== 304) throw await refusal(response)
   return response
 }
@@ -93,7 +93,7 @@ async function get(url: string, signal?: AbortSignal): Promise<unknown> {
   const response = await send('GET', url, { signal, tag: held?.tag })
   const tag = response.headers.get('etag')
   const value: unknown = response.status === 304 && held ? held.value : await response.json()
-  answers.delete(url) // The map's order is the order of use.
+  answers.delete(url) // `set` adds the entry at the end, so that the least recently used entries come first.
   if (tag !== null) answers.set(url, { tag, value })
   for (const oldest of answers.keys()) {
     if (answers.size <= MAX_ANSWERS) break
@@ -111,7 +111,7 @@ async function refusal(response: Response): Promise<ApiError> {
   return new ApiError(response.status, code, message, id, said.Hint ?? '', said.Fields ?? [])
 }
 
-/** Return the address of an operation and what goes into its body. */
+/** Return the URL of an operation with its path and query parameters, and the other fields as the request's body. */
 export function address<O extends Operation>(
   operation: O, request: Operations[O]['request'],
 ): { url: string; body?: Record<string, unknown> } {
@@ -131,7 +131,7 @@ export function address<O extends Operation>(
   return method === 'GET' || method === 'DELETE' ? { url } : { url, body: rest }
 }
 
-/** Call an operation that answers JSON. */
+/** Call an operation, and return its JSON response. */
 export async function call<O extends Operation>(
   operation: O, request: Operations[O]['request'], signal?: AbortSignal,
 ): Promise<Operations[O]['response']> {
@@ -142,7 +142,7 @@ export async function call<O extends Operation>(
   return (await response.json()) as Operations[O]['response']
 }
 
-/** Return every item of a list, page by page, up to `limit` of them. */
+/** Return the items of all pages of a list. After `limit` items, no further page is requested. */
 export async function all<T>(
   page: (token?: string) => Promise<{ items: T[]; next?: string }>, limit = 5_000,
 ): Promise<T[]> {
@@ -156,10 +156,10 @@ export async function all<T>(
   return items
 }
 
-/** So long an answer that goes on may be silent; the server says every 10 s that it is there. */
+/** Time without bytes after which a streaming response counts as broken. The server sends at least one each 10 s. */
 const SILENCE_MS = 30_000
 
-/** What comes of an answer that goes on, as it comes; ends with it, and throws when it is cut off or falls silent. */
+/** Yield the bytes of a streaming response as they arrive. Throws if the connection breaks, or after `SILENCE_MS`. */
 export async function* open(url: string, signal: AbortSignal): AsyncGenerator<Uint8Array> {
   const silence = new AbortController()
   const either = AbortSignal.any([signal, silence.signal])
@@ -180,7 +180,7 @@ export async function* open(url: string, signal: AbortSignal): AsyncGenerator<Ui
 }
 
 export const session = {
-  /** Who is signed in, or null: the server answers 204 then, so that asking is no error in the browser's console. */
+  /** Return the session, or null without one. The server then answers 204, which the console shows as no error. */
   describe: async (signal?: AbortSignal): Promise<Session | null> => {
     const response = await send('GET', '/v1/session', { signal })
     return response.status === 204 ? null : heard((await response.json()) as Session)

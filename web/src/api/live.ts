@@ -11,20 +11,20 @@ import { useEffect, useState } from 'react'
 import type { Event, TrainingJobSummary } from '../contract'
 import { whileVisible } from './seen'
 
-const GATHER_MS = 40 // what one decision stores comes as several events: one renewal for all
+const GATHER_MS = 40 // one decision of the control plane causes several events, which then cause a single renewal
 const AGAIN_MS = 5_000
 
-/** Whether events come right now; asked by what polls. */
+/** Whether the event stream is connected. Queries poll more often while it is not. */
 export const stream = { isOpen: false }
 
-/** What an event changes, as the beginnings of query keys. */
 type Named = Pick<TrainingJobSummary, 'TrainingJobName' | 'RunId'>
+/** Return the beginnings of the keys of all queries whose data an event may have changed. */
 export function renewed(
   event: Pick<Event, 'TrainingJobName' | 'FleetName'>, jobs: readonly Named[] = [],
 ): string[][] {
   const always = [['jobs'], ['incidents'], ['incident'], ['fleets'], ['nodes'], ['drills'], ['events', '', '']]
   const named = jobs.filter((job) => job.TrainingJobName === event.TrainingJobName).map((job) => job.RunId)
-  // The address of an open page may contain the RunId.
+  // A page that was opened by RunId has the RunId in the keys of its queries.
   const addresses = event.TrainingJobName ? [event.TrainingJobName, ...named] : []
   const keys = ['job', 'protection', 'checkpoints', 'logs', 'events']
   const ofJob = addresses.flatMap((address) => keys.map((key) => [key, address]))
@@ -34,7 +34,8 @@ export function renewed(
 /**
  * Renews the queries that events change.
  *
- * Keys of one moment are renewed together. A key with a pending request is renewed again after the response.
+ * Keys that are added within `GATHER_MS` are renewed together. A key with a pending request is renewed again after the
+ * response.
  */
 export class Renewals {
   private readonly due = new Map<string, string[]>()
@@ -48,7 +49,7 @@ export class Renewals {
     this.gather()
   }
 
-  /** Forget what is due. */
+  /** Drop all renewals that have not started. */
   clear(): void {
     clearTimeout(this.gathering)
     this.gathering = undefined
@@ -71,10 +72,10 @@ export class Renewals {
   }
 }
 
-/** What is known of the stream: nothing yet, that events come, or that they do not. */
+/** State of the event stream: not connected yet, connected, or interrupted. */
 export type Liveness = 'connecting' | 'live' | 'cut'
 
-/** Follow events for as long as the page is open and seen. */
+/** Follow the event stream while a user is signed in and the tab is visible. Return the state of the stream. */
 export function useLive(client: QueryClient, isSignedIn: boolean): Liveness {
   const [liveness, setLiveness] = useState<Liveness>('connecting')
   useEffect(() => {
@@ -92,7 +93,7 @@ export function useLive(client: QueryClient, isSignedIn: boolean): Liveness {
       source = new EventSource('/v1/events/stream')
       source.onopen = () => {
         set('live')
-        // Renew everything that changed before the stream began.
+        // Renew all queries, because their data may have changed before the stream began.
         void client.invalidateQueries({ predicate: (query) => query.queryKey[0] !== 'session' })
       }
       source.onmessage = (message: MessageEvent<string>) => {
@@ -101,7 +102,7 @@ export function useLive(client: QueryClient, isSignedIn: boolean): Liveness {
       }
       source.onerror = () => {
         set('cut')
-        if (source.readyState !== EventSource.CLOSED) return // the browser tries again
+        if (source.readyState !== EventSource.CLOSED) return // the browser reconnects by itself
         void client.invalidateQueries({ queryKey: ['session'] })
         timer = setTimeout(connect, AGAIN_MS)
       }

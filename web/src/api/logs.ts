@@ -1,8 +1,7 @@
 /**
- * A job's log as it is read: pages in both directions from where somebody begins, and what follows as it is printed.
+ * Reads a job's log: pages of older and newer lines from a starting point, and new lines as the ranks print them.
  *
- * Every line occurs once, because pages and the stream continue from the server's tokens. An interrupted stream opens
- * again from the last token.
+ * Every line is read once, because each request for a page or the stream continues from the server's last token.
  */
 import type { GetLogEventsResponse, LogEvent, LogEvents, Operations } from '../contract'
 import { EventStreamDecoder } from '../model/eventStream'
@@ -15,22 +14,22 @@ export type Start = { at: 'end' } | { at: 'time'; ms: number }
 
 export interface LogState {
   lines: Line[]
-  /** There are older ones than those that are held. */
+  /** Whether the log has lines that are older than `lines`. */
   hasOlder: boolean
-  /** Everything that is there by now is held, up to the newest. */
+  /** Whether `lines` contains the newest line of the log. */
   isAtEnd: boolean
-  /** Lines come as they are printed. */
+  /** Whether new lines arrive through an open stream. */
   isLive: boolean
-  /** The job has ended, and nothing will follow. */
+  /** Whether the job has ended, so that no further lines follow. */
   isOver: boolean
   isBusy: boolean
   error?: unknown
 }
 
-/** How the source asks: the API, or a test. */
+/** The requests that a `LogSource` makes. Tests replace them. */
 export interface LogService {
   page: (request: Asked, signal: AbortSignal) => Promise<GetLogEventsResponse>
-  /** Ends when the log does; throws when it is cut off. */
+  /** Resolves when the log has ended. Rejects if the connection breaks. */
   follow: (
     request: Operations['FollowLogs']['request'], take: (batch: LogEvents) => void, signal: AbortSignal,
   ) => Promise<void>
@@ -38,12 +37,12 @@ export interface LogService {
 }
 
 const PAGE = 1_000
-/** Pages may be empty while there is more: what a filter lets through is rare. */
+/** Maximum number of empty pages that one call reads. A page is empty if no line of it matches the filter. */
 const MOST_EMPTY = 20
 const AROUND_MS = 5_000
 const AGAIN_MS = 2_000
 
-/** As the server reads it, to the millisecond: what a fraction cannot say exactly falls on the right side. */
+/** Convert to seconds. The server cuts to milliseconds, and the added half prevents an error of one by rounding. */
 const seconds = (ms: number): number => (ms + 0.5) / 1000
 
 export const service: LogService = {
@@ -73,7 +72,7 @@ export class LogSource {
   private readonly listeners = new Set<() => void>()
   private readonly closed = new AbortController()
   private following?: AbortController
-  /** How a page of older lines is asked for. */
+  /** Parameters of the request for the next page of older lines. */
   private back: Reading = {}
   private forward?: string
 
@@ -89,7 +88,7 @@ export class LogSource {
     return () => this.listeners.delete(listener)
   }
 
-  /** Read what is there: the newest lines, or those around a moment. */
+  /** Read the first lines: the newest lines of the log, or the lines around a time. */
   async start(from: Start): Promise<void> {
     await this.busily(async () => {
       if (from.at === 'end') {
@@ -123,7 +122,7 @@ export class LogSource {
     })
   }
 
-  /** Read a page of newer lines; where there are none, everything is held. */
+  /** Read a page of newer lines. If the log has none, `isAtEnd` becomes true. */
   async newer(): Promise<void> {
     if (this.state.isBusy || this.state.isAtEnd || this.forward === undefined) return
     await this.busily(async () => {
@@ -133,7 +132,7 @@ export class LogSource {
     })
   }
 
-  /** Take lines as they are printed, from the last one that is held on, until `pause`. */
+  /** Receive lines as they are printed, beginning after the newest held line, until `pause`. */
   follow(): void {
     if (this.following || this.state.isOver) return
     this.following = new AbortController()
@@ -177,7 +176,7 @@ export class LogSource {
 
   private take(events: LogEvents['Events'], more: Partial<LogState>): void {
     const { lines, isCut } = appended(this.state.lines, events)
-    // The token refers to lines that are dropped now, so the next page of older lines is found by its time.
+    // The token for older lines belongs to lines that `appended` has dropped. Request the next page by time instead.
     if (isCut) this.back = { EndTime: seconds(lines[0]!.at) }
     this.set({ lines, ...more, ...(isCut ? { hasOlder: true } : {}) })
   }
@@ -185,7 +184,7 @@ export class LogSource {
   /**
    * Read pages in one direction until one has lines, the log ends, or `MOST_EMPTY` pages were empty.
    *
-   * Each request repeats the times of the first one, because a token is valid only together with them.
+   * Each request repeats the first request's StartTime and EndTime, because a token is valid only with these times.
    */
   private async nearest(
     way: 'NextBackwardToken' | 'NextForwardToken', asked: Reading, Limit = PAGE,

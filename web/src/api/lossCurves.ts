@@ -1,4 +1,4 @@
-/** Requests the loss curves of the jobs in view: in one request, and again when a job has made steps. */
+/** Requests the loss curves of all jobs in view together. A curve is requested again after its job has made steps. */
 import { useQuery, useQueryClient } from '@tanstack/react-query'
 import { useEffect, useRef } from 'react'
 
@@ -8,10 +8,10 @@ import { call, serverTime } from './client'
 
 const KEY = ['loss-curves']
 const NONE: HeldCurves = {}
-/** A list that is being scrolled requests nothing until it rests for this long. */
+/** Milliseconds without scrolling after which the list requests the curves in view. */
 const REST_MS = 150
 
-/** Return the held curves by RunId, and request those that the jobs in view lack. */
+/** Return the loaded curves by RunId, and request missing and old curves of the jobs in view. */
 export function useLossCurves(inView: readonly TrainingJobSummary[]): HeldCurves {
   const client = useQueryClient()
   const held = useQuery({ queryKey: KEY, queryFn: () => NONE, enabled: false, staleTime: Infinity }).data ?? NONE
@@ -26,7 +26,7 @@ export function useLossCurves(inView: readonly TrainingJobSummary[]): HeldCurves
         const curves = (await call('BatchGetLossCurves', { RunIds: [...steps.keys()].join() })).LossCurves ?? []
         client.setQueryData<HeldCurves>(KEY, (before = NONE) => withCurves(before, steps, curves, serverTime()))
       } catch {
-        // The next answer of the list starts another request. The list itself reports a server that does not answer.
+        // Show no error here: the list of jobs shows it. Its next refresh also requests these curves again.
       } finally {
         isBusy.current = false
       }

@@ -1,4 +1,4 @@
-/** Asks for the metrics of a job. A refresh receives only what changed since the last one. */
+/** Requests the metrics of a job. A refresh receives only the points that changed since the previous response. */
 import { queryOptions } from '@tanstack/react-query'
 
 import type { GetMetricDataRequest } from '../contract'
@@ -7,23 +7,23 @@ import type { SeriesKind } from '../model/breakdown'
 import type { Window } from '../model/metrics'
 import { call } from './client'
 
-/** Points of each metric: a chart is not much wider. */
+/** Maximum number of points of a metric, about the width of a chart in pixels. */
 const MAX_POINTS = 1_000
-/** Points of a metric with a line per node or rank. */
+/** Maximum number of points of each line, for a metric with one line per node or rank. */
 const SERIES_POINTS = 400
 const REFRESH_MS = 5_000
 
 export interface LoggedData {
-  /** Identifies the state of the metrics for the next request. */
+  /** Value of ChangesSince in the next request, whose response then contains only later changes. */
   token: string
   metrics: Logged
 }
 
-/** All metrics of a job, or the part in a window, in at most as many points as a chart has room for. */
+/** Query of all metrics of a job, each with at most `MAX_POINTS` points. `window`: only this part of the axis. */
 export const metricsQuery = (name: string, window?: Window) =>
   dataQuery(['metrics', name, ...(window ? [window] : [])], { TrainingJobName: name, ...within(window) })
 
-/** One metric of a job by node or by rank, or the part in a window. */
+/** Query of one metric of a job, with one line per node or rank. `window`: only this part of the axis. */
 export const seriesQuery = (name: string, MetricName: string, Series: SeriesKind, window?: Window) =>
   dataQuery(['metrics', name, MetricName, Series, ...(window ? [window] : [])], {
     TrainingJobName: name,

@@ -1,4 +1,4 @@
-/** The pages' requests: how often each is repeated, and its key. Events renew queries at once (`live.ts`). */
+/** The queries of the pages: their requests, keys and poll intervals. Events renew queries at once (`live.ts`). */
 import { keepPreviousData, queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
 
 import type { Drill, Event, Incident, Operations, Token, TrainingJobSummary } from '../contract'
@@ -8,16 +8,16 @@ import { stream } from './live'
 
 const FAST_MS = 2_000
 const SLOW_MS = 10_000
-/** For what events tell, too: often only while they do not come. */
+/** Poll interval of data whose changes events report. It is short only while the event stream is interrupted. */
 const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
-/** Pause between two polls of figures that grow with every step. Events report changes of state at once. */
+/** Poll interval of descriptions with figures that grow with every step. No event reports a step. */
 const STEPS_MS = 4_000
 const steps = () => (stream.isOpen ? STEPS_MS : FAST_MS)
-/** What is asked for at once of what may be many; the newest come first. */
+/** Number of jobs, incidents or events per request. Requests begin with the newest. */
 const PAGE = 1_000
-/** Incidents of one job: as many as a timeline can tell of. */
+/** Maximum number of incidents that the pages of one job request. */
 const MOST_OF_JOB = 5_000
-/** As many as have their agents at one control plane. */
+/** Maximum number of nodes that a page requests. No more agents are expected to connect to one control plane. */
 const MOST_NODES = 10_000
 
 export const sessionQuery = queryOptions({
@@ -27,7 +27,7 @@ export const sessionQuery = queryOptions({
   retry: false,
 })
 
-/** A page of the list of jobs as the last response left it. */
+/** One page of the list of jobs, after the changes in the last response. */
 interface JobsPage {
   token: string
   jobs: ReadonlyMap<string, TrainingJobSummary>
@@ -70,7 +70,7 @@ export const protectionQuery = (name: string) =>
     refetchInterval: steps,
   })
 
-/** The newest incidents, the oldest of them first. */
+/** Return the newest incidents, sorted from the oldest to the newest. */
 const incidents = (
   which: { TrainingJobName?: string; StatusEquals?: 'Open' }, limit: number, signal: AbortSignal,
 ): Promise<Incident[]> =>
@@ -79,16 +79,16 @@ const incidents = (
     return { items: page.Incidents ?? [], next: page.NextToken }
   }, limit).then((found) => found.toReversed())
 
-/** Of one job, or the newest of all. */
+/** Query of the incidents of one job, or of the newest incidents of all jobs. */
 export const incidentsQuery = (job?: string) =>
   queryOptions({
     queryKey: ['incidents', job ?? ''],
     queryFn: ({ signal }) => incidents({ TrainingJobName: job }, job === undefined ? PAGE : MOST_OF_JOB, signal),
-    // The end of an incident has no event.
+    // Poll often while an incident is open, because no event reports its end.
     refetchInterval: (query) => (query.state.data?.some((each) => each.ClosedAt === undefined) ? FAST_MS : told()),
   })
 
-/** Those from which a job has not recovered yet. */
+/** Query of the open incidents of all jobs. */
 export const openIncidentsQuery = queryOptions({
   queryKey: ['incidents', '', 'open'],
   queryFn: ({ signal }) => incidents({ StatusEquals: 'Open' }, PAGE, signal),
@@ -102,7 +102,7 @@ export const incidentQuery = (id: string) =>
     refetchInterval: told,
   })
 
-/** The most similar first. */
+/** Query of the incidents that are similar to an incident, the most similar first. */
 export const similarIncidentsQuery = (id: string) =>
   queryOptions({
     queryKey: ['incident', id, 'similar'],
@@ -110,7 +110,7 @@ export const similarIncidentsQuery = (id: string) =>
     staleTime: 60_000,
   })
 
-/** Notes of a job, oldest first, without the notes of its incidents. */
+/** Query of the notes of a job, oldest first, without the notes of its incidents. */
 export const jobNotesQuery = (name: string) =>
   queryOptions({
     queryKey: ['notes', name],
@@ -121,7 +121,7 @@ export const jobNotesQuery = (name: string) =>
 const PRINTED_LINES = 20
 const AFTER_SECONDS = 1
 
-/** The last lines of the failed launch, up to a moment after the failure, because a traceback follows the exit. */
+/** Query of the last log lines of the failed launch, up to `AFTER_SECONDS` after the failure to include a traceback. */
 export const printedQuery = ({ IncidentId, RunId, GenerationBefore, FailedAt }: Incident) =>
   queryOptions({
     queryKey: ['printed', IncidentId, FailedAt],
@@ -134,7 +134,7 @@ export const printedQuery = ({ IncidentId, RunId, GenerationBefore, FailedAt }: 
 
 type Scope = { job?: string; fleet?: string }
 
-/** The newest events, the oldest first. A refresh requests later events only. `olderEvents` requests earlier ones. */
+/** Query of the newest events, in the order of time. A refresh adds later events, and `olderEvents` earlier ones. */
 export const eventsQuery = (scope: Scope) => {
   const queryKey = ['events', scope.job ?? '', scope.fleet ?? '']
   const asked = { TrainingJobName: scope.job, FleetName: scope.fleet, MaxResults: PAGE }
@@ -151,21 +151,21 @@ export const eventsQuery = (scope: Scope) => {
         const page = await call('ListEvents', { ...asked, AfterEventId: last, NextToken }, signal)
         return { items: page.Events ?? [], next: page.NextToken }
       })
-      const now = client.getQueryData<Told>(queryKey) ?? held // older ones may have come meanwhile
+      const now = client.getQueryData<Told>(queryKey) ?? held // `olderEvents` may have added events meanwhile
       return fresh.length ? { ...now, events: [...now.events, ...fresh] } : now
     },
     refetchInterval: told,
   })
 }
 
-/** Events as far as they are held. */
+/** The events that the page has loaded, in the order of time. */
 export interface Told {
   events: Event[]
-  /** Where those begin that came before; absent where there are none. */
+  /** Token for the page of events before `events`. Absent if no earlier events exist. */
   older?: string
 }
 
-/** Hold the page of events before those that are held. */
+/** Request the page of events before the loaded events, and add it to them. */
 export async function olderEvents(client: QueryClient, scope: Scope): Promise<void> {
   const { queryKey } = eventsQuery(scope)
   const NextToken = client.getQueryData<Told>(queryKey)?.older
@@ -177,7 +177,7 @@ export async function olderEvents(client: QueryClient, scope: Scope): Promise<vo
     held?.older === NextToken ? { events: [...older, ...held.events], older: page.NextToken } : held)
 }
 
-/** What happened around an incident; while it is open, up to now. */
+/** Query of a job's events from `seconds` before a failure to `seconds` after the incident's end, or until now. */
 export const eventsAroundQuery = (incident: Incident, seconds: number) =>
   queryOptions({
     queryKey: ['events', incident.TrainingJobName, 'around', incident.IncidentId, incident.ClosedAt],
@@ -200,7 +200,7 @@ export const fleetsQuery = queryOptions({
   refetchInterval: told,
 })
 
-/** Of one fleet, or of all. */
+/** Query of the nodes of one fleet, or of all fleets. `ended`: include nodes that have ended. */
 export const nodesQuery = (fleet?: string, ended = false) =>
   queryOptions({
     queryKey: ['nodes', fleet ?? '', ended],
@@ -213,7 +213,7 @@ export const nodesQuery = (fleet?: string, ended = false) =>
     refetchInterval: told,
   })
 
-/** One that a link leads to, though it has ended. */
+/** Query of one node. A link may lead to a node that has ended and is missing in the list of living nodes. */
 export const nodeQuery = (id: string) =>
   queryOptions({
     queryKey: ['nodes', 'one', id],
@@ -221,7 +221,7 @@ export const nodeQuery = (id: string) =>
     refetchInterval: told,
   })
 
-/** Which nodes worked for a job, and when. */
+/** Query of the nodes that worked for a job, and of the times when they did. */
 export const jobNodesQuery = (name: string) =>
   queryOptions({
     queryKey: ['job', name, 'nodes'],
@@ -244,7 +244,7 @@ export const checkpointsQuery = (name: string) =>
     refetchInterval: SLOW_MS,
   })
 
-/** A new revision has another key: it is asked for at once. */
+/** Query of a job's revisions. The key contains the newest revision, so a new revision causes a request at once. */
 export const revisionsQuery = (name: string, revision: number) =>
   queryOptions({
     queryKey: ['revisions', name, revision],
@@ -257,7 +257,7 @@ export const revisionsQuery = (name: string, revision: number) =>
     staleTime: SLOW_MS,
   })
 
-/** In the order they were asked for. */
+/** Query of all drills, in the order in which people requested them. */
 export const drillsQuery = queryOptions({
   queryKey: ['drills'],
   queryFn: ({ signal }): Promise<Drill[]> =>
@@ -270,7 +270,7 @@ export const drillsQuery = queryOptions({
 
 const REPORT_MS = 60_000
 
-/** A report. `span` computes the time range anew for each request, so that a range up to now stays current. */
+/** Query of a report. `span` is called for each request, so that a time range that ends now stays current. */
 export const reportQuery = (key: readonly string[], span: () => Operations['GetReport']['request']) =>
   queryOptions({
     queryKey: ['report', ...key],
@@ -279,7 +279,7 @@ export const reportQuery = (key: readonly string[], span: () => Operations['GetR
     placeholderData: keepPreviousData,
   })
 
-/** Limit of output files that a page shows. */
+/** Maximum number of output files that a page shows. */
 export const MOST_OUTPUTS = 5_000
 
 export const outputsQuery = (name: string) =>
@@ -303,7 +303,7 @@ export const tokensQuery = (ended: boolean) =>
       }),
   })
 
-/** Whether the one who is signed in may change something: buttons that would fail are not shown. */
+/** Return the rights of the signed-in user's role. Pages show no button whose request the server would refuse. */
 export function useRole(): { mayRun: boolean; isAdmin: boolean } {
   const role = useQuery(sessionQuery).data?.Role
   return { mayRun: role === 'submitter' || role === 'admin', isAdmin: role === 'admin' }

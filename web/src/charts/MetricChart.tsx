@@ -14,7 +14,7 @@ const HEIGHT = 200
 const MAX_HEIGHT = 480
 const MARK_PIXELS = 24
 const TABLE_ROWS = 20
-/** Characters of a node's id in the row of values. */
+/** Number of characters of a node's id that the row of values shows. */
 const SHORT_ID = 6
 
 interface Props {
@@ -31,7 +31,7 @@ interface Props {
   onRange: (range: Range | undefined) => void
   /** The choice of one line per node or rank, for metrics with such values. */
   series?: { kind: SeriesKind; isOn: boolean; onToggle: () => void }
-  /** A line below the plot. */
+  /** Content below the plot, such as a legend. */
   children?: React.ReactNode
 }
 
@@ -98,7 +98,7 @@ interface ReadoutProps {
   isSplit: boolean
   unit: Unit
   view: View
-  /** The row puts the function here that receives the position of the cursor. */
+  /** The row of values stores here its function that receives the position of the cursor. */
   report: React.RefObject<Report>
 }
 
@@ -210,7 +210,7 @@ function ValueTable({ title, lines, unit, view }: { title: string } & Pick<Reado
   )
 }
 
-/** Return what a chart shows in one sentence. */
+/** Return one sentence that describes what a chart shows. */
 function summary(
   title: string,
   lines: readonly PlotLine[],

@@ -33,9 +33,9 @@ interface Props {
   nodeCount: number
   /** Name or run id of the job in requests. */
   address: string
-  /** The part of a zoomed axis. */
+  /** The visible part of a zoomed axis. Undefined if the whole axis is visible. */
   window: Window | undefined
-  /** Whether the address asks for one line per node or rank. A chart that compares runs has one line per run. */
+  /** Whether the address selects one line per node or rank. Without effect if the chart compares several runs. */
   isSplit: boolean
   isPinned: boolean
   isMaximised: boolean
@@ -86,7 +86,7 @@ interface SeparateLine extends PlotLine {
   nodeId?: string
 }
 
-/** Return all lines in the order of drawing: grey lines, then those that stand out, the most deviating one on top. */
+/** Return all lines in the order of drawing: first the grey lines, then the coloured ones, the most deviating last. */
 function separateLines(found: ReturnType<typeof parts>, { startedAt, gaps, tokens }: Run, axis: View['axis']) {
   const lines = found.map(({ nodeId, rank, metric }): SeparateLine => {
     const label = nodeId ?? METRICS.series.rank(rank ?? 0)
@@ -106,7 +106,7 @@ interface LegendProps {
   otherCount: number
 }
 
-/** The nodes or ranks that stand out, with their newest values. */
+/** The nodes or ranks whose lines have a colour, with their newest values. */
 function Legend({ title, unit, fleet, named, otherCount }: LegendProps) {
   return (
     <ul className="plain line-legend" aria-label={METRICS.series.legend(title)}>
@@ -122,7 +122,7 @@ function Legend({ title, unit, fleet, named, otherCount }: LegendProps) {
   )
 }
 
-/** The nodes with the lowest and the highest value, and why they have no lines of their own. */
+/** The nodes with the lowest and the highest value, and the reason why the chart has no line per node. */
 function Extremes({ name, line, fleet, nodeCount }: ExtremesProps) {
   const found = extremes(name, line.of)
   if (!found) return null

@@ -47,14 +47,14 @@ interface Props {
   faults: readonly Fault[]
   unit: Unit
   view: View
-  /** Color scheme: the plot reads its colours when it is created. */
+  /** Color scheme. A change creates the plot again, because a plot reads its colours only at its creation. */
   scheme: string
   height: number
   onRange: (range: Range | undefined) => void
   /**
    * Receives the position of the cursor; undefined: the cursor left all plots.
    *
-   * `y` is the value at the cursor. undefined: the cursor is in another plot.
+   * `y` is the value at the cursor's height. undefined: the cursor is in another plot of the page.
    */
   onCursor: (x: number | undefined, y?: number) => void
   /** Receives the width of the plot in pixels, and the visible part of the axis. */
@@ -191,7 +191,7 @@ export function Plot({ label, lines, faults, unit, view, scheme, height, onRange
   )
 }
 
-/** Steps per tick of an axis of steps: whole numbers only. */
+/** Possible distances of ticks on an axis of steps: whole numbers only. */
 const WHOLE = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)).flat()
 
 const isMove = (type: string): boolean => type === 'mousemove' || type === 'mouseleave'
@@ -218,7 +218,7 @@ function ticksOf(axis: Axis, zone: Zone): Partial<uPlot.Axis> {
 
 type Column = readonly (number | null | undefined)[]
 
-/** Return the axis and all columns of the lines: mean or average, the raw mean beside an average, and the spread. */
+/** Return the axis, and for each line its mean or moving average, the raw mean with an average, and the spread. */
 function columns(lines: readonly PlotLine[], isLog: boolean, smoothing: number): Column[] {
   const shown = (values: readonly (number | null)[]) => (isLog ? positive(values) : values)
   const all = lines.flatMap(({ of }) => {

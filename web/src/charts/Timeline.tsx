@@ -20,7 +20,7 @@ const color = (kind: string) => `var(--b-${COLORS[kind] ?? 'rest'})`
 const LANE = 28
 const BAR = 16
 const TOP = 6
-/** Distance of ticks, and width of a letter inside a bar, in pixels. */
+/** Distance of ticks on the time axis, and width of a letter inside a bar, both in pixels. */
 const TICK = 96
 const LETTER = 7
 const AXIS = 20
@@ -31,7 +31,7 @@ interface Props {
   incidents: Incident[]
   nodes: TrainingJobNode[]
   now: number
-  /** Unix seconds at which the visible range begins. By default all is visible. */
+  /** Unix seconds at which the visible range begins. By default, the job's whole life is visible. */
   from?: number
 }
 

@@ -1,4 +1,4 @@
-/** Bars over the buckets of a report. The line above the bars has the figures of the bar under the pointer. */
+/** A bar per time bucket of a report. The line above the bars shows the figures of the bar under the pointer. */
 import { useElementSize } from '@mantine/hooks'
 import { useState } from 'react'
 
@@ -8,7 +8,7 @@ import { REPORTS } from '../words/reports'
 interface Props {
   title: string
   bars: Bar[]
-  /** Three values of the vertical axis, from 0 to the top. */
+  /** The three labelled values of the vertical axis: 0, the middle and the top. */
   axis: [number, number, number]
   format: (value: number) => string
   /** Writes a value of the axis in at most seven characters. */

@@ -1,4 +1,4 @@
-/** What a person must do for a job, or can do. Pure. The first rule that applies decides; `duty.ts` says how urgent. */
+/** What a person must or can do for a job. Pure. The first rule that applies decides. `duty.ts` decides the urgency. */
 import type { CapacityWait, IncidentAction } from '../contract'
 import { ACT, STATE } from '../words/job'
 import { logsCommand } from '../words/commands'
@@ -18,20 +18,20 @@ export interface Act extends Statement {
   brief: string
   /** What to do, the most urgent first. */
   steps: Step[]
-  /** The section of docs/runbook.md. */
+  /** The section of docs/runbook.md about this situation. */
   section?: string
-  /** The subject, if a banner could repeat it. */
+  /** The subject, if a banner exists for it, too. The verdict then omits this banner. */
   about?: 'takenOver' | 'frozen' | 'suspended'
 }
 
-/** A phase is late after this many times its usual length. */
+/** A phase of an incident is late after this many times its usual length. */
 export const LATE_FACTOR = 3
-/** The limit without an earlier incident of the same cause. */
+/** Seconds after which a phase is late if the job had no earlier incident of the same cause. */
 export const LATE_SECONDS = 300
-/** A phase is never late before this time. */
+/** Seconds before which no phase is late, however short its usual length is. */
 export const LEAST_LATE_SECONDS = 30
 
-/** What `verdict` has derived before. */
+/** Values that `verdict` derives from the facts before it applies the rules of this module. */
 export interface Derived {
   state: JobState
   protection: Statement
@@ -112,11 +112,11 @@ function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Rule
   })
 }
 
-/** Whether a person has suspended the group's launches while it lacks instances. Everstep lifts a suspension by AWS. */
+/** Whether a person must end a suspension of the Auto Scaling group's launches. Everstep ends suspensions by AWS. */
 export const isLaunchSuspended = (fleet: Facts['fleet']): boolean =>
   (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
 
-/** Words of `waiting_words` (control_plane/core/capacity.py). */
+/** Words in a fleet's Reason that show a suspension by a person (`waiting_words`, control_plane/core/capacity.py). */
 export const RESUMED_BY_A_PERSON = 'resume the process to launch instances'
 
 function ofStalePage({ staleSeconds = 0, refusal }: Facts): Rule | undefined {
@@ -141,7 +141,7 @@ function ofEndedJob({ job, actions, protection }: Facts, { checkpointStep }: Der
   })
 }
 
-/** A person has taken over or paused the job, so nothing happens by itself. */
+/** The rule if a person has taken over or paused the job, so that Everstep does nothing by itself. */
 function ofPersonsJob(job: Facts['job']): Rule | undefined {
   const name = job.TrainingJobName
   if (job.TakenOverTime !== undefined) {
@@ -169,7 +169,7 @@ function ofPersonsJob(job: Facts['job']): Rule | undefined {
   return job.TrainingJobStatus === 'Stopping' ? none(ACT.stopping, 'busy') : undefined
 }
 
-/** AWS launches no instance. A person can wait, or free a node of another job. */
+/** The rule while AWS launches no instance: a person can wait, or free a node of another job. */
 function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: CapacityWait): Rule {
   const words = ACT.shortage
   const name = job.FleetName ?? fleet?.FleetName ?? ''
@@ -181,7 +181,7 @@ function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: Capacit
   return none(shortageWords(wait, now), choice ? 'warn' : 'busy', {
     ...(choice ? { title: DUTY.decision } : {}),
     brief: choice ? decision(choice) : words.brief(`${minute(wait.NextAttemptTime)} UTC`),
-    // The choices of the API replace the page's own suggestions, so that all of them fit on one screen.
+    // If the API names actions, show these only, so that all of them fit on one screen.
     steps: actions?.length ? [] : [...free, step('Optional', words.spare, command)],
     section: 'late-recovery',
   })
@@ -210,7 +210,7 @@ function ofRecovery({ job, fleet }: Facts, recovery: PhaseNow): Rule {
   })
 }
 
-/** The steps of a launch before an unprotected job is a problem: the first commit takes a moment. */
+/** Up to this step, an unprotected job is no problem, because the first commit takes a few steps. */
 const FIRST_STEPS = 3
 
 function ofTraining({ job, progress, now }: Facts, { state, protection, isBeforeFirstStep }: Derived): Rule {
@@ -251,19 +251,19 @@ function ofTraining({ job, progress, now }: Facts, { state, protection, isBefore
   return protection.tone === 'idle' ? none(ACT.beforeCommit, 'idle') : none(ACT.training)
 }
 
-/** `word`: the job's ProtectionWord, which is not Unprotected. */
+/** Return the sentence about a job that is protected only in part. `word`: its ProtectionWord, never Unprotected. */
 function weakWords(word: string): string {
   if (word === 'Unconfirmed') return ACT.weak.unconfirmed
   return word === 'Degraded' ? ACT.weak.degraded : ACT.weak.oneCopy
 }
 
-/** Add what the API names for the latest incident beside urgent steps and held nodes, which have their own rules. */
+/** Add the API's steps for the latest incident, except urgent steps and steps for held nodes: other rules add these. */
 function withOptionalSteps(rule: Rule, { actions, job }: Facts): Rule {
   const optional = stepsOf(actions, job.RunId).filter((each) => each.urgency !== 'Now' && each.nodeId === undefined)
   return optional.length ? { ...rule, steps: [...(rule.steps ?? []), ...optional] } : rule
 }
 
-/** Add the nodes that the job's incidents lost, and that only a person can release or terminate. */
+/** Add steps for the nodes that the job's incidents lost and that only a person can release or terminate. */
 function withHeldNodes(rule: Rule, { heldNodes = [] }: Pick<Facts, 'heldNodes'>): Rule {
   const held = nodeSteps(heldNodes)
   if (!held.length) return rule

@@ -1,4 +1,4 @@
-/** Text as a terminal shows it: colors become spans, and cursor moves are skipped. Pure. */
+/** Converts terminal output: color codes become CSS classes of pieces of text. All other codes are removed. Pure. */
 const SEQUENCE = /\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|\u001b[@-Z\\-_]/g
 const COLOURS = /\u001b\[([0-9;]*)m/g
 const BLACK = 30
@@ -16,7 +16,7 @@ const last = (line: string): string => {
   return written.slice(written.lastIndexOf('\r') + 1)
 }
 
-/** A line without anything but its text: what is searched. */
+/** Return the text of a line without escape sequences. The search looks through this text. */
 export const plain = (line: string): string => last(line).replace(SEQUENCE, '')
 
 interface Look {
@@ -39,7 +39,7 @@ function changed(look: Look, codes: number[]): Look {
     else if (code === 38 || code === 48) {
       const isIndexed = codes[index + 1] === 5
       const colour = codes[index + 2]
-      // Other colors could be unreadable on a dark page.
+      // Keep only the 16 terminal colors. Other colors could be unreadable on a dark page.
       if (code === 38) next.colour = isIndexed && colour !== undefined && colour < 16 ? colour : undefined
       index += isIndexed ? 2 : 4
     }
@@ -50,7 +50,7 @@ function changed(look: Look, codes: number[]): Look {
 const classes = ({ colour, isStrong, isFaint }: Look): string =>
   [colour === undefined ? '' : `c${colour}`, isStrong ? 'strong' : '', isFaint ? 'faint' : ''].filter(Boolean).join(' ')
 
-/** A line in pieces of one look each; together they are its plain text. */
+/** Split a line into pieces of uniform color and weight. The joined texts of the pieces are the line's plain text. */
 export function pieces(line: string): Piece[] {
   const text = last(line)
   const found: Piece[] = []
@@ -69,7 +69,7 @@ export function pieces(line: string): Piece[] {
   return found
 }
 
-/** The same pieces, cut where `wanted` begins and ends, so that what was searched can be marked. */
+/** Split the pieces where each match of `wanted` begins and ends. `isMarked` is true for the pieces of a match. */
 export function marked(line: readonly Piece[], wanted: string): (Piece & { isMarked: boolean })[] {
   const whole = line.map((piece) => piece.text).join('').toLowerCase()
   const needle = wanted.toLowerCase()

@@ -19,7 +19,7 @@ export interface AttentionItem {
 const WORDS = OVERVIEW.items
 const SEVERITY: Tone[] = ['bad', 'warn', 'busy', 'idle', 'good']
 
-/** Return the items, failures first, and the newest first within a severity. */
+/** Return what needs a person, failures first, and the newest first among items of the same tone. */
 export function attention(
   jobs: readonly TrainingJobSummary[], fleets: readonly Fleet[], nodes: readonly Node[], now: number,
 ): AttentionItem[] {
@@ -68,7 +68,7 @@ export const jobsByStatus = (jobs: readonly TrainingJobSummary[]): StatusCount[]
     }))
     .filter(({ count }) => count > 0)
 
-/** How many nodes of a fleet work for jobs, are spare and are held. Every node of the fleet is counted once. */
+/** Numbers of nodes of a fleet that work for jobs, are spare or are held. Every node is counted exactly once. */
 export interface Capacity {
   inUse: number
   spare: number

@@ -8,10 +8,10 @@ export type SeriesKind = NonNullable<MetricDataResult['SeriesKind']>
 export const MAX_SERIES = 64
 /** Number of lines with a colour and a name. The other lines are grey. */
 export const MAX_COLOURED = 8
-/** The colour number of the other lines. */
+/** The colour number of lines that do not stand out. */
 export const GREY = 0
 
-/** A metric of one node or of one rank. */
+/** The values of one metric on one node or one rank. */
 export interface Part {
   nodeId?: string
   rank?: number
@@ -50,7 +50,7 @@ export function deviations(lines: readonly Values[]): number[] {
 }
 
 /**
- * Return the places of the lines that deviate most, the first one the most, and the colour of each line.
+ * Return the indexes of the lines that deviate most, the largest deviation first, and the colour of every line.
  *
  * The colours follow the order of the lines, so that a line keeps its colour while the same lines stand out.
  */

@@ -7,10 +7,10 @@ const TITLES: Readonly<Record<string, string>> = causeTitles
 const SOURCES: Readonly<Record<string, string>> = restoreSources
 const PHASE_WORDS: Readonly<Record<string, string>> = PHASES
 
-/** Return what happened as a title. A cause that a newer server adds keeps its own name. */
+/** Return the title of an incident's cause. A cause that only a newer server knows is shown by its own name. */
 export const causeTitle = (cause: string): string => TITLES[cause] ?? words(cause)
 
-/** Return what happened as a clause. */
+/** Return the cause of an incident as a clause, for the middle of a sentence. */
 export function causeWords(cause: string): string {
   const title = causeTitle(cause)
   return title.startsWith('AWS') ? title : title.charAt(0).toLowerCase() + title.slice(1)

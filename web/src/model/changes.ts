@@ -1,10 +1,10 @@
-/** Applies responses that contain only changes to what earlier responses contained. Pure. */
+/** Applies a response that contains only changes to the data of earlier responses. Pure. */
 import type { Changes, GetMetricDataResponse, MetricDataResult, MetricSeries, TrainingJobSummary } from '../contract'
 
-/** The ChangesSince of a request for everything. */
+/** Value of ChangesSince with which the response contains all data. */
 export const START = 'Start'
 
-/** Return the items by key after a response to a request with ChangesSince. Unchanged items keep their identity. */
+/** Return the items by key after a response to a request with ChangesSince. Unchanged items remain the same objects. */
 export function merged<T>(
   held: ReadonlyMap<string, T>,
   changes: Changes | undefined,
@@ -57,7 +57,7 @@ function spliced(before: MetricDataResult | undefined, result: MetricDataResult)
   return joined
 }
 
-/** Return the values of each node or rank after a response. A node or rank is missing where it has no values. */
+/** Return the values of each node or rank after a response. Nodes and ranks without any value are missing. */
 function splicedSeries(
   before: readonly MetricSeries[],
   result: readonly MetricSeries[],

@@ -4,7 +4,7 @@ import { lowerBound, type Axis, type Fault } from './metrics'
 
 export type Zone = 'utc' | 'local'
 
-/** What the values of a metric count. */
+/** The unit of a metric's values. `number` has no unit. */
 export type Unit = 'number' | 'seconds' | 'bytes' | 'bytes/s' | 'percent'
 
 /** Return a value with at most four significant digits and its unit: 2.317, 1.5 GiB/s, 93.2 %. */
@@ -32,7 +32,7 @@ function binary(value: number): string {
   return `${rounded(scaled)} ${BINARY[index]}`
 }
 
-/** Return the steps that ticks may have on an axis of bytes up to `most`: round in the unit of that value. */
+/** Return the possible distances of ticks on an axis up to `most` bytes: round numbers of KiB, MiB or a larger unit. */
 export function binarySteps(most: number): number[] {
   const unit =
     1024 ** Math.max(0, Math.min(BINARY.length - 1, Math.floor(Math.log(Math.max(1, most)) / Math.log(1024))))
@@ -95,7 +95,7 @@ const ELAPSED = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800,
 ]
 
-/** Return round spans for an axis of elapsed time, in seconds. */
+/** Return the ticks of an axis of elapsed time, at round numbers of seconds. */
 export function elapsedTicks(from: number, to: number, most: number): number[] {
   const step = ELAPSED.find((each) => (to - from) / each <= most) ?? Math.ceil((to - from) / most / 604800) * 604800
   const found: number[] = []
@@ -170,7 +170,7 @@ export function aligned(lines: readonly Line[]): { x: number[]; columns: (number
   return { x, columns }
 }
 
-/** Return the place of the point of a rising list that is nearest to a position. -1 if the list is empty. */
+/** Return the index of the value in a rising list that is nearest to a position. -1 if the list is empty. */
 export function nearestPlace(x: readonly number[], at: number): number {
   if (!x.length) return -1
   const after = Math.min(x.length - 1, lowerBound(x, at))
@@ -196,7 +196,7 @@ export function rangeOf(search: URLSearchParams): Range | undefined {
   return Number.isFinite(from) && Number.isFinite(to) && from! < to! ? { from: from!, to: to! } : undefined
 }
 
-/** Return the parameters of an address that name a range. Empty parameters leave the address. */
+/** Return the parameters of an address that name a range. Parameters with an empty value must be removed from it. */
 export function rangeParameters(range: Range | undefined, axis: Axis): Record<'last' | 'from' | 'to', string> {
   if (!range) return { last: '', from: '', to: '' }
   if ('last' in range) return { last: String(range.last), from: '', to: '' }
@@ -242,7 +242,7 @@ export function marks(
   return found
 }
 
-/** Return evenly spaced places of a line for a table of at most `most` rows, with the first and the last place. */
+/** Return evenly spaced indexes, including the first and the last, for a table of at most `most` points of a line. */
 export function tablePlaces(length: number, most: number): number[] {
   if (length <= most) return Array.from({ length }, (_, index) => index)
   return Array.from({ length: most }, (_, index) => Math.round((index * (length - 1)) / (most - 1)))

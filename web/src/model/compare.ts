@@ -1,4 +1,4 @@
-/** How runs differ in what they were asked to do. Pure. */
+/** Finds the differences between the requests of several runs. Pure. */
 import { jobSettings, type TrainingJob } from '../contract'
 
 /** One setting that differs. `values` has one entry per run; undefined: the run does not set it. */
@@ -7,10 +7,10 @@ export interface Difference {
   values: (string | undefined)[]
 }
 
-/** Not compared: names always differ, and environment variables may contain credentials. */
+/** Fields that are not compared as settings. Names always differ, and environment variables may contain credentials. */
 const OMITTED: readonly string[] = ['TrainingJobName', 'HyperParameters', 'Environment', 'Secrets', 'Tags']
 
-/** Every job has its own folder. */
+/** Fields that are not compared, because they contain a folder and every job has its own. */
 const FOLDERS = ['S3Uri', 'S3OutputPath']
 
 /** Return the hyperparameters that differ between runs, then the other settings that differ. */
@@ -30,7 +30,7 @@ function differing(runs: readonly ReadonlyMap<string, string>[]): Difference[] {
     .filter(({ values }) => new Set(values).size > 1)
 }
 
-/** Add the leaves of a setting by their paths: CheckpointConfig.EverySteps. */
+/** Add each value in a setting to `found`, by its path such as CheckpointConfig.EverySteps. */
 function flatten(path: string, value: unknown, found: Map<string, string>): void {
   if (value === undefined || value === null || FOLDERS.includes(path.slice(path.lastIndexOf('.') + 1))) return
   if (typeof value !== 'object') found.set(path, String(value))

@@ -1,4 +1,4 @@
-/** Drills: their states, the jobs that can take one, and what the page says about them. Pure. */
+/** Drills: their statuses, the jobs into which a person can inject a fault, and the verdict of the page. Pure. */
 import type { Drill, TrainingJobSummary } from '../contract'
 import { DRILLS } from '../words/drills'
 import type { Tone } from './standing'
@@ -9,7 +9,7 @@ export type Fault = keyof typeof DRILLS.faults
 export const drillStatus = (status: string): { tone: Tone; word: string } =>
   DRILLS.states[status as Drill['DrillStatus']] ?? { tone: 'idle', word: status }
 
-/** Return the jobs that train on a fleet that allows drills. The server refuses a job that a person took over. */
+/** Return the training jobs of the fleets that allow drills. The server also refuses jobs that a person took over. */
 export const drillable = (jobs: readonly TrainingJobSummary[], allowed: readonly string[]): TrainingJobSummary[] =>
   jobs.filter((job) =>
     allowed.includes(job.FleetName) && job.TrainingJobStatus === 'InProgress' && job.SecondaryStatus === 'Training')

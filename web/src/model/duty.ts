@@ -1,4 +1,4 @@
-/** What a person can do, and how urgent it is. No other module decides whether something is to do. Pure. */
+/** What a person can do, and how urgent it is. No other module decides whether a person must act. Pure. */
 import type { Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import { DUTIES, DUTY, type Urgency } from '../words/duty'
 import { count, plural } from './format'
@@ -10,7 +10,7 @@ export type { Urgency }
 export interface Step {
   urgency: IncidentAction['Urgency']
   text: string
-  /** Commands with all names filled in. After the first one, the person chooses one of the others. */
+  /** Commands with all names filled in. The person runs the first command, and then chooses one of the others. */
   commands: readonly string[]
   /** The held node that the step is about. */
   nodeId?: string
@@ -63,7 +63,7 @@ export function dutySentence(steps: readonly Step[]): string {
 
 const uncapitalized = (text: string): string => text.charAt(0).toLowerCase() + text.slice(1)
 
-/** Return the steps that the API names for an incident. `runId`: of its job. */
+/** Return the steps that the API names for an incident. `runId`: RunId of the incident's job. */
 export const stepsOf = (actions: readonly IncidentAction[] = [], runId?: string): Step[] =>
   actions.map(({ Urgency: urgency, Description: text, Command, FurtherCommands, InstanceId: nodeId, ...rest }) => ({
     urgency, text, commands: [Command, ...(FurtherCommands ?? [])], ...(nodeId === undefined ? {} : { nodeId }),
@@ -109,10 +109,10 @@ export function incidentLine(
   const isInTitle = nodeId !== '' && Headline.includes(nodeId)
   const lead = isInTitle ? dutySentence(steps).replace(`node ${nodeId}`, DUTY.thisNode) : dutySentence(steps)
   if (tone === 'bad') return { tone, lead }
-  // Amber is for decisions that cannot wait.
+  // Do not use the tone `warn` (amber), which is for decisions that cannot wait.
   const closed = tone === 'good' ? tone : 'idle'
   return { tone: ClosedAt === undefined ? 'busy' : closed, lead }
 }
 
-/** Return the sentence that leaves a long wait to a person. */
+/** Return the sentence that asks a person to decide whether to continue a long wait or to take the step `choice`. */
 export const decision = (choice: Step): string => DUTY.decideWait(briefOf(choice), choice.isRecommended ?? false)

@@ -11,13 +11,13 @@
  *     …       payload: JSON
  *     4       CRC-32 of everything before
  *
- * Pure but for what it holds of a message that is not whole yet.
+ * The decoder's only state is the bytes of a message that has not arrived completely.
  */
 
 const PRELUDE = 12
 const TRAILER = 4
 const TEXT = 7
-/** AWS allows 24 MiB; more is no message. */
+/** Largest message that AWS allows. A larger length shows that the bytes are damaged. */
 const MOST_BYTES = 24 * 1024 * 1024
 
 export interface Message {
@@ -25,7 +25,7 @@ export interface Message {
   payload: string
 }
 
-/** The bytes are no messages: whoever reads them has to begin anew. */
+/** The bytes are not a valid message. The reader must open a new stream. */
 export class BrokenStream extends Error {}
 
 const TABLE = Uint32Array.from({ length: 256 }, (_, index) => {
@@ -44,7 +44,7 @@ export class EventStreamDecoder {
   private held = new Uint8Array()
   private readonly text = new TextDecoder()
 
-  /** Take more bytes; return the messages that are whole by now. */
+  /** Add received bytes, and return the messages that they complete. */
   push(bytes: Uint8Array): Message[] {
     const joined = new Uint8Array(this.held.length + bytes.length)
     joined.set(this.held)

@@ -127,14 +127,14 @@ function unsavedSteps(job: AnyJob, protection?: Protection): number | undefined 
   return Math.max(0, reachedStep(job) - (protection.LastCheckpoint?.Step ?? job.InitialCheckpoint?.Step ?? 0))
 }
 
-/** An answer that was given before the newest launch says nothing about it. */
+/** Return the answer, or undefined if it is older than the newest launch and thus does not describe this launch. */
 const ofThisLaunch = (protection: Protection | undefined, job: AnyJob): Protection | undefined =>
   (protection?.Generation ?? 0) < (job.Generation ?? 0) && protection?.Generation !== undefined ? undefined : protection
 
-/** The job was launched, has not ended, and has not returned its nodes. Only such a job holds steps in memory. */
+/** Whether the job was launched and still has its nodes. Only such a job has steps in memory. */
 export const holdsNodes = (job: AnyJob): boolean => !hasReleased(job) && (job.Generation ?? 1) > 0
 
-/** The job's nodes hold nothing of it any more. A list has no states of an interrupted job, but its protection. */
+/** Whether no node has steps of the job in memory. In a list, this is an interrupted job's missing protection state. */
 function hasReleased(job: AnyJob): boolean {
   if (isOver(job) || hasReleasedNodes(job)) return true
   const isListed = job.SecondaryStatusTransitions === undefined && job.IncidentCount !== undefined
@@ -143,14 +143,14 @@ function hasReleased(job: AnyJob): boolean {
 
 const known = (step: number | undefined): number | undefined => (step === undefined || step < 0 ? undefined : step)
 
-/** The two answers are of different moments: the answer of the newer launch counts, then the higher step. */
+/** Return the newest committed step in two answers of different times. An answer about a newer launch counts alone. */
 function newestCommit(job: AnyJob, protection?: Protection): number | undefined {
   if (protection?.CommittedStep === undefined) return job.CommittedStep
   const isNewer = (protection.Generation ?? 0) > (job.Generation ?? 0)
   return isNewer ? protection.CommittedStep : Math.max(job.CommittedStep ?? -1, protection.CommittedStep)
 }
 
-/** `isWhole`: all nodes of the launch, and all that are assigned besides, are connected and report no fault. */
+/** `isWhole`: as many nodes are connected without a fault as the launch has, and as many as are assigned to the job. */
 function nodesOf(job: AnyJob): { healthy?: number; wanted: number; isWhole: boolean } {
   const launched = job.GenerationNodeCount ?? job.NodeCount ?? 0
   const assigned = job.AssignedNodeCount ?? 0
@@ -168,13 +168,13 @@ function protectionWord(job: AnyJob, protection: Protection | undefined, nodes: 
   return state
 }
 
-/** No step is committed, and no more steps were made than the first commit takes. */
+/** Whether no step is committed, and the job has made no more steps than the first commit takes. */
 function isBeforeFirstCommit(job: AnyJob, protection?: Protection): boolean {
   return (newestCommit(job, protection) ?? -1) < 0 && reachedStep(job) <= FIRST_COMMIT_STEPS
 }
 const FIRST_COMMIT_STEPS = 3
 
-/** A job with one copy of each shard may have all its copies, and does not survive the loss of one node. */
+/** Whether the job's steps survive the loss of one node. With one copy of each shard they do not, even if complete. */
 function survivesNodeLoss(job: AnyJob, protection?: Protection): boolean {
   const odds = protection?.RecoveryOdds?.find((each) => each.LostNodes === 1)
   return odds === undefined ? (job.SurvivesNodeLoss ?? true) : odds.Probability >= 1
@@ -362,7 +362,7 @@ export const statementHook = (figures: JobFigures, name: string, { tone, title }
 
 type AnyFigures =
   JobFigures | IncidentFigures | FleetFigures | NodeFigures | ReturnType<typeof similarFigures>
-/** Fields of figures that pages show: those with one number or word. */
+/** Names of the fields with a single number or word. Only such fields can be shown as a figure. */
 export type Field<F extends AnyFigures> = {
   [K in keyof F & string]:
     K extends 'of' | `${string}Tone` ? never : NonNullable<F[K]> extends string | number ? K : never

@@ -1,4 +1,4 @@
-/** What the pages say about fleets, and the settings that a person changes. Pure. */
+/** The verdicts of the pages about fleets, and the settings of a fleet that a person can change. Pure. */
 import type { Fleet, Node, UpdateFleetRequest } from '../contract'
 import { FLEET, FLEETS } from '../words/fleets'
 import { fleetFigures } from './figures'
@@ -52,11 +52,11 @@ export interface FleetForm {
   least: number | string
 }
 
-/** Return the values with which the form begins. A policy has no fixed number of spares. */
+/** Return the initial values of the form. The field of spares is empty for a fleet with a spare policy. */
 export const formOf = (fleet: Desired): FleetForm =>
   ({ spares: fleet.SparePolicy === undefined ? fleet.SpareCount : '', least: fleet.MinNodeCount })
 
-/** Return the changed fields of the form. Any fixed number of spares replaces a policy. */
+/** Return the changed fields of the form. A number in the field of spares replaces the fleet's spare policy. */
 export function changesOf(fleet: Desired, form: FleetForm): Pick<UpdateFleetRequest, 'SpareCount' | 'MinNodeCount'> {
   const before = formOf(fleet)
   const isChanged = (key: keyof FleetForm) => form[key] !== '' && String(form[key]) !== String(before[key])

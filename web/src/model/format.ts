@@ -1,11 +1,11 @@
-/** Figures and moments as people read them. Pure: the time is an argument. */
+/** Formats numbers, durations and times for people. Pure: the current time is an argument. */
 
 export const WORLD = 'en-GB'
 
-/** 1204 → 1,204. */
+/** Format a whole number: 1204 → 1,204. */
 export const count = (value: number): string => value.toLocaleString('en-US', { maximumFractionDigits: 0 })
 
-/** What a length of time is called: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min, 4 d 3 h. */
+/** Format a duration: 0.4 s, 12 s, 3 min 05 s, 2 h 10 min, 4 d 3 h. */
 export function duration(seconds: number): string {
   const s = Math.max(0, seconds)
   if (s > 0 && s < 0.05) return '< 0.1 s'
@@ -19,7 +19,7 @@ export function duration(seconds: number): string {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`
 }
 
-/** How long ago `at` was: just now, 12 s ago. */
+/** Return how long ago `at` was: just now, 12 s ago. */
 export function ago(at: number, now: number): string {
   const passed = now - at
   if (passed < -1) return `in ${duration(-passed)}`
@@ -39,7 +39,7 @@ function coarse(seconds: number): string {
   return `${Math.floor(seconds / 86400)} d`
 }
 
-/** 2026-03-01 12:00:05 UTC. */
+/** Format Unix seconds in UTC: 2026-03-01 12:00:05 UTC. */
 export const utc = (at: number): string => `${new Date(at * 1000).toISOString().slice(0, 19).replace('T', ' ')} UTC`
 
 /** Return a moment in UTC and, if it differs, in the reader's time zone. */
@@ -64,7 +64,7 @@ export function local(at: number, zone?: string): string {
   return `${day} ${parts.find((part) => part.type === 'timeZoneName')?.value ?? ''}`.trim()
 }
 
-/** 1.5 GiB. */
+/** Format a number of bytes: 1.5 GiB. */
 export function bytes(value: number): string {
   const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
   let scaled = value
@@ -76,12 +76,12 @@ export function bytes(value: number): string {
   return `${unit === 0 ? scaled : scaled.toFixed(1)} ${units[unit]}`
 }
 
-/** `$1,204.50` */
+/** Format an amount in US dollars: $1,204.50. */
 export function dollars(usd: number): string {
   return usd.toLocaleString('en-US', { style: 'currency', currency: 'USD' })
 }
 
-/** A probability that is never rounded up to certainty: 93 %, 99.98 %, 100 %. */
+/** Format a probability, and never round it up to 100 %: 93 %, 99.98 %, 100 %. */
 export function percent(ratio: number): string {
   if (ratio >= 1) return '100 %'
   if (ratio <= 0) return '0 %'
@@ -92,19 +92,19 @@ export function percent(ratio: number): string {
   return ratio > 0.5 ? '> 99.9999 %' : '< 0.0001 %'
 }
 
-/** 1 step, 2 steps. */
+/** Return a number with its noun: 1 step, 2 steps. */
 export const plural = (value: number, noun: string, nouns = `${noun}s`): string =>
   `${count(value)} ${value === 1 ? noun : nouns}`
 
-/** A sentence out of what may be none. */
+/** Return a text as a sentence: with a capital first letter and a full stop. Empty for an empty text. */
 export const sentence = (text: string): string => {
   const trimmed = text.trim()
   if (!trimmed) return ''
-  const first = /^i-[0-9a-f]{8}/.test(trimmed) ? 'i' : trimmed[0]!.toUpperCase() // an instance's id is no word
+  const first = /^i-[0-9a-f]{8}/.test(trimmed) ? 'i' : trimmed[0]!.toUpperCase() // the id of an instance is no word
   return first + trimmed.slice(1) + (/[.!?]$/.test(trimmed) ? '' : '.')
 }
 
-/** What is told of a text of many lines, as of a failure with its traceback: how it begins, and its last line. */
+/** Return the first and the last line of a text as sentences, for example of a failure with its traceback. */
 export function headline(text: string): string {
   const lines = text.split('\n').map((line) => line.trim()).filter(Boolean)
   return lines.length < 2 ? sentence(lines[0] ?? '') : `${sentence(lines[0]!)} ${sentence(lines.at(-1)!)}`
@@ -113,5 +113,5 @@ export function headline(text: string): string {
 /** Return a text with a capital first letter. */
 export const capitalized = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1)
 
-/** instance_terminated → instance terminated. */
+/** Return the words of an identifier: instance_terminated → instance terminated. */
 export const words = (identifier: string): string => identifier.replace(/_/g, ' ')

@@ -1,4 +1,4 @@
-/** Whether an incident is over. Pure. */
+/** How an incident ended, or what happens in it now. Pure. */
 import type { CapacityWait, Incident } from '../contract'
 import { INCIDENT, OUTCOMES } from '../words/incident'
 import { phaseWords } from './causes'
@@ -20,11 +20,11 @@ export const missingWords = ({ MissingNodeCount, InstanceType, AvailabilityZone 
 export const attemptWords = ({ NextAttemptTime: at }: CapacityWait, now: number): string =>
   at <= now + 1 ? INCIDENT.wait.due : soon(at, now)
 
-/** Return the first sentence of AWS's own words. */
+/** Return the first sentence of AWS's message about the missing capacity. */
 export const quoteOf = ({ Message }: CapacityWait): string =>
   INCIDENT.wait.quote(Message.split('. ')[0]!.replace(/\.$/, ''))
 
-/** For this long after its end, an incident is as important as an open one. */
+/** Seconds after its end for which pages treat an incident like an open one. */
 const RECENT_SECONDS = 900
 
 /** Whether the incident is open, ended a short time ago, or ended its job. `now`: Unix seconds. */
@@ -34,7 +34,7 @@ export const isRecent = (incident: Incident, now: number): boolean =>
 /**
  * Return what happens now in an open incident. `now`: Unix seconds.
  *
- * undefined: the incident is closed, or the job waits for AWS, which the verdict and the cause say.
+ * undefined: the incident is closed, or the job waits for AWS: the page's verdict and cause then show the wait.
  */
 export function presentWords(incident: Incident, now: number): string | undefined {
   if (incident.ClosedAt !== undefined || incident.Wait !== undefined) return undefined
@@ -42,7 +42,7 @@ export function presentWords(incident: Incident, now: number): string | undefine
   return INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds))
 }
 
-/** Return the badge of an incident: its outcome, or the time of the next attempt. Amber: a person must decide. */
+/** Return an incident's badge: its outcome, or the time of the next attempt. Tone `warn`: a person must decide. */
 export function standingOf(incident: Incident, now: number): { word: string; tone: Tone } {
   if (incident.Wait === undefined) return OUTCOMES[outcomeOf(incident)]
   const word = INCIDENT.retries(attemptWords(incident.Wait, now))

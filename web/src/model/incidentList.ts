@@ -2,7 +2,7 @@
 import type { Incident } from '../contract'
 import { causeWords } from './causes'
 
-/** An empty field is no condition. */
+/** The filter of the list. An incident must match every field that is not empty. */
 export interface IncidentFilter {
   text: string
   state: '' | 'open' | 'closed'
@@ -29,14 +29,14 @@ export function filtered(incidents: readonly Incident[], filter: IncidentFilter)
   })
 }
 
-/** How soon an incident needs a look: 0 open and not acknowledged, 1 open, 2 closed. */
+/** Return the urgency of an incident: 0 open and not acknowledged, 1 open and acknowledged, 2 closed. */
 const trouble = (incident: Incident): number =>
   incident.ClosedAt !== undefined ? 2 : incident.AcknowledgementTime === undefined ? 0 : 1
 
-/** Return the incidents in the order of their trouble, and the newest first within it. */
+/** Return the incidents, the most urgent first, and the newest first among equally urgent incidents. */
 export const troubleFirst = (incidents: readonly Incident[]): Incident[] =>
   incidents.toSorted((a, b) => trouble(a) - trouble(b) || b.OpenedAt - a.OpenedAt)
 
-/** Values of a field, each once, in alphabetical order. */
+/** Return the values that a field has in these incidents, each once, in alphabetical order. */
 export const valuesOf = (incidents: readonly Incident[], field: 'Cause' | 'Owner' | 'Project'): string[] =>
   [...new Set(incidents.flatMap((each): string[] => (each[field] === undefined ? [] : [each[field]])))].toSorted()

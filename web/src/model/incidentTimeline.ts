@@ -16,13 +16,13 @@ export interface Moment {
   note?: Note
 }
 
-/** Types of events that repeat what the timeline shows itself. */
+/** Types of events that are left out, because the timeline already shows their content. */
 const REPEATED = new Set(['IncidentNoteCreated'])
 
 /**
  * Return the moments of an incident, oldest first. At equal times, a milestone precedes an event.
  *
- * `events`: of the job, around the incident. `lines`: the last lines before the failure, in the order of time.
+ * `events`: the job's events around the incident. `lines`: the last log lines before the failure, in the order of time.
  */
 export function momentsOf(incident: Incident, events: readonly Event[], lines: readonly LogEvent[]): Moment[] {
   const words = INCIDENT.timeline

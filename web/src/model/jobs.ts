@@ -1,11 +1,11 @@
-/** The list of jobs: addresses, filters, orders, columns and the order of trouble. Pure. */
+/** The list of jobs: addresses, filters, sort orders, columns, and how urgent each job is (its trouble). Pure. */
 import type { TrainingJobSummary } from '../contract'
 import { jobFigures } from './figures'
 import { isOver } from './standing'
 
 export type Named = Pick<TrainingJobSummary, 'TrainingJobName'> & Partial<Pick<TrainingJobSummary, 'RunId'>>
 
-/** Return a function to a job's address: its name, or its RunId if jobs of several projects have the name. */
+/** Return a function that returns a job's address: its name, or its RunId if several jobs have the name. */
 export function addressesOf(jobs: readonly TrainingJobSummary[]): (job: Named) => string {
   const names = new Set<string>()
   const ambiguous = new Set<string>()
@@ -15,7 +15,7 @@ export function addressesOf(jobs: readonly TrainingJobSummary[]): (job: Named) =
 
 /** A failed job needs attention for this long after its end. */
 export const FAILED_SECONDS = 86_400
-/** A launch has this many steps to replicate its first one before its job counts as unprotected. */
+/** Up to this step, a job does not count as unprotected, because the first commit takes a few steps. */
 const FIRST_STEPS = 3
 
 /** How urgent a job is, the most urgent first. `failed` contains only recent failures; older ones are `finished`. */
@@ -24,7 +24,7 @@ const TROUBLES = [
 ] as const
 export type Trouble = (typeof TROUBLES)[number]
 
-/** Return the place of a job in the order of trouble. `now`: Unix seconds. */
+/** Return how urgent a job is, as a key of `TROUBLES`. `now`: Unix seconds. */
 export function troubleOf(job: TrainingJobSummary, now: number): Trouble {
   if (isOver(job)) {
     const isRecent = now - (job.TrainingEndTime ?? 0) < FAILED_SECONDS
@@ -58,7 +58,7 @@ export const ORDERS = [
   'trouble', 'created', 'name', 'step', 'left', 'fleet', 'ettr', 'cost', 'nodes', 'incidents', 'priority',
 ] as const
 export type Order = (typeof ORDERS)[number]
-/** Return the order that an address names; trouble first without one. */
+/** Return the sort order that an address names. Without one, the most urgent jobs come first. */
 export const orderOf = (name: string | null): Order => ORDERS.find((order) => order === name) ?? 'trouble'
 
 type Compare = (a: TrainingJobSummary, b: TrainingJobSummary) => number
@@ -104,7 +104,7 @@ function byTrouble(jobs: readonly TrainingJobSummary[], now: number): Compare {
   return (a, b) => places.get(a)! - places.get(b)!
 }
 
-/** Number of jobs by trouble. */
+/** Return the number of jobs of each urgency in `TROUBLES`. */
 export function troubleCounts(jobs: readonly TrainingJobSummary[], now: number): Record<Trouble, number> {
   const counts = Object.fromEntries(TROUBLES.map((trouble) => [trouble, 0])) as Record<Trouble, number>
   for (const job of jobs) counts[troubleOf(job, now)] += 1
@@ -126,7 +126,7 @@ export function columnsOf(text: string): readonly Column[] {
   return found.length > 1 ? found : DEFAULT_COLUMNS
 }
 
-/** Return how an address names columns. The default has no name. */
+/** Return the text that names columns in an address. It is empty for the default columns. */
 export function columnsText(columns: readonly Column[]): string {
   const ordered = COLUMNS.filter((column) => columns.includes(column))
   return ordered.join() === DEFAULT_COLUMNS.join() ? '' : ordered.join()
@@ -139,7 +139,7 @@ export interface SavedView {
 }
 const MOST_VIEWS = 30
 
-/** Return the views of a stored text. A text that this version cannot read has none. */
+/** Return the views in a stored text. The result is empty if this version cannot read the text. */
 export function viewsOf(stored: string | null): SavedView[] {
   try {
     const views: unknown = JSON.parse(stored ?? '[]')

@@ -3,7 +3,7 @@ import type { Incident, LogEvent } from '../contract'
 import { pieces, plain, type Piece } from './ansi'
 
 export interface Line {
-  /** Number in this page's memory. Lines that are read before the first one have negative numbers. */
+  /** Position of the line relative to the first line that this page has read, which is 0. Older lines are negative. */
   number: number
   /** Unix time in milliseconds. */
   at: number
@@ -18,7 +18,7 @@ export interface Line {
   raw: string
 }
 
-/** The most lines that a page holds. Links and the filter reach older lines. */
+/** Maximum number of lines that a page holds. A link or a filter can load older lines. */
 export const MOST_LINES = 100_000
 /** A full page drops this many lines at once, so that it does not drop one with each new line. */
 const DROPPED_LINES = 20_000
@@ -37,8 +37,8 @@ const lineOf = (event: LogEvent, number: number): Line => ({
 /**
  * Return the held lines with the lines of `events` appended.
  *
- * Beyond the limit, the oldest lines are dropped. Lines of one moment are dropped together, because pages of older
- * lines are requested by time.
+ * Above `MOST_LINES`, the oldest lines are dropped. Lines with equal times are dropped together, because the page
+ * requests older lines by the time of the oldest held line.
  */
 export function appended(held: readonly Line[], events: readonly LogEvent[]): { lines: Line[]; isCut: boolean } {
   const next = (held.at(-1)?.number ?? -1) + 1
@@ -55,26 +55,26 @@ export function prepended(held: readonly Line[], events: readonly LogEvent[]): L
   return [...events.map((event, index) => lineOf(event, first - events.length + index)), ...held]
 }
 
-/** Return the pieces of a line with their colors. */
+/** Return the pieces of a line, each with its text and its CSS classes. */
 export const look = (line: Line): Piece[] => pieces(line.raw)
 
-/** Words of a line about a failure. */
+/** Words by which a line is recognized as a line about a failure. */
 const FAILURE = /traceback|error\b|exception|fatal|killed|segmentation|out of memory|\bnan\b|assert/i
 export const tellsOfFailure = (line: Line): boolean => line.stream === 'gap' || FAILURE.test(line.text)
 
-/** Return the numbers of the lines that contain `text`, in upper or lower case. */
+/** Return the `number` of each line that contains `text`, ignoring case. */
 export function hits(lines: readonly Line[], text: string): number[] {
   const wanted = text.toLowerCase()
   return wanted ? lines.filter((line) => line.text.toLowerCase().includes(wanted)).map((line) => line.number) : []
 }
 
-/** Return the current match: the one before, as long as it matches, otherwise the newest match. */
+/** Return the number of the current match: the previous match if it still matches, or else the newest match. */
 export const hitOf = (matches: readonly number[], before: number | undefined): number | undefined =>
   before !== undefined && matches.includes(before) ? before : matches.at(-1)
 
 const SEPARATOR = '~'
 
-/** Return a line's address, equal in every browser: launch, time, rank, and the number among such lines. */
+/** Return a line's address, equal in every browser: launch, time, rank, and position among lines with equal values. */
 export function placeOf(line: Line, lines: readonly Line[]): string {
   const alike = lines.filter((each) => each.at === line.at && isOf(each, line.generation, line.rank))
   const nth = alike.findIndex((each) => each.number === line.number)
@@ -98,14 +98,14 @@ export function readPlace(text: string): Place | undefined {
 const isOf = (line: Line, generation: number, rank: number | undefined) =>
   line.generation === generation && line.rank === rank
 
-/** Return the line at a place, or the nearest one before it: retention may have deleted the line. */
+/** Return the line with an address. If retention has deleted the line, return the nearest earlier line. */
 export function lineAt(place: Place, lines: readonly Line[]): Line | undefined {
   const alike = lines.filter((line) => line.at === place.at && isOf(line, place.generation, place.rank))
   const before = lines.findLast((line) => line.generation === place.generation && line.at <= place.at)
   return alike[place.nth] ?? alike.at(-1) ?? before ?? lines[0]
 }
 
-/** Lines of a failure may carry a time up to this much later, because agents read the output with a delay. */
+/** Milliseconds by which the times of a failure's lines may follow the failure: agents read the output with a delay. */
 const AFTER_MS = 2_000
 
 /** Return the line that explains an incident: the last line about a failure in its launch, up to the failure. */

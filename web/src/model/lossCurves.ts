@@ -1,7 +1,7 @@
-/** Which loss curves a list requests, so that each curve of a row in view is requested once per change. Pure. */
+/** Selects the loss curves that a list requests: those of rows in view that are missing or out of date. Pure. */
 import type { LossCurve } from '../contract'
 
-/** The curve of one job, and when and at which step it was requested. `values`: null where a value is not finite. */
+/** The loss curve of one job, with the time and the step of its request. `values`: null if a value is not finite. */
 export interface HeldCurve {
   values: (number | null)[]
   /** The step of the job when its curve was requested. */
@@ -11,12 +11,12 @@ export interface HeldCurve {
 }
 export type HeldCurves = Readonly<Record<string, HeldCurve>>
 
-/** Most curves of one request, as the API limits it. */
+/** Maximum number of curves per request. The API sets this limit. */
 export const MOST_CURVES = 50
 const REFRESH_SECONDS = 30
 const MOST_HELD = 1_000
 
-/** Return the runs whose curve is missing, or old while the job has made steps since. */
+/** Return the runs whose curve is missing, or is old and lacks steps that the job has made since its request. */
 export function curvesToRequest(
   jobs: readonly { RunId: string; Boundary: number }[], held: HeldCurves, now: number,
 ): string[] {

@@ -5,22 +5,22 @@ import type { ProtectionWord } from './figures'
 import { ago, count, plural } from './format'
 
 /**
- * What a node holds of a shard.
+ * What a node holds of a shard. A copy counts if its node is in the view, so that commits wait for it.
  *
- * - own: the owner's copy, counted.
- * - copy: a counted copy of the committed step.
- * - behind: counted, but older than the committed step.
- * - out: not counted.
+ * - own: the copy on the owner's node; it counts.
+ * - copy: a copy of the committed step on another node; it counts.
+ * - behind: a copy of an older step; it counts.
+ * - out: a copy that does not count.
  */
 export type Cell = 'own' | 'copy' | 'behind' | 'out'
 
 export interface Row {
   shard: ShardProtection
-  /** Counted holders. */
+  /** Number of holders whose copy counts. */
   held: number
-  /** Holders that should count: Copies, or with parity all nodes of the group. */
+  /** Number of holders whose copy should count: Copies, or with parity all nodes of the parity group. */
   wanted: number
-  /** The shard has fewer holders than wanted, is behind the newest committed step, or reports a problem. */
+  /** Whether the shard has fewer holders than wanted, is behind the newest committed step, or reports a problem. */
   hasProblem: boolean
   cells: Map<string, Cell>
 }
@@ -87,13 +87,13 @@ export function heldWords(holder: Holder, now: number): string {
   return `${MATRIX.held(count(holder.VerifiedStep))}${lag}${at}${domain}`
 }
 
-/** What may be lost at once. `probability`: that every shard survives in memory, 0 to 1. */
+/** A simultaneous loss of nodes or failure domains. `probability` that every shard survives it in memory, 0 to 1. */
 export interface LossOdds {
   lost: string
   probability: number
 }
 
-/** Return the odds of losses: of nodes, then of failure domains. */
+/** Return the odds of surviving each loss: first of nodes, then of failure domains. */
 export function losses({ RecoveryOdds = [], DomainOdds = [] }: Partial<DescribeProtectionResponse>): LossOdds[] {
   return [
     ...RecoveryOdds.map((odds) => ({ lost: plural(odds.LostNodes, 'node'), probability: odds.Probability })),

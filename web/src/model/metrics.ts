@@ -1,11 +1,11 @@
-/** Metrics as lines of a chart, over steps, time or tokens, and the failures between them. Pure. */
+/** Converts metrics to the lines of a chart over steps, time or tokens, with the failures on its axis. Pure. */
 import type { Incident, MetricDataResult, TrainingJob } from '../contract'
 import { COLUMNS, type Logged } from './changes'
 
-/** `elapsed`: seconds since the first value. `tokens`: the metric that counts tokens, see `tokensMetric`. */
+/** `elapsed`: seconds since the first value. `tokens`: values of the metric that counts tokens (`tokensMetric`). */
 export type Axis = 'step' | 'wall' | 'elapsed' | 'tokens'
 
-/** A part of an axis that the service can restrict metrics to. */
+/** A part of an axis. A request for metrics can be limited to it. */
 export interface Window {
   axis: 'step' | 'wall'
   from: number
@@ -18,7 +18,7 @@ type Values = readonly (number | null)[]
 export interface Series {
   /** Positions on the axis, rising. */
   x: number[]
-  /** Means. null: the value is not finite, or training stood still; a chart draws a gap. */
+  /** Means. null: the value is not finite, or training stood still. A chart then draws a gap. */
   y: Values
   low: Values
   high: Values
@@ -101,7 +101,7 @@ interface Scale {
   gaps?: readonly number[]
   /** Zero of elapsed time, in Unix seconds. */
   startedAt?: number
-  /** From a step to tokens. */
+  /** Converts a step to the number of tokens; null outside the logged steps. */
   tokens?: (step: number) => number | null
 }
 
@@ -118,7 +118,7 @@ export function series(metric: MetricDataResult, { axis, gaps = [], startedAt = 
   const breaks = isTime ? [...gaps, ...silences(metric.Times)].sort((a, b) => a - b) : []
   metric.Steps.forEach((_, index) => {
     const x = position(index)
-    if (x === null || x < (rows.at(-1)?.x ?? x)) return // a counter of tokens that falls has no place on the axis
+    if (x === null || x < (rows.at(-1)?.x ?? x)) return // skip a point at which the counter of tokens has fallen
     while (next < breaks.length && breaks[next]! - shift < x) {
       const at = breaks[next++]! - shift
       const before = rows.at(-1)
@@ -142,7 +142,7 @@ export function series(metric: MetricDataResult, { axis, gaps = [], startedAt = 
   }
 }
 
-/** A longer pause between two points than this many usual ones is a gap. */
+/** A pause between two points is a gap if it is longer than this many times the median pause. */
 const SILENCE_FACTOR = 10
 const MIN_SILENCE_SECONDS = 60
 
@@ -154,7 +154,7 @@ function silences(times: readonly number[]): number[] {
   return pauses.flatMap((pause, index) => (pause > most ? [times[index]! + usual] : []))
 }
 
-/** Return whether a window has more points than the response: one of its points joins several steps. */
+/** Return whether finer points exist for a window: the response has a point in it that joins several steps. */
 export function isCoarse(metrics: Logged, window: Window): boolean {
   return [...metrics.values()].some((metric) =>
     metric.LastSteps.some((last, index) => metric.Steps[index]! < last && touches(metric, index, window)),

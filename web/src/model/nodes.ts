@@ -1,4 +1,4 @@
-/** What a person can do with a node, and which nodes of a fleet need attention. Pure; the server decides. */
+/** What a person can do with a node, and which nodes of a fleet need attention. Pure. The server checks each action. */
 import type { Event, Node } from '../contract'
 import { NODES } from '../words/nodes'
 import { plural, sentence, words } from './format'
@@ -8,7 +8,7 @@ export type NodeOperation = 'DrainNode' | 'HoldNode' | 'ReplaceNode' | 'RebootNo
 export interface NodeAction {
   verb: string
   operation: NodeOperation
-  /** ReleaseNode with this also ends the instance. */
+  /** True for a call of ReleaseNode that also terminates the instance. */
   terminate?: boolean
   takesReason: boolean
   /** What happens to the node and its job. */
@@ -39,21 +39,25 @@ export function actionsOf(node: Pick<Node, 'NodeStatus' | 'Hold' | 'Request'>): 
   }
 }
 
-/** Return the verb of the action that the API recommends for a held node. undefined: the facts do not decide. */
+/** Return the verb of the action that the API recommends for a held node. undefined: the API recommends none. */
 export function recommendedVerb({ HoldAdvice: advice }: Pick<Node, 'HoldAdvice'>): string | undefined {
   if (advice?.Decision === 'Terminate') return END.verb
   return advice?.Decision === 'Release' ? RELEASE.verb : undefined
 }
 
-/** Return the verb that a node's dialog preselects: the recommended one, or else the safest. None if neither exists. */
 type Decided = Pick<Node, 'NodeStatus' | 'Hold' | 'HoldAdvice' | 'Request'>
+/**
+ * Return the verb that a node's dialog preselects: the recommended one, or else the safest.
+ *
+ * undefined: the node permits no action, or it is held with several actions and the API recommends none.
+ */
 export function preselectedVerb(node: Decided): string | undefined {
   const actions = actionsOf(node)
   const isHeld = node.NodeStatus === 'held'
   return recommendedVerb(node) ?? (isHeld && actions.length > 1 ? undefined : actions[0]?.verb)
 }
 
-/** Return nodes in the order of a table: the target of a link, living nodes from the newest, then ended nodes. */
+/** Return nodes in the order of a table: the target of a link, then living nodes, then ended nodes, newest first. */
 export function arrangedNodes(living: readonly Node[], ended: readonly Node[], target?: Node): Node[] {
   const nodes = new Map([...(target ? [target] : []), ...ended, ...living].map((node) => [node.NodeId, node]))
   const rank = (node: Node) => (node.NodeId === target?.NodeId ? 0 : node.NodeStatus === 'gone' ? 2 : 1)
@@ -67,7 +71,7 @@ export interface NodeNotice {
   text: string
 }
 
-/** Return the held nodes, and those with a pending request of a person. */
+/** Return a notice for each held node and for each node with a pending request of a person. */
 export function nodeNotices(nodes: readonly Node[]): NodeNotice[] {
   return nodes.flatMap((node) => {
     const { NodeId: nodeId } = node
@@ -82,7 +86,7 @@ export function nodeNotices(nodes: readonly Node[]): NodeNotice[] {
 
 type Exposed = Pick<Node, 'NodeId' | 'NodeStatus' | 'Exposure'>
 
-/** Return what the code of jobs can read on nodes although it should not: each sentence once, with its nodes. */
+/** Return the sentences about data that the code of jobs can read on nodes but should not, each with its nodes. */
 export function exposures(nodes: readonly Exposed[]): { text: string; nodeIds: string[] }[] {
   const found = new Map<string, string[]>()
   for (const { NodeId, NodeStatus, Exposure } of nodes) {
@@ -93,7 +97,7 @@ export function exposures(nodes: readonly Exposed[]): { text: string; nodeIds: s
 
 type Sending = Pick<Node, 'NodeStatus' | 'ReplicaTransport' | 'ReplicaTransportReason'>
 
-/** Return the transports of replicas with their numbers of nodes, and each reason for TCP once. */
+/** Return how nodes send replicas: each transport with its number of nodes, and each reason for the use of TCP once. */
 export function transportsOf(nodes: readonly Sending[]): string {
   const counts = new Map<string, number>()
   for (const { NodeStatus, ReplicaTransport: transport, ReplicaTransportReason: reason } of nodes) {
@@ -107,7 +111,7 @@ export function transportsOf(nodes: readonly Sending[]): string {
 
 const NOTICES = new Set(['NoticeReceived', 'NodesToBeLeft'])
 
-/** Return the newest notices of AWS, the newest first. */
+/** Return the newest `most` notices of AWS, the newest first. */
 export const noticesIn = (events: readonly Event[], most = 5): Event[] =>
   events.filter((event) => NOTICES.has(event.Type)).toReversed().slice(0, most)
 

@@ -4,12 +4,12 @@ import { WATCH } from '../words/people'
 import { attention } from './attention'
 import { addressesOf } from './jobs'
 
-/** A notification. `key` identifies the need: equal needs have equal keys. */
+/** A notification that a job needs a person. `key` identifies the job and the reason, so that each is shown once. */
 export interface Alert {
   key: string
   title: string
   body: string
-  /** Path of the page that says more. */
+  /** Path of the page with details. */
   to: string
 }
 
@@ -28,8 +28,8 @@ export function alertsOf(jobs: readonly TrainingJobSummary[], watched: ReadonlyS
 /**
  * Return the alerts to show now.
  *
- * `known`: keys of the alerts that the previous answer had. undefined: there was no previous answer. The first answer
- * shows nothing, because its needs may be hours old and the page shows them.
+ * `known`: keys of the alerts after the previous answer of the API. undefined: this is the first answer. It causes no
+ * notification, because its alerts may be hours old and the page shows them.
  */
 export const newAlerts = (alerts: readonly Alert[], known: ReadonlySet<string> | undefined): Alert[] =>
   known === undefined ? [] : alerts.filter((alert) => !known.has(alert.key))

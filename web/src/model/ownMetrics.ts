@@ -29,7 +29,7 @@ export const titleOf = (name: string): string => OWN[name]?.title ?? name
 
 export const isOwn = (name: string): boolean => name.startsWith(PREFIX)
 
-/** Return what a metric counts, by the end of its name. */
+/** Return the unit of a metric, which the end of its name determines. */
 export function unitOf(name: string): Unit {
   if (/_bytes_per_(second|sec)$/.test(name)) return 'bytes/s'
   if (name.endsWith('_bytes')) return 'bytes'
@@ -42,10 +42,10 @@ export interface Group {
   names: string[]
 }
 
-/** The title of metrics whose names have no prefix. */
+/** Title of the group of metrics whose names have no prefix. */
 export const UNPREFIXED = 'Logged by the script'
 
-/** Return metrics by the prefix of their names, train/ first, then those that Everstep measures, by subject. */
+/** Group the script's metrics by the prefix of their names: no prefix first, then train/. Group Everstep's by subject. */
 export function groups(names: readonly string[]): Group[] {
   const found = new Map<string, string[]>()
   const prefix = (name: string) => (name.includes('/') ? name.slice(0, name.indexOf('/')) : UNPREFIXED)

@@ -98,7 +98,7 @@ function ownActions(): Entry[] {
 /**
  * Return the first entries that contain every word of the text.
  *
- * A text of several words names an action, so entries that begin with such a text come first.
+ * If the text has several words, entries that begin with it come first, because such a text usually names an action.
  */
 export function matching(entries: readonly Entry[], text: string, limit: number): Entry[] {
   const wanted = text.trim().toLowerCase()

@@ -1,4 +1,4 @@
-/** The plan of a dry run in words. Pure. */
+/** Describes the plan that a dry run of a job's submission returns. Pure. */
 import type { TrainingJobPlan } from '../contract'
 import { PLAN } from '../words/submit'
 import type { Statement } from './facts'
@@ -6,7 +6,7 @@ import { bytes, count, dollars, duration, percent, plural, sentence } from './fo
 
 export interface Planned {
   start: Statement
-  /** Label and value, without what a new fleet does not know. */
+  /** Label and value of each fact that the API returns. A new fleet, for example, has no MTTF yet. */
   facts: [string, string][]
 }
 

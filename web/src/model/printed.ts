@@ -1,4 +1,4 @@
-/** Lines of several ranks as one text. Pure. */
+/** Merges the log lines of several ranks. Pure. */
 import type { LogEvent } from '../contract'
 
 type Placed = Pick<LogEvent, 'Timestamp' | 'NodeId' | 'Rank' | 'Stream'>
@@ -6,8 +6,8 @@ type Placed = Pick<LogEvent, 'Timestamp' | 'NodeId' | 'Rank' | 'Stream'>
 /**
  * Merge lines by time without changing the order of any rank's own lines.
  *
- * The time of a line is when its agent read it. A clock may be set back, so a line counts as no older than the line
- * before it of the same rank and stream.
+ * The time of a line is the time at which its agent read the line. The agent's clock may be set back. A line therefore
+ * counts as no older than the previous line of the same rank and stream.
  */
 export function inLineOrder<T extends Placed>(lines: readonly T[]): T[] {
   const newest = new Map<string, number>()

@@ -14,7 +14,7 @@ export interface Sample {
 
 const WINDOW_SECONDS = 30
 const MOST_SAMPLES = 120
-/** A visible page polls every 2 s. A change after a longer gap has no known time. */
+/** Longest time between two samples of a visible page, which polls every 2 or 4 s. A longer gap hides a step's time. */
 const GAP_SECONDS = 10
 
 /**

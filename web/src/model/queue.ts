@@ -8,14 +8,14 @@ const WITHOUT_NODES = new Set(['Pending', 'Paused'])
 /**
  * Return the jobs that may wait for nodes, higher priority first, then the oldest.
  *
- * Only the description of an interrupted job says whether it waits.
+ * The result contains all interrupted jobs, because only the description of such a job shows whether it waits.
  */
 export const queueOf = (jobs: readonly TrainingJobSummary[]): TrainingJobSummary[] =>
   jobs
     .filter((job) => job.SecondaryStatus === 'Pending' || job.SecondaryStatus === 'Interrupted')
     .toSorted((a, b) => b.Priority - a.Priority || a.CreationTime - b.CreationTime)
 
-/** Return the described jobs that wait, in the order in which the control plane serves them. */
+/** Return the waiting jobs among descriptions, in the order in which the control plane serves them. */
 export const waiting = (described: readonly TrainingJob[]): TrainingJob[] =>
   described.filter(isQueued).toSorted((a, b) => (a.QueuePosition ?? Infinity) - (b.QueuePosition ?? Infinity))
 
@@ -23,7 +23,7 @@ type Waiting = Pick<TrainingJob, 'NodeCount' | 'Priority' | 'FleetName' | 'RunId
 type Limits = Pick<Fleet, 'MaxNodeCount' | 'FleetStatus' | 'AutoScalingGroupName'>
 
 /**
- * Return what would start a waiting job, the most likely first. Each sentence is a fact of the fleet as it is now.
+ * Return what would start a waiting job, one sentence each, the most likely first. All follow from the fleet's state.
  *
  * `queued`: RunIds of all waiting jobs.
  */

@@ -1,4 +1,4 @@
-/** What the Reports page computes from a report of the API: its time range, its trends and its CSV files. Pure. */
+/** Computes the time range, the trends and the CSV files of the Reports page from a report of the API. Pure. */
 import type { Report, ReportFigures, ReportIncidents } from '../contract'
 import { duration } from './format'
 
@@ -7,7 +7,7 @@ export type Range = (typeof RANGES)[number]
 const HOURS: Readonly<Record<Exclude<Range, 'custom'>, number>> = { '24h': 24, '7d': 168, '30d': 720, '90d': 2160 }
 const HOUR = 3600
 
-/** The time range of an address. Times are Unix seconds; without an end, the range ends now. */
+/** The time range that an address names, in Unix seconds. Without `end`, the range ends now. */
 export interface Span {
   range: Range
   start: number
@@ -39,7 +39,7 @@ export function spanOf(search: URLSearchParams, now: number): Span {
     : { range, start: from, end: to + 24 * HOUR }
 }
 
-/** 00:00 UTC of the day that contains a moment, or the second before the moment: a range must not be empty. */
+/** 00:00 UTC of the day of `now`. At 00:00 itself, the second before, because a time range must not be empty. */
 export const startOfDay = (now: number): number => Math.min(now - 1, Math.floor(now / 86400) * 86400)
 
 /** A dollar amount; a dash without one. */
@@ -82,7 +82,7 @@ export const moneyTick = (usd: number): string =>
 /** A value of a ratio axis, such as `50 %`. */
 export const ratioTick = (value: number): string => `${Math.round(value * 100)} %`
 
-/** The buckets in which a job or an idle node existed. */
+/** The time buckets of a report in which a job or an idle node existed. */
 export const busyBuckets = (report: Report): Report['Buckets'] =>
   report.Buckets.filter(({ Figures }) =>
     [...Object.values(Figures.AccountingSeconds), ...Object.values(Figures.IdleNodeSeconds)].some(
@@ -94,7 +94,7 @@ export const busyBuckets = (report: Report): Report['Buckets'] =>
 export const hours = (seconds: number): string =>
   (seconds / HOUR).toLocaleString('en-US', { maximumFractionDigits: seconds >= 1000 * HOUR ? 0 : 1 })
 
-/** Steps that recoveries repeated. Drills do not count. */
+/** Number of steps that recoveries repeated. Recoveries from drills do not count. */
 export const recomputedSteps = (figures: ReportFigures): number =>
   figures.Failures.RecomputedSteps + figures.PlannedStops.RecomputedSteps
 
@@ -102,7 +102,7 @@ export const recomputedSteps = (figures: ReportFigures): number =>
 export const isEmpty = (report: Report): boolean =>
   report.JobCount === 0 && Object.values(report.Total.IdleNodeSeconds).every((seconds) => seconds === 0)
 
-/** One bar of a trend. Its parts are stacked. A bucket without a value has no parts. */
+/** One bar of a trend, for one time bucket. Its parts are stacked. A bucket without a value has no parts. */
 export interface Bar {
   start: number
   end: number
@@ -119,13 +119,13 @@ const barsOf = (report: Report, parts: (figures: ReportFigures) => (number | und
 export const ettrBars = (report: Report): Bar[] => barsOf(report, (figures) => [figures.EttrRatio])
 export const mttfBars = (report: Report): Bar[] => barsOf(report, (figures) => [figures.MttfSeconds])
 export const mttrBars = (report: Report): Bar[] => barsOf(report, (figures) => [figures.MttrSeconds])
-/** The cost of a bucket, divided into work without failures, failures, and idle nodes. Parts add up to the cost. */
+/** A bar per time bucket with its cost, divided into parts for work, failures and idle nodes (`costParts`). */
 export const costBars = (report: Report): Bar[] => barsOf(report, costParts)
 
 /**
- * A cost divided into work, failures, and idle nodes.
+ * A cost divided into three parts: work, failures, and idle nodes.
  *
- * The cost of a failure is part of the cost of its job, so the work is the rest.
+ * The cost of failures is contained in the cost of jobs. The cost of jobs without it is the cost of work.
  */
 export function costParts(figures: ReportFigures): (number | undefined)[] {
   const { CostUsd, SpareCostUsd, OtherIdleCostUsd } = figures
@@ -144,13 +144,13 @@ export function axisOf(greatest: number, steps: readonly number[] = [1, 2, 5, 10
 
 const SPANS = [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000, 1728000]
 
-/** As `axisOf`, for seconds: the top is a round number of seconds, minutes, hours or days. */
+/** Like `axisOf`, but for seconds: the greatest value is a round number of seconds, minutes, hours or days. */
 export function timeAxisOf(greatest: number): [number, number, number] {
   const top = greatest < 60 ? axisOf(greatest)[2] : (SPANS.find((each) => each >= greatest) ?? axisOf(greatest)[2])
   return [0, top / 2, top]
 }
 
-/** Whether all buckets last an hour, so that their names need the hour. The first bucket of days may be shorter. */
+/** Whether all buckets last at most an hour, so that their names need the hour. A first bucket of a day may be shorter. */
 export const isHourly = (buckets: readonly { start: number; end: number }[]): boolean =>
   buckets.every((each) => each.end - each.start <= HOUR)
 

@@ -1,4 +1,4 @@
-/** What changed between two revisions of a job's request. Pure. */
+/** Computes what changed between two revisions of a job's request. Pure. */
 import type { FieldChange, TrainingJobRevision } from '../contract'
 
 export interface Difference {
@@ -8,7 +8,7 @@ export interface Difference {
   applies: FieldChange['Applies']
 }
 
-/** Net changes of everything after revision `from` up to `to`, by field; what was changed and changed back is none. */
+/** Return each field that differs between the revisions `from` and `to`, in alphabetical order, with both values. */
 export function difference(revisions: readonly TrainingJobRevision[], from: number, to: number): Difference[] {
   const found = new Map<string, Difference>()
   for (const revision of revisions.toSorted((a, b) => a.Revision - b.Revision)) {

@@ -1,4 +1,4 @@
-/** A job's request, and the same as YAML, command line, Python and curl. Pure. */
+/** Converts a job's request to YAML, a command line, Python and curl, and YAML to a request. Pure. */
 import { parse, stringify } from 'yaml'
 
 import { jobSettings, type CreateTrainingJobRequest, type TrainingJob } from '../contract'
@@ -6,7 +6,7 @@ import { SPEC } from '../words/spec'
 
 export type Draft = Partial<CreateTrainingJobRequest>
 
-/** Fields whose keys the user chooses. An empty value is meaningful there. */
+/** Fields that are maps with keys of the user's choice. An empty value in such a map is meaningful and is kept. */
 const MAPS = new Set(['HyperParameters', 'Environment', 'Secrets', 'Tags'])
 
 const isEmptyObject = (value: unknown): boolean =>
@@ -28,7 +28,7 @@ export const shortest = (draft: Draft): Draft => tidy(draft) as Draft
 export function requestOf(job: TrainingJob): Draft {
   const run = `run=${job.RunId}/`
   const own = `/jobs/${job.TrainingJobName}/${run}`
-  /** Return the URI of the request, without the folder that the service added for this job. */
+  /** Return the URI that the user requested, without the folder that the service has added to it for this job. */
   const requested = (uri: string | undefined, place: string) =>
     uri?.endsWith(`/${place}`) ? uri.slice(0, -place.length) : uri && !uri.includes(own) ? uri : undefined
   return shortest({

@@ -15,7 +15,7 @@ export function stacksOf(event: Pick<Event, 'Detail'>): Stack[] {
   )
 }
 
-/** 0–3, 7: neighbours are joined, so that a thousand ranks are a line. */
+/** Return the ranks as a short text: "ranks 0–3, 7". Consecutive ranks are joined. */
 export function rankWords(ranks: readonly number[]): string {
   const sorted = [...ranks].sort((a, b) => a - b)
   const spans: [number, number][] = []

@@ -22,11 +22,11 @@ export const STATUSES: Readonly<Record<string, Tone>> = {
 } satisfies Record<TrainingJob['SecondaryStatus'], Tone>
 const ORDER = Object.keys(STATUSES)
 
-/** Return the word for a SecondaryStatus. A status that a newer server adds keeps its own name. */
+/** Return the word for a SecondaryStatus. A status that only a newer server knows is shown by its own name. */
 export const statusWord = (status = 'Unknown'): string => WORDS[status] ?? status
 const WORDS: Readonly<Record<string, string>> = STATUS_WORDS
 
-/** Return the position of a status in that order. A status that a newer server adds comes last. */
+/** Return the position of a status in `STATUSES`. A status that only a newer server knows comes last. */
 export const urgency = (status: string): number => (ORDER.indexOf(status) + ORDER.length + 1) % (ORDER.length + 1)
 
 const ENDED = new Set(['Completed', 'Failed', 'Stopped'])
@@ -38,12 +38,12 @@ type JobStatus = Pick<Partial<TrainingJob>, StatusFields>
 /**
  * Return Everstep's own state of a job.
  *
- * The state is finer than the status: an Interrupted job returns nodes, queues or collects nodes.
+ * A status can stand for several states: an Interrupted job returns nodes, waits in the queue, or collects nodes.
  */
 export const stateOf = (job: Pick<JobStatus, 'SecondaryStatusTransitions'>): string | undefined =>
   job.SecondaryStatusTransitions?.at(-1)?.State
 
-/** Whether the job has trained and holds no nodes now, so that no step of it is in memory. */
+/** Whether the job has trained and has no nodes now, so that no step of it is in memory. */
 export const hasReleasedNodes = (job: JobStatus): boolean =>
   job.SecondaryStatus === 'Paused'
     ? job.TrainingStartTime !== undefined
@@ -54,9 +54,9 @@ export const isQueued = (job: JobStatus): boolean =>
   job.SecondaryStatus === 'Pending' || (job.SecondaryStatus === 'Interrupted' && job.QueuePosition !== undefined)
 
 /**
- * Return what Everstep would act upon if a person had not taken the job over.
+ * Return the reason for which Everstep would act on a job if no person had taken it over.
  *
- * undefined: the job is not taken over, or needs no action. Ranks that train do so without Everstep.
+ * undefined: no person has taken the job over, or it needs no action, for example because its ranks train.
  */
 export function unrecoveredReason(job: Partial<TrainingJob>): string | undefined {
   if (job.TakenOverTime === undefined || isOver(job)) return undefined
@@ -66,7 +66,7 @@ export function unrecoveredReason(job: Partial<TrainingJob>): string | undefined
   if (job.SecondaryStatus === 'Pausing') return 'the job was asked to pause'
   return job.SecondaryStatus === 'Training' || stateOf(job) === 'running' ? undefined : 'its ranks do not train'
 }
-/** Words of `control_plane/core/job/taken_over.py` before its observations. */
+/** Words in the Reason of a job that a person took over, before Everstep's observations (`core/job/taken_over.py`). */
 export const OBSERVED = '; it observes: '
 
 /** Return the highest step of all launches of a job, or -1. */
@@ -74,9 +74,9 @@ export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBou
   Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
 
 /**
- * Return the status with which the job ended an incident before training had caught up.
+ * Return the status by which a job ended an incident before training reached the step of the failure again.
  *
- * undefined: training caught up.
+ * undefined: the incident is open, or training reached that step.
  */
 export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
   const closed = incident.ClosedAt
@@ -87,5 +87,5 @@ export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undef
   const wasQueued = job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime))
   return wasQueued ? 'Paused' : undefined
 }
-/** Rounding moves the times that one pass of the control plane stores apart by up to this. */
+/** Largest difference in seconds, because of rounding, of two times that one pass of the control plane has stored. */
 const SAME_MOMENT_SECONDS = 1

@@ -11,7 +11,7 @@ const isWhole = (value: unknown, least: number): value is number =>
 const whole = (value: unknown, least: number): string | undefined =>
   value === undefined || isWhole(value, least) ? undefined : WORDS.whole(least)
 
-/** Return a protection with parity over groups of `size` nodes, and one copy; without a size, the default copies. */
+/** Return a protection with parity over groups of `size` nodes; without `size`, with the default number of copies. */
 export function withParity(protection: Draft['Protection'], size: number | undefined): Draft['Protection'] {
   const { ParityGroupSize: _, Copies: __, ...other } = protection ?? {}
   return size === undefined ? other : { ...other, Copies: 1, ParityGroupSize: size }
@@ -24,7 +24,7 @@ export function hyperparametersOf(text: string): Record<string, string> {
   return Object.fromEntries(pairs.map(([name, value]) => [name.trim(), value.trim()]))
 }
 
-/** Return the problem of each wrong field. */
+/** Return a sentence about the problem of each invalid field, by the field's name. */
 export function problems(draft: Draft): Record<string, string> {
   const found: Record<string, string | undefined> = {
     TrainingJobName: nameProblem(String(draft.TrainingJobName ?? '')),

@@ -6,7 +6,7 @@ export interface Bucket {
   name: string
   label: string
   seconds: number
-  /** Who can shorten this part. Empty for productive time. */
+  /** The person or system that can shorten this part. Empty for productive time. */
   owner: string
   what: string
 }
@@ -14,16 +14,16 @@ export interface Bucket {
 type Words = Omit<Bucket, 'name' | 'seconds'>
 const WORDS: Readonly<Record<string, Words>> = TIME.buckets
 
-/** A rest below this is rounding. */
+/** Uncounted time up to these limits results from rounding and is not shown. */
 const LEAST_REST_SECONDS = 0.5
 const LEAST_REST_RATIO = 0.001
 
 /**
  * Return the parts in their fixed order, and their sum.
  *
- * Buckets that a newer server adds follow the known ones. Time that the control plane has not counted is the last part.
+ * Buckets that only a newer server knows follow. Time that the control plane has not counted is the last part.
  *
- * `open`: the open incident of the job. Its phase lasts on since the control plane last counted.
+ * `open`: the job's open incident. The time since the control plane last counted is added to the incident's phase.
  */
 export function buckets(
   job: Partial<TrainingJob>, now: number, open?: Incident,

@@ -36,15 +36,15 @@ export interface Timeline {
   from: number
   to: number
   lanes: Lane[]
-  /** Nodes without a lane, because of the limit. */
+  /** Number of nodes without a lane, because more than `maxNodes` nodes worked for the job. */
   hiddenCount: number
 }
 
-/** Node lanes that are drawn by default. */
+/** Maximum number of node lanes that are drawn by default. */
 export const MOST_NODES = 64
 
 /**
- * Lay out the life of a job.
+ * Compute the spans and lanes of a job's timeline.
  *
  * Lanes: statuses, recoveries, then at most `maxNodes` nodes. Nodes with faults come first, then current nodes.
  * A node's span ends where the node left the job, or where the incident that lost it failed.
@@ -105,7 +105,7 @@ function recoverySpans(incident: Incident, now: number, within: (at: number) => 
   })
 }
 
-/** A node that an incident lost worked until the failure, although its record ends with the next launch. */
+/** Return the span in which a node worked. A lost node's span ends at the failure, its record at the next launch. */
 function workSpan(span: TrainingJobNode, losses: readonly number[], end: number, within: (at: number) => number): Span {
   const last = span.EndTime ?? end
   const failed = losses.filter((at) => at > span.StartTime && at < last)
@@ -138,7 +138,7 @@ function faultOf(incident: Incident, node?: string): Fault {
 const MINUTE = 60
 const HOUR = 3600
 const DAY = 86_400
-/** Distances of ticks in seconds. */
+/** Possible distances of ticks on the time axis, in seconds. */
 const STEPS = [
   1, 2, 5, 10, 15, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR,
   6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 30 * DAY, 90 * DAY,

@@ -27,10 +27,10 @@ export interface Verdict {
   line: { tone: Tone; lead: string; text: string; namesOutage: boolean }
 }
 
-/** A running job without a step for this long is stalled, or for ten of its usual steps if these are longer. */
+/** A running job is stalled after this many seconds without a step, or after ten usual steps if these take longer. */
 const STALLED_SECONDS = 60
 const STALLED_STEPS = 10
-/** The first step of a launch includes imports, compilation and the first batches. */
+/** The same limit for the first step of a launch, which includes imports, compilation and the first batches. */
 const FIRST_STEP_SECONDS = 600
 
 const TITLES = STATE.titles
@@ -69,7 +69,7 @@ export function verdict(facts: Facts): Verdict {
   return { figures, state, protection: kept, recovery, act, banners: bannersOf(facts, act), line }
 }
 
-/** A job that waits, starts or recovers gets a sentence about protection only if a failure would cost steps. */
+/** Return the sentence about protection. It is empty for a waiting, starting or recovering job that risks no steps. */
 function protectionInLine({ job }: Facts, protection: Statement, recovery?: PhaseNow): string {
   if (job.SecondaryStatus === 'Pending' || (recovery !== undefined && protection.tone !== 'bad')) return ''
   return protection.title === 'Not yet protected' && job.SecondaryStatus !== 'Training' ? '' : protection.text
@@ -204,7 +204,7 @@ export function usualRate(job: Partial<TrainingJob>): number | undefined {
 export const rateWords = (perSecond: number): string =>
   perSecond >= 1 ? STATE.rate.perSecond(perSecond.toFixed(1)) : STATE.rate.perStep(duration(1 / perSecond))
 
-/** Return the pace for the verdict. A pace within 25 % of the usual one is not worth a word. */
+/** Return the pace for the verdict. Empty if it is at least 80 % and at most 125 % of the usual pace. */
 function pace({ rate, usualRate: usual }: Partial<Progress> = {}): string {
   if (!rate || !usual) return ''
   const ratio = rate / usual
@@ -241,7 +241,7 @@ function protectionOf({ job, protection }: Facts, figures: JobFigures): Statemen
   }
 }
 
-/** The reason of the API as a clause after a colon. */
+/** Return a reason from the API with a lower-case first letter, so that it can follow a colon. */
 const clause = (reason = ''): string =>
   reason ? sentence(reason).replace(/^./, (letter) => letter.toLowerCase()) : KEPT.tooFewCopies
 
@@ -251,7 +251,7 @@ function protectedWords({ RecoveryOdds = [] }: NonNullable<Facts['protection']>,
   return survived.length ? KEPT.survives(plural(Math.max(...survived), 'node')) : sentence(figures.protection)
 }
 
-/** What a failed job has lost, against its newest checkpoint. */
+/** Return how many steps a failed job has lost: the steps after its newest checkpoint. */
 function lossOf(figures: JobFigures): Statement {
   const { protection: title, reachedStep: reached = 0, checkpointStep: kept, unsavedSteps: unsaved = 0 } = figures
   const lost = plural(unsaved, 'step')
@@ -285,7 +285,7 @@ function recoveryOf({ incidents = [], now }: Facts): PhaseNow | undefined {
   }
 }
 
-/** Facts about more than the job that `act` does not say already. */
+/** Return banners about a takeover, the job's fleet and other jobs, without the banner whose subject `act` states. */
 function bannersOf({ job, fleet, othersHit = [] }: Facts, act: Act): Statement[] {
   const banners: Statement[] = []
   const add = (title: string, text: string) => banners.push({ tone: 'warn', title, text: text.trim() })
@@ -307,9 +307,9 @@ function bannersOf({ job, fleet, othersHit = [] }: Facts, act: Act): Statement[]
   return banners
 }
 
-/** Causes that begin in one job. Equal causes in other jobs are no common fault. */
+/** Causes that affect one job only. If other jobs have the same cause, this shows no common fault. */
 const OWN_CAUSES = new Set(['drill', 'requested', 'pause_failed'])
-/** One fault of a switch or of a zone appears in its jobs within this time. */
+/** Seconds within which all affected jobs fail after a common fault, for example of a switch or a zone. */
 const ALIKE_SECONDS = 300
 
 /**
