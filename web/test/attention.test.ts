@@ -1,4 +1,4 @@
-/** What needs a person, jobs by status, and the capacity of a fleet. */
+/** The Overview lists what needs a person, counts jobs by status, and counts each node of a fleet once. */
 import { describe, expect, test } from 'vitest'
 
 import { outline } from '../src/charts/Sparkline'

@@ -1,4 +1,4 @@
-/** One line per node or rank: the lines that stand out, their colours, and the line at the cursor. */
+/** In a chart with a line per node or rank, the most deviating lines have colours, and the cursor finds its line. */
 import { describe, expect, test } from 'vitest'
 
 import type { MetricDataResult } from '../src/contract'

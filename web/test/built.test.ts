@@ -1,11 +1,16 @@
-/** What was built: small enough to open at 3 a.m. over a phone, and nothing in it that the Content-Security-Policy refuses. Runs after the build. */
+/**
+ * In the built files, each page's first load is small enough for a phone, and nothing violates the
+ * Content-Security-Policy.
+ *
+ * Runs after the build.
+ */
 import { existsSync, readFileSync, readdirSync, statSync } from 'node:fs'
 import { join } from 'node:path'
 import { describe, expect, test } from 'vitest'
 
 const STATIC = join(import.meta.dirname, '../../control_plane/static')
 const LIMIT_BYTES = 250 * 1000
-/** Files in `pages/` that belong to the chunk of another page. */
+/** Files in `src/pages/` that have no chunk of their own, because other pages import them. */
 const PARTS_OF_PAGES = ['JobTabs.tsx', 'useVerdict.ts']
 
 interface Chunk {
@@ -21,7 +26,7 @@ interface Chunk {
 const manifest = JSON.parse(readFileSync(join(STATIC, 'manifest.json'), 'utf8')) as Record<string, Chunk>
 const entry = Object.keys(manifest).find((key) => manifest[key]!.isEntry)!
 
-/** Every file that a browser must have before it can show a page. */
+/** Return every file that a browser must load before it can show a page. */
 function needed(...keys: string[]): Set<string> {
   const files = new Set<string>(['index.html'])
   const seen = new Set<string>()
@@ -37,7 +42,7 @@ function needed(...keys: string[]): Set<string> {
   return files
 }
 
-/** Fonts are compressed already, so they have no gzipped copy. */
+/** Return the path of the file that the server sends: the gzipped copy, or the file itself for a compressed font. */
 const sent = (file: string) => join(STATIC, file.endsWith('.woff2') ? file : `${file}.gz`)
 const packed = (files: Iterable<string>) => [...files].reduce((sum, file) => sum + statSync(sent(file)).size, 0)
 

@@ -1,4 +1,4 @@
-/** Responses that contain only changes add up to what a full response contains. */
+/** After responses with only changes, the page holds the same data as after a full response. */
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 
 import { call } from '../src/api/client'
@@ -107,7 +107,7 @@ test.each(Array.from({ length: 200 }, (_, seed) => seed))('metrics of a random h
   }
 })
 
-/** The response of the service: it keeps at most the equal leading points of each metric. */
+/** Return a response of the service, which lets the page keep at most the unchanged leading points of each metric. */
 function response(before: Logged | undefined, now: Logged, upTo: (limit: number) => number): GetMetricDataResponse {
   const results = [...now].flatMap(([name, metric]): MetricDataResult[] => {
     const old = before?.get(name)

@@ -1,4 +1,4 @@
-/** Contradictions that the first review of the pages found, each with the answers of the API that caused it. */
+/** Answers of the API for which a page once contradicted itself or another page: the figures now agree. */
 import { describe, expect, test } from 'vitest'
 
 import type { DescribeProtectionResponse, Fleet, Incident, Node, TrainingJob, TrainingJobSummary } from '../src/contract'

@@ -1,4 +1,4 @@
-/** Draws a part of a page as the application does: with its theme, its queries and its addresses. What the API answers is the test's. */
+/** Renders a part of a page with the application's theme, queries and addresses. Tests set the answers of the API. */
 import { MantineProvider } from '@mantine/core'
 import { QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { cleanup, render } from '@testing-library/react'
@@ -8,7 +8,7 @@ import { afterEach, vi } from 'vitest'
 
 afterEach(cleanup)
 
-// What jsdom lacks and Mantine asks for.
+// Replace browser functions that Mantine calls and jsdom lacks.
 window.matchMedia ??= (query) => ({ matches: false, media: query, onchange: null, addListener() {}, removeListener() {}, addEventListener() {}, removeEventListener() {}, dispatchEvent: () => false })
 window.ResizeObserver ??= class {
   observe() {}
@@ -31,7 +31,7 @@ export function drawn(what: ReactNode, { role = 'admin', answers = {}, at = '/' 
   return { ...page, client }
 }
 
-/** Answer requests from a table of path and answer; return what was asked, in order. Whatever is not in the table is refused. */
+/** Answer requests from a table of answers by path, and others with 404. Return the list of requests, in order. */
 export function served(table: Record<string, { status?: number; body: unknown }>): { method: string; path: string; body: unknown }[] {
   const asked: { method: string; path: string; body: unknown }[] = []
   vi.stubGlobal('fetch', (url: string, init: RequestInit) => {

@@ -1,5 +1,5 @@
 // @vitest-environment jsdom
-/** Figures of one page agree, whatever the API answers; and what the pages advise fits what they show. */
+/** All figures of a page agree for any answers of the API, and the steps that a page advises fit its figures. */
 import { screen } from '@testing-library/react'
 import { readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -137,7 +137,7 @@ test('the phase of an open incident is as long as its part of the time', () => {
   expect(found.rest).toBeUndefined()
 })
 
-/** Random answers of the API that a control plane can give: one job at some moment of its life. */
+/** Yield random but possible answers of the API about one job at one moment of its life. */
 function* stories(count: number) {
   let state = 26
   const random = (below: number) => (state = (state * 1103515245 + 12345) % 2147483648) % below
@@ -171,7 +171,7 @@ test.each([...stories(30)])('all figures of the page agree, story $number', asyn
   const isReleased = end !== undefined || paused
   expect(fact('Committed in memory')).toBe(isReleased ? '–' : `step ${reached}`)
   const cell = fact('Recomputed steps')
-  expect(cell).toBe(String(incidents[0]!.LostSteps!)) // steps that training repeated; what a failed job lost is another figure
+  expect(cell).toBe(String(incidents[0]!.LostSteps!)) // repeated steps; a failed job's lost steps are another figure
   const isFinal = end === 'Failed' || end === 'Stopped'
   const lost = isFinal ? Math.max(0, reached - (kept ?? 0)) : incidents[0]!.LostSteps!
   const shown = container.querySelector(`.answers [data-figure=${isFinal ? 'unsaved' : 'recomputed'}-steps]`)

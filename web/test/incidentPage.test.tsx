@@ -1,5 +1,5 @@
 // @vitest-environment jsdom
-/** The page of one incident: the verdict, what to do, the timeline with log lines and stacks, and work of people. */
+/** The page of one incident shows the verdict, what to do, the timeline, and what people add (owner, notes). */
 import { cleanup, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { Route, Routes } from 'react-router'
 import { expect, test, vi } from 'vitest'
@@ -254,7 +254,7 @@ test('a failed job is submitted again from its checkpoint', async () => {
   const job = { TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', MaxBoundary: 12, TrainingEndTime: NOW - 20 }
   const urgent = action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })
   const { client } = page({ Outcome: 'JobFailed', Actions: [urgent], LostSteps: 0 }, { job })
-  // The checkpoints are not known yet, and so the lost steps are not.
+  // No answer about checkpoints has arrived, so the page shows a dash in place of the number of lost steps.
   expect(document.querySelector('.losses li')!.textContent).toBe('– steps')
   client.setQueryData(['protection', 'gpt'], { LastCheckpoint: { Step: 10 } })
   const link = await card('What to do').findByRole('link', { name: 'Then submit again from step 10…' })

@@ -1,5 +1,5 @@
 // @vitest-environment jsdom
-/** What an event renews, and while what is seen. */
+/** An event renews the queries that it names, and only a visible tab has an event stream. */
 import { QueryClient, QueryObserver } from '@tanstack/react-query'
 import { act, cleanup, renderHook } from '@testing-library/react'
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
@@ -26,7 +26,7 @@ test('an event of a fleet renews no job page', () => {
   expect(keys({ FleetName: 'main' }).filter((key) => key.startsWith('job/') || key.startsWith('protection'))).toEqual([])
 })
 
-/** A browser's end of the stream. */
+/** A fake EventSource, whose events the tests send. */
 class Source {
   static readonly CLOSED = 2
   static made: Source[] = []
@@ -128,7 +128,7 @@ describe('events that come faster than answers', () => {
     }
     asked.at(-1)!.answer(4)
     await vi.advanceTimersByTimeAsync(1_000)
-    expect([fleets.getCurrentResult().data, asked.length]).toEqual([4, 5]) // the last event causes one more request, and no request follows it
+    expect([fleets.getCurrentResult().data, asked.length]).toEqual([4, 5]) // the last event causes one more request
     gone()
   })
   test('wait for what they change alone', async () => {

@@ -1,4 +1,4 @@
-/** A log as it is read: bytes, colours, pages and the stream, places of lines. */
+/** Reading a log: decoding messages, colours, pages in both directions, the stream, and addresses of lines. */
 import { describe, expect, test, vi } from 'vitest'
 
 import { LogSource, type LogService } from '../src/api/logs'
@@ -11,7 +11,7 @@ const event = (Message: string, at = 0, more: Partial<LogEvent> = {}): LogEvent 
 const texts = (lines: { text: string }[]) => lines.map((line) => line.text)
 
 describe('messages of an event stream', () => {
-  // Made by `message` of control_plane/api/event_stream.py.
+  // The bytes of a message that the function `message` of control_plane/api/event_stream.py returned.
   const MADE = Uint8Array.from(Buffer.from('000000850000004ffa47bc8a0d3a6d6573736167652d747970650700056576656e740b3a6576656e742d747970650700094c6f674576656e74730d3a636f6e74656e742d747970650700106170706c69636174696f6e2f6a736f6e7b224576656e7473223a5b5d2c224e657874466f7277617264546f6b656e223a22c3a931227db85af13b', 'hex'))
   const wanted = [{ type: 'LogEvents', payload: '{"Events":[],"NextForwardToken":"é1"}' }]
   test.each([1, 7, 13, MADE.length])('are whole again from pieces of %i bytes', (size) => {
@@ -88,7 +88,7 @@ describe('lines that are held', () => {
   test('are downloaded with when and who', () => expect(asText(appended([], [event('\u001b[31mx', 7, { Rank: 3 })]).lines[0]!)).toBe('2026-03-01T00:00:00.007Z launch 1 rank 3 stdout: x\n'))
 })
 
-/** A log on a server: tokens are places in a list. */
+/** A fake server with a log. A token contains the position of a line in the list `all`. */
 function served(all: LogEvent[], page = 3) {
   const follows: { take: (batch: LogEvents) => void; end: () => void; cut: () => void; from: string }[] = []
   const ask: LogService = {
@@ -117,7 +117,7 @@ describe('a log that is read', () => {
     const source = new LogSource('gpt', {}, served(LOG).ask)
     await source.start({ at: 'end' })
     expect(texts(source.snapshot().lines)).toEqual(['7', '8', '9'])
-    expect(source.snapshot()).not.toHaveProperty('isCut') // that is of the lines that were let go, not of the log
+    expect(source.snapshot()).not.toHaveProperty('isCut') // `isCut` describes a result of `appended`, not the state
     for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
     expect(texts(source.snapshot().lines)).toEqual(LOG.map((each) => each.Message))
   })
@@ -136,9 +136,9 @@ describe('a log that is read', () => {
     await source.start({ at: 'end' })
     expect(source.snapshot()).toMatchObject({ lines: [{ text: 'CUDA 190' }], hasOlder: true, isAtEnd: true })
     source.follow()
-    expect(follows[0]!.from).toBe('f:200') // what was looked at and left out is not looked at again
+    expect(follows[0]!.from).toBe('f:200') // the stream starts after the lines that did not match
     await source.older()
-    expect(source.snapshot()).toMatchObject({ lines: [{}], hasOlder: true }) // so many pages at once, and no more
+    expect(source.snapshot()).toMatchObject({ lines: [{}], hasOlder: true }) // one call reads at most `MOST_EMPTY` empty pages
     for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
     expect(texts(source.snapshot().lines)).toEqual(['CUDA 1', 'CUDA 190'])
   })

@@ -1,11 +1,15 @@
-/** The list of Mantine's stylesheets is what the imported components need: a component without its own looks broken, and no test of behaviour sees that. */
+/**
+ * The application imports exactly the stylesheets of the Mantine components that it uses.
+ *
+ * Without its stylesheet, a component looks broken, and no test of behaviour notices this.
+ */
 import { existsSync, globSync, readFileSync } from 'node:fs'
 import { basename, dirname, join, resolve } from 'node:path'
 import { expect, test } from 'vitest'
 
 const WEB = join(import.meta.dirname, '..')
 const MANTINE = join(WEB, 'node_modules/@mantine/core')
-/** What every page of Mantine has. */
+/** Stylesheets of Mantine that belong to no single component. */
 const BASE = ['baseline', 'default-css-variables', 'global']
 const read = (file: string) => readFileSync(file, 'utf8')
 

@@ -1,4 +1,4 @@
-/** The holders of shards. */
+/** The protection matrix shows the holders of each shard, the shards with the fewest holders first. */
 import { expect, test } from 'vitest'
 
 import type { ShardProtection } from '../src/contract'

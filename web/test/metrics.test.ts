@@ -1,4 +1,4 @@
-/** Metrics as lines over steps, time and tokens; failures, gaps and finer points. */
+/** Metrics become lines over steps, time or tokens, with failures, gaps, and finer points for a zoomed axis. */
 import { describe, expect, test } from 'vitest'
 
 import type { Incident, MetricDataResult, SecondaryStatusTransition } from '../src/contract'

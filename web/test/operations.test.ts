@@ -1,4 +1,4 @@
-/** What people do with jobs, nodes and drills, in words. */
+/** The texts and buttons with which people act on jobs, nodes and drills. */
 import { describe, expect, test } from 'vitest'
 
 import type { Drill, Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'

@@ -1,5 +1,5 @@
 // @vitest-environment jsdom
-/** The cards that decide what somebody does at 3 a.m., as they are drawn: what the models say stands there, and nothing that may not be done is offered. */
+/** The rendered cards show the texts that the models compute, and offer no action that the state or role forbids. */
 import { act, cleanup, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { Route, Routes } from 'react-router'
 import { describe, expect, test, vi } from 'vitest'

@@ -1,5 +1,5 @@
 // @vitest-environment jsdom
-/** What people add to a job, cloning, and notifications. */
+/** Tags and notes that people add to a job, cloning a job, and browser notifications. */
 import { act, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { afterEach, describe, expect, test, vi } from 'vitest'
 

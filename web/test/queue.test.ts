@@ -1,4 +1,4 @@
-/** The jobs that wait, and what would start them. */
+/** The queue contains the jobs that wait for nodes, and names what would start each of them. */
 import { expect, test } from 'vitest'
 
 import type { Fleet, TrainingJob, TrainingJobSummary } from '../src/contract'

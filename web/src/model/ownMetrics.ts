@@ -45,7 +45,7 @@ export interface Group {
 /** Title of the group of metrics whose names have no prefix. */
 export const UNPREFIXED = 'Logged by the script'
 
-/** Group the script's metrics by the prefix of their names: no prefix first, then train/. Group Everstep's by subject. */
+/** Group the script's metrics by their names' prefix (no prefix first, then train/), and Everstep's own by subject. */
 export function groups(names: readonly string[]): Group[] {
   const found = new Map<string, string[]>()
   const prefix = (name: string) => (name.includes('/') ? name.slice(0, name.indexOf('/')) : UNPREFIXED)

@@ -150,7 +150,7 @@ export function timeAxisOf(greatest: number): [number, number, number] {
   return [0, top / 2, top]
 }
 
-/** Whether all buckets last at most an hour, so that their names need the hour. A first bucket of a day may be shorter. */
+/** Whether all buckets last an hour or less, so that their names need the hour. Some buckets of days are longer. */
 export const isHourly = (buckets: readonly { start: number; end: number }[]): boolean =>
   buckets.every((each) => each.end - each.start <= HOUR)
 

@@ -11,7 +11,7 @@ const isWhole = (value: unknown, least: number): value is number =>
 const whole = (value: unknown, least: number): string | undefined =>
   value === undefined || isWhole(value, least) ? undefined : WORDS.whole(least)
 
-/** Return a protection with parity over groups of `size` nodes; without `size`, with the default number of copies. */
+/** Return a protection with parity over groups of `size` nodes and one copy, or without `size` the default copies. */
 export function withParity(protection: Draft['Protection'], size: number | undefined): Draft['Protection'] {
   const { ParityGroupSize: _, Copies: __, ...other } = protection ?? {}
   return size === undefined ? other : { ...other, Copies: 1, ParityGroupSize: size }

@@ -1,4 +1,4 @@
-/** Starts drills – faults that a person injects – and shows the outcome of each. */
+/** Starts drills, which are faults that a person injects, and shows the outcome of each drill. */
 import { Button, NativeSelect } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
@@ -53,7 +53,7 @@ function Start({ allowed, firstFleet }: { allowed: string[]; firstFleet: string 
   )
 }
 
-/** The form keeps its values after a start: its job, fault and node are in the address. */
+/** The form that starts a drill. The address contains its job, fault and node, so the form keeps them after a start. */
 function DrillForm({ allowed }: { allowed: string[] }) {
   const client = useQueryClient()
   const [search, set] = useAddress()

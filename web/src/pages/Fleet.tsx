@@ -125,14 +125,14 @@ function factsOf(fleet: Fleet, figures: FleetFigures, nodes: readonly Node[]): F
   ]
 }
 
-/** The newest roll: its status, its progress, and what it does or waits for. Empty if the fleet never had a roll. */
+/** The newest roll (replacement of a fleet's nodes): its status, its progress, and what it waits for. May be empty. */
 function rollFacts({ Roll: roll }: Fleet): Fact[] {
   if (!roll) return []
   const text = FLEET.roll(roll.RollStatus, roll.FinishedNodeCount, roll.NodeCount, roll.StatusReason)
   return [[FLEET.labels.roll, text]]
 }
 
-/** An administrator confirms that the silent nodes have failed. The instances end, so the dialog asks for the name. */
+/** Lets an administrator confirm that silent nodes have failed. Their instances end, so a dialog asks for the name. */
 function Unfreeze({ fleet }: { fleet: Fleet }) {
   const client = useQueryClient()
   const [isAsking, setAsking] = useState(false)

@@ -1,4 +1,4 @@
-/** One incident: the answers and what to do come first; the timeline and figures follow. */
+/** The page of one incident: first what happened and what to do, then the timeline and the figures. */
 import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
@@ -47,7 +47,7 @@ export default function IncidentPage() {
   return <Shown query={query}>{(incident) => <Described incident={incident} />}</Shown>
 }
 
-/** What the sections of the page share. */
+/** The props that all sections of the page receive. */
 interface Shared {
   incident: Incident
   figures: IncidentFigures
@@ -59,13 +59,13 @@ function Described({ incident }: { incident: Incident }) {
   const now = useNow()
   const address = useJobAddresses()(incident)
   const described = useQuery(jobQuery(address)).data
-  // Another job may have the name by now.
+  // A deleted job's name may belong to another job, whose description must not be shown here.
   const job = described?.RunId === incident.RunId ? described : undefined
   const protection = useQuery({ ...protectionQuery(address), enabled: job !== undefined && isOver(job) }).data
   const figures = incidentFigures(incident, now, job, { protection })
   const shared: Shared = { incident, figures, fleet: job?.FleetName }
   const { checkpointStep } = jobFigures(job ?? {}, { protection })
-  // Before the answer about checkpoints, the page does not know from which step the job can start.
+  // Until the answer about checkpoints arrives, offer no new submission, because its first step is unknown.
   const named = stepsOf(incident.Actions, incident.RunId)
   const steps = withResubmission(named, protection === undefined ? {} : job!, checkpointStep)
   return (
@@ -201,7 +201,7 @@ interface ChoicesProps {
   isDecision: boolean
 }
 
-/** What a person can do instead of waiting for AWS. Only the recommended step is unfolded. */
+/** The steps that a person can take instead of waiting for AWS. Only the recommended step is unfolded. */
 function Choices({ incident, steps, stated, isDecision }: ChoicesProps) {
   const words = INCIDENT.wait
   const recommended = steps.filter((step) => step.isRecommended)

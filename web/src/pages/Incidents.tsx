@@ -15,7 +15,7 @@ import { useAddress } from '../parts/address'
 import { INCIDENTS } from '../words/incident'
 
 const SHOWN = 500
-/** The page asks for this many of the newest incidents. */
+/** Maximum number of incidents that the page requests, beginning with the newest. */
 const ASKED = 1_000
 const WORDS = INCIDENTS.filters
 

@@ -18,7 +18,7 @@ import { CopyId } from '../parts/CopyId'
 import { JOB } from '../words/job'
 import { CHECKPOINTS_TAB } from '../words/jobTabs'
 
-/** Rows that are drawn at first, and by each press of the button below the table. */
+/** Number of rows that the table has at first, and that each press of the button below it adds. */
 const PAGE = 100
 
 export default function CheckpointsTab({ job }: { job: TrainingJob }) {

@@ -22,14 +22,14 @@ import { logsCommand } from '../words/commands'
 import { LOGS } from '../words/jobTabs'
 
 const ROW = 20
-/** The next page is requested when the visible part is this many lines from an end. */
+/** The next page is requested when fewer than this many lines lie between the visible lines and an end of the list. */
 const NEAR = 30
-/** Fewer lines may not fill the box, so that nothing can be scrolled. Buttons then search further. */
+/** With fewer lines than this, the box may be too empty to scroll. Buttons then load further lines. */
 const FEW = 100
 const EMPTY: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
 
 /**
- * Read the log of a job as long as the filter stays the same.
+ * Read the log of a job. A change of the filter starts to read again.
  *
  * `ms`: Unix time in milliseconds at which to begin; undefined: at the newest line, and follow. Returns the state, the
  * source, and a function that reads again after an error.
@@ -256,7 +256,7 @@ interface LinesProps {
   onPlace: (line: Line) => void
 }
 
-/** The lines, of which only the visible ones are drawn. Stays at the newest line until the reader scrolls up. */
+/** The list of lines, which draws only the visible ones. It stays at the newest line until the reader scrolls up. */
 function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace }: LinesProps) {
   const { lines } = state
   const box = useRef<HTMLDivElement>(null)
@@ -283,7 +283,7 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
     if (index === undefined) return
     setPinned(false)
     virtual.scrollToIndex(index, { align: 'center' })
-    if (hit === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // a link leads to its line
+    if (hit === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // show the line that a link names
   }, [shown, virtual])
   const last = lines.at(-1)?.number
   useLayoutEffect(() => {
@@ -293,8 +293,8 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
   const top = items[0]?.index ?? 0
   const bottom = items.at(-1)?.index ?? 0
   useEffect(() => {
-    if (!lines.length || state.isBusy || state.error !== undefined) return // a person retries after an error
-    if (!isPinned && box.current!.scrollTop < NEAR * ROW) void source?.older() // the drawn items may lag behind
+    if (!lines.length || state.isBusy || state.error !== undefined) return // only a person retries after an error
+    if (!isPinned && box.current!.scrollTop < NEAR * ROW) void source?.older() // `top` may lag
     if (bottom >= lines.length - NEAR) void source?.newer()
   }, [top, bottom, lines.length, state.isBusy, state.error, isPinned, source])
   return (

@@ -1,4 +1,4 @@
-/** The Metrics tab of a job: one chart per metric, grouped, over steps, time or tokens, beside those of other jobs. */
+/** The Metrics tab of a job: a chart per metric over steps, time or tokens, which can also show other jobs' metrics. */
 import { useComputedColorScheme } from '@mantine/core'
 import { useQueries, useQuery } from '@tanstack/react-query'
 import { useCallback, useEffect, useMemo } from 'react'
@@ -74,7 +74,7 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   const detail = useQuery({ ...metricsQuery(address, window), enabled: !isFine }).data?.metrics
   const { faults, gaps } = useFailures(job, address, axis, startedAt)
   const otherData = others.map((each) => each.data?.metrics)
-  // The list of dependencies has the same length in every render.
+  // Pad the list, because React requires dependencies of the same number in every render.
   const padded = Array.from({ length: MAX_COMPARED }, (_, index) => otherData[index])
   const runs = useMemo(() => {
     const own = !isFine && detail ? detailed(metrics, detail) : metrics
@@ -160,7 +160,7 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   )
 }
 
-/** Return the part of the metrics to ask for in full resolution, for a zoomed axis. */
+/** Return the part of a zoomed axis for which the page requests metrics in a finer resolution. */
 function windowOf(axis: Axis, range: Range | undefined, startedAt: number): Window | undefined {
   if (!range || !('from' in range) || axis === 'tokens') return undefined
   const shift = axis === 'elapsed' ? startedAt : 0

@@ -78,7 +78,7 @@ function protectionFacts(protection: DescribeProtectionResponse, figures: JobFig
 function LossTable({ protection, figures }: { protection: DescribeProtectionResponse; figures: JobFigures }) {
   const words = PROTECTION_TAB.odds
   const domains = protection.FatalDomains ?? []
-  /** The odds assume that all reported holders answer. */
+  /** False if a holder may not answer. The odds assume that all reported holders answer. */
   const isCertain = figures.protection !== 'Unconfirmed' && !figures.isStale
   const tone = (probability: number): Tone =>
     probability >= 1 ? (isCertain ? 'good' : 'idle') : probability > 0.5 ? 'warn' : 'bad'

@@ -1,4 +1,4 @@
-/** All jobs, the ones in trouble first. Filters, order and columns are in the address. */
+/** The list of all jobs, the most urgent first. The address contains the filters, the sort order and the columns. */
 import { Button, NativeSelect } from '@mantine/core'
 import { useDocumentTitle, useMediaQuery } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
@@ -30,10 +30,10 @@ import '../styles/jobs.css'
 const ColumnsMenu = lazyPart(() => import('../parts/ColumnsMenu'))
 const ViewsMenu = lazyPart(() => import('../parts/ViewsMenu'))
 
-/** Heights of a row in pixels; `jobs.css` sets the same. */
+/** Heights in pixels of a table row, and of a card on a phone. `jobs.css` sets the same heights. */
 const ROW_HEIGHT = 44
 const CARD_HEIGHT = 116
-/** The order of trouble depends on the time; it is renewed this often. */
+/** Seconds between two computations of the order by urgency, which depends on the time. */
 const ORDER_SECONDS = 60
 
 export default function JobsPage() {
@@ -312,7 +312,7 @@ function Rows({ jobs, columns, addressOf, chosen, onChoose, order, isReversed, o
 }
 const NO_JOBS: readonly TrainingJobSummary[] = []
 
-/** Has the height of the rows that are not rendered. */
+/** A table row that takes the place of rows out of view, which are not rendered. */
 function Spacer({ height, width }: { height: number; width: number }) {
   return height > 0 ? <tr className="spacer" aria-hidden="true"><td colSpan={width} style={{ height }} /></tr> : null
 }

@@ -1,4 +1,4 @@
-/** The jobs that wait for nodes: what each waits for, which jobs are ahead, and what would start it. */
+/** The jobs that wait for nodes: what each job waits for, which jobs are ahead of it, and what would start it. */
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQueries, useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'

@@ -1,4 +1,4 @@
-/** Submits a job: a form and the same request as YAML. Each follows the other. */
+/** Submits a job: a form, and the same request as YAML. A change of one also changes the other. */
 import '@mantine/core/styles/NumberInput.css'
 import { Button, NativeSelect, NumberInput, Textarea, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
@@ -41,7 +41,7 @@ function SubmitForm() {
   const [draft, setDraft] = useState<Draft>(EMPTY)
   const [yaml, setYaml] = useState(asYaml(EMPTY))
   const [yamlError, setYamlError] = useState('')
-  /** Text of the hyperparameters that is not in the draft yet. */
+  /** Typed text of the hyperparameters that has not been converted to the draft yet. */
   const [typed, setTyped] = useState<string>()
   const [isTried, setTried] = useState(false)
   const [touched, setTouched] = useState<ReadonlySet<string>>(new Set())
@@ -118,7 +118,7 @@ function SubmitForm() {
       .then((answer) => {
         if (isDry) return setPlan(answer.Plan)
         void client.invalidateQueries({ queryKey: ['jobs'] })
-        const isAmbiguous = jobs.some((job) => job.TrainingJobName === answer.TrainingJobName) // of another project
+        const isAmbiguous = jobs.some((job) => job.TrainingJobName === answer.TrainingJobName) // job of another project
         void navigate(`/jobs/${encodeURIComponent(isAmbiguous ? answer.RunId! : answer.TrainingJobName)}`)
       }, setError)
       .finally(() => setBusy(false))

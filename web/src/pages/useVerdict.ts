@@ -1,4 +1,4 @@
-/** The verdict on a job with everything it needs from the API, for all tabs of the job page. */
+/** Computes the verdict on a job from the API's answers, for all tabs of the job page. */
 import { useQuery } from '@tanstack/react-query'
 import { useMemo } from 'react'
 
@@ -42,7 +42,7 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
   const open = useQuery(openIncidentsQuery).data ?? []
   const ofName = useQuery(incidentsQuery(address)).data
   const fleet = useQuery(fleetsQuery).data?.find((each) => each.FleetName === job.FleetName)
-  const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data // events renew it
+  const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data // no polls, because events renew the list
   const samples = useMemo(() => {
     const next = sampled(observed.get(job.RunId) ?? [], { at, boundary: job.Boundary })
     observed.set(job.RunId, next)
@@ -66,7 +66,7 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
   return { verdict: result, progress, protection, incidents, incident, nodes }
 }
 
-/** Return an incident of a list with the API's account of it, if the account describes the same phase. */
+/** Return a listed incident with the fields that only DescribeIncident returns, if both show the same phase. */
 function useAccount(listed: Incident | undefined): Incident | undefined {
   const described = useQuery({ ...incidentQuery(listed?.IncidentId ?? ''), enabled: listed !== undefined }).data
   if (listed === undefined || described?.IncidentId !== listed.IncidentId) return listed

@@ -55,7 +55,7 @@ const TONES: Record<string, Tone> = {
 }
 export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
 
-/** One clock for the whole page: everything relative moves together, once a second. */
+/** One timer for the whole page, so that all relative times change together, once a second. */
 const listeners = new Set<() => void>()
 let timer: ReturnType<typeof setInterval> | undefined
 function subscribe(listener: () => void): () => void {
@@ -77,15 +77,15 @@ export const useNow = (): number => useSyncExternalStore(subscribe, () => Math.f
 /** Seconds since the server last answered. */
 export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))
 
-/** Whether the page shows old answers. Such a page has no green state. Renders anew only when the result changes. */
+/** Whether the page shows old answers, so that no state may be green. Renders again only when the result changes. */
 export const useIsStale = (): boolean =>
   useSyncExternalStore(subscribe, () => serverTime() - serverTime(contact.at) > STALE_SECONDS)
 
-/** A text that depends on the time. Its component renders only when the text changes: a page may have a thousand. */
+/** A text that depends on the time. Its component renders only when the text changes: a page may have 1,000 texts. */
 export const useTimeText = (text: (now: number) => string): string =>
   useSyncExternalStore(subscribe, () => text(Math.floor(serverTime())))
 
-/** How long ago. Its tooltip has the time in UTC and in the reader's time zone. */
+/** Shows how long ago a time was. The tooltip has the time in UTC and in the reader's time zone. */
 export function Ago({ at }: { at?: number }) {
   const text = useTimeText((now) => (at === undefined ? '–' : ago(at, Math.max(now, at - 0.5))))
   if (at === undefined) return <span className="dim">–</span>
@@ -96,7 +96,7 @@ export function Ago({ at }: { at?: number }) {
   )
 }
 
-/** How long something takes, or took. */
+/** Shows the duration between two times. Without `to`, the end is now. */
 export function Lasting({ from, to }: { from?: number; to?: number }) {
   return <>{useTimeText((now) => (from === undefined ? '–' : duration((to ?? now) - from)))}</>
 }
@@ -104,7 +104,7 @@ export function Lasting({ from, to }: { from?: number; to?: number }) {
 /**
  * A failed request: its message, code and request id, and a button that repeats it.
  *
- * The object of a page may not exist. The page then has no head, so the problem has the heading of the page.
+ * If the object of a page does not exist, the page has no head. The problem then contains the page's heading.
  */
 export function Problem({ error, retry, title }: { error: unknown; retry?: () => void; title?: string }) {
   const known = error instanceof ApiError ? error : undefined
@@ -144,7 +144,7 @@ export function Problem({ error, retry, title }: { error: unknown; retry?: () =>
   )
 }
 
-/** Nothing is there yet: says so, and the first command. */
+/** An empty page or card: states what is missing, and the command that creates the first item. */
 export function Empty({ title, children, command }: { title: string; children?: ReactNode; command?: string }) {
   return (
     <section className="card empty">
@@ -202,7 +202,7 @@ export function Shown<T>({ query, rows, children }: ShownProps<T>) {
   return <Loading rows={rows} />
 }
 
-/** A link to a section of the runbook, which the server has. It opens another tab, so that the page stays. */
+/** A link to a section of the runbook, which the server serves. It opens in a new tab. */
 export const RunbookLink = ({ section }: { section: string }) => (
   <a href={`/runbook.html#${encodeURIComponent(section)}`} target="_blank" rel="noreferrer">
     The runbook about this
@@ -229,12 +229,12 @@ interface FilterProps {
   onChange: (value: string) => void
 }
 
-/** A filter of the address. The field keeps its own text, because the address changes a moment later. */
+/** A filter whose value is in the address. The field keeps its own text, because the address changes a moment later. */
 export function Filter({ label, placeholder, value, onChange }: FilterProps) {
   const [typed, setTyped] = useState(value)
   const input = useRef<HTMLInputElement>(null)
   useEffect(() => {
-    // The back button or a link has changed the address.
+    // Without the focus, the field did not cause the change: the back button or a link has changed the address.
     if (document.activeElement !== input.current) setTyped(value)
   }, [value])
   return (

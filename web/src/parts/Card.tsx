@@ -1,4 +1,4 @@
-/** A card: a titled part of a page. A card is as high as its content. */
+/** A card is a titled part of a page, and is as high as its content. */
 import type { ReactNode } from 'react'
 
 interface Props {

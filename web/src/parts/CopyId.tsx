@@ -1,4 +1,4 @@
-/** An id with a button that copies it. The id breaks only in a table's cell of the class `reason`. */
+/** An id with a button that copies it. Only in a table's cell of the class `reason` may the id wrap. */
 import { CopyButton } from '@mantine/core'
 import type { ReactNode } from 'react'
 

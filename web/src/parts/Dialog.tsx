@@ -11,7 +11,7 @@ interface Props {
   children: ReactNode
 }
 
-/** A dialog with a heading. Mantine's header would be a second banner of the page, and its button has no name. */
+/** A dialog with its own heading. Mantine's would be a second banner for screen readers, with a nameless button. */
 export function Dialog({ title, onClose, children }: Props) {
   return (
     <Modal

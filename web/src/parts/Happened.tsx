@@ -1,4 +1,4 @@
-/** An incident in answers: what failed, why, what Everstep did, what happens now, and what was lost. */
+/** Answers about an incident: what failed, why, what Everstep did, what happens now, and what was lost. */
 import type { ReactNode } from 'react'
 import { Link } from 'react-router'
 
@@ -16,7 +16,7 @@ interface Props {
   fleet?: string
   /** Whether the page's own title says what failed. */
   isTitled?: boolean
-  /** What an open recovery waits for. */
+  /** The job's Reason, which states what an open recovery waits for. */
   jobReason?: string
 }
 
@@ -28,7 +28,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   const details = [...quote, ...unsaved, ...explained, ...(incident.Evidence ?? [])]
   const title = incident.Headline
   const all = incident.FaultedInstanceIds ?? []
-  // The failure of a script is not a failure of the nodes on which it ran.
+  // If the script failed, name no nodes, because the nodes on which it ran did not fail.
   const isOfScript = incident.Outcome === 'JobFailed' && incident.Cause === 'rank_exit'
   const failed = isOfScript ? [] : all.filter((id) => isTitled || !title.includes(id))
   const now = useNow()
@@ -97,7 +97,7 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   )
 }
 
-/** What the incident costs from now on. The name of a fleet is a link, because a person can make the fleet smaller. */
+/** The costs that continue from now on. The fleet's name is a link, because a person can make the fleet smaller. */
 export function ContinuingCost({ incident, fleet = '' }: Pick<Props, 'incident' | 'fleet'>) {
   if (!incident.ContinuingCost) return null
   const [before, after] = sentence(incident.ContinuingCost).split(` fleet ${fleet} `)
@@ -123,7 +123,7 @@ function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incid
       {unsaved !== undefined ? (
         <Loss figures={figures} field="unsavedSteps" words={words.unsaved(unsaved)} />
       ) : hasEndedJob ? (
-        // Until the job and its checkpoints are known, the steps that the incident cost are unknown.
+        // Until the answers about the job and its checkpoints arrive, the number of lost steps is unknown.
         <li>
           <strong>–</strong> <span className="dim">{words.noneLost}</span>
         </li>

@@ -13,7 +13,7 @@ import { Problem, Shown } from './Basics'
 import { Card } from './Card'
 import { Notes } from './Notes'
 
-/** Limits of the contract. */
+/** Limits that the API sets: the number of tags of a job, and the length of a tag's name and value. */
 const MOST_TAGS = 50
 const MAX_CHARACTERS = 256
 

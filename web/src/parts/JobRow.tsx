@@ -18,7 +18,7 @@ interface Props {
   index: number
   address: string
   columns: readonly Column[]
-  /** Values of the loss; undefined until they are there. */
+  /** Values of the loss; undefined until they have arrived. */
   curve?: readonly (number | null)[]
   isChosen: boolean
   /** Absent for a viewer, who has no check boxes. */
@@ -104,7 +104,7 @@ function Cell({ column, job, figures, address, curve }: CellProps) {
   }
 }
 
-/** The cell has the size of its drawing before the values arrive, so that nothing moves. */
+/** The cell with the loss curve. It has its full size before the values arrive, so that the row does not move. */
 function LossCell({ curve }: { curve?: readonly (number | null)[] }) {
   const known = (curve ?? []).filter((value) => value !== null)
   if (known.length < 2) return <span className="dim nospark">{curve === undefined ? '' : '–'}</span>

@@ -1,4 +1,4 @@
-/** The row of controls above a job's charts. The address keeps all of them except the time zone. */
+/** The row of controls above a job's charts. The address contains their values except the time zone. */
 import { Button } from '@mantine/core'
 
 import { PRESETS, type Range, type Zone } from '../model/chart'
@@ -121,7 +121,7 @@ interface ChoiceProps {
   onChange: (value: string) => void
 }
 
-/** The browser's own list, which costs no code to load. */
+/** A choice in the browser's own select element, which needs no code from Mantine. */
 function Choice({ label, value, options, onChange }: ChoiceProps) {
   return (
     <select aria-label={label} value={value} onChange={(event) => onChange(event.currentTarget.value)}>

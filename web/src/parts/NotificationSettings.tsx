@@ -1,4 +1,4 @@
-/** The choice whether this browser notifies, for the page of settings. */
+/** The setting whether this browser shows notifications, for the page Settings. */
 import { Button } from '@mantine/core'
 import { useState } from 'react'
 

@@ -7,7 +7,7 @@ import { serverTime } from '../api/client'
 import { jobsQuery } from '../api/queries'
 import { alertsOf, newAlerts } from '../model/notifications'
 
-/** A hidden tab asks this seldom. */
+/** Poll interval of the list of jobs. A hidden tab, which has no event stream, also polls. */
 const INTERVAL_MS = 10_000
 
 export default function Notifier({ runIds }: { runIds: ReadonlySet<string> }) {

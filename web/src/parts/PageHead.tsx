@@ -1,11 +1,11 @@
-/** The head of every page: where it is, its name, what can be done there, and one sentence that says how things are. */
+/** The head of every page: links to the pages above, title, buttons, and the verdict, a sentence about the state. */
 import type { ReactNode } from 'react'
 
 import type { Tone } from '../model/standing'
 import { DUTY } from '../words/duty'
 import { ToneIcon, Unbroken, useIsStale } from './Basics'
 
-/** The one sentence of a page: `lead` is set in the color of its tone, `text` follows. */
+/** The verdict in a page's head: `lead` is shown in the color of its tone, and `text` follows. */
 export interface VerdictLine {
   tone: Tone
   lead: string
@@ -26,7 +26,7 @@ interface Head {
   verdict?: VerdictLine
 }
 
-/** While the control plane does not answer, this outage replaces the sentence: the page does not know what is to do. */
+/** While the control plane does not answer, the head reports this in place of the verdict, which may be out of date. */
 export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
   const isStale = useIsStale()
   return (
@@ -44,7 +44,7 @@ export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
   )
 }
 
-/** Screen readers hear a verdict when it changes. */
+/** The verdict as a live region: screen readers announce its changes. */
 export function Verdict({ line }: { line: VerdictLine }) {
   return (
     <p className={`verdict tone-${line.tone}`} role="status" data-figure="verdict" data-tone={line.tone}>

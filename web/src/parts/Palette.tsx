@@ -18,7 +18,7 @@ const MOST = 12
 
 interface Props {
   text: string
-  /** Enter was pressed. If no list has arrived yet, the first result opens as soon as there is one. */
+  /** Whether Enter was pressed. If no list has arrived yet, the first result opens as soon as one exists. */
   isEntered: boolean
   onType: (text: string) => void
   onEnter: () => void
@@ -43,7 +43,7 @@ export default function Palette({ text, isEntered, onType, onEnter, onClose, onS
   const isAboutNodes = /\b(i-|drain|node)/i.test(text)
   const nodes = useQuery({ ...nodesQuery(), refetchInterval: false, enabled: isAboutNodes }).data
   const [{ data: jobs }, { data: incidents }, { data: fleets }] = lists
-  // Answers to the requests of this search. Later answers of polls open nothing by themselves.
+  // Enter waits only for the first answers since this box was opened, and not for the answers of later polls.
   const isSearching = lists.some((list) => list.isFetching && !list.isFetchedAfterMount)
   const entries = useMemo(
     () => entriesOf(
@@ -89,7 +89,7 @@ export default function Palette({ text, isEntered, onType, onEnter, onClose, onS
     if (!isEntered) return
     const entry = found[index]
     if (!entry && isSearching) return
-    onType(text) // this Enter is used
+    onType(text) // clears `isEntered`, so that one press of Enter opens one entry
     if (entry) open(entry)
   })
 

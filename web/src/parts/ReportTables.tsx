@@ -24,7 +24,7 @@ import { JobLink } from './Basics'
 import { Card } from './Card'
 import { download } from './download'
 
-/** Tables with more columns scroll on a phone. The cells of other tables are below each other. */
+/** On a phone, a table with more columns than this scrolls sideways. Other tables show the cells of a row as a list. */
 const MOST_STACKED = 6
 
 function CsvButton({ report, kind }: { report: Report; kind: CsvKind }) {
@@ -84,7 +84,7 @@ function Table({
   )
 }
 
-/** The cells of figures that all tables of groups share. */
+/** The cells that all tables of groups (such as projects) have in common. */
 function cells(figures: ReportFigures, hasIdle: boolean): [string, string][] {
   const { columns } = REPORTS
   return [

@@ -1,4 +1,4 @@
-/** The frame around every page: the places to go, whether the page is current, and the session. */
+/** The frame around every page: the navigation, whether the page's data is current, and the session. */
 import { Button } from '@mantine/core'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Suspense, useEffect, useLayoutEffect, useState } from 'react'
@@ -68,7 +68,7 @@ export function Shell() {
   const [isAccountOpen, setAccountOpen] = useState(false)
   const isSignedOut = signedIn.data === null
   const ending = useMutation({
-    // A late answer would show the page again.
+    // Cancel requests for the session, because a late answer would show the page again.
     onMutate: () => client.cancelQueries({ queryKey: sessionQuery.queryKey }),
     mutationFn: session.signOut,
     onSuccess: () => {
@@ -87,7 +87,7 @@ export function Shell() {
     if (isSignedOut) void navigate(`/sign-in?next=${encodeURIComponent(here)}`, { replace: true })
   }, [isSignedOut, location, navigate])
 
-  // The listener exists before the first paint: a person who sees the page may type.
+  // Add the listener before the first paint, because a person may press a key as soon as the page is visible.
   useLayoutEffect(() => {
     let goPressedAt = 0
     const listen = (event: KeyboardEvent) => {
@@ -215,7 +215,7 @@ export function Shell() {
   )
 }
 
-/** The number of open incidents, beside their place in the navigation. */
+/** The number of open incidents, beside the link to the incidents in the navigation. */
 function OpenIncidents() {
   const open = useQuery(openIncidentsQuery).data?.length ?? 0
   return open ? (

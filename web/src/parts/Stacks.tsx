@@ -1,7 +1,7 @@
 import type { Event } from '../contract'
 import { rankWords, stacksOf } from '../model/stacks'
 
-/** The stacks that an event carries, folded; nothing where it carries none. */
+/** The stacks of ranks in an event, folded. Shows nothing for an event without stacks. */
 export function Stacks({ event, isOpen = false }: { event: Pick<Event, 'Detail'>; isOpen?: boolean }) {
   return (
     <>

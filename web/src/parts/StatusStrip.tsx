@@ -3,7 +3,7 @@ import type { Verdict } from '../model/verdict'
 import { JOB } from '../words/job'
 import { Status } from './Basics'
 
-/** The state of a job in one line, which stays on top of every tab but Overview. `rate`: steps per second, as text. */
+/** The state of a job in one line at the top of every tab except Overview. `rate`: steps per second, as text. */
 export function StatusStrip({ name, verdict, rate }: { name: string; verdict: Verdict; rate?: string }) {
   const { figures, state, protection, act } = verdict
   const words = JOB.strip

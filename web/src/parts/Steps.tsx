@@ -19,9 +19,9 @@ interface Props {
   steps: readonly Step[]
   /** The fleet of the nodes that the steps name. */
   fleet?: string
-  /** The urgency that the title of the card names. Other steps and optional ones show theirs. */
+  /** The urgency that the title of the card names. Steps of another urgency show it, and so do all optional steps. */
   urgency?: Step['urgency'] | 'None'
-  /** Whether the person picks one of the steps. They show no urgency. */
+  /** Whether the steps are alternatives, of which the person picks one. Alternatives show no urgency. */
   isChoice?: boolean
   /** The step whose first sentence the verdict states. */
   stated?: Step
@@ -75,7 +75,7 @@ function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated:
 
 const Commands = ({ texts }: { texts: readonly string[] }) => texts.map((text) => <Command key={text} text={text} />)
 
-/** Lets a waiting job continue on the nodes that it has. The job grows again, so the button asks nothing. */
+/** Lets a waiting job continue on the nodes that it has. The job can grow again, so the button asks no confirmation. */
 const Shrink = ({ runId, nodes }: NonNullable<Step['shrink']>) => (
   <ActionButton
     isPrimary

@@ -4,7 +4,7 @@ import { useSearchParams } from 'react-router'
 /**
  * Return the query of the address, and a function that changes it. An empty value removes its key.
  *
- * The address follows a change a moment later, so the function keeps several changes that happen at once.
+ * The address changes only a moment after a call. The function therefore applies a call to the result of earlier calls.
  */
 export function useAddress(): [URLSearchParams, (changes: Record<string, string>) => void] {
   const [search, setSearch] = useSearchParams()
@@ -13,7 +13,7 @@ export function useAddress(): [URLSearchParams, (changes: Record<string, string>
   const pending = useRef<string[]>([])
   if (seen.current !== search) {
     seen.current = search
-    // An earlier change that arrives only now must not undo the later ones, which are still on their way.
+    // If the address now contains an earlier change, keep the later changes that it does not contain yet.
     pending.current = pending.current.slice(pending.current.lastIndexOf(search.toString()) + 1 || Infinity)
     if (!pending.current.length) newest.current = search
   }

@@ -1,4 +1,4 @@
-/** Give a file to whoever looks at the page. */
+/** Let the browser save a file with this name and content. */
 export function download(name: string, parts: string[], type = 'text/plain'): void {
   const url = URL.createObjectURL(new Blob(parts, { type }))
   Object.assign(document.createElement('a'), { href: url, download: name }).click()

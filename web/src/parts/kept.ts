@@ -1,4 +1,4 @@
-/** Choices that this browser keeps, shared by all components and tabs that use the same key. */
+/** Texts in the browser's local storage. All components and tabs that use a key share its text. */
 import { useSyncExternalStore } from 'react'
 
 const listeners = new Set<() => void>()

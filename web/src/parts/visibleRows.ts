@@ -1,13 +1,13 @@
-/** Which rows of a long table are in view. Rows have one height, so that a table of 1,000 rows renders about 40. */
+/** Finds the rows of a long table that are in view. All rows have one height. Of 1,000 rows, about 40 are rendered. */
 import { useLayoutEffect, useState, type RefObject } from 'react'
 
 export interface Range {
   first: number
-  /** The row after the last one. */
+  /** Index of the row after the last row to render. */
   end: number
 }
 
-/** Rows are rendered in blocks of this many, so that a scroll by a few rows renders nothing. */
+/** Number of rows in a block. Whole blocks are rendered, so that a scroll by a few rows renders no new rows. */
 const BLOCK = 10
 
 /** Return the rows to render: those in view and at least one block around them. */

@@ -1,4 +1,4 @@
-/** What this browser remembers about watched jobs: their RunIds, and whether it notifies. */
+/** The browser's stored choice of watched jobs: their RunIds, and whether the browser shows notifications. */
 import { useSyncExternalStore } from 'react'
 
 export interface Watching {
@@ -7,7 +7,7 @@ export interface Watching {
 }
 
 const KEY = 'everstep-watching'
-/** The oldest entries are forgotten first. */
+/** Maximum number of stored RunIds. The RunIds that were added first are dropped first. */
 const MOST = 100
 
 function load(): Watching {

@@ -1,4 +1,4 @@
-/** What Everstep does, by the phase of an incident. The API's contract has the words for causes and sources. */
+/** What Everstep does in each phase of an incident. The words for causes and sources of state are in `contract.ts`. */
 export const PHASES = {
   detect: 'detecting the failure',
   replace: 'replacing nodes',

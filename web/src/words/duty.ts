@@ -1,4 +1,4 @@
-/** Whether a person must act: the words that all pages share. */
+/** The words with which all pages state whether a person must act. */
 import type { IncidentAction } from '../contract'
 import type { Tone } from '../model/standing'
 

@@ -55,7 +55,7 @@ export const INCIDENT = {
       kept === 0 ? 'All steps are lost: no checkpoint in S3 has them.'
         : `All steps after step ${count(kept)} are lost: no checkpoint in S3 has them.`,
     downtime: 'downtime',
-    /** Of a job that failed or was stopped. */
+    /** Label of the recovery time, for an incident with which the job failed or was stopped. */
     recovering: 'in recovery',
     costs: 'for nodes that did not train',
   },

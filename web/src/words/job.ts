@@ -1,6 +1,6 @@
 /** Every text of the job page: its verdict, what to do, and the tabs. Causes and phases are in `causes.ts`. */
 
-/** How the job is: short titles, and the first sentences of the verdict. */
+/** The state of the job: short titles, and the first sentences of the verdict. */
 export const STATE = {
   titles: {
     completed: 'Completed', failed: 'Failed', stopped: 'Stopped', stopping: 'Stopping', stalled: 'Stalled',
@@ -39,7 +39,7 @@ export const STATE = {
   rate: { perSecond: (steps: string) => `${steps} steps/s`, perStep: (time: string) => `${time} per step` },
 } as const
 
-/** What memory and S3 keep. */
+/** Sentences about the steps that are safe in memory and in S3. */
 export const KEPT = {
   unknown: 'Protection is unknown.',
   survives: (nodes: string) => `Any ${nodes} can fail without the loss of a step.`,
@@ -160,7 +160,7 @@ export const ACT = {
   training: 'Everstep recovers the job by itself after a failure.',
 } as const
 
-/** Facts about more than the job. */
+/** Banners about a takeover of the job, its fleet, and other jobs. */
 export const BANNERS = {
   takenOver: {
     title: 'Automation is off for this job',

@@ -15,7 +15,7 @@ export const TIMELINE = {
   faultsFirst: 'Nodes with faults come first.',
 } as const
 
-/** Where the time went: a label, a meaning, and who can shorten each part. */
+/** The parts of a job's time: for each a label, its meaning, and the person or system that can shorten it. */
 export const TIME = {
   none: 'No time has been counted yet.',
   total: (time: string) => `Together ${time} since the job was created.`,

@@ -28,7 +28,7 @@ for (const side of ['clientWidth', 'clientHeight']) {
   Object.defineProperty(Element.prototype, side, { configurable: true, get: () => 100_000 })
 }
 
-/** What `tests/dashboard/random_story.py` records. */
+/** One moment as `tests/dashboard/random_story.py` records it. */
 export interface Moment {
   seed: number
   number: number
@@ -112,7 +112,7 @@ function logPage(whole: GetLogEventsResponse, query: URLSearchParams): GetLogEve
   return { ...whole, Events: isHeld ? [] : some, NextForwardToken: token, NextBackwardToken: token }
 }
 
-/** Requests of pages that no moment answers. The pages show an error or nothing for them. */
+/** Paths of requests for which the moments have no answer. The tests report them in a warning. */
 export const unanswered = new Set<string>()
 
 function serve(moment: Moment): void {

@@ -1,4 +1,4 @@
-/** Rules that the figures of all pages of one moment keep. Each rule returns complaints; none means that it holds. */
+/** Rules for the figures of all pages at one moment. Each rule returns its complaints, or an empty list if it holds. */
 import type {
   DescribeProtectionResponse, Fleet, GetLogEventsResponse, GetMetricDataResponse, Incident, TrainingJob,
   TrainingJobNode,
@@ -113,7 +113,7 @@ function answersOf(moment: Moment): Answers[] {
 
 const ENDED = ['Completed', 'Failed', 'Stopped']
 
-/** Figures and green tones follow from the answers, by derivations of their own. */
+/** Figures and green tones agree with the API's answers, from which this file derives them without the application. */
 export function supported(shown: readonly Shown[], moment: Moment): string[] {
   const jobs = new Map(answersOf(moment).map((each) => [`job/${each.job.RunId}`, each]))
   const { nodes, incidents } = listed(moment)
@@ -198,7 +198,7 @@ function ofIncident(each: Shown, incident: Incident, now: number, claim: Claim) 
   if (each.figure === 'cost-usd') claim(each, each.value === String(incident.CostUsd ?? ''), 'another cost')
 }
 
-/** Pages round the time down to whole seconds. */
+/** Difference in seconds that the rules accept, because pages round the time down to whole seconds. */
 const SAME_SECONDS = 1
 
 /** The job's time by bucket agrees with the phases of its incidents, and adds up to its life. */
@@ -222,7 +222,7 @@ export function accounted(moment: Moment): string[] {
   return wrong
 }
 
-/** By the API's times alone: the open phase lasts from the end of the phases before it until now. */
+/** Return a phase's length from the API's times. An open phase lasts from the end of the previous phase until now. */
 function lengthOf(incident: Incident, phase: (typeof PHASES)[number], now: number): number {
   const detect = incident.DetectSeconds ?? incident.OpenedAt - incident.FailedAt
   const spent = [detect, incident.ReplaceSeconds ?? 0, incident.RestoreSeconds ?? 0, incident.ReworkSeconds ?? 0]
@@ -233,7 +233,7 @@ function lengthOf(incident: Incident, phase: (typeof PHASES)[number], now: numbe
   return now - incident.FailedAt - spent.slice(0, index).reduce((a, b) => a + b, 0)
 }
 
-/** On the timeline, no lost node works after its failure, and nobody works after the job's end. */
+/** On the timeline, no lost node works after its failure, and no node works after the job's end. */
 export function buried(moment: Moment): string[] {
   const wrong: string[] = []
   for (const { job, incidents, nodes } of answersOf(moment)) {
@@ -250,7 +250,7 @@ export function buried(moment: Moment): string[] {
   return wrong
 }
 
-/** The cause of an incident that a report counts apart. */
+/** The cause of drills. A report counts their incidents separately from failures. */
 const DRILL = 'drill'
 
 /** The figures of a report follow from the incidents and the jobs of its range, which is longer than a story. */
