@@ -26,7 +26,9 @@ POLL_SECONDS = 0.05
 On the measured machine, polls at this interval use 5 % of a core, for the client and the control plane together.
 """
 QUIET_POLL_SECONDS = 1.0
-"""Seconds between two polls while the duration of training steps is measured. Users poll about as rarely."""
+"""Seconds between two polls while step times are measured: rare enough that the polls do not slow the steps. Users poll
+about as rarely.
+"""
 EVERY_STEP = 1.0
 """Value of `MaxSlowdown` with which Everstep takes a snapshot at every step.
 
@@ -38,7 +40,7 @@ ENDED = ("Completed", "Stopped", "Failed")
 PATIENCE_SECONDS = 150.0
 """Longest time in seconds for which a job may show no progress. After this time, the benchmark fails.
 
-A job on a busy machine is slow, but it makes progress.
+The limit applies to missing progress and not to the total time, because a job on a busy machine is slow but works.
 """
 
 

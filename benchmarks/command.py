@@ -31,7 +31,7 @@ LOOK_SECONDS = 5.0
 MOST_LOOKS = 36
 """Maximum number of load checks before a benchmark starts on a busy machine.
 
-All checks together take three minutes. In this time, a load average of 8 per core decays below the limit.
+All checks together take three minutes. In this time, a load average of 8 per core decays below `BUSY_LOAD_RATIO`.
 """
 
 

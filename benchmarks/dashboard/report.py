@@ -18,7 +18,7 @@ FRAME_MS: Final = 1000 / 30
 METRICS_MB: Final = 5.0
 """Limit of the traffic of an open Metrics tab, in megabytes per hour."""
 SHIFT: Final = 0.05
-"""Limit of the cumulative layout shift. Source: half of what web.dev calls good."""
+"""Limit of the cumulative layout shift: half of the value 0.1 up to which web.dev calls the shift good."""
 FIRST_LOAD_KB: Final = 250.0
 METRICS_TAB: Final = "an open Metrics tab"
 """Name in `Run.bytes_per_hour` of the only page whose traffic has a limit."""

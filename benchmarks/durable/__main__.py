@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Add the option of this benchmark alone."""
+    """Add the option `--again`, which only this benchmark has, to the command line."""
     parser.add_argument("--again", action="store_true", help="with --only: keep the other parts of the stored results")
 
 

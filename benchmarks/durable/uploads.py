@@ -48,7 +48,7 @@ class UploadBlock:
     def is_whole(self) -> bool:
         """Whether the block has enough steps without the upload for a comparison.
 
-        At least a third of `steps` then began after the end of the upload.
+        True if at least a third of `steps` began after the end of the upload.
         """
         return self.slowed_count <= len(self.steps) * 2 // 3
 
@@ -64,7 +64,7 @@ class UploadBlock:
         block to block.
 
         Args:
-            count: number of steps to take as those during the upload. None: `slowed_count`.
+            count: number of first steps that count as the steps during the upload. None: `slowed_count`.
         """
         count = max(1, min(self.slowed_count if count is None else count, len(self.steps) - 1))
         return statistics.mean(self.steps[:count]) / statistics.median(self.steps[count:]) - 1

@@ -1,7 +1,7 @@
 """Computes how much each scheme of sending snapshots slows training, with a bootstrap interval. Pure functions.
 
-The schemes and training without snapshots take turns, in blocks of iterations. A round contains one block of each. Each
-iteration under a scheme is compared with the iteration without snapshots in the same round.
+The schemes and training without snapshots take turns, in blocks of iterations. A round contains one block of each. The
+n-th iteration of a scheme's block is compared with the n-th iteration of the round's block without snapshots.
 """
 
 from __future__ import annotations
@@ -147,6 +147,6 @@ def interval(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     Whole pairs are resampled, so that drift of the machine affects both values of a pair.
 
     Args:
-        pairs: (seconds with checkpoints, seconds without checkpoints) of the same iteration of the same round.
+        pairs: (seconds with checkpoints, seconds without checkpoints) of the n-th iterations of two blocks of a round.
     """
     return bootstrap_interval(lambda samples: slowdown(samples[0]), pairs)

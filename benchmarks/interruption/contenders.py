@@ -206,7 +206,7 @@ class UnderTorchrun:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "BENCH_TRACE": str(self._folder), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-                # DeepSpeed searches PATH for the build tool ninja.
+                # Add the environment's programs to PATH, because DeepSpeed searches PATH for the build tool ninja.
                 | {"PATH": f"{self._python.parent}{os.pathsep}{os.environ['PATH']}"},
                 start_new_session=True,
             )

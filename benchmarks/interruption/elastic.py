@@ -18,9 +18,12 @@ from infra.local_cloud.fault_kinds import Capacity, Terminate
 
 NODES = 4
 FIRST_STEPS = 5
-"""Committed steps of each launch before the next measurement."""
+"""Number of steps that a launch must have committed before the next measurement begins."""
 BATCH, GLOBAL_BATCH = 2, 24
-"""Samples per rank and per optimizer step. Both 4 and 3 ranks divide the global batch."""
+"""Samples that a rank processes at once, and samples of all ranks together in an optimizer step.
+
+The samples of a step can be divided evenly among 4 ranks and among 3 ranks.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

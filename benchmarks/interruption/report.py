@@ -206,7 +206,7 @@ def _phases(run: Run) -> str | None:
 
 
 def _shrinks(run: Run) -> str | None:
-    """Return the table of jobs that continued on fewer nodes, with one line per lost node. None without one."""
+    """Return the table of jobs that continued on fewer nodes, with one line per lost node; None without a lost node."""
     body = [[f"{each.verdict_seconds:.2f}", f"**{each.seconds:.2f}**", str(each.lost_steps)] for each in run.shrinks]
     return table(("loss → verdict, s", "verdict → next new step, s", "steps made again"), body) if body else None
 

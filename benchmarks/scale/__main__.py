@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(begun: Begun) -> dict[str, Any]:
-    """Measure how long the choice of holders takes, then how long the commit of a step takes (a round).
+    """Measure how long placement takes, and then how long a round takes (the commit of a step).
 
-    The commits with an adaptive lead are simulated.
+    In addition, simulate how many steps are committed with an adaptive lead and with constant leads.
     """
     counts = QUICK_NODES if begun.is_quick else placement.NODES
     shapes = [(count, copies) for count in counts for copies in placement.COPIES]

@@ -1,7 +1,8 @@
 """Compares the commits with the adaptive lead (`worker.core.lead`) and with constant leads, by simulation.
 
-A proposal with a lead of k steps takes k steps. It is late with a probability that each further step of lead divides by
-ten. In some phases, every proposal with a lead of one step is late.
+The simulation makes one proposal at a time. A proposal with a lead of k steps takes k steps. It commits a step, unless
+it is late, that is, reaches a rank after the rank's boundary. Each further step of lead divides the probability of a
+late proposal by ten. In some phases, a proposal with a lead of one step is always late.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from worker.core.lead import Lead
 
 STEPS = 20_000
 PHASE_STEPS = 1_000
-"""Number of steps after which a load that changes begins or ends."""
+"""Length of a phase in steps."""
 CONSTANT_LEADS = (1, 2, 3)
 SEED = 1
 
@@ -27,7 +28,9 @@ class Load:
     lateness: float
     """Probability that a proposal with a lead of one step is late."""
     phases: Sequence[int] = (1,)
-    """The least lead in steps with which a proposal can be in time, for each phase. The phases repeat."""
+    """For each phase, the least lead in steps with which a proposal can be in time. After the last phase, the first
+    phase follows again.
+    """
 
 
 LOADS = (

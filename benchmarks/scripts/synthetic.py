@@ -35,7 +35,7 @@ the state.
 """
 MIN_SPAN_SECONDS = 0.05
 MAX_STEPS = 5000
-"""Maximum number of steps per measurement. The script then reports the snapshots of these steps, even if too few."""
+"""Maximum number of steps per measurement. The measurement then ends, even with fewer snapshots than requested."""
 
 settings = everstep.training.hyperparameters(state_mib=64, snapshots=30, floor_steps=12)
 

@@ -24,7 +24,7 @@ from everstep.training import hyperparameters, output_dir
 settings = hyperparameters(system="plain", steps=40, settle_steps=10)
 set_seed(1)
 spent: dict[str, float] = defaultdict(float)
-"""Seconds that Everstep has used in the current step, by part."""
+"""Seconds that Everstep has used in the training thread in the current step, by the part of its work."""
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
@@ -94,7 +94,7 @@ def snapshot_count() -> int:
 
 
 def timed(owner: Any, method: str, part: str) -> None:
-    """Replace a method by a function that also adds the time of each call to a part of the step."""
+    """Replace a method by a function that calls it and adds the duration of the call to `spent[part]`."""
     function = getattr(owner, method)
 
     def measured(*given: Any, **more: Any) -> Any:

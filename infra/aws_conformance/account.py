@@ -1,4 +1,4 @@
-"""Creates and removes the resources of a conformance run in an AWS account: a group, its template, a rule and a queue.
+"""Creates and removes the AWS resources of a conformance run: an Auto Scaling group with its template, a rule, a queue.
 
 Invariant: every resource carries the tag `TAG` and a name that begins with `PREFIX`. `clean` finds and deletes all such
 resources, also those of a run that crashed. It touches no other resource.
@@ -51,9 +51,9 @@ class Account:
         pause: waits for a number of seconds.
         patience_seconds: time limit of one wait.
         poll_seconds: time between two calls while the run waits.
-        refill_seconds: time to wait for the refill of AWS's token bucket after a test of AWS's behaviour (a question)
-            that exhausts it.
-        watch_seconds: time for which a question watches a state that may change by itself.
+        refill_seconds: time in which AWS refills its token bucket of API calls. The question about AWS's rate limit
+            empties the bucket.
+        watch_seconds: time for which a question observes whether AWS changes a state without a call.
     """
 
     client: Callable[[str], Any]

@@ -1,8 +1,9 @@
 """Defines the questions about AWS's behaviour: a name, a sentence, and a function that observes the answer in an
 account.
 
-The questions run in the order of `QUESTIONS`, on one group. A question begins with the group's members that the
-previous question has left running. An answer consists of fields of `AwsAnswers`, and of details for people.
+The questions run in the order of `QUESTIONS`, on one Auto Scaling group. A question begins with those members of the
+group that the previous question has left running. An answer consists of fields of `AwsAnswers`, and of details for
+people.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def _protection_of_a_pending_member(account: Account) -> Answer:
 
 
 def _protection_of_a_new_member(account: Account) -> Answer:
-    """Turn the group's setting off while a member is Pending, and observe the member in service."""
+    """Turn NewInstancesProtectedFromScaleIn off while a member is Pending. Observe its protection once it is InService.
+    """
     scaling, known = account.client("autoscaling"), set(account.in_service(1))
     account.set_desired(len(known) + 1)
     id = account.until("a new member", lambda: next(iter(set(account.members()) - known), None))
@@ -164,12 +166,12 @@ def _rate_of_auto_scaling(account: Account) -> Answer:
     def call() -> None:
         scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[account.name])
 
-    # The earlier questions have taken tokens from AWS's token bucket.
+    # Wait until AWS's token bucket is full, because the calls of earlier questions have taken tokens from it.
     account.pause(account.refill_seconds)
     burst = _calls_until_throttled(call)
     account.pause(account.refill_seconds)
     refilled = _calls_until_throttled(call)
-    # The next questions must not be throttled.
+    # Wait for the refill again, so that AWS does not throttle the calls of the next questions.
     account.pause(account.refill_seconds)
     rate = {"burst": float(burst), "per_second": max(refilled / account.refill_seconds, 0.1)}
     return Answer({"auto_scaling_rate": rate}, {"Burst": burst, "CallsAfterRefill": refilled})

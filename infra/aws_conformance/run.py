@@ -38,7 +38,7 @@ def ask(
         questions: the questions to ask, in order.
         region: name of the region, for the record.
         now: time of the run, for the record.
-        report: receives one sentence per step.
+        report: receives each question, each answer and each deleted resource, as one line of text.
 
     Returns:
         The answers. A question that AWS did not answer leaves its fields at their defaults.

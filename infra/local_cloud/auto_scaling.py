@@ -512,7 +512,7 @@ class AutoScaling:
             )
 
     def _give_up(self, group: FakeAutoScalingGroup, record: _Record) -> None:
-        """Suspend the process Launch if all launches have failed for the configured time, as AWS does."""
+        """Suspend the process Launch, as AWS does, if all launches have failed for the time in `Conditions`."""
         record.failing_since = record.failing_since or (self._monotonic(), _stamp())
         after = self._faults.conditions.administrative_suspension_seconds
         if after is not None and self._monotonic() - record.failing_since[0] >= after:

@@ -75,7 +75,9 @@ LOOPBACK = "127.0.0.1"
 CONTROL_PLANES: Final = 2
 """Maximum number of control-plane servers of one local cloud."""
 SERVICES_BESIDE: Final = CONTROL_PLANES + 2
-"""Services with an address of their own: the control-plane servers, a load balancer, and another S3 server."""
+"""Number of services that have an address of their own: the control-plane servers, a load balancer, and an S3 server
+that can replace the local AWS's own S3.
+"""
 
 StartResponse = Callable[..., object]
 
@@ -128,7 +130,9 @@ class LocalAws:
         self.control_planes = [(LOOPBACK, 0)] * CONTROL_PLANES
         """Address and port of each control-plane server. Port 0: the kernel chooses the port."""
         self.balancer = self.storage = LOOPBACK, 0
-        """Address and port for a load balancer in front of the control-plane servers, and for another S3 server."""
+        """Address and port of a load balancer in front of the control-plane servers, and of an S3 server in place of
+        the local AWS's S3.
+        """
         if options.network_name:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + SERVICES_BESIDE))
             self._network = Network(options.network_name, services=(self._address, *addresses))

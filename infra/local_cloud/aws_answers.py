@@ -29,13 +29,15 @@ class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     protection_is_all_or_nothing: bool = True
     """Whether SetInstanceProtection changes no member of a call if it refuses one of them."""
     protection_set_at: Literal["launch", "service"] = "launch"
-    """Whether a new member gets the group's setting of its launch, or of the moment when it enters service."""
+    """Time at which a new member gets the group's value of NewInstancesProtectedFromScaleIn: its launch, or the moment
+    when it enters service.
+    """
     ended_member_stays: bool = True
     """Whether an ended instance stays a member of its group while ReplaceUnhealthy is suspended."""
     hook_holds_ended_member: bool = True
-    """Whether a terminating hook holds a member whose instance has already ended."""
+    """Whether a lifecycle hook for terminations holds a member whose instance has already ended."""
     unknown_ids_named: Literal["one", "all"] = "one"
-    """How many of several unknown ids the error InvalidInstanceID.NotFound names."""
+    """Whether the error InvalidInstanceID.NotFound names one or all of the unknown ids in a call."""
     visibility_seconds: Seconds = 10.0
     """Longest time until EC2's Describe operations show a new or changed instance.
 

@@ -52,7 +52,7 @@ POISONOUS: Final = (
     "AWS_ENDPOINT_URL_AUTO_SCALING",
     "AWS_ENDPOINT_URL_STS",
 )
-"""Variables that would redirect an AWS client to another endpoint than the local cloud."""
+"""Variables that would give an AWS client other keys, TLS settings or endpoints than those of the local cloud."""
 
 
 def aws_variables(endpoint_url: str, keys: LocalKeys) -> dict[str, str]:

@@ -10,8 +10,8 @@ instance:
 - An empty target: the local cloud chooses an instance at random, from its seed.
 
 The command line and fault scripts also accept a role as target, such as `job 0 node 2` (`roles`). They replace the role
-by an instance id before they inject the fault. Some faults need a rank or a replica on the instance. If the target of
-such a fault is not an id, the fault affects the next instance with a rank or replica.
+by an instance id before they inject the fault. Some faults need a rank or a replica on the instance. If the selected
+instance has none and the target is not an id, the fault affects the next instance in launch order that has one.
 """
 
 from __future__ import annotations

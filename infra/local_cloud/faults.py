@@ -95,8 +95,7 @@ CONDITIONS = msgspec.json.Decoder(Conditions)
 
 
 class Faults:
-    """The current conditions of a local cloud (such as delays, limits and faults), and the random decisions that they
-    need.
+    """The current conditions of a local cloud, such as delays and error rates, and the random decisions that they need.
 
     Thread-safe.
 

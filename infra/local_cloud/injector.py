@@ -558,7 +558,7 @@ class Injector:
     def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
         """Call `work`, which injects a fault, for the selected instance. Return the instance and the result of `work`.
 
-        If `work` refuses the instance and the target is not an instance id, try the next running instance.
+        If `work` raises FaultRefused and the target is not an instance id, try the next running instance.
         """
         refused = None
         for instance_id in self._running_from(target):

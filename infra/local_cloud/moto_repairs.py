@@ -22,7 +22,7 @@ from moto.servicequotas.models import ServiceQuotasBackend
 from moto.sqs.models import Queue
 
 VCPU_QUOTA: Final = 3840.0
-"""vCPUs of each of EC2's quotas: twenty instances of the type p5.48xlarge. The value is invented."""
+"""Number of vCPUs that each quota of EC2 permits: enough for twenty p5.48xlarge instances. The value is invented."""
 VCPU_QUOTAS: Final = {
     "L-1216C47A": "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances",
     "L-1945791B": "Running On-Demand Inf instances",

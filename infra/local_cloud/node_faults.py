@@ -140,7 +140,7 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
 
 
 def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
-    """Fill an instance's memory for slots with an additional file.
+    """Fill the tmpfs on which an instance stores its slots, by writing an additional file to it.
 
     Args:
         instance_id: instance whose memory directory receives the file.

@@ -5,8 +5,8 @@
     last job shard 0       the holders of rank 0's shard, in the job that the previous role selected
 
 Numbers start at 0 and wrap around: a number n selects the item n modulo the number of items. Jobs are sorted by name,
-nodes by GROUP_RANK, and shards by their owner rank. A role selects only jobs with a running instance, running nodes,
-and shards whose holders all run. `last job` selects job 0 if the job of the previous role has ended.
+nodes by GROUP_RANK, and shards by their owner rank. Only these items can be selected: a job with a running instance, a
+running node, and a shard whose holders all run. `last job` selects job 0 if the job of the previous role has ended.
 
 A role is resolved when its fault is injected. `Aim` receives the jobs and the running instances from its caller.
 """

@@ -119,7 +119,7 @@ class Installation(Protocol):
     """Creates a cluster's AWS resources in place of `LocalCluster`. Only a test implements it, with Terraform."""
 
     def create(self, aws_url: str, keys: LocalKeys) -> str:
-        """Create all resources. The nodes' Auto Scaling group `everstep-local` is still empty. Return the queue's URL.
+        """Create all resources, and an empty Auto Scaling group `everstep-local` for the nodes. Return the queue's URL.
 
         Args:
             aws_url: URL of the local AWS.
@@ -160,7 +160,7 @@ class ClusterOptions:
     None: agents receive the URLs of the servers.
     """
     start_storage: Callable[[LocalKeys, str, int], str] | None = None
-    """Starts another S3 server that accepts the given keys, at the given address and port, and returns its URL.
+    """Starts an S3 server in place of the local AWS's S3, with the given keys, address and port, and returns its URL.
 
     Port 0: the function chooses the port. None: the local AWS serves S3.
     """
@@ -191,7 +191,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     balancer_url: str = ""
     """URL of the load balancer; empty without one."""
     storage_url: str = ""
-    """URL of another S3 server; empty if the local AWS serves S3."""
+    """URL of the S3 server that replaces the local AWS's S3; empty if the local AWS serves S3."""
     control_plane_environment: dict[str, str] = {}
 
 
@@ -804,11 +804,10 @@ class LocalCluster:
     # The methods below end the cluster.
 
     def _end_all(self) -> None:
-        """End all processes of the cluster: first the recorded processes, then processes that only have the marker.
+        """End all processes of the cluster: first those with a record, then those that only have the marker.
 
-        The marker is an environment variable with the state directory.
-
-        The control plane ends first, so that it does not react to the end of its fleet.
+        The marker is an environment variable that contains the state directory. Of the recorded processes, the control
+        plane ends first, so that it does not react to the end of its fleet.
         """
         for part in (STANDBY, CONTROL_PLANE, AWS):
             self._parts.end(part)

@@ -138,7 +138,7 @@ describe('a log that is read', () => {
     source.follow()
     expect(follows[0]!.from).toBe('f:200') // the stream starts after the lines that did not match
     await source.older()
-    expect(source.snapshot()).toMatchObject({ lines: [{}], hasOlder: true }) // one call reads at most `MOST_EMPTY` empty pages
+    expect(source.snapshot()).toMatchObject({ lines: [{}], hasOlder: true }) // at most `MOST_EMPTY` empty pages at once
     for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
     expect(texts(source.snapshot().lines)).toEqual(['CUDA 1', 'CUDA 190'])
   })

@@ -38,7 +38,8 @@ from the measured work.
 FIRST_SNAPSHOTS = 4
 """Number of snapshots at the start of a launch that are reported separately.
 
-They are the audited snapshots, which Everstep compares byte by byte with the state, and one more.
+The first three are audited: Everstep compares them byte by byte with the state. The fourth is the first without an
+audit.
 """
 FIRST_STEPS = 60
 SETTLE_STEPS = 100

@@ -68,9 +68,10 @@ SETTLE_SECONDS = 0.1
 """Seconds from the rank's first message until the fetch starts. The rank waits for its state by then."""
 ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
-"""Number of slots per node, and additional memory in bytes.
+"""Memory of a node for slots: as a multiple of the rank's state, and an additional number of bytes.
 
-Everstep reserves memory for two steps, and for two shards of each step. This benchmark uses half of this memory.
+Everstep requires memory for four slots: two steps of the node's own shard, and two steps of another node's shard. Here,
+a node stores only one shard, so half of the slots stay unused.
 """
 
 

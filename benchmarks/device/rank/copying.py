@@ -117,7 +117,7 @@ def capture(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[st
         result["registration"] = _register(copier, slot, registration)
         floor = Floor(hardware, slot.plan.index_offset)
         floor.to_host()
-        # Ignore the rate of the first capture after the slot's registration.
+        # Drop the times of the first capture after the slot's registration, as a warm-up.
         _capture(hardware, copier, slot, Captures())
         floors, registered = [], Captures()
         for letter in order(rounds):

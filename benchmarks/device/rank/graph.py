@@ -33,7 +33,8 @@ PATIENCE_SECONDS = 60.0
 TOLERANCE = 1e-2
 """Allowed difference between two weights, relative to the largest weight.
 
-Another order of summation causes a smaller difference. A missing step causes a larger difference.
+The weights after a graph's replays may differ by less than this, because the graph can sum in another order than single
+steps do. If a step were missing, they would differ by more.
 """
 
 

@@ -39,9 +39,9 @@ SETTLE_SECONDS = 5.0
 TAKE_SECONDS = 0.2
 LOOK_SECONDS = 0.005
 NO_BOUNDARY_SECONDS = 600.0
-"""Time limit for a block of steps without boundaries, which the script declares.
+"""Time limit that the script declares to Everstep for a block of steps without boundaries.
 
-Without the declaration, the control plane would consider the rank stuck.
+Without this declaration, the control plane would consider the rank stuck.
 """
 VOCABULARY = 128
 WORDS_KEPT = 8

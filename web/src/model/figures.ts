@@ -49,7 +49,7 @@ export interface JobFigures {
   /** Nodes that are connected and report no fault. Absent while the job has no nodes. */
   healthyNodes?: number
   healthyNodesTone: Tone
-  /** Nodes that the job asks for, or runs on if these are more. */
+  /** Number of nodes that the job requests, or that it has if it has more. */
   wantedNodes: number
   incidents?: number
   openIncidents?: number

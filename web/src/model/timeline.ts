@@ -126,7 +126,7 @@ function faultAt({ FailedAt, ClosedAt }: Incident, spans: readonly TrainingJobNo
   return later?.StartTime ?? FailedAt
 }
 
-/** Return a fault with its evidence. On a node's lane, evidence about that node replaces the rest. */
+/** Return a fault with its evidence. On the lane of `node`, only evidence about this node is shown if any exists. */
 function faultOf(incident: Incident, node?: string): Fault {
   const evidence = incident.Evidence ?? []
   const own = node === undefined ? [] : evidence.filter((each) => each.includes(node))

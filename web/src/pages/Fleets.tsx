@@ -1,4 +1,4 @@
-/** All fleets: their nodes as desired and as they are, and whether one needs attention. */
+/** The list of all fleets: desired and actual numbers of nodes, and whether a fleet needs attention. */
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
