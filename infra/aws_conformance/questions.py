@@ -63,8 +63,7 @@ def _protection_of_a_pending_member(account: Account) -> Answer:
 
 
 def _protection_of_a_new_member(account: Account) -> Answer:
-    """Turn NewInstancesProtectedFromScaleIn off while a member is Pending. Observe its protection once it is InService.
-    """
+    """Turn NewInstancesProtectedFromScaleIn off while a member is Pending, and observe the InService member."""
     scaling, known = account.client("autoscaling"), set(account.in_service(1))
     account.set_desired(len(known) + 1)
     id = account.until("a new member", lambda: next(iter(set(account.members()) - known), None))
