@@ -1,4 +1,4 @@
-/** Figures, ticks, smoothing, ranges and marks of charts; differences between runs. */
+/** Charts format figures, choose round ticks, smooth lines and mark failures. Comparisons list how runs differ. */
 import { describe, expect, test } from 'vitest'
 
 import type { TrainingJob } from '../src/contract'

@@ -1,4 +1,4 @@
-/** The list of incidents: filters and order. */
+/** The list of incidents applies every filled filter, and shows the most urgent incidents first. */
 import { expect, test } from 'vitest'
 
 import type { Incident } from '../src/contract'

@@ -1,4 +1,4 @@
-/** The list of jobs: its order, filters, columns, saved views, loss curves and the rows in view. */
+/** The list of jobs sorts and filters jobs, saves views, and requests loss curves and renders rows only in view. */
 import { describe, expect, test } from 'vitest'
 
 import type { TrainingJobSummary } from '../src/contract'

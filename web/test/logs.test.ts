@@ -1,4 +1,4 @@
-/** Reading a log: decoding messages, colours, pages in both directions, the stream, and addresses of lines. */
+/** A log is decoded, coloured and read without gaps in both directions and as a stream. Each line has an address. */
 import { describe, expect, test, vi } from 'vitest'
 
 import { LogSource, type LogService } from '../src/api/logs'

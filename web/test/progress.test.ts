@@ -1,4 +1,4 @@
-/** The progress of a job, and its remaining time. */
+/** The page shows how much of a job is done, and how much time remains at the pace so far. */
 import { expect, test } from 'vitest'
 
 import { doneRatio, remainingWords } from '../src/model/progress'

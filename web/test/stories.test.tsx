@@ -1,6 +1,6 @@
 // @vitest-environment jsdom
 /**
- * The pages never contradict each other or themselves: every page of random stories of the real control plane.
+ * No page contradicts itself or another page, in random stories that the real control plane produced.
  *
  * `tests/dashboard/stories.py` records the stories and names their folder in EVERSTEP_STORIES. Without it, only the
  * rules themselves are tested.

@@ -159,7 +159,7 @@ export async function all<T>(
 /** Time without bytes after which a streaming response counts as broken. The server sends at least one each 10 s. */
 const SILENCE_MS = 30_000
 
-/** Yield the bytes of a streaming response as they arrive. Throws if the connection breaks, or after `SILENCE_MS`. */
+/** Yield the bytes of a streaming response as they arrive. Throws if it breaks or is silent for `SILENCE_MS`. */
 export async function* open(url: string, signal: AbortSignal): AsyncGenerator<Uint8Array> {
   const silence = new AbortController()
   const either = AbortSignal.any([signal, silence.signal])

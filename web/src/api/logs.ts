@@ -42,7 +42,7 @@ const MOST_EMPTY = 20
 const AROUND_MS = 5_000
 const AGAIN_MS = 2_000
 
-/** Convert to seconds. The server cuts to milliseconds, and the added half prevents an error of one by rounding. */
+/** Convert to seconds, plus half a millisecond: the server truncates, so a rounding error could cost a millisecond. */
 const seconds = (ms: number): number => (ms + 0.5) / 1000
 
 export const service: LogService = {

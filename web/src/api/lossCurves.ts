@@ -26,7 +26,7 @@ export function useLossCurves(inView: readonly TrainingJobSummary[]): HeldCurves
         const curves = (await call('BatchGetLossCurves', { RunIds: [...steps.keys()].join() })).LossCurves ?? []
         client.setQueryData<HeldCurves>(KEY, (before = NONE) => withCurves(before, steps, curves, serverTime()))
       } catch {
-        // Show no error here: the list of jobs shows it. Its next refresh also requests these curves again.
+        // Show no error here, because the list of jobs shows one. Its next refresh requests these curves again.
       } finally {
         isBusy.current = false
       }

@@ -1,7 +1,7 @@
 /**
- * Connections that are open only while the tab is visible.
+ * Keeps connections open only while the tab is visible.
  *
- * A browser allows six connections to a server over all its tabs, and a stream occupies its connection for good.
+ * A browser allows six connections to a server over all its tabs, and an open stream occupies one of them all the time.
  */
 
 /**

@@ -64,7 +64,7 @@ export function standingOut(lines: readonly Values[]): { places: number[]; colou
   return { places, colours: lines.map((_, place) => inOrder.indexOf(place) + 1 || GREY) }
 }
 
-/** Return the place of the line whose value is nearest to a point of the chart. -1 if no line has a value there. */
+/** Return the index of the line whose value is nearest to a point of the chart. -1 if no line has a value at `x`. */
 export function nearestLine(lines: readonly Line[], x: number, y: number): number {
   let [found, least] = [-1, Infinity]
   lines.forEach((line, place) => {

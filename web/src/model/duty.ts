@@ -16,9 +16,9 @@ export interface Step {
   nodeId?: string
   /** Whether Everstep recommends the step instead of waiting. */
   isRecommended?: boolean
-  /** The job that a button lets continue on fewer nodes: its run, and the new MinNodeCount. */
+  /** RunId and new MinNodeCount of a job, for a button that lets the job continue on fewer nodes. */
   shrink?: { runId: string; nodes: number }
-  /** A page on which the person does it. */
+  /** A page on which the person can take the step. */
   link?: { to: string; label: string }
 }
 

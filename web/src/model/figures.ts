@@ -134,7 +134,7 @@ const ofThisLaunch = (protection: Protection | undefined, job: AnyJob): Protecti
 /** Whether the job was launched and still has its nodes. Only such a job has steps in memory. */
 export const holdsNodes = (job: AnyJob): boolean => !hasReleased(job) && (job.Generation ?? 1) > 0
 
-/** Whether no node has steps of the job in memory. In a list, this is an interrupted job's missing protection state. */
+/** Whether no node has steps of the job in memory. In lists, an interrupted job then lacks the ProtectionState. */
 function hasReleased(job: AnyJob): boolean {
   if (isOver(job) || hasReleasedNodes(job)) return true
   const isListed = job.SecondaryStatusTransitions === undefined && job.IncidentCount !== undefined

@@ -5,7 +5,7 @@ import { sentence } from './format'
 import { stacksOf } from './stacks'
 import type { Tone } from './standing'
 
-/** One entry. `tone` marks a milestone. */
+/** One entry of the timeline. Only a milestone has a `tone`. */
 export interface Moment {
   key: string
   at: number

@@ -18,13 +18,13 @@ export const FAILED_SECONDS = 86_400
 /** Up to this step, a job does not count as unprotected, because the first commit takes a few steps. */
 const FIRST_STEPS = 3
 
-/** How urgent a job is, the most urgent first. `failed` contains only recent failures; older ones are `finished`. */
+/** The urgencies of jobs, the most urgent first. A job that failed long ago is `finished`, not `failed`. */
 const TROUBLES = [
   'failed', 'unprotected', 'recovering', 'degraded', 'queued', 'starting', 'training', 'paused', 'finished',
 ] as const
 export type Trouble = (typeof TROUBLES)[number]
 
-/** Return how urgent a job is, as a key of `TROUBLES`. `now`: Unix seconds. */
+/** Return how urgent a job is, as an entry of `TROUBLES`. `now`: Unix seconds. */
 export function troubleOf(job: TrainingJobSummary, now: number): Trouble {
   if (isOver(job)) {
     const isRecent = now - (job.TrainingEndTime ?? 0) < FAILED_SECONDS

@@ -87,7 +87,7 @@ export function heldWords(holder: Holder, now: number): string {
   return `${MATRIX.held(count(holder.VerifiedStep))}${lag}${at}${domain}`
 }
 
-/** A simultaneous loss of nodes or failure domains. `probability` that every shard survives it in memory, 0 to 1. */
+/** A simultaneous loss of nodes or failure domains. `probability`: of every shard's survival in memory, 0 to 1. */
 export interface LossOdds {
   lost: string
   probability: number

@@ -81,7 +81,7 @@ export function tokensAt(counted: MetricDataResult | undefined): (step: number) 
   }
 }
 
-/** Return the first place in a rising list whose value is at least `wanted`, or the list's length. */
+/** Return the index of the first value in a rising list that is at least `wanted`, or the list's length. */
 export function lowerBound(list: readonly number[], wanted: number): number {
   let [from, to] = [0, list.length]
   while (from < to) {
@@ -99,7 +99,7 @@ interface Scale {
   axis: Axis
   /** Unix seconds at which a gap begins. Only over time. */
   gaps?: readonly number[]
-  /** Zero of elapsed time, in Unix seconds. */
+  /** Unix seconds at which the elapsed time is 0. */
   startedAt?: number
   /** Converts a step to the number of tokens; null outside the logged steps. */
   tokens?: (step: number) => number | null

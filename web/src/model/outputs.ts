@@ -25,6 +25,6 @@ export function byGeneration(outputs: readonly OutputEntry[], text = ''): Genera
     }))
 }
 
-/** A word of a POSIX shell. Text with other characters than these gets quotes. */
+/** Return a text as one word of a POSIX shell, in quotes if it contains special characters. */
 export const shellWord = (text: string): string =>
   /^[\w./:@%+=-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`

@@ -66,7 +66,7 @@ export function unrecoveredReason(job: Partial<TrainingJob>): string | undefined
   if (job.SecondaryStatus === 'Pausing') return 'the job was asked to pause'
   return job.SecondaryStatus === 'Training' || stateOf(job) === 'running' ? undefined : 'its ranks do not train'
 }
-/** Words in the Reason of a job that a person took over, before Everstep's observations (`core/job/taken_over.py`). */
+/** Words before Everstep's observations in the Reason of a job (`control_plane/core/job/taken_over.py`). */
 export const OBSERVED = '; it observes: '
 
 /** Return the highest step of all launches of a job, or -1. */

@@ -30,7 +30,7 @@ export interface Verdict {
 /** A running job is stalled after this many seconds without a step, or after ten usual steps if these take longer. */
 const STALLED_SECONDS = 60
 const STALLED_STEPS = 10
-/** The same limit for the first step of a launch, which includes imports, compilation and the first batches. */
+/** The limit in seconds for the first step of a launch, which includes imports, compilation and the first batches. */
 const FIRST_STEP_SECONDS = 600
 
 const TITLES = STATE.titles

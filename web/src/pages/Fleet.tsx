@@ -125,7 +125,7 @@ function factsOf(fleet: Fleet, figures: FleetFigures, nodes: readonly Node[]): F
   ]
 }
 
-/** The newest roll (replacement of a fleet's nodes): its status, its progress, and what it waits for. May be empty. */
+/** The newest roll (replacement or reboot of all nodes): its status, its progress, and what it does or waits for. */
 function rollFacts({ Roll: roll }: Fleet): Fact[] {
   if (!roll) return []
   const text = FLEET.roll(roll.RollStatus, roll.FinishedNodeCount, roll.NodeCount, roll.StatusReason)

@@ -31,8 +31,8 @@ const EMPTY: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: fa
 /**
  * Read the log of a job. A change of the filter starts to read again.
  *
- * `ms`: Unix time in milliseconds at which to begin; undefined: at the newest line, and follow. Returns the state, the
- * source, and a function that reads again after an error.
+ * `ms`: Unix time in milliseconds at which to begin; undefined: begin at the newest line and follow the log. Returns
+ * the state, the source, and a function that reads again after an error.
  */
 function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState, LogSource | undefined, () => void] {
   const [tries, setTries] = useState(0)

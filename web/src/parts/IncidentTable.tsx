@@ -13,7 +13,7 @@ interface Listed {
   incidents: Incident[]
   withJob?: boolean
   withOwner?: boolean
-  /** A page that knows the incidents' job passes figures that include it. */
+  /** Returns an incident's figures. A page with the job's description returns figures that take account of the job. */
   figuresOf?: (incident: Incident) => IncidentFigures
 }
 

@@ -54,7 +54,7 @@ const subscribe = (listener: () => void) => {
   }
 }
 
-/** Whether this browser shows notifications, and a job is watched. */
+/** Whether this browser may show notifications and at least one job is watched. */
 export const isNotifying = ({ isOn, runIds }: Watching): boolean =>
   isOn && runIds.size > 0 && typeof Notification !== 'undefined' && Notification.permission === 'granted'
 

@@ -6,7 +6,7 @@ export const PHASES = {
   rework: 'recomputing steps',
 } as const
 
-/** What happened in a phase whose usual name would be wrong. `short`: inside a bar. `color`: of the bar. */
+/** What happened in a phase whose usual name would be wrong. `short`: word inside a bar. `color`: color of the bar. */
 export const HAPPENINGS = {
   absent: { words: 'control plane was down', short: 'down', color: 'unaccounted' },
   restart: { words: 'restarting ranks', short: 'restarting', color: 'start' },

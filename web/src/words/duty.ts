@@ -4,7 +4,7 @@ import type { Tone } from '../model/standing'
 
 export type Urgency = IncidentAction['Urgency'] | 'None'
 
-/** `word`: of a step. `title`: of a card with the steps. `lead`: a sentence of a verdict. */
+/** Texts by urgency. `word`: badge of a step. `title`: title of a card with steps. `lead`: sentence of a verdict. */
 export const DUTIES: Readonly<Record<Urgency, { word: string; title: string; tone: Tone; lead: string }>> = {
   Now: { word: 'Act now', title: 'Act now', tone: 'bad', lead: 'Act now.' },
   Later: { word: 'Not urgent', title: 'Not urgent', tone: 'warn', lead: 'Not urgent, but something waits for you.' },

@@ -59,7 +59,7 @@ export const readable = (shown: readonly Shown[]): string[] =>
 const NONSENSE = /\b(?:undefined|NaN|Infinity|null)\b|\[object |Invalid Date/
 const READ = ['title', 'aria-label', 'href', 'data-value', 'data-of']
 
-/** No text and no attribute shows a value that the program lacks. */
+/** No text and no attribute contains the name of a missing value, such as `undefined` or `NaN`. */
 export function sensible(page: HTMLElement, address: string): string[] {
   const elements = [...page.querySelectorAll('*')]
   const texts = elements.flatMap((element) => READ.map((name) => element.getAttribute(name) ?? ''))
@@ -201,7 +201,7 @@ function ofIncident(each: Shown, incident: Incident, now: number, claim: Claim) 
 /** Difference in seconds that the rules accept, because pages round the time down to whole seconds. */
 const SAME_SECONDS = 1
 
-/** The job's time by bucket agrees with the phases of its incidents, and adds up to its life. */
+/** The job's time by bucket agrees with the phases of its incidents, and adds up to the whole time of the job. */
 export function accounted(moment: Moment): string[] {
   const wrong: string[] = []
   for (const { job, incidents } of answersOf(moment)) {
