@@ -1,6 +1,6 @@
 """The `CloudOperator` over boto3, for AWS and for the local cloud.
 
-Invariant: the operator changes a group only after it has found the tag `everstep:fleet` on the group.
+Invariant: the operator changes an Auto Scaling group only after it has found the tag `everstep:fleet` on the group.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from everstep.protocol.ids import NodeId
 log = logging.getLogger(__name__)
 
 SETTINGS_TTL_SECONDS: Final = 30.0
-"""Seconds for which the operator caches the hooks, scaling policies and instance type of a group.
+"""Seconds for which the operator caches the lifecycle hooks, scaling policies and instance type of a group.
 
-A read of these settings takes three calls per group, and only people change the settings. The control plane notices a
-change after this time at the latest.
+A read of these settings takes three calls per Auto Scaling group, and only people change the settings. The control
+plane detects a change after this time at the latest.
 """
 GROUPS: Final = "AutoScalingGroups"
 GROUPS_PER_CALL: Final = 100
@@ -81,7 +81,7 @@ class AwsOperator:
         return self.complete_group(self._listed(name))
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
-        """Return groups by name (see `CloudOperator.list_groups`)."""
+        """Return Auto Scaling groups by name (see `CloudOperator.list_groups`)."""
         wanted, found = sorted(set(names)), dict[str, GroupState]()
         for start in range(0, len(wanted), GROUPS_PER_CALL):
             with translated():
@@ -93,7 +93,7 @@ class AwsOperator:
         return found
 
     def complete_group(self, group: GroupState) -> GroupState:
-        """Return a group with its hooks, policies and instance type (see `CloudOperator.complete_group`)."""
+        """Add lifecycle hooks, scaling policies and instance type to a group (see `CloudOperator.complete_group`)."""
         self._check_tag(group)
         settings = self._group_settings(group.name, group.launch_template, group.members)
         return replace(
@@ -204,7 +204,7 @@ class AwsOperator:
             return [status for page in pages for status in page["InstanceStatuses"]]
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return EC2's network nodes above each instance, the nearest last (see `CloudOperator.network_nodes`)."""
+        """Return the nodes of AWS's network above each instance (see `CloudOperator.network_nodes`)."""
         instances = described(self._describe_topology, instance_ids, size=STATUSES_PER_CALL)
         found = {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
         return {id: network for id, network in found.items() if network}
@@ -222,13 +222,13 @@ class AwsOperator:
         return output.encode(errors="replace")
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return a group's failed launches since its last success (see `CloudOperator.recent_launch_failures`)."""
+        """Return the failed launches since the last successful one (see `CloudOperator.recent_launch_failures`)."""
         with translated():
             answer = self._auto_scaling.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=100)
         return tuple(_failures_since_success(answer["Activities"]))
 
     def protect_new_instances(self, name: str) -> None:
-        """Make a group protect new instances from scale-in (see `CloudOperator.protect_new_instances`)."""
+        """Protect a group's future instances from scale-in (see `CloudOperator.protect_new_instances`)."""
         self._require_tag(name)
         with translated():
             self._auto_scaling.update_auto_scaling_group(
@@ -313,8 +313,8 @@ class AwsOperator:
         try:
             instance_type = self._instance_type(template)
         except CloudError as error:
-            # A person may have deleted the launch template while the instances run. Errors of the template must not
-            # hide the group's state.
+            # A person may have deleted the launch template while the instances run. The control plane still needs the
+            # state of the Auto Scaling group then, so use the last known instance type or that of a member.
             instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
             if not instance_type:
                 raise

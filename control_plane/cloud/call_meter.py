@@ -8,8 +8,9 @@
 
 Invariant: a call within its budget is not delayed. A call beyond the budget waits in its thread for at most
 `LONGEST_WAIT_SECONDS`, or raises Throttled without a request to AWS.
-Source: Amazon EC2 Developer Guide, Request throttling for the Amazon EC2 API: non-mutating actions without filter and
-page size have a bucket of 50 and 10 calls per second; DescribeInstanceTopology has 1 and 1.
+Source: Amazon EC2 Developer Guide, Request throttling for the Amazon EC2 API. Non-mutating actions without filter and
+page size have a bucket of 50 calls, which refills by 10 calls per second. DescribeInstanceTopology has a bucket of 1
+call, which refills by 1 call per second.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ THROTTLED_CODES: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CallBudget:
-    """The parameters of a token bucket: the number of calls in a burst, and the sustained calls per second."""
+    """The rate limit of one API: the number of calls in a burst, and the number of sustained calls per second."""
 
     burst_count: float
     per_second: float
@@ -75,7 +76,7 @@ class TokenBucket:
         self._filled_at = monotonic()
 
     def take(self, longest_seconds: float = LONGEST_WAIT_SECONDS) -> float | None:
-        """Reserve one call to AWS within the budget for the rate of calls.
+        """Reserve one call to AWS within the budget, and return how long the caller must wait before it.
 
         Args:
             longest_seconds: longest wait that the caller accepts.
@@ -153,7 +154,7 @@ class CallMeter:
         events.register("response-received.*.*", received)
 
     def _hold(self, service: str, operation: str) -> None:
-        """Delay a call until its budget permits it.
+        """Delay a call to AWS until the budget of its API permits the call.
 
         Raises Throttled if the delay would exceed `LONGEST_WAIT_SECONDS`.
         """

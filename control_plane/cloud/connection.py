@@ -55,7 +55,7 @@ LOCAL_REGION: Final = "us-east-1"
 NO_KEYS: Final = LocalKeys(access_key_id="none", secret_access_key="none")
 """Keys for local mode if the settings name no keys file.
 
-The local cloud rejects these keys. But without any keys, botocore would search for the user's own AWS keys.
+The local cloud rejects these keys. Without any keys, botocore would search for the user's own AWS keys and use them.
 """
 CONNECT_TIMEOUT_SECONDS: Final = 3.0
 READ_TIMEOUT_SECONDS: Final = 20.0
@@ -130,7 +130,8 @@ class Connection:
         core = _local_session() if settings.mode is CloudMode.LOCAL else _aws_session(search_pause)
         self._session = boto3.Session(botocore_session=core, region_name=settings.region, **self._keys())
         self._clients: dict[str, Any] = {}
-        # The local cloud limits calls as AWS does. There, tests count throttled calls, which no budget may hide.
+        # The local cloud throttles calls as AWS does, and tests count the throttled calls. Budgets would prevent these
+        # calls, so the meter has none with the local cloud.
         self.meter = CallMeter(BUDGETS if settings.mode is CloudMode.AWS else {})
         # Clients are thread-safe, but sessions are not. Therefore the constructor makes all clients before any thread
         # uses them.
@@ -215,7 +216,7 @@ def translated() -> Iterator[None]:
 
 
 def from_client_error(error: ClientError) -> CloudError:
-    """Return the `CloudError` for AWS's error code, with AWS's own message."""
+    """Return the `CloudError` whose subclass matches AWS's error code, with AWS's own message."""
     details = error.response.get("Error", {})
     code = str(details.get("Code", ""))
     message = f"{error.operation_name}: {details.get('Message') or code or 'no message'}"

@@ -58,10 +58,10 @@ TERMINATION_HOOK: Final = LifecycleHook(
     heartbeat_timeout=MAX_HOOK_TIMEOUT,
     default_result="CONTINUE",
 )
-"""The hook that turns a termination by AWS into a notice.
+"""The lifecycle hook that delays a termination by AWS, so that the control plane sees it as a notice.
 
-Its default result is CONTINUE: without an answer in time, AWS ends the instance. ABANDON would have the same effect,
-but the group's activities would show a failure.
+If nobody answers the hook in time, AWS ends the instance (CONTINUE). ABANDON would have the same effect, but the
+activity history of the Auto Scaling group would show a failure.
 """
 
 
@@ -76,7 +76,7 @@ class Check:
     """The name of the setting in Auto Scaling's API."""
     is_met: bool
     words: str
-    """A sentence that names the group and states the current value of the setting, or the problem with this value."""
+    """A sentence that names the Auto Scaling group, and states the setting's value or the problem with this value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Change:
     setting: str
     """The name of the setting in Auto Scaling's API."""
     before: str | None
-    """The current value of the setting as text. None if the group has no value."""
+    """The current value of the setting as text. None if the Auto Scaling group has no value for the setting."""
     after: str
     why: str
     """The reason for the change: the sentence in which `drift` describes the current value."""
@@ -96,18 +96,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """The result of `ensure`: a group that has the settings that Everstep requires, and the changes that it made."""
+    """The result of `ensure`: an Auto Scaling group with all required settings, and the changes that `ensure` made."""
 
     group: GroupState
-    """The group, described again after the last change."""
+    """The Auto Scaling group, as AWS described it after the last change."""
     made: tuple[Change, ...]
     """The changes, in the order in which `ensure` made them. Empty if the group already had the required settings."""
 
 
 def drift(group: GroupState) -> tuple[str, ...]:
-    """Return the differences between a group and the contract (the required settings), one sentence each.
+    """Return the differences between an Auto Scaling group and the required settings, one sentence each.
 
-    The result is empty if the group fits the contract.
+    The result is empty if the group has all required settings (the contract).
 
     Args:
         group: the group as AWS described it a moment ago.
@@ -209,10 +209,11 @@ def _mixed_check(name: str, mixed: MixedInstances) -> Check:
 
 
 def _difference(mixed: MixedInstances) -> str:
-    """Return why nodes of a policy's instance types cannot replace each other. Empty if they can.
+    """Return why nodes of a mixed instances policy's types cannot replace each other. Empty if they can.
 
-    Jobs are sized for the first type, which the group prefers. All types have its number of accelerators, which is the
-    number of ranks, and at least its memory. They have at least its EFA interfaces, which the launch template attaches.
+    Users size their jobs for the policy's first instance type, which the Auto Scaling group prefers. Every other type
+    needs the same number of accelerators, because a node runs one rank per accelerator. It needs at least the memory
+    and the EFA interfaces of the first type, because the launch template attaches the same interfaces to all nodes.
     """
     first, *others = mixed.instance_types
     families = list(dict.fromkeys(each.partition(".")[0] for each in mixed.instance_types))
@@ -243,7 +244,7 @@ def _processes_check(group: GroupState) -> Check:
 
 
 def changes(group: GroupState) -> tuple[Change, ...]:
-    """Return the changes that give a group the settings that Everstep requires (the contract).
+    """Return the changes that give an Auto Scaling group the settings that Everstep requires (the contract).
 
     Args:
         group: the group as AWS described it a moment ago.
@@ -307,7 +308,7 @@ def _some(instance_ids: Sequence[NodeId]) -> str:
 
 
 def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
-    """Give a group the settings that Everstep requires, and return the group and the changes. Idempotent.
+    """Give an Auto Scaling group the settings that Everstep requires. Return the group and the changes. Idempotent.
 
     CreateFleet calls this function. `ensure` makes exactly the changes that `changes` returns for `group`, because a
     person may have confirmed these changes. `ensure` never changes the settings in `checks`.
@@ -332,7 +333,7 @@ def ensure(operator: CloudOperator, group: GroupState) -> Ensured:
 
 
 def require_fit(group: GroupState) -> None:
-    """Raise an error if a group does not meet one of the conditions that only its owner can meet.
+    """Raise an error if an Auto Scaling group violates a condition that only the group's owner can meet.
 
     Args:
         group: the group as AWS described it a moment ago.

@@ -67,7 +67,7 @@ class CapacityError(CloudError):
 
 
 class NotFound(CloudError):
-    """The group, instance, bucket or object does not exist."""
+    """The Auto Scaling group, instance, bucket or object does not exist."""
 
 
 class ObjectChanged(CloudError):
@@ -79,7 +79,7 @@ class AccessDenied(CloudError):
 
 
 class NoCredentials(AccessDenied):
-    """The server has no AWS credentials yet. It continues to look for them in all sources that botocore knows."""
+    """The server has no AWS credentials yet. It searches all sources of botocore again at its next call to AWS."""
 
 
 class InvalidRequest(CloudError):
@@ -95,7 +95,7 @@ class MalformedEvent(CloudError):
 
 
 class ContractViolation(CloudError):
-    """The group lacks settings that a fleet requires (the contract) and that only the group's owner can change."""
+    """The Auto Scaling group lacks settings that a fleet requires and that only the group's owner can change."""
 
 
 class RegionUnknown(CloudError):

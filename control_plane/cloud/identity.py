@@ -34,9 +34,9 @@ _NAMESPACE: Final = "{https://sts.amazonaws.com/doc/2011-06-15/}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """STS, region and account with which the server verifies the identity of instances.
+    """The STS client, the region and the account with which the server verifies the identity of instances.
 
-    Exists only if the cloud is AWS.
+    A server has this object only if its cloud is AWS.
     """
 
     sts: RegionalSts

@@ -77,7 +77,7 @@ class CloudEvent:
 
     @property
     def message(self) -> str:
-        """AWS's name of the event, and its time if known."""
+        """AWS's name of the event, and the time at which AWS may end the instances, if the event names it."""
         when = f" at {self.ends_at:%Y-%m-%d %H:%M:%S} UTC" if self.ends_at is not None else ""
         return f"{self.detail_type}{when}"
 

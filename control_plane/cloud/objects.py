@@ -1,4 +1,4 @@
-"""The Protocol for objects in S3: sources, manifests, outputs and logs.
+"""The Protocol with which the control plane reads and writes S3 objects: sources, manifests, outputs and logs.
 
 Invariant: an object is visible completely or not at all. Calls are synchronous and thread-safe, and
 raise only `CloudError`.

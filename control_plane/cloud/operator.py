@@ -17,7 +17,7 @@ from typing import Protocol
 from everstep.protocol.ids import NodeId
 
 FLEET_TAG = "everstep:fleet"
-"""Everstep changes only groups with this tag. The value of the tag does not matter."""
+"""Everstep changes only Auto Scaling groups with this tag. The value of the tag does not matter."""
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 IN_SERVICE = "InService"
 """Auto Scaling's lifecycle state of an instance in normal operation."""
@@ -135,7 +135,7 @@ class LaunchTemplateRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceShape:
-    """The hardware of an instance type in which the nodes of a fleet may not differ freely."""
+    """Those hardware properties of an instance type in which the nodes of a fleet may differ only within limits."""
 
     accelerator_count: int
     """Number of GPUs or of Neuron devices. A node runs one rank per accelerator."""
@@ -180,7 +180,7 @@ class GroupState:
     Empty if the group has no launch template, or if neither the template nor the overrides name a type.
     """
     mixed: MixedInstances | None = None
-    """The mixed instances policy. None if the group has a plain launch template or a launch configuration."""
+    """The group's mixed instances policy. None if it has a plain launch template or a launch configuration."""
     has_capacity_rebalance: bool = False
     """Whether AWS replaces Spot instances by itself after a rebalance recommendation."""
     has_warm_pool: bool = False
@@ -275,7 +275,7 @@ class CloudOperator(Protocol):
         """
 
     def set_desired(self, name: str, desired_count: int) -> None:
-        """Set the group's desired capacity. Idempotent. Only decisions of the fleet loop cause this call."""
+        """Set an Auto Scaling group's desired capacity. Idempotent. Only the fleet loop's decisions cause this call."""
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """Terminate one instance of a tagged group, or remove an already ended instance from the Auto Scaling group.
@@ -289,17 +289,17 @@ class CloudOperator(Protocol):
         """
 
     def reboot_member(self, group: str, instance_id: NodeId) -> None:
-        """Reboot one instance of a tagged group. Not idempotent.
+        """Reboot one instance of an Auto Scaling group with `FLEET_TAG`. Not idempotent.
 
         The instance keeps its host and its addresses, and loses the content of its memory. Raises `NotFound` if the
-        instance is no member of the group or is terminating. This check protects instances outside the fleet.
+        instance is no member of the group or is terminating, so the call cannot reboot an instance outside the fleet.
         """
 
     def strike_member(self, group: str, instance_id: NodeId) -> None:
-        """Terminate one instance of a tagged group through EC2, to simulate a failure. Idempotent.
+        """Terminate one instance of an Auto Scaling group through EC2, to simulate a failure. Idempotent.
 
-        Only drills use this method. Auto Scaling and its lifecycle hooks get no announcement. Raises `NotFound` if the
-        instance is no member of the group or is terminating.
+        Only drills use this method. Auto Scaling gets no announcement, so no lifecycle hook delays the end. Raises
+        `NotFound` if the instance is no member of the group or is terminating.
         """
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
@@ -321,7 +321,7 @@ class CloudOperator(Protocol):
         """
 
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
-        """Return the network nodes above each instance, the nearest last.
+        """Return the nodes of AWS's network to which each instance is attached, the nearest one last.
 
         The result omits instances for which EC2 returns no network nodes.
         """
@@ -333,7 +333,7 @@ class CloudOperator(Protocol):
         """
 
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
-        """Return the failed launches since the last successful launch, newest first.
+        """Return an Auto Scaling group's failed launches since the last successful launch, newest first.
 
         AWS lists only recent activities, so older failures of a long series are missing.
         """

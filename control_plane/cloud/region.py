@@ -18,7 +18,7 @@ from botocore.utils import IMDSRegionProvider
 from control_plane.cloud.errors import RegionUnknown
 
 _REGION: Final = re.compile(r"[a-z]+(?:-[a-z]+)+-\d+")
-"""A region at the beginning of a zone's name: `us-west-2` of `us-west-2a` and of the Local Zone `us-west-2-lax-1a`."""
+"""Pattern of the region at the start of a zone's name: `us-west-2` in `us-west-2a` and in `us-west-2-lax-1a`."""
 
 
 def find_region() -> str:

@@ -1,7 +1,7 @@
 """Stores the server's secrets in AWS Secrets Manager.
 
 Terraform creates the secrets without a value. Each server of an installation reads the value. The first server finds
-none, and stores a value that it generates. It derives the version id of this value from the secret's name. Secrets
+no value, so it generates and stores one. It derives the version id of this value from the secret's name. Secrets
 Manager rejects a second value with the same version id, so two servers that start at the same time use the same value.
 """
 

@@ -32,7 +32,7 @@ from control_plane.core.log_batches import BatchLine
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
-"""Maximum size of one entry in bytes. Ten entries of this size fit into one call of EventBridge or SNS."""
+"""Maximum size of one event in bytes. Ten events of this size fit into one call of EventBridge or SNS."""
 ARN: Final = re.compile(
     r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:"
     r"(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"

@@ -41,7 +41,7 @@ class WebhookSink:
 
     Args:
         target: the receiver, which `core.webhooks.target_of` has checked against the allowed hosts.
-        receivers: networks that are not public, and that this webhook may reach nevertheless.
+        receivers: the allowed hosts and networks. The sender connects to a private address only in these networks.
         keys: HMAC keys of at least 24 bytes. Each message has one signature per key.
         now: returns the current time in UTC, which each attempt sends as its timestamp.
         resolve: returns all IP addresses of a host name and port. It may block, and may raise OSError.

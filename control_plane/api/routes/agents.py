@@ -93,9 +93,9 @@ T = TypeVar("T")
 _NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 
 SILENT_LEASES = 4.0
-"""Time without a report after which the server closes a connection, as a multiple of the lease.
+"""Time without a report after which the server closes an agent's connection, as a multiple of `lease_seconds`.
 
-The agent then reconnects. A healthy agent reports three times per lease.
+The agent then reconnects. A healthy agent reports three times within `lease_seconds`.
 """
 
 MALFORMED = 4400
@@ -153,7 +153,7 @@ async def connect(websocket: WebSocket) -> None:
         node_id = hello.node_id
         fleet = FleetName(token.fleet_name or "")
         if services.registry.is_elsewhere(fleet):
-            proven = None  # Count no message here: the server that manages the fleet counts its messages.
+            proven = None  # Count no rejected message of this agent here: the fleet's server counts it.
             with about(node=hello.node_id):
                 code, reason = await relay(
                     websocket, services.peers, fleet, secret, raw, silence_seconds=services.timeouts.lease_seconds
@@ -316,7 +316,7 @@ async def _send(websocket: WebSocket, data: bytes) -> None:
 
 async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
     if websocket.application_state is WebSocketState.CONNECTED and websocket.client_state is WebSocketState.CONNECTED:
-        # The agent may have closed the connection first, for example because this server did not run for some time.
+        # The agent may have closed the connection first, for example while this server's process was suspended.
         with suppress(WebSocketDisconnect):
             await websocket.close(refusal.code, refusal.reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
 
@@ -410,7 +410,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
         with services.database.write() as session:
             nodes.note_hello(session, facts, initial_state=NodeState.JOINING, now=now)
             if not admission.is_join and nodes.mark_joined(session, hello.node_id, now):
-                # Revoke the session tokens from earlier joins of this node that no agent completed.
+                # Revoke the session tokens of earlier joins of this node that no agent completed with a report.
                 tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."

@@ -66,7 +66,10 @@ class SessionResponse(common_schemas.Shape):
 
 @router.post("/nonce")
 def make_nonce(services: ServicesDep) -> NonceResponse:
-    """Return a nonce to sign. The endpoint needs no token: the caller has none yet, and the server stores nothing."""
+    """Return a nonce that the agent includes in its signed request.
+
+    The endpoint needs no token, because the caller has none yet. The server stores nothing for the caller.
+    """
     _attestation(services)
     return NonceResponse(
         nonce=attestation.nonce(services.nonce_key, secrets.token_bytes(16), services.now().timestamp())
@@ -77,8 +80,9 @@ def make_nonce(services: ServicesDep) -> NonceResponse:
 def make_session(request: SessionRequest, services: ServicesDep) -> SessionResponse:
     """Create a session token for the agent of an instance.
 
-    STS confirms the signer; EC2 and Auto Scaling confirm that the instance is a running member of the fleet.
-    Raises Forbidden if one of them does not confirm, the nonce is not valid any more, or the fleet has no NodeRoleName.
+    STS confirms who signed the request. EC2 and Auto Scaling confirm that the instance runs and belongs to the fleet.
+    Raises Forbidden if one of these services does not confirm the claim, if the nonce has expired or was used before,
+    or if the fleet has no NodeRoleName.
     """
     cloud = _attestation(services)
     end = attestation.nonce_end(services.nonce_key, request.nonce, services.now().timestamp())

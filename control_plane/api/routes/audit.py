@@ -1,4 +1,4 @@
-"""Lists the audit log, which contains all calls that could change something. Only administrators can read it."""
+"""Lists the audit log of calls that create, change or delete resources. Only administrators can read the log."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def list_audit_entries(
     max_results: MaxResults = 100,
     next_token: NextToken = None,
 ) -> audit_schemas.ListAuditEntriesResponse:
-    """List calls that could change something, newest first.
+    """List the calls that create, change or delete resources, newest first.
 
-    The log contains each call with a valid token, also refused ones. Reads and dry runs have no entry.
+    The log contains every such call with a valid token, refused calls included. Reads and dry runs have no entry.
     """
     which = AuditFilter(
         operation=operation,

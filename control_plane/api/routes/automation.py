@@ -27,9 +27,9 @@ def pause_automation(
     """Pause all automatic actions until ResumeAutomation, also across restarts of the service.
 
     During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes
-    no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. The service still accepts
-    requests for jobs and nodes, which take effect after the pause. It also halts ranks of ended generations. Actions
-    that the service has already begun may continue for up to a second.
+    no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. The service still halts ranks
+    of ended generations. It still accepts requests for jobs and nodes, which take effect after the pause. Actions that
+    the service has already begun may continue for up to a second.
 
     If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if
     automation is paused for another reason.

@@ -1,4 +1,4 @@
-"""Operations that create, describe, verify, pin and delete checkpoints. `routes.jobs` has the one that lists them.
+"""Operations that create, describe, verify, pin and delete checkpoints. `routes.jobs` contains ListCheckpoints.
 
 A request names a checkpoint by its step. If two generations of a job have a checkpoint of the same step, the request
 must also name the generation.
@@ -33,9 +33,9 @@ from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
 PATIENCE = timedelta(seconds=600)
-"""Age from which a new CreateCheckpoint call replaces an earlier request without a checkpoint.
+"""Age at which a request for a checkpoint expires if the checkpoint does not exist yet.
 
-The new request names the newest step at the time of the call.
+The next CreateCheckpoint call then requests a checkpoint of the step that is the newest at the time of this call.
 """
 StepPath = Annotated[int, Path(alias="Step", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)]
 GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
@@ -163,8 +163,8 @@ def delete_checkpoint(
 ) -> checkpoints_schemas.Checkpoint:
     """Delete a checkpoint from S3.
 
-    Raises ConflictException for a pinned checkpoint, for the one from which an unfinished job would be restored next,
-    and for the initial state of an unfinished job.
+    Raises ConflictException for a pinned checkpoint, for the checkpoint from which an unfinished job would be restored
+    next, and for a checkpoint that another unfinished job names as its InitialCheckpoint.
     """
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, generation)

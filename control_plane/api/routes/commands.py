@@ -1,4 +1,4 @@
-"""ExecuteCommand: runs a user's program beside a rank, through the agent of the rank's node.
+"""ExecuteCommand: runs a user's program on the node of a rank, through the node's agent.
 
 The program can inspect the rank, for example with `py-spy`. The fleet must set AllowCommands.
 
@@ -43,7 +43,7 @@ async def execute_command(
     caller: User,
     services: ServicesDep,
 ) -> commands_schemas.ExecuteCommandResponse:
-    """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`.
+    """Run a program on the node of a rank and return its output, for example `py-spy dump --pid {pid}`.
 
     Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and
     EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the

@@ -42,10 +42,7 @@ class _Place:
 
     below: ObjectReference
     own: re.Pattern[str]
-    """Pattern of the keys that belong to the job.
-
-    It is matched against the part of the key after the prefix.
-    """
+    """Pattern of the keys of the job's own objects. It must match the part of a key after the prefix `below`."""
 
 
 @router.delete("", operation_id="DeleteTrainingJob")

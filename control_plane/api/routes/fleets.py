@@ -148,7 +148,7 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
 def _settings(request: fleets_schemas.CreateFleetRequest | fleets_schemas.UpdateFleetRequest) -> dict[str, Any]:
     """Return the database columns that a request changes.
 
-    A request with only SpareCount also removes the spare policy, because SpareCount has no effect beside a policy.
+    A request with SpareCount but without SparePolicy removes the stored policy, which would override SpareCount.
     """
     sent = {name: getattr(request, name) for name in _SETTINGS}
     columns = {name: value for name, value in sent.items() if value is not None}
@@ -200,7 +200,7 @@ def _answer(
 def _later(request: fleets_schemas.CreateFleetRequest, group: GroupState) -> list[fleets_schemas.GroupChange]:
     """Return the change of desired capacity that the fleet's background loop will make once the fleet exists.
 
-    The list is empty if the desired capacity stays.
+    The list is empty if the desired capacity need not change.
     """
     spec = FleetSpec(
         name=FleetName(request.fleet_name),

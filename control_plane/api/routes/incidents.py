@@ -185,7 +185,7 @@ def acknowledge_incident(
 
 
 def _changed(session: Session, record: SavedIncident, now: datetime) -> incidents_schemas.Incident:
-    """Return the response about an incident that a person has changed."""
+    """Return the API's description of an incident that a person has just acknowledged or given an owner."""
     (headline,) = incident_reports.headlines(session, [record])
     return views.incident(record, incident_reports.cost_usd(session, record, now), headline)
 

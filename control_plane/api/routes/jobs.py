@@ -346,7 +346,7 @@ def job_condition(session: Session, text: str | None, caller: Caller) -> JobCond
         caller: the caller, whose project restricts the list.
 
     Returns:
-        The conditions.
+        The job name and the project, each None if it does not restrict the list.
     """
     if text is not None and jobs.RUN_ID.fullmatch(text):
         for job in jobs.named(session, text, caller.project_filter):
@@ -460,7 +460,7 @@ def _source(session: Session, request: jobs_schemas.CreateTrainingJobRequest, ca
 
 
 def _max_node_count(services: Services, fleet: FleetRecord) -> int:
-    """Return the group's current MaxSize from AWS, or the last stored value if AWS does not answer."""
+    """Return MaxSize of the fleet's Auto Scaling group from AWS, or the last stored value if AWS does not answer."""
     try:
         return services.operator.describe_group(fleet.auto_scaling_group_name).max_size
     except CloudError as error:

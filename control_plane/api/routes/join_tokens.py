@@ -1,4 +1,4 @@
-"""Join tokens, with which the instances of a fleet's group join as nodes."""
+"""Creates join tokens, with which the instances of a fleet's Auto Scaling group join the fleet as nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def create_join_token(
 ) -> tokens_schemas.CreateJoinTokenResponse:
     """Create a join token for a fleet's launch template.
 
-    Each instance of the fleet's group can use the token once. Other instances cannot use it.
+    Each instance of the fleet's Auto Scaling group can use the token once. Other instances cannot use it.
     """
     now = services.now()
     expires_at = None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds)

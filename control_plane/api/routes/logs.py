@@ -78,9 +78,10 @@ def get_log_events(
     """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation.
 
     Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the
-    lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be
-    short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost
-    node could not upload appear as one event of the stream `gap`.
+    lines that contain its text. Pass NextForwardToken as NextToken for later lines, and NextBackwardToken for earlier
+    lines. A page may be short or empty although further lines exist. If no further lines exist now, the response
+    returns the token that the request passed. Lines that a lost node could not upload appear as one event of the stream
+    `gap`.
     """
     wanted = _filter(rank, generation, start_time, end_time, filter_pattern)
     facts = _facts(services, training_job_name, caller)
@@ -164,7 +165,7 @@ async def follow_logs(
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Facts about a job and its generations, with which `loop.log_reader` finds the job's log lines in S3."""
+    """Facts about a job and its generations, from which `loop.log_reader` derives where the job's lines are in S3."""
 
     run: str
     place: ObjectReference
@@ -254,8 +255,8 @@ async def _follow(
             node_id, sent = taken
             planned = next((known.ranks for known in facts.generations if known.number == sent.generation), None)
             if planned is None and sent.generation > cursor.generation:
-                # The received lines belong to a new generation. Its nodes are known only after the next iteration has
-                # read its plan.
+                # The received lines belong to a new generation, whose nodes this call does not know yet. The next
+                # iteration reads the generation's plan, and then its lines from S3.
                 is_missing = True
                 continue
             if not planned or node_id not in planned:

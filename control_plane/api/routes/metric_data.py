@@ -88,9 +88,9 @@ def get_metric_data(
     changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a
     request sets both ResolutionInSteps and ResolutionInSeconds.
 
-    With Series and MetricName, the response has only the points whose values are stored by node or by rank, with these
-    values. Only jobs of 2 to 64 nodes or ranks have such values, every few seconds. Raises ValidationException for
-    Series without MetricName, and for a metric without such values.
+    With Series and MetricName, the response contains only the points for which the service has stored the value of each
+    node or rank, and it contains these values. The service stores them every few seconds, and only for jobs of 2 to 64
+    nodes or ranks. Raises ValidationException for Series without MetricName, and for a metric without such values.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
         raise _refused("ResolutionInSeconds", "is not allowed without ResolutionInSteps: points span steps or time")
@@ -138,7 +138,7 @@ def get_metric_data(
     span = first_step, last_step, start, end, *resolution
     question = caller.token.id, job.run_id, metric_name, span, max_points, series
     before = services.snapshots.find(question, changes_since)
-    # Digests omit values by node or rank: these change only together with the rest of their point.
+    # Digests omit the values by node or rank, because these change only together with other values of their point.
     contents = {name: digests(points) for name, points in sampled.items()}
     return metrics_schemas.GetMetricDataResponse(
         metric_data_results=[

@@ -121,7 +121,7 @@ def drain_node(
 def replace_node(
     node_id: NodeIdPath, request: nodes_schemas.ReplaceNodeRequest, caller: Admin, services: ServicesDep
 ) -> nodes_schemas.Node:
-    """Move the job off a node as DrainNode does, then terminate the instance and launch another.
+    """Move the job off a node as DrainNode does, then terminate the node's instance and launch a new one.
 
     Repeated calls change nothing.
     """

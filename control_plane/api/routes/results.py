@@ -80,8 +80,8 @@ def has_own_outputs(job: SavedJob, bucket: str) -> bool:
     """Return whether the API may read and delete objects below the job's output path.
 
     This is true for every path outside `bucket`, the service's bucket. In the service's bucket, the path must be below
-    the job's own prefix. Jobs from older versions may have an output path there that also contains objects of other
-    jobs.
+    the job's own prefix. A job that an older version of Everstep created may have an output path in this bucket that
+    also contains objects of other jobs.
     """
     own = own_place(bucket, job.project, job.name, job.run_id), f"s3://{bucket}/jobs/{job.name}/run={job.run_id}/"
     return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own)

@@ -76,7 +76,7 @@ def update_fleet_roll(
 ) -> fleets_schemas.Fleet:
     """Pause or continue a fleet's roll, or change how many nodes may be out of service at the same time.
 
-    A roll replaces or reboots all nodes of the fleet.
+    A roll is the replacement or reboot of all nodes of the fleet.
     """
 
     def change(roll: FleetRoll) -> FleetRoll:

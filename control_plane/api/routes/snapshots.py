@@ -77,12 +77,12 @@ async def hold_snapshot(
     """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it.
 
     While a job without ThirdSlot holds a snapshot, it commits no further steps; training continues. The hold ends at
-    ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A
-    job holds one snapshot at a time.
+    ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot.
+    It also ends if AWS announces the end of a node and the job needs the memory for a checkpoint. A job holds one
+    snapshot at a time.
 
     Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer
-    holds the requested one. The hold also ends if AWS announces the end of a node and the job needs the memory for a
-    checkpoint. Raises ServiceUnavailableException if an agent is not connected to this server.
+    holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server.
     """
     job, nodes = await asyncio.to_thread(_running, services, training_job_name, caller)
     if request.snapshot_id is not None:
@@ -141,7 +141,7 @@ async def read_snapshot(
     caller: User,
     services: ServicesDep,
 ) -> Response:
-    """Read the bytes from Begin to End, exclusive, of a shard that its node keeps since HoldSnapshot.
+    """Read the bytes from Begin to End, exclusive, of a shard that its node has kept since HoldSnapshot.
 
     The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the
     hold, so the caller needs the same role as for HoldSnapshot.

@@ -41,7 +41,7 @@ router = Router(prefix="/v1/sources", tags=["Sources"])
 IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size stay in memory. The server writes larger archives to a temporary file."""
 PIECE_BYTES = 1024 * 1024
-"""Bytes of a larger archive that are buffered in memory before a thread writes them to disk."""
+"""Bytes of an archive above `IN_MEMORY_BYTES` that the server buffers before a thread writes them to disk."""
 LEAVE_OUT = (
     "Add data and results to the file .everstepignore of the source directory (patterns as in .gitignore), or move "
     "them elsewhere."
@@ -98,7 +98,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
             received = 0
             for chunk in services.objects.stream(upload):
                 received += len(chunk)
-                # The client has replaced the uploaded object with a larger one since the HEAD request.
+                # Check again: the client may have replaced the upload with a larger object since the HEAD request.
                 if received > limit:
                     raise _too_long(services)
                 digest.update(chunk)

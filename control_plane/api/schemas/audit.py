@@ -1,4 +1,4 @@
-"""API models: the audit log of calls that could change something."""
+"""API models: the audit log, which records calls that create, change or delete resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from control_plane.api.schemas.common import Shape
 
 
 class AuditEntry(Shape):
-    """A call that could change something: who made it, from where, and how it ended."""
+    """The record of one call that creates, changes or deletes resources: its caller, source address and outcome."""
 
     entry_id: int
     time: datetime
@@ -18,7 +18,7 @@ class AuditEntry(Shape):
     resource: str | None
     """Name of the resource that the call addressed or created. Names of nested resources are joined by `/`."""
     project: str | None
-    """Project that the request or the token names. Absent if the token may access every project."""
+    """Project of the token, or else the project that the request names. Absent if neither names a project."""
     token_id: str
     caller: str
     """Description of the caller's token at the time of the call."""

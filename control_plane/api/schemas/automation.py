@@ -14,7 +14,7 @@ class PauseAutomationRequest(Request):
     """A request to pause all automatic actions."""
 
     reason: Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00-\x1f]+$")]
-    """Why automation is paused. Reasons of jobs and fleets contain this text."""
+    """Why automation is paused. During the pause, the reason of each job and fleet contains this text."""
 
 
 class Automation(Shape):

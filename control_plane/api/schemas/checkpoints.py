@@ -78,16 +78,16 @@ class DescribeProtectionResponse(Shape):
     recovery_odds: list[RecoveryOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes.
 
-    Only holders in view count. The list is empty until every shard has a committed step. It omits a number of lost
-    nodes that has too many cases to compute.
+    Only holders in view count. The list is empty until every shard has a committed step. For a large job, it can lack
+    the entry for two or three nodes, because so many sets of lost nodes take too long to count.
     """
     domain_odds: list[DomainOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains.
 
-    Empty if AWS has reported no domains.
+    Empty until every shard has a committed step, and if AWS has reported no domains.
     """
     fatal_domains: list[str]
-    """Failure domains whose loss alone would lose some shard from memory."""
+    """Failure domains, each of which would make some shard unrecoverable from memory if it were lost alone."""
     shards: list[ShardProtection]
     last_checkpoint: LastCheckpoint | None
 
@@ -119,7 +119,7 @@ class CreateCheckpointResponse(Shape):
     step: int
     """The checkpoint's step.
 
-    While Status is Requested, Everstep may still make the checkpoint of a later committed step.
+    While Status is Requested, Everstep may still choose a later committed step for the checkpoint.
     """
     status: Literal["Requested", "Complete"]
 

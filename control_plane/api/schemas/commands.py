@@ -1,4 +1,4 @@
-"""API models: commands that users run beside a rank."""
+"""API models: commands that users run on the node of a rank, for example to inspect the rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from control_plane.api.schemas.common import Request, Shape
 
 
 class ExecuteCommandRequest(Request):
-    """A program to run beside a rank."""
+    """A program to run on the node of a rank, as the agent's user."""
 
     command: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(min_length=1, max_length=64)
@@ -40,7 +40,7 @@ class ExecuteCommandRequest(Request):
 
 
 class ExecuteCommandResponse(Shape):
-    """Output and exit code of a program that ran beside a rank."""
+    """Output and exit code of a program that ran on the node of a rank."""
 
     training_job_name: str
     rank: int

@@ -43,7 +43,7 @@ VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]
 Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_schema_extra={"x-sensitive": True})]
 """Environment variables by name.
 
-The values are marked sensitive. Users put credentials into them, although `Secrets` exists for this purpose.
+The values are marked sensitive, because some users put credentials into them instead of using `Secrets`.
 """
 Hidden = Annotated[str, Field(json_schema_extra={"x-sensitive": True})]
 """A secret string. Clients and the server omit it from their logs."""
@@ -96,9 +96,9 @@ class CapacityWait(Shape):
     is_out_of_capacity: bool
     """Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason."""
     failed_attempt_count: int
-    """Number of attempts that have failed so far, on Everstep's schedule."""
+    """Number of scheduled launch attempts of Everstep that have failed since the last successful launch."""
     next_attempt_time: datetime
-    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
+    """When Everstep next attempts to launch the instances. A time in the past means that the attempt is due."""
 
 
 class SentObject(dict[str, Any]):

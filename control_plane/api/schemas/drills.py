@@ -35,9 +35,9 @@ class Drill(Shape):
     """The drill's progress, or its outcome once it is over.
 
     `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`:
-    the fault caused an incident, and training reached the step it was at before. `not_recovered`: the job ended, was
-    paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job
-    did not train in time, so no fault was injected.
+    the fault caused an incident, and training reached the step it was at before the fault. `not_recovered`: the job
+    ended, was paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident.
+    `not_done`: the job did not train in time, so no fault was injected.
     """
     training_job_name: str
     fleet_name: str

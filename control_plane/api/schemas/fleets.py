@@ -44,7 +44,7 @@ class GroupChange(Request):
     Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`.
     """
     before: Annotated[str, StringConstraints(max_length=1024)] | None = None
-    """The value before the change, as text. Absent if the group had no value."""
+    """The value before the change, as text. Absent if the Auto Scaling group had no value for the setting."""
     after: Annotated[str, StringConstraints(max_length=1024)]
     reason: Value
     """Why Everstep needs the change."""
@@ -60,7 +60,7 @@ class CreateFleetRequest(Request):
 
     fleet_name: Name
     auto_scaling_group_name: Annotated[str, StringConstraints(min_length=1, max_length=255)]
-    """The group must have the tag `everstep:fleet`, one Availability Zone and one launch template."""
+    """The Auto Scaling group must have the tag `everstep:fleet`, one Availability Zone and one launch template."""
     spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
     spare_policy: SparePolicy | None = None
     """The rule that determines the number of spares. If set, SpareCount has no effect."""
@@ -71,7 +71,7 @@ class CreateFleetRequest(Request):
     hold_failed_instances: bool = False
     """Whether to keep failed instances running for inspection instead of terminating them.
 
-    Everstep holds a failed instance only while the group has room for a replacement.
+    Everstep keeps a failed instance only while the Auto Scaling group has room for a replacement.
     """
     max_replacements_per_hour: int = Field(default=DEFAULT_REPLACEMENTS_PER_HOUR, ge=0, le=MAX_NODE_COUNT)
     """Limit of nodes per hour that Everstep replaces because it considers them failed.
@@ -79,14 +79,14 @@ class CreateFleetRequest(Request):
     Instances that AWS ends do not count.
     """
     node_role_name: RoleName | None = None
-    """Name of the IAM role of the group's instances. Their agents authenticate with this role through STS.
+    """Name of the IAM role of the fleet's instances. Their agents authenticate with this role through STS.
 
     Without a role name, agents need a join token.
     """
     allow_drills: bool = False
     """Whether administrators may inject faults into this fleet's nodes with StartDrill."""
     allow_commands: bool = False
-    """Whether submitters may run programs beside their own ranks on this fleet's nodes, with ExecuteCommand."""
+    """Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand)."""
     replica_encryption: Annotated[ReplicaEncryption, Field(strict=False)] = ReplicaEncryption.AUTO
     """When nodes use TLS for the connections between them.
 
@@ -110,7 +110,7 @@ class GroupCheck(Shape):
     setting: str
     """Name of the setting in Auto Scaling's API."""
     message: str
-    """A sentence about the setting, with the value that Everstep found in the group."""
+    """A sentence about the setting, with the value that Everstep found in the Auto Scaling group."""
 
 
 class UpdateFleetRequest(Request):
@@ -141,12 +141,12 @@ class StartFleetRollRequest(Request):
     max_unavailable: int = Field(default=1, ge=1, le=MAX_NODE_COUNT)
     """Limit of nodes that are out of service at the same time. The roll begins another node only below this limit.
 
-    The count includes every missing node that jobs or spares need, whatever the cause.
+    The count also includes nodes that jobs or the number of spares lack for a cause other than the roll.
     """
     reboot: bool = False
     """Whether to reboot the nodes. Otherwise their instances are replaced."""
     reason: ShortText = ""
-    """The person's reason. It appears with each node, in the incidents of jobs, and in the history."""
+    """The person's reason. It appears with each node, in the incidents of jobs, and in the nodes' histories."""
 
 
 class UpdateFleetRollRequest(Request):
@@ -192,7 +192,7 @@ class Fleet(Shape):
     hold_failed_instances: bool
     max_replacements_per_hour: int
     node_role_name: str | None
-    """Name of the IAM role of the group's instances. Absent if agents can join with a join token only."""
+    """Name of the IAM role of the fleet's instances. Absent if agents can join with a join token only."""
     allow_drills: bool
     allow_commands: bool
     replica_encryption: ReplicaEncryption
@@ -223,7 +223,7 @@ class Fleet(Shape):
     cost_usd: float | None
     """Cost of NodeSeconds. Idle nodes and spares are not included."""
     drift: list[str]
-    """Differences between the group and the settings that Everstep needs.
+    """Differences between the settings of the Auto Scaling group and the settings that Everstep needs.
 
     While the list is not empty, Everstep neither resizes the group nor ends or reboots instances.
     """
@@ -240,16 +240,16 @@ class CreateFleetResponse(Shape):
     fleet: Fleet | None = None
     """The new fleet. Absent after a dry run."""
     checks: list[GroupCheck]
-    """The requirements that the group meets.
+    """The requirements that the Auto Scaling group meets.
 
     If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it.
     """
     changes: list[GroupChange]
-    """Changes to the group that were made or will be made.
+    """Changes to the Auto Scaling group that CreateFleet made, or that the fleet's loop will make.
 
     After a dry run: changes that the same request without DryRun would make.
 
-    Empty if the group already has all settings.
+    Empty if the group already has all settings that Everstep needs.
     """
 
 

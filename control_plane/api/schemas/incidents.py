@@ -31,7 +31,7 @@ class IncidentAction(Shape):
     command: str
     """The command line with which the person begins the action."""
     further_commands: list[str]
-    """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
+    """Commands of which the person runs one after Command. Empty if Command completes the action."""
     instance_id: str | None
     """The held node that the action concerns. Absent if the action concerns the job."""
     is_recommended: bool = False
@@ -129,9 +129,12 @@ class Incident(Shape):
     if the control plane was down when the failure occurred. Only in DescribeIncident.
     """
     done: list[str] | None = None
-    """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
+    """What Everstep has done. The first sentence sums up all actions, and the others give details.
+
+    Only in DescribeIncident.
+    """
     continuing_cost: str | None = None
-    """What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known.
+    """What the incident costs from now on, in at most two sentences. Absent if it costs nothing or the cost is unknown.
 
     Only in DescribeIncident.
     """

@@ -137,7 +137,10 @@ class CheckpointConfig(Request):
     Everstep deletes a checkpoint only after it has verified a later one by reading it back.
     """
     keep_every_steps: int | None = Field(default=None, ge=1, le=1_000_000_000)
-    """Keep the first checkpoint at or after each multiple of this number of steps, regardless of the other limits."""
+    """Keep the first checkpoint at or after each multiple of this number of steps.
+
+    Neither MaxCount nor MaxAgeInSeconds applies to these checkpoints.
+    """
     max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
     """Age at which checkpoints are deleted.
 
@@ -235,7 +238,7 @@ class RetryStrategy(Request):
 
 
 class ElasticConfig(Request):
-    """Numbers of nodes between which a job may change while it trains.
+    """Limits between which the number of nodes of a job may change while it trains.
 
     The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the
     strategy None must keep its number of nodes.
@@ -251,7 +254,7 @@ class ElasticConfig(Request):
     """Number of nodes up to which the job grows. The default is NodeCount.
 
     The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another
-    job can start with these nodes, all ranks stop at the same step, and the job returns the nodes.
+    job can start with the additional nodes, all ranks stop at the same step, and the job returns these nodes.
     """
     patience_in_seconds: int = Field(default=DEFAULT_PATIENCE_SECONDS, ge=0, le=MAX_RUNTIME_SECONDS)
     """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes.
@@ -425,7 +428,7 @@ class ListTrainingJobsResponse(Shape):
     training_job_summaries: list[TrainingJobSummary]
     """The jobs of the page. An incremental response omits the jobs whose entry did not change."""
     changes: Changes | None = None
-    """Only with ChangesSince. Removed contains RunIds of jobs that left the page."""
+    """Only with ChangesSince. Its field Removed contains the RunIds of jobs that left the page."""
     next_token: str | None = None
 
 
@@ -599,9 +602,10 @@ class TrainingJob(Shape):
     retry_strategy: RetryStrategy
     elastic_config: ElasticConfig
     generation_node_count: int
-    """Number of nodes of the current generation: fewer than NodeCount while the fleet lacks nodes.
+    """Number of nodes of the current generation.
 
-    Equals NodeCount before the first generation.
+    With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has
+    grown. Equals NodeCount before the first generation.
     """
     priority: int
     preemptible: bool

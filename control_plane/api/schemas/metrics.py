@@ -37,7 +37,7 @@ class MetricSeries(Shape):
     values: list[LoggedNumber]
     """For each point: the value, or NaN without a value.
 
-    A point of several steps has the mean.
+    If the point covers several steps, the value is their mean.
     """
 
 
@@ -72,15 +72,15 @@ class MetricDataResult(Shape):
 
     Only for metrics named everstep/…, which Everstep measures on every node.
 
-    For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty
-    for a point that contains only the value of rank 0's node. The list is empty for metrics of the script.
+    For these metrics, Means and LastValues contain the median of the nodes' values, and Counts the number of nodes. The
+    id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script.
     """
     maximum_node_ids: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""
     series_kind: SeriesKind | None = None
-    """Which series a request for this metric can have with Series: Node or Rank. Absent without stored series."""
+    """The value of Series with which a request returns this metric's series: Node or Rank. Absent if none is stored."""
     series: list[MetricSeries] | None = None
-    """Only with Series: the values of each node or rank, at most 64 of them."""
+    """Only with Series: the values of each node or rank, for at most 64 nodes or ranks."""
     kept_point_count: int | None = None
     """Number of leading points of the earlier response that are unchanged.
 
@@ -95,7 +95,7 @@ class GetMetricDataResponse(Shape):
     metric_data_results: list[MetricDataResult]
     """The metrics. An incremental response omits the metrics whose points did not change."""
     changes: Changes | None = None
-    """Only with ChangesSince. Removed contains names of metrics that have no points any more."""
+    """Only with ChangesSince. Its field Removed names the metrics that have no points any more."""
 
 
 class LossCurve(Shape):

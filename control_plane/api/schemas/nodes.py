@@ -39,7 +39,7 @@ class HoldAdvice(Shape):
 
 
 class ReleaseNodeRequest(Request):
-    """Ends the time during which Everstep keeps a node out of use."""
+    """Ends the hold of a node, that is, the time during which Everstep keeps the node out of use."""
 
     terminate: bool = False
     """True: terminate the instance. False: use the node again and ignore its earlier failures."""

@@ -17,7 +17,7 @@ class Note(Shape):
 
     note_id: int
     author: str
-    """Description and id of the author's token."""
+    """The author: description and id of the token that the author used."""
     creation_time: datetime
     text: str
 

@@ -6,7 +6,7 @@ from control_plane.api.schemas.common import Shape
 
 
 class RecoveryOdds(Shape):
-    """Probability that every shard of the job survives in memory when several nodes are lost at the same time."""
+    """Probability that the nodes' memory keeps every shard of a job when several nodes are lost at the same time."""
 
     lost_nodes: int
     probability: float
@@ -14,7 +14,7 @@ class RecoveryOdds(Shape):
 
 
 class DomainOdds(Shape):
-    """Probability that nodes still hold all shards of the job after a simultaneous loss of failure domains."""
+    """Probability that the nodes' memory keeps every shard of a job when several failure domains are lost at once."""
 
     lost_domains: int
     probability: float
@@ -54,9 +54,9 @@ class TrainingJobPlan(Shape):
     largest_shard_bytes: int | None
     """The largest state per rank that fits into NodeMemoryBytes."""
     recovery_odds: list[RecoveryOdds]
-    """Recovery probabilities for a simultaneous loss of one, two or three nodes.
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes.
 
-    The probabilities assume that every shard has all its holders.
+    The computation assumes that every shard has all its holders.
     """
     can_start_now: bool
     """Whether enough nodes are free and connected, and no other job is ahead in the queue."""

@@ -44,13 +44,13 @@ class CheckpointConfigUpdate(Request):
     max_count: int | None = Field(default=None, ge=0, le=100_000)
     """New number of newest checkpoints to keep. 0 removes the limit."""
     keep_every_steps: int | None = Field(default=None, ge=0, le=1_000_000_000)
-    """New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply."""
+    """New value of KeepEverySteps, in steps. 0 disables the rule, so that only MaxCount and MaxAgeInSeconds apply."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
     """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
 
 
 class ElasticConfigUpdate(Request):
-    """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount.
+    """Changes of the limits between which a job's number of nodes may change. 0 sets a limit to NodeCount.
 
     A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same
     step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs

@@ -43,7 +43,7 @@ class HeldShard(Shape):
     object_bytes: int = Field(ge=0)
     payload_bytes: int = Field(ge=0)
     payload_digest: str
-    """Digest of the shard, in hexadecimal. The checkpoint format describes it."""
+    """Digest of the shard in hexadecimal, computed as docs/reference/checkpoint-format.md describes."""
     layout_hash: str
 
 
@@ -56,7 +56,7 @@ class HoldSnapshotResponse(Shape):
     generation: int
     step: int
     hold_in_seconds: int
-    """The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot."""
+    """Seconds from the last HoldSnapshot or ReadSnapshot until the hold ends. ReleaseSnapshot ends it earlier."""
     max_read_bytes: int
     """Maximum number of bytes that one ReadSnapshot returns."""
     shards: list[HeldShard]

@@ -11,7 +11,7 @@ from control_plane.api.schemas.common import Hidden, Name, Request, Shape, Short
 
 
 class CreateJoinTokenRequest(Request):
-    """Creates a token that each new instance of a fleet's group may use once."""
+    """Creates a token that each new instance of a fleet's Auto Scaling group may use once."""
 
     fleet_name: Name
     """The fleet whose instances may join. The fleet does not have to exist yet."""
