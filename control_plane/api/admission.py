@@ -46,7 +46,7 @@ KEY_VARIABLES = frozenset(
         "AWS_CONTAINER_AUTHORIZATION_TOKEN",
     }
 )
-"""Environment variables with which AWS SDKs would use other credentials than those of the job's RoleArn."""
+"""Environment variables that would make AWS SDKs ignore the credentials of the job's RoleArn."""
 
 _STORED_AS_SENT: Final = CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(SavedJobSpec)}
 """Fields that `admit` copies unchanged from the request into the job's specification, if the request sets them."""
@@ -67,7 +67,7 @@ def admit(
     alternatives: Sequence[tuple[FleetRecord, int]] = (),
     initial: InitialState | None = None,
 ) -> SavedJobSpec:
-    """Return the job's specification, with all defaults filled in.
+    """Return the specification of the requested job, with all defaults filled in.
 
     Args:
         request: a request that passed the model's validation.
@@ -236,8 +236,8 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldErr
 def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
     """Yield the errors of the S3 locations to which the job's checkpoints and outputs are written.
 
-    Agents and the API access these locations with their own permissions, not with those of the job's RoleArn. A
-    location in the service's bucket would therefore reach objects of other projects, and is always an error.
+    Agents and the API access these locations with their own permissions, not with those of the job's RoleArn. With a
+    location in the service's bucket, a job could therefore overwrite other projects' objects. It is always an error.
     """
     asked = {
         "CheckpointConfig.S3Uri": _asked_checkpoints(request),

@@ -27,7 +27,7 @@ class Allowance:
     quota: QuotaRecord
 
     def refused(self, request: CreateTrainingJobRequest) -> Iterator[FieldError]:
-        """Yield a field error for each value of the request that the project may not use."""
+        """Yield a field error for each role, secret, input and priority in the request that is not allowed."""
         quota = self.quota
         if request.priority > quota.max_priority:
             yield self._priority(request.priority)

@@ -35,7 +35,7 @@ from control_plane.db.versions import Versions
 
 MAX_AGE_SECONDS: Final = 1.0
 MAX_AGE_UNSEEN_SECONDS: Final = 0.2
-"""Maximum age of a cached response if this server does not see the commits of other control-plane servers."""
+"""Maximum age of a cached response while this server cannot see the commits of other control-plane servers."""
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
 _SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+(/metric-data)?)?")
@@ -111,8 +111,8 @@ class Answers:
         async def send_kept(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                # Copy the headers: the outer middleware later adds headers of this one request to the list, which must
-                # not be cached.
+                # Copy the headers. The outer middleware later adds headers to the original list, such as the request's
+                # id, which belong to this one request and must not be cached.
                 start = {**message, "headers": list(message["headers"])}
             elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
                 body.extend(message.get("body", b""))

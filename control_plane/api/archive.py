@@ -38,9 +38,9 @@ HEADER_BYTES = 64 * 1024
 attributes.
 """
 MEAN_HEADER_BYTES = 4 * tarfile.BLOCKSIZE
-"""Limit for the mean header size of an archive's members.
+"""Limit for the mean header size of the files and directories in an archive.
 
-The limit permits an ordinary header and a pax header with one block of data for each member.
+The limit is enough for an ordinary header and a pax header with one block of data each.
 """
 GLOBAL_HEADERS = 100
 """Limit for the number of global pax headers in an archive. git writes one such header."""
@@ -228,7 +228,7 @@ class _Bounded:
 
     Args:
         stream: the unpacked archive, at its beginning.
-        besides_bytes: limit in bytes for headers and padding together.
+        besides_bytes: limit in bytes for headers and padding of the whole archive.
     """
 
     def __init__(self, stream: gzip.GzipFile, besides_bytes: int) -> None:
@@ -238,7 +238,7 @@ class _Bounded:
         self._left_before_next = HEADER_BYTES + tarfile.RECORDSIZE
 
     def expect(self, content_bytes: int) -> None:
-        """Permit `content_bytes` of a file's content in addition to the limits for headers and padding.
+        """Permit the next `content_bytes` bytes of the stream in addition to the limits for headers and padding.
 
         `inspect` calls this method after the header of each file.
         """

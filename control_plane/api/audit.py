@@ -1,4 +1,4 @@
-"""Records each call that may change something in the audit log.
+"""Records in the audit log each call that may create, change or delete resources.
 
     before the call    operation, resource, caller, source address, request id
     after the call     status, error code, and the name of a resource that the service generated
@@ -6,7 +6,7 @@
 GET requests and dry runs change nothing and get no entry. Calls without a valid token get no entry either, so that
 callers without a token cannot fill the log.
 
-Invariant: a call changes nothing before its entry is stored. If the server stops during the call, the entry stays
+Invariant: a call changes nothing before its entry is stored. If the server stops during the call, the entry remains
 without an outcome. Entries contain names only: no request body, no token, no value of a variable.
 """
 
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 READ_METHODS: Final = frozenset({"GET", "HEAD"})
 NAMES: Final = ("TrainingJobName", "FleetName", "SourceId", "TokenId", "IncidentId", "Step", "DrillId", "SnapshotId")
-"""Fields of requests and responses that name a resource.
+"""Fields of request and response bodies that name a resource.
 
-The audit log uses the first of these fields that the body contains.
+The audit entry takes the resource's name from the first of these fields that the body contains.
 """
 NESTED: Final = ("Token", "Drill")
 """Fields of responses that contain the created resource as a nested object."""
@@ -43,7 +43,7 @@ MAX_RESOURCE_CHARACTERS: Final = 256
 
 
 class AuditedRoute(JsonRoute):
-    """A route that stores an entry of the audit log for each call that may change something."""
+    """A route that stores an audit entry for each call that may create, change or delete resources."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the route's handler. FastAPI calls it once."""

@@ -166,7 +166,7 @@ async def _identify(request: Request, services: Services) -> Caller:
     authorization = request.headers.get("authorization")
     session = await asyncio.to_thread(sessions.find, request, services) if authorization is None else None
     record = require_user(await services.tokens.find(bearer(authorization)) if session is None else session[0])
-    # With the token's id, `api.open_answers` ends a long response when the token becomes invalid.
+    # `api.open_answers` reads the token's id from the state, and ends a long response when the token becomes invalid.
     request.state.token_id = record.id
     caller = Caller(Role(record.role), record.project, record, None if session is None else session[1])
     request.state.caller = caller

@@ -22,7 +22,7 @@ CALLER_THREADS: Final = 8
 
 
 class CallerThreads:
-    """A server's fixed-size thread pool for the blocking calls to S3 that API requests cause."""
+    """The fixed-size thread pool in which a server makes the blocking calls to S3 that API requests cause."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(CALLER_THREADS, thread_name_prefix="caller")

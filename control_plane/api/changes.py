@@ -1,7 +1,8 @@
-"""Remembers the contents of responses, so that the next poll receives only what changed.
+"""Remembers digests of the items in responses, so that a client's next poll receives only the changed items.
 
-A client that polls a list sends the ChangeToken of its previous response. The route finds the contents of that response
-in `ResponseSnapshots`, and compares them with the current contents. It returns the difference and a new ChangeToken.
+A client that polls a list sends the ChangeToken of its previous response. The route finds the digests of that response
+in `ResponseSnapshots`, and compares them with the current digests. It returns the difference and a new ChangeToken.
+The digests of a response are called its contents:
 
     contents    digests by key: one digest per item of a list, or one per block of a metric's points
 
@@ -27,13 +28,13 @@ DIGEST_BYTES: Final = 8
 """Length of the digest of one item. At this length, two different items practically never have equal digests."""
 TOKEN_BYTES: Final = 16
 _ENTRY_BYTES: Final = 150
-"""Bytes of the Python objects of one key and its digest, in addition to their content. Measured with tracemalloc."""
+"""Memory overhead in bytes of the Python objects for one key and its digest, as tracemalloc measured it."""
 
 Contents = Mapping[str, bytes]
 
 
 class ResponseSnapshots:
-    """The contents of recent responses, by ChangeToken. Threads may share an instance.
+    """The contents (digests of the items) of recent responses, by ChangeToken. Threads may share an instance.
 
     The class has nothing to do with snapshots of a job's state.
     """
@@ -45,14 +46,14 @@ class ResponseSnapshots:
         self._lock = threading.Lock()
 
     def find(self, question: Hashable, token: str | None) -> Contents | None:
-        """Return the contents of the earlier response to which a ChangeToken belongs.
+        """Return the contents (digests of the items) of the earlier response to which a ChangeToken belongs.
 
         Args:
             question: caller and parameters of the request.
             token: the ChangeToken of the request, or None.
 
         Returns:
-            The contents. None if the server does not have the token, or issued it for another question.
+            The contents. None if the server does not remember the token, or issued it for another question.
         """
         if token is None:
             return None
@@ -94,8 +95,8 @@ def compared(before: Contents | None, now: Contents, token: str) -> Changes:
     """Return the part of a response that describes its difference from an earlier response.
 
     Args:
-        before: contents of the earlier response. None if the response contains everything.
-        now: contents that the response would have without ChangesSince.
+        before: contents (digests by key) of the earlier response. None if the response contains everything.
+        now: contents of the complete response, that is, of the response without ChangesSince.
         token: the token of `now`.
 
     Returns:

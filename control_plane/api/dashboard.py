@@ -2,7 +2,7 @@
 
     /assets/<name>-<hash>.<ext>   cached forever, because changed content gets another name; served compressed
                                   from `<name>.gz` if the browser accepts gzip
-    /<name>.<ext>                 files beside index.html, for example the runbook
+    /<name>.<ext>                 files in the folder of index.html, for example the runbook
     any other path                index.html: paths are pages of the dashboard, so links and reloads work
 
 The router calls this application for paths without a route. Paths under /v1 are never pages.
@@ -100,7 +100,7 @@ class Dashboard:
 
 
 _TYPES: Final = {".js": "text/javascript", ".woff2": "font/woff2"}
-"""Media types by file extension, because the type tables of some machines lack these extensions or differ."""
+"""Media types by file extension. The type tables of some machines lack these extensions or differ."""
 
 
 def policy(nonce: str) -> str:

@@ -44,9 +44,9 @@ class LogPauses:
     """Pauses between two reads of a job's log from S3, for a client that follows the log."""
 
     stored_seconds: float = 2.0
-    """Seconds between two reads while the client has received every line up to the newest one."""
+    """Seconds between two reads while the client has received all lines without a gap."""
     catch_up_seconds: float = 0.3
-    """Seconds between two reads while the client has received a line but still lacks an earlier line."""
+    """Seconds between two reads while the client still lacks a line that precedes a received line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Services:
     tokens: HeldTokens
     operator: CloudOperator
     memberships: Memberships
-    """Caches AWS's answers about which instances are members of a fleet's group, for agents that join."""
+    """Caches AWS's answers about the members of the fleets' Auto Scaling groups, for agents that join."""
     events: EventQueue | None
     """The SQS queue that receives AWS's events. None if the server only polls AWS."""
     objects: ServiceStore
@@ -85,14 +85,14 @@ class Services:
     figures: LoopFigures = field(default_factory=LoopFigures)
     """Prometheus metrics that the server's background loops collect."""
     readiness: Readiness = field(default_factory=Readiness)
-    """State of the server's background loops, from which GetReadiness answers."""
+    """State of the server's background loops, which GetReadiness returns."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
-    """Thread pool for the calls of S3 that requests cause. Other work does not wait for these calls."""
+    """Thread pool for the calls to S3 that API requests cause, so that other work does not wait for these calls."""
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)
     """Cache of metric points at a coarse resolution, for clients that poll the metrics of whole runs."""
     snapshots: ResponseSnapshots = field(default_factory=ResponseSnapshots)
-    """Contents of recent responses, for clients that poll for changes."""
+    """Digests of the items in recent responses, for clients that poll for changes (`api.changes`)."""
     tracer: Tracer = field(default_factory=Tracer)
     now: Callable[[], datetime]
     wake: Callable[[], None]

@@ -52,7 +52,7 @@ _KINDS = {
 }
 """The API's name of the type that a field requires, by the prefix of pydantic's error type.
 
-pydantic reports such an error if the field has a value of another type.
+For example, pydantic reports the error type `int_type` if a field that requires an integer has another value.
 """
 
 
@@ -294,9 +294,9 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _words(path: str, entry: Mapping[str, Any]) -> str:
-    """Return pydantic's error as a sentence.
+    """Convert one validation error of pydantic to a sentence.
 
-    Everstep's SDK (`everstep.validation`) also validates requests, and reports the same error in the same words.
+    The SDK (`everstep.validation`) also validates requests, and reports the same error in the same words.
     """
     kind, given, context = str(entry["type"]), entry.get("input"), entry.get("ctx", {})
     match kind:

@@ -122,7 +122,7 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send, begun: async
     query = scope["query_string"].decode("latin-1")
     headers = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in _OF_ONE_CONNECTION]
     headers += [(FORWARDED.encode(), scope["state"]["request_id"].encode()), (b"accept-encoding", b"identity")]
-    # Pass the client's address on, because the other server records it in the audit log.
+    # Send the client's address too, because the other server records it in the audit log.
     if scope.get("client") is not None:
         headers.append((b"x-forwarded-for", scope["client"][0].encode()))
     target = f"{url}{scope.get('raw_path', scope['path'].encode()).decode('latin-1')}{f'?{query}' if query else ''}"

@@ -38,11 +38,11 @@ from everstep.protocol.ids import FIRST_STEP, Step
 COMPARED_INCIDENTS = 200
 """Number of incidents that the API compares with a given incident: the newest of the same cause and project."""
 _AROUND = timedelta(seconds=30)
-"""The post-mortem lists events from this long before the failure until this long after the incident's end."""
+"""Time before the failure and after the incident's end whose events the post-mortem lists too."""
 _EVENTS = 100
 _LINES = 60
 _AFTER_SECONDS = 2.0
-"""Log lines up to this long after the failure count as printed before it, because nodes' clocks differ."""
+"""Seconds after the failure up to which log lines count as printed before it, because nodes' clocks differ."""
 _SIMILAR = 5
 
 

@@ -26,7 +26,7 @@ from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32
 MAX_COMPLAINTS: Final = 100
-"""Maximum number of reported errors per request. Without a limit, a body of 1 MiB could yield 200,000 errors."""
+"""Maximum number of errors that one response reports. A body of 1 MiB can contain 200,000 errors."""
 
 Path = tuple[str | int, ...]
 
@@ -87,7 +87,7 @@ def text_complaint(text: str) -> str | None:
 
 
 def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the message of each invalid part.
+    """Yield the path and the message of each invalid value in a parsed JSON body.
 
     The function iterates instead of recursing, because the client chooses how deep the body nests.
     """

@@ -43,7 +43,7 @@ def encode(cursor: Cursor, generations: Iterable[GenerationFacts], *, is_back: b
 
 
 def decode(token: str, generations: Iterable[GenerationFacts]) -> tuple[bool, Cursor]:
-    """Return whether a token continues towards older lines, and its position.
+    """Return whether a token continues towards older lines, and the position (cursor) in it.
 
     Args:
         token: text that the caller sent as NextToken.

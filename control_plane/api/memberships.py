@@ -20,7 +20,7 @@ from control_plane.cloud.operator import CloudOperator, Ec2State
 from everstep.protocol.ids import NodeId
 
 SHARED_SECONDS: Final = 5.0
-"""Maximum age of AWS's answer about a group that still admits an agent of this group."""
+"""Maximum age in seconds at which AWS's answer about an Auto Scaling group may still admit an agent."""
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class _Group:
 
 
 class Memberships:
-    """AWS's newest answer about the members of each fleet's group. Thread-safe.
+    """AWS's newest answer about the members of each fleet's Auto Scaling group. Thread-safe.
 
     Args:
         operator: asks AWS about groups and instances.

@@ -1,4 +1,4 @@
-"""Ends long responses when the token of their request becomes invalid.
+"""Ends long responses when the access token of their request becomes invalid.
 
 The API checks a token once, at the start of the request. Without further checks, a stream such as FollowLogs would
 outlive a revocation. This middleware therefore checks the token every `TOKEN_CHECK_SECONDS`, from the second part of a

@@ -24,7 +24,7 @@ from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, FieldError
 
 NOT_OURS: Final = "is not a token that this operation returned"
 MAX_BYTES: Final = 1_000_000
-"""Limit of a token's bytes after decompression, because a short text can decompress to a huge one."""
+"""Limit of a token's bytes after decompression, because a short token can decompress to a huge text."""
 
 
 def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:

@@ -54,7 +54,7 @@ TAKEOVER_CHECK_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 75.0
 """Seconds that this server waits for the next bytes of another server's response.
 
-ExecuteCommand may take up to 55 seconds.
+The limit exceeds the 55 seconds after which an ExecuteCommand call responds at the latest.
 """
 
 

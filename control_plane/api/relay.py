@@ -26,7 +26,7 @@ from everstep.protocol.ids import FleetName
 log = logging.getLogger(__name__)
 
 TRY_AGAIN: Final = 1013
-"""Close code that makes an agent connect again later."""
+"""Close code of the websocket that makes an agent connect again later."""
 ELSEWHERE: Final = "another replica of the control plane serves this fleet"
 NO_CODE: Final = frozenset({1005, 1006, 1015})
 """Close codes that RFC 6455 forbids in a close frame, and that the relay therefore cannot pass on."""

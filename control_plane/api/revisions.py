@@ -54,7 +54,7 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revised:
-    """The job's new settings after an update, and the changes."""
+    """The job's settings after an update, and the changes that the update makes."""
 
     spec: SavedJobSpec
     priority: int
@@ -217,7 +217,7 @@ def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[
         )
     )
     if (spec.min_node_count, spec.max_node_count) != (job.spec.min_node_count, job.spec.max_node_count):
-        # An unchanged MaxNodeCount stays valid, even if the group's MaxSize or the quota has become smaller than it.
+        # An unchanged MaxNodeCount stays valid, even if the Auto Scaling group's MaxSize or the quota is smaller now.
         most = spec.max_node_count if spec.max_node_count != job.spec.max_node_count else None
         wrong = elastic.contradictions(spec.node_count, spec.min_node_count, most, around.limits)
         yield from (FieldError(field=field, message=message) for field, message in wrong)

@@ -67,7 +67,7 @@ def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
 class _NothingUnknown:
     """FastAPI dependency that rejects unknown query fields, text that no database can store, and unexpected bodies.
 
-    A body that the route declares is checked elsewhere: by `json_body` and the route's model.
+    `json_body` and the route's model check a body that the route declares.
     """
 
     def __init__(self) -> None:

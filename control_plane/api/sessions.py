@@ -122,8 +122,8 @@ def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] |
 def require_own_site(request: Request) -> None:
     """Reject requests that a page of another site made the browser send.
 
-    Browsers do not send a SameSite=Strict cookie with such requests. This check is a second defence, independent of
-    that rule.
+    Browsers do not send a SameSite=Strict cookie with such requests. This check is a second defence, in case a browser
+    does not apply this rule.
 
     Args:
         request: the request to check. It may have no session cookie.

@@ -60,7 +60,7 @@ API_VERSION: Final = "2026-01-01"
 TITLE: Final = "Everstep"
 DESCRIPTION: Final = "Trains large models on EC2 Auto Scaling groups and keeps every optimizer step in cluster memory."
 EPOCH: Final = "epoch-seconds"
-"""JSON Schema format of times in the OpenAPI document: seconds since 1970, UTC."""
+"""Name of the JSON Schema format of times in the OpenAPI document. It means seconds since 1970, UTC."""
 OPEN_OPERATIONS: Final = frozenset({"GetHealth", "GetReadiness"})
 """Operations that need no token."""
 _OF_FASTAPI = ("HTTPValidationError", "ValidationError")
@@ -128,7 +128,7 @@ def make_surface(**options: Any) -> FastAPI:
 
 @cache
 def _routes() -> tuple[BaseRoute, ...]:
-    """Return the routes of all modules. Cached, so that a process analyzes their parameters only once."""
+    """Return the routes of all modules. The result is cached, so that FastAPI analyzes their parameters only once."""
     whole = APIRouter()
     for room in ROOMS:
         whole.include_router(room.router)

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MIN_BYTES: Final = 1_000
-"""Shorter bodies fit into one packet, so that compression saves nothing."""
+"""Length below which a body is not compressed. It fits into one packet, so compression would save nothing."""
 THREAD_BYTES: Final = 64_000
 """Length above which a thread compresses the body.
 

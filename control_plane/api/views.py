@@ -102,9 +102,9 @@ class History:
 
 
 def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
-    """Return the fields that a stored record and a response model have in common, by name.
+    """Return the values of those fields of a stored record that a response model has too, by name.
 
-    The result omits the fields whose names are in `others`. The caller computes these fields itself.
+    The result omits the fields whose names are in `others`. The caller computes the values of these fields itself.
     """
     return {name: getattr(stored, name) for name in _shared(type(stored), shape) if name not in others}
 
@@ -241,7 +241,7 @@ def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
         totals: totals of its newest generation, or None if no shard was reported.
 
     Returns:
-        True if the loss of any one node is survived. False also while a rank has reported no committed step.
+        True if no loss of a single node loses a shard. False also while a rank has reported no committed step.
     """
     if totals is None or totals.shard_count < _world_size(job) or totals.least_committed < 0:
         return False
@@ -590,7 +590,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
     for count in range(1, min(ODDS_UP_TO_LOST, domain_loss.domain_count(losses, domains)) + 1):
         try:
             odds.append((count, domain_loss.recovery_probability(losses, domains, count)))
-        except TooManyCases:  # The count for more lost domains would take even longer.
+        except TooManyCases:  # The computation for a higher number of lost domains would take even longer.
             break
     return odds
 
@@ -795,12 +795,12 @@ def event(record: EventRecord) -> events_schemas.Event:
 
 
 def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
-    """Convert a requirement on a group into its response model."""
+    """Convert a requirement on an Auto Scaling group into its response model."""
     return fleets_schemas.GroupCheck(setting=check.setting, message=check.words)
 
 
 def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
-    """Convert a change that CreateFleet makes to a group into its response model."""
+    """Convert a change that CreateFleet makes to an Auto Scaling group into its response model."""
     return fleets_schemas.GroupChange(
         setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now"
     )

@@ -47,7 +47,7 @@ QUEUE_LIMIT = 64
 The loops send a dropped message again if they still need it.
 """
 MAX_DEPARTED = 1000
-"""Limit of ended nodes for which the registry still keeps the last report and the number of rejected messages."""
+"""Limit of ended nodes whose last report and number of rejected messages the registry still keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,13 +94,13 @@ class AgentConnection:
     def lines(self, lines: LogLines) -> None:
         """Pass new log lines of the node's ranks to the open log readers (`log_feed`).
 
-        The websocket route calls this method with each decoded message.
+        The websocket route calls this method with each `LogLines` message of the agent.
         """
         if self.is_open:
             self._registry.lines.deliver(self.node_id, lines)
 
     def command_ended(self, ended: CommandEnded) -> None:
-        """Accept the result of a command that a user runs beside a rank, and pass it to the waiting request.
+        """Accept the result of a user's command (ExecuteCommand), and pass it to the waiting request.
 
         The websocket route calls this method with each `CommandEnded` message of the agent.
         """
@@ -110,7 +110,7 @@ class AgentConnection:
     def snapshot_answered(self, answer: SnapshotHeld | SnapshotBytes) -> None:
         """Accept the agent's answer to a request for a snapshot, sent on behalf of a client (`snapshot_desk`).
 
-        The websocket route calls this method with each such message of the agent.
+        The websocket route calls this method with each `SnapshotHeld` and `SnapshotBytes` message of the agent.
         """
         if self.is_open:
             self._registry.snapshots.answered(self.node_id, answer)
@@ -166,7 +166,7 @@ class AgentRegistry:
         self.lines = LogFeed()
         """Delivers log lines of ranks to log followers."""
         self.commands = CommandDesk(self.send, monotonic)
-        """Sends users' commands to agents, which run them beside ranks."""
+        """Sends users' commands (ExecuteCommand) to agents, which run them on the nodes of ranks."""
         self.snapshots = SnapshotDesk(self.send)
         """Passes requests for snapshots to agents."""
         self.logged = MetricInbox()
@@ -278,8 +278,8 @@ class AgentRegistry:
     def forget(self, node_id: NodeId) -> None:
         """Remove a node that has ended.
 
-        The method closes an open connection. The last report remains available, because an incident may refer to this
-        report.
+        The method closes the node's connection if it is open. The agent's last report remains available, because an
+        incident may refer to it.
         """
         connection = self._connections.pop(node_id, None)
         if connection is not None:
@@ -330,10 +330,10 @@ class AgentRegistry:
         return self._change_count
 
     def watch_closely(self, runs: frozenset[RunId]) -> None:
-        """Wake the loops at every report of these runs, even if only the training progress changed.
+        """Choose the runs of whose agents every report wakes the loops, even if only the training progress changed.
 
-        The job loop passes the runs of jobs that start, stop or recover from a failure. Reports of other runs wake the
-        loops only if they contain more than training progress (`_news`).
+        The job loop passes the runs of jobs that start, stop or recover from a failure. A report about any other run
+        wakes the loops only if something besides the training progress changed (`_news`).
         """
         self._watched = runs
 

@@ -8,11 +8,11 @@ permits.
 If a server crashes during a deletion, the checkpoint remains in state deleting. A later pass of any control-plane
 server continues the deletion, which is idempotent.
 
-The keeper deletes a checkpoint because of the limits only if a later checkpoint is verified. It requests this
-verification from `loop.verifier`, and waits for the result.
+If a checkpoint exceeds the limits, the keeper deletes it only after a later checkpoint has been verified. The keeper
+requests this verification from `loop.verifier`, and waits for the result.
 
-Invariant: because of the limits, the keeper never deletes a pinned checkpoint, the newest checkpoint, the source of the
-job's next restore, the initial state of another unfinished job, or a checkpoint without a later verified checkpoint.
+Invariant: the limits never make the keeper delete a pinned checkpoint, the newest checkpoint, the source of the job's
+next restore, the initial state of another unfinished job, or a checkpoint without a later verified checkpoint.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class CheckpointKeeper:
                 log.info("run %s: the job was deleted, with its checkpoints", run_id)
 
     def _begin(self, run_id: str) -> None:
-        """Mark the checkpoints of a job that exceed its limits as deleting.
+        """Set the state deleting for those checkpoints of a job that exceed the job's limits.
 
-        The same transaction reads which checkpoints are pinned or needed for a restore. No checkpoint can therefore be
-        pinned in between.
+        The same transaction reads which checkpoints are pinned or needed for a restore. A user can therefore not pin a
+        checkpoint between the read and the change of its state.
         """
         with self._database.write() as session:
             job = jobs.get_run(session, run_id)
@@ -144,7 +144,7 @@ def _all_restorable(session: Session, job: SavedJob) -> tuple[RestorableCheckpoi
 
 
 def is_same(checkpoint: SavedCheckpoint, other: RestorableCheckpoint | None) -> bool:
-    """Return whether a database row and the record that a decision used describe the same checkpoint."""
+    """Return whether a database row and the result of `restorable` describe the same checkpoint."""
     return other is not None and (checkpoint.generation, checkpoint.step) == (other.generation, other.step)
 
 

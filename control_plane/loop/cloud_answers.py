@@ -71,7 +71,7 @@ def first_line(error: CloudError) -> str:
 
 
 def hook_seconds(group: GroupState) -> float:
-    """Return the shortest timeout of the group's terminating lifecycle hooks, in seconds.
+    """Return the shortest timeout of an Auto Scaling group's terminating lifecycle hooks, in seconds.
 
     Each of these hooks holds a terminating instance for at least this time.
     """
@@ -95,7 +95,8 @@ def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
 def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:
     """Return the group's members that a terminating lifecycle hook holds, or will hold soon.
 
-    A member stays in the state Terminating until its hook takes effect. With a load balancer, this takes minutes.
+    A member stays in the state Terminating until its hook takes effect. If the group has a load balancer, the hook can
+    take effect minutes later.
     Source: Amazon EC2 Auto Scaling User Guide, how lifecycle hooks work.
     """
     has_hook = any(hook.transition == TERMINATING_TRANSITION for hook in group.hooks)
@@ -118,8 +119,8 @@ def conditions_of(
     """Return the condition of each node's instance, and AWS's description of the instance.
 
     The Auto Scaling group reports the termination of a member earlier than EC2, so the group's answer takes precedence.
-    A member that a hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and ABSENT if
-    the answer before did not list it either. It stays UNKNOWN while the group lists it as Pending.
+    A member that a lifecycle hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and
+    ABSENT if EC2's previous answer did not list it either. It stays UNKNOWN while the group lists it as Pending.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}

@@ -1,4 +1,4 @@
-"""Polls AWS in the background for the state of the fleets' groups and instances.
+"""Polls AWS in the background for the state of the fleets' Auto Scaling groups and instances.
 
 The loops read the newest answer and never wait for AWS.
 
@@ -96,7 +96,7 @@ class _Known:
     """Nodes that EC2's newest answer does not list. If the next answer omits them too, their condition is ABSENT."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
-    """AWS's newest list of failed launches. Empty if the group lacks no instance."""
+    """AWS's newest list of failed launches. Empty while the Auto Scaling group has its desired number of instances."""
     has_held: bool = True
     """Whether a terminating lifecycle hook held an instance at the last poll. True before the first poll."""
 
@@ -166,16 +166,16 @@ class CloudWatch:
             try:
                 await ask()
             except Exception:
-                # This task is the server's only poller, so it must continue after any error.
+                # No other task of the server sends these requests, so this task must continue after any error.
                 log.exception("a poll of AWS failed; the next poll follows")
             await pause(interval_seconds(), until=wake)
 
     def poll_interval_seconds(self) -> float:
-        """Return the current pause between two requests to AWS about groups and instances."""
+        """Return the current pause between two polls of AWS for Auto Scaling groups and instances."""
         return interval_seconds(None if self._event_at is None else self._monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
-        """Request from AWS the state of the group and the instances of each fleet that is due.
+        """Request from AWS the state of the Auto Scaling group and the instances of each fleet that is due.
 
         The method skips a fleet that another server manages, that waits after a throttled poll, or whose earlier
         request has no answer yet. It lists all groups by one call, and then polls the fleets in parallel, so that a
@@ -268,7 +268,7 @@ class CloudWatch:
         return max((self._monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 
     def poll_now(self) -> None:
-        """Start the next poll of groups and instances immediately.
+        """Start the next poll of Auto Scaling groups and instances immediately.
 
         Callers use this method when AWS's state may have changed.
         """
@@ -276,13 +276,13 @@ class CloudWatch:
         self._look_closer.set()
 
     def poll_details(self) -> None:
-        """Start the next poll of AWS's groups and instances immediately, and also request EC2's scheduled events."""
+        """Start the next poll of AWS immediately, and also request EC2's scheduled events of all instances."""
         for known in self._known.values():
             known.looked_closely_at = float("-inf")
         self.poll_now()
 
     def changed(self, fleet: FleetName) -> None:
-        """Record that the control plane changes the fleet's group now, so that older answers of AWS are outdated.
+        """Record that the control plane changes a fleet's Auto Scaling group now, which outdates older answers of AWS.
 
         The executor calls this method before and after each change of a group's members.
         """
@@ -338,7 +338,7 @@ class CloudWatch:
         return dict(known.domains) if known is not None else {}
 
     def waiting_words(self, fleet: FleetName) -> str:
-        """Return text for users: AWS's reason why launches of the group's instances fail, and when Everstep retries.
+        """Return text for users: AWS's reason why launches of the fleet's instances fail, and when Everstep retries.
 
         Empty while instances start normally.
         """
@@ -346,7 +346,7 @@ class CloudWatch:
         return waiting_words(view.group) if view is not None else ""
 
     def failed_launches(self, fleet: FleetName) -> FailedLaunches | None:
-        """Return the failed launches that Everstep retries. None if there are none, or if the group is unknown."""
+        """Return the fleet's failed launches that Everstep retries. None without such launches or an answer of AWS."""
         view = self._views.get(fleet)
         return failed_launches(view.group) if view is not None else None
 
@@ -389,7 +389,7 @@ class CloudWatch:
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
         """Return the newest launch failures. After an AWS error, return the previous failures.
 
-        If only the request for launch failures fails, the poller still uses AWS's answers about group and instances.
+        An error of this request must not make the poller discard AWS's answers about the group and its instances.
         """
         key = f"{fleet.name}/launches"
         try:

@@ -1,4 +1,4 @@
-"""Sends users' commands, which run beside ranks, to agents, and returns the agents' answers.
+"""Sends users' commands (ExecuteCommand) to the agents that run them, and returns the agents' answers.
 
 A caller that lost the answer repeats its call with the same command id, and receives the same answer.
 

@@ -91,13 +91,13 @@ class DecisionStore:
         if decision.fleet is not None:
             changes["fleet_name"] = decision.fleet
         with self._database.write() as session:
-            # Check the fleet's lease besides the job's. A server that takes the fleet over claims the leases of its
-            # jobs only later.
+            # Check the fleet's lease in addition to the job's. A server that takes the fleet over claims the leases of
+            # the fleet's jobs later, so the job's lease alone does not show the takeover.
             self._fleet_leases.check(session, before.fleet_name)
             if automation.words(session) != stored.around.pause:
                 return False
             if decision.fleet is not None and not fleets.takes_jobs(session, decision.fleet):
-                return False  # The job's new fleet was deleted, or its deletion began, after the caller's read.
+                return False  # The job's new fleet was deleted, or its deletion began, after `stored` was read.
             if before.state != after.state.value and not _keeps_its_turn(session, before, after.state, observed, now):
                 return False
             if decision.plan is not None:
@@ -263,7 +263,7 @@ class DecisionStore:
 def _keeps_its_turn(
     session: Session, job: jobs.SavedJob, next_state: JobState, observed: JobObserved, now: float
 ) -> bool:
-    """Return whether the fleet's queue still permits the decision that a job starts, pauses or is queued again.
+    """Return whether the fleet's queue still permits a decision to start, pause or requeue a job.
 
     Since the input of this decision was read, decisions about other jobs of the fleet may have been stored. For
     example, the decisions about two jobs may both use the same last free nodes, but only one job may get them. No other

@@ -100,7 +100,7 @@ class Batch:
     position: int
     """Id of the event after which the follower can resume.
 
-    The follower has received all events of its filter up to this id.
+    The follower has received all events up to this id that match its filter.
     """
 
 
@@ -194,7 +194,8 @@ class EventFeed:
             is_good, page = await asyncio.to_thread(self._read_page, position, me.interest)
             if not is_good:
                 self._tell(me, End.TOKEN)
-            # The last poll found the event `newest`. This page was read later, so it may contain newer events.
+            # This page was read after the poll that found `newest`, so it may contain newer events. The position must
+            # not precede them, because the follower would receive them again.
             return Batch(page, page[-1].id if len(page) == limit else max([newest, *(event.id for event in page[-1:])]))
         found = tuple(event for event in self._recent if event.id > position and me.interest.has(event))
         return Batch(found[:limit], found[limit - 1].id if len(found) > limit else newest)

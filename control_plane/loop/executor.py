@@ -155,8 +155,9 @@ class Executor:
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
         """Store in S3 the evidence about a node that a person will inspect, unless a task already stores it.
 
-        `node.json` has the node, its history, its incidents and its agent's last report. The module `last_logs` lists
-        the logs. If the agent is connected, it uploads its logs before the executor writes `node.json`.
+        The object `node.json` contains the node, its history, its incidents and its agent's last report. The docstring
+        of the module `last_logs` lists the logs. If the agent is connected, it uploads its logs before the executor
+        writes `node.json`.
         """
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
@@ -217,7 +218,7 @@ class Executor:
             log.exception("%s failed; the next pass decides it again", key)
 
     def _call(self, action: GroupAction) -> Call:
-        """Return the AWS API call that executes an action on a group.
+        """Return the AWS API call that executes an action on an Auto Scaling group.
 
         Each call has an idempotency key, and the executor makes at most one call per key. Most keys contain the current
         minute, so the executor repeats a call if AWS still shows no effect after a minute. The key of a reboot does not
@@ -276,8 +277,8 @@ class Executor:
                     make=lambda: self._operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
-                # A failed call is not repeated under its key. The key changes three times within the hook's timeout, so
-                # the group still holds the instance if one call fails.
+                # The executor makes one call per key, even if the call fails. The key changes three times within the
+                # timeout of the lifecycle hook, so after a failed call another one still comes in time.
                 return Call(
                     key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
@@ -442,9 +443,9 @@ class Executor:
             self._tracer.record(call.name, run_id, begun, ended, {"node_id": node_id, "key": call.key}, failure)
 
     def _begin_automatic(self, call: Call, session: Session, lease: Lease) -> intents.IntentRecord | None:
-        """Record a call that changes a group, or return None while automation is paused.
+        """Store the intent of a call that changes an Auto Scaling group. Return None while automation is paused.
 
-        One transaction checks the pause and stores the intent. After a pause is stored, no new intent is stored.
+        One transaction checks the pause and stores the intent, so no intent is stored after a pause was stored.
         """
         if automation.find(session) is not None:
             log.info("fleet %s: %s is not called, because automation is paused", lease.key, call.name)

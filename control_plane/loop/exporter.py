@@ -7,7 +7,7 @@ Each event is sent at least once, and in order per job.
 The position is the id of the last event that the receiver has accepted. If a server crashes after it sent events and
 before it stored the position, the receiver gets these events twice. Receivers detect duplicates by the event's id.
 Another control-plane server continues from the stored position once the lease has expired. After a failed call, the
-exporter waits and retries. Later events wait too.
+exporter waits and retries. It sends no later event before the retry succeeds.
 
 Invariant: the exporter stores a position only after the receiver has accepted all events up to this position.
 """
@@ -116,7 +116,7 @@ class Exporter(ABC):
         return None if self._lease is None else (self._lease, exports.get(session, self._name))
 
     def _kept(self) -> Lease:
-        """Return this server's lease of the event export, without which it must not store the export's position.
+        """Return this server's lease of the export, without which it must not store the export's position.
 
         The method first renews the lease if a renewal is due.
         """

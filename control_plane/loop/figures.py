@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 from control_plane.core.incidents import PHASES
 from control_plane.db.errors import StaleLease
 
-# Without this call, each series has an additional `_created` series. It contains only the process's start time, which
-# another metric already has.
+# Without this call, the library adds a `_created` series to each series. It would contain only the process's start
+# time, which another metric already contains.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 Loop = Literal["job", "fleet"]
@@ -107,7 +107,7 @@ class LoopFigures:
         self._stale_applies.labels(loop).inc()
 
     def lost_lease(self, kind: str) -> None:
-        """Count a lease that another server took over."""
+        """Count a lease of this server that another server took over. `kind` is `job` or `fleet`."""
         self._leases_lost.labels(kind).inc()
 
     def recovered(self, phase_seconds: Mapping[str, float]) -> None:

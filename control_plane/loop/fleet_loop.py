@@ -118,8 +118,8 @@ class FleetLoop:
     def _leave(self, failed: Collection[FleetName]) -> None:
         """Disconnect the agents of fleets that another control-plane server manages.
 
-        `failed` names the fleets whose last pass failed. The method also disconnects the agents of these fleets if this
-        server's lease has expired, because another server may manage the fleet by now.
+        `failed` names the fleets whose last pass failed. The method also disconnects the agents of such a fleet if this
+        server's lease of the fleet has expired, because another server may manage the fleet by now.
         """
         leases = self._leases
         elsewhere = frozenset(

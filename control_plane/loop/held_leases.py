@@ -21,8 +21,7 @@ from control_plane.loop.figures import Loop
 class _Held:
     lease: Lease
     first_counter: int
-    """The lease's counter in the database when this server claimed the lease. Each renewal increases the counter by 1.
-    """
+    """The lease's counter in the database when this server claimed the lease. Each renewal increments the counter."""
 
 
 class HeldLeases:
@@ -30,8 +29,7 @@ class HeldLeases:
 
     The server renews a lease after a third of its duration, not each time it uses the lease. Different threads may call
     `hold` for different leases at the same time, but only one thread at a time for one lease. Any thread may call the
-    other methods, except `release_all`. When the server stops, it calls `release_all` after it has processed the last
-    job or fleet.
+    methods other than `release_all`. The server calls `release_all` once, after it has processed the last job or fleet.
 
     Args:
         context: gives access to the database, the clocks and the clients.

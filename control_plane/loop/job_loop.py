@@ -46,12 +46,12 @@ A pass needs at most one database connection, and a server has 15. About half of
 other loops. More passes would not be faster, because the database executes one write at a time (`db/session.py`).
 """
 PATIENCE_SECONDS = 0.1
-"""Longest time for which a sweep (one round over all jobs) waits for the ends of its passes, once all have begun.
+"""Seconds for which a sweep (one round over all jobs) waits for the ends of its passes, once all have begun.
 
 Normal passes last milliseconds, so a sweep usually includes their ends.
 """
 AGAIN_LIMIT = 8
-"""Limit of decisions about one job in a row, if each decision requests another one immediately."""
+"""Limit of passes over one job in a row, if the decision of each pass requests the next pass at once."""
 
 
 class JobLoop:
@@ -122,11 +122,11 @@ class JobLoop:
         await self._scheduler.idle()
 
     async def close(self) -> None:
-        """Begin no further decision about a job, and wait for those in progress. The caller later releases leases."""
+        """Begin no further pass over a job, and wait for passes in progress. The caller then releases the leases."""
         await self._scheduler.close()
 
     def cancel(self) -> None:
-        """Cancel all unfinished decisions about jobs. The runner calls this before it releases the leases."""
+        """Cancel all passes over jobs that still run. The runner calls this method before it releases the leases."""
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:

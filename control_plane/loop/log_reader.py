@@ -56,7 +56,7 @@ A filter that matches few lines therefore yields short pages.
 SCAN_GENERATIONS: Final = 100
 """Limit of generations that the reader examines for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
-"""Size limit of the cache of decoded chunks, in bytes of the chunks as S3 stores them."""
+"""Size limit of the cache of decoded log chunks. The cache counts the bytes of the chunks as S3 stores them."""
 PATIENCE: Final = timedelta(seconds=30)
 """Time after a generation's end for which the reader waits until a live node has uploaded its last chunk."""
 
@@ -90,7 +90,7 @@ class LogEvent:
 class LogFilter:
     """Selects lines of a log.
 
-    A message about missing lines (a gap) need not contain `text`. All other conditions apply to it too.
+    A message about missing lines (a gap) need not contain `text`, but must fulfil all other conditions.
     """
 
     rank: Rank | None = None

@@ -37,7 +37,7 @@ class MetricInbox:
         self.filled.set()
 
     def empty(self) -> dict[NodeId, ReceivedBatch]:
-        """Remove all batches from the inbox, and return them."""
+        """Remove all batches from the inbox, and return them by node."""
         received, self._received = self._received, {}
         self.filled.clear()
         return received

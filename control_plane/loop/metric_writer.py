@@ -77,7 +77,7 @@ class MetricWriter:
             except SQLAlchemyError as error:
                 log.warning("run %s: could not store logged values; the agent sends them again: %s", batch.run, error)
                 continue
-            # Confirm a batch that can never be stored. Otherwise its agent would send this batch for ever.
+            # The batch can never be stored. Confirm it below, because its agent would otherwise send it for ever.
             except Exception:
                 log.exception("run %s: dropped %d logged values that cannot be stored", batch.run, len(batch.points))
             self._registry.send(

@@ -147,8 +147,8 @@ class Hearing:
     def beat(self) -> None:
         """Record that the server's event loop runs, so that it can receive messages now.
 
-        The event loop calls this method several times per lease. After a long time without a call, every agent's
-        silence counts as 0 until `lease_seconds` after the next call.
+        The runner calls this method several times within `lease_seconds`. If a call is late, this process was suspended
+        or starved. Every agent's silence then counts as 0 until `lease_seconds` after that call.
         """
         now = self._monotonic()
         if now - self._last_beat > self._timeouts.lease_seconds / 2:
@@ -168,7 +168,7 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the next agent has been silent for its whole lease. Infinity without such an agent.
+        """Return the seconds until the next agent has been silent for `lease_seconds`. Infinity if no agent approaches it.
 
         At that time, the background loops decide about their jobs and fleets again.
         """
@@ -487,7 +487,7 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.SavedJob) -> bool:
 
 
 def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return the fleet's reason text if it is about delayed replacements, or about instances without an agent.
+    """Return the fleet's reason if it explains why a job lacks nodes: no replacement, or an agent that did not join.
 
     Return an empty string in any other case.
     """

@@ -50,14 +50,14 @@ class OrphanKeeper:
         self._objects = objects
         self._now = now
         self._examined: dict[str, tuple[int, int]] = {}
-        """For each run, the generation below which the keeper has deleted all orphans.
+        """For each run: the generation below which the keeper has deleted all orphans, and a number of checkpoints.
 
-        The second number counts the run's deleted checkpoints at that time. A deletion after the run's end can leave
-        frozen objects that no checkpoint names.
+        The number counts the run's deleted checkpoints at that time. If it grows after the run's end, the keeper
+        examines the run again: the deletion can leave frozen objects (constant parameters) that no checkpoint names.
         """
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Delete orphans (shards that no checkpoint can contain) each `ORPHAN_CHECK_SECONDS` until `stop` is set."""
+        """Delete orphans (shards that no checkpoint can contain) every `ORPHAN_CHECK_SECONDS` until `stop` is set."""
         await repeat(self.delete_due, stop, seconds=ORPHAN_CHECK_SECONDS, trouble="could not delete orphaned shards")
 
     def delete_due(self) -> int:

@@ -59,7 +59,7 @@ class Readiness:
         self._loops[loop].failure = type(error).__name__
 
     def settle(self, unsettled: Collection[str]) -> None:
-        """Record the fleets whose lease no running server holds, neither this server nor another one."""
+        """Record the fleets whose lease no server holds, so that no server manages them."""
         self._unsettled = tuple(unsettled)
 
     def problems(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Helpers for background work that repeats until the server stops."""
+"""Helpers for background loops, which repeat their work until the server stops."""
 
 from __future__ import annotations
 

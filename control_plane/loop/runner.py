@@ -51,10 +51,10 @@ PAUSE_SECONDS = 0.005
 The pause lasts at least as long as the sweep, so a loop is busy for at most half of the time.
 """
 BEATS_PER_LEASE = 6
-"""Calls of `Hearing.beat` per lease.
+"""Calls of `Hearing.beat` within `lease_seconds`.
 
-If more than half a lease passes between two calls, this process was suspended or starved. Agents' silence then
-does not count.
+If more than half of `lease_seconds` passes between two calls, this process was suspended or starved. Agents' silence
+then does not count.
 """
 
 

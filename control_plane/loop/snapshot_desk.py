@@ -24,9 +24,9 @@ from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, Release
 from everstep.protocol.ids import NodeId
 
 KEPT_HOLDS: Final = 256
-"""Number of exports whose recorded start event this server remembers.
+"""Number of exports for which this server remembers that an event about their start is stored.
 
-A client's repeated request for the same export then adds no second event.
+A client's repeated request for the same export then stores no second event.
 """
 MAX_READS: Final = 8
 """Limit of reads that wait for an agent at the same time. Each needs up to `MAX_SNAPSHOT_READ_BYTES` of memory."""
@@ -80,7 +80,7 @@ class SnapshotDesk:
         return await asyncio.shield(task)
 
     def has_begun(self, hold_id: str) -> bool:
-        """Return whether `note_begun` was called for this export: the event about its start is recorded."""
+        """Return whether `note_begun` was called for this export, so that its start needs no further event."""
         return hold_id in self._begun
 
     def note_begun(self, hold_id: str) -> None:

@@ -66,9 +66,7 @@ class SharedRows:
     def forget(self, name: FleetName | None = None) -> None:
         """Drop the cached rows of a fleet, or of all fleets if `name` is None.
 
-        Later calls of `get` read the rows again.
-
-        Calls that already wait for a read in progress still get its result.
+        Later calls of `get` read the rows again. Calls that already wait for a read in progress still get its result.
         """
         if name is None:
             self._reads.clear()

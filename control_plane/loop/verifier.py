@@ -45,9 +45,9 @@ log = logging.getLogger(__name__)
 VERIFICATION_POLL_SECONDS = 1.0
 ZEROS = bytes(1024 * 1024)
 IDLE_BYTES = 64 * 1024 * 1024
-"""Bytes that the verifier may read from other objects while its connection to one object stays open and idle.
+"""Limit of bytes that the verifier reads from other objects while its connection to one object stays idle.
 
-S3 itself ends connections that are idle for too long.
+At the limit, the verifier closes the idle connection, because S3 ends connections that are idle for too long.
 """
 
 
@@ -155,7 +155,8 @@ class KnownContents:
         self.intact: set[str] = set()
         """Keys of the shared objects that were read completely and hash to their names.
 
-        The set contains keys instead of names, because a frozen object and a replicated object can have the same name.
+        The set contains keys instead of names. The object of a constant parameter and the object of tensors that are
+        equal on several ranks can have the same name, which is the hash of their content, but different keys.
         """
         self._digests: dict[bytes, bytes] = {}
 
@@ -270,7 +271,7 @@ class _Piece:
     source: _Source | None = None
     """The object that holds the bytes. None for zeros, and for the index (the list of the payload's tensors)."""
     place: int = 0
-    """Position of the first byte in the tensor data of `source`, whose pieces are read in this order."""
+    """Position of the first byte in the tensor data of `source`. The verifier reads each source by rising position."""
     index: bytes = b""
     """The bytes of the payload's index (the list of its tensors), if the range lies in the index."""
 
