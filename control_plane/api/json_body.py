@@ -1,11 +1,11 @@
 """Parses the JSON bodies of requests, and reports invalid values with their fields.
 
 Python's JSON parser accepts values that the API does not allow: non-finite numbers, integers of any size, and unpaired
-surrogates. The request models accept null for optional fields. This parser reports each such value, null included, with
-the path of its field. The models check all other rules.
+surrogates. The request models accept null for optional fields, although the API allows no null. This parser reports
+each of these values, null included, with the path of its field. The request models check all other rules.
 
-Invariant: a value that `read` returns without complaints contains no null, no non-finite number and no text that a
-database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.
+Invariant: a value that `read` returns without a complaint (a reported error) contains no null, no non-finite number and
+no text that a database or UTF-8 cannot store. It has at most `MAX_DEPTH` levels.
 """
 
 from __future__ import annotations

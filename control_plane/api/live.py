@@ -19,7 +19,7 @@ class LiveResponse(StreamingResponse):
     """A streaming response whose length is unknown when it begins, such as followed log lines."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], media_type: str) -> None:
-        # The header X-Accel-Buffering disables nginx's buffering.
+        # X-Accel-Buffering disables the buffering of an nginx proxy, so that each part reaches the client at once.
         headers: Mapping[str, str] = {
             "cache-control": "no-store",
             "x-accel-buffering": "no",

@@ -70,7 +70,7 @@ def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
 
 
 def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return the checked elements of a token.
+    """Return the checked elements of a page token.
 
     Args:
         token: text that the caller sent.
@@ -80,7 +80,7 @@ def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
         One value per check.
 
     Raises:
-        InvalidRequest: the token is not a token of this operation.
+        InvalidRequest: the operation did not issue the token, according to the checks.
     """
     try:
         return tuple(kind(part) for kind, part in zip(kinds, decode(token), strict=True))

@@ -48,7 +48,7 @@ class ServerFacts:
     """Nodes that have not ended."""
     connected: frozenset[NodeId]
     refused_count: int
-    """Number of messages from agents that this server rejected."""
+    """Number of agents' messages that this server, and the servers of the other fleets, rejected."""
     exports: tuple[ExportRecord, ...] = ()
     newest_event_id: int = 0
     is_paused: bool = False

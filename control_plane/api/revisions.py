@@ -32,7 +32,7 @@ from control_plane.db.revisions import Change
 from everstep.protocol import constraints
 
 _WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPARING})
-"""States in which the job has no generation with a plan in use.
+"""States of a job in which no generation runs or loads by a plan.
 
 In these states every change applies immediately, because the job's next plan is made with the changed settings.
 """

@@ -814,7 +814,7 @@ def fleet(
     Args:
         record: the fleet as stored, in any state.
         nodes: nodes of the fleet, without ended ones.
-        agents: agents of all fleets that have connected to this server.
+        agents: agents of all fleets that have connected to any server of the installation.
         history: totals of the fleet's jobs and incidents.
 
     Returns:
@@ -879,8 +879,8 @@ def node(
 
     Args:
         record: the node as stored.
-        agent: the state of the node's agent on this server, or None if the agent has not connected to this server.
-        refused_message_count: messages of the agent that this server rejected.
+        agent: the state of the node's agent, or None if the agent has connected to no server that runs now.
+        refused_message_count: number of the agent's messages that the servers rejected.
         job_name: job that the node works for, or None.
         price_usd_per_hour: price of the node. None if its fleet has no price.
         history: incidents in which the node was involved.

@@ -1,4 +1,4 @@
-"""The `CloudOperator` over boto3, for AWS and for the local cloud.
+"""Implements `CloudOperator` with boto3, for AWS and for the local cloud.
 
 Invariant: the operator changes an Auto Scaling group only after it has found the tag `everstep:fleet` on the group.
 """
@@ -65,7 +65,7 @@ class _Settings:
 
 
 class AwsOperator:
-    """`CloudOperator` over boto3. Thread-safe."""
+    """Implements `CloudOperator` with boto3. Thread-safe."""
 
     def __init__(self, connection: Connection, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._auto_scaling = connection.client("autoscaling")

@@ -28,7 +28,8 @@ SEARCH_SECONDS: Final = 5.0
 class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no types
     """Credentials from botocore's usual sources, which may have none when the process starts. Thread-safe.
 
-    Until a source has credentials, each use searches all sources once, but not within `pause` seconds of a search.
+    Until a source has credentials, each use searches all sources, unless the last search is less than `pause` seconds
+    ago.
 
     Args:
         search: returns the credentials, or None if no source has any.

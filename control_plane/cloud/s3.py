@@ -1,4 +1,4 @@
-"""The `ServiceStore` over boto3, for S3 and for the local cloud's S3."""
+"""Implements `ServiceStore` with boto3, for S3 and for the local cloud's S3."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _TRANSFER: Final = TransferConfig(
 
 
 class S3ServiceStore:
-    """`ServiceStore` over boto3.
-
-    Thread-safe. `connection` provides the client.
-    """
+    """Implements `ServiceStore` with boto3. Thread-safe. `connection` provides the boto3 client."""
 
     def __init__(self, connection: Connection) -> None:
         self._s3 = connection.client("s3")

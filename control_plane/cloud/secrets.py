@@ -15,7 +15,7 @@ from control_plane.cloud.errors import InvalidRequest, NotFound
 
 
 class ManagedSecrets:
-    """`control_plane.secrets.Secrets` in AWS Secrets Manager. Thread-safe.
+    """Implements `control_plane.secrets.Secrets` with AWS Secrets Manager. Thread-safe.
 
     Args:
         connection: the cloud with the secrets.

@@ -66,7 +66,7 @@ class FleetLoop:
         self._stored = stored
         self._policy = Policy(timeouts=context.timeouts)
         self._fleets: tuple[FleetName, ...] = ()
-        """Names of all fleets at the last successful read."""
+        """Names of all fleets, as the loop last read them from the database."""
 
     async def sweep(self) -> None:
         """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.

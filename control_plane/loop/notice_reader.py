@@ -171,7 +171,7 @@ class NoticeReader:
         return event
 
     def _store(self, event: CloudEvent) -> None:
-        assert event.kind is not None  # `_take` has checked this.
+        assert event.kind is not None  # `_take` calls this method only for events with a kind.
         now = self._now()
         if event.ends_at is not None and (now - event.ends_at).total_seconds() > OVER_SECONDS:
             log.info("ignored the event '%s' of %s, because it is too old", event.detail_type, event.at)

@@ -67,7 +67,7 @@ class StoredJob:
     dropped_checkpoints: frozenset[tuple[Generation, Step]]
     around: Surroundings
     open_fleets: frozenset[FleetName] = frozenset()
-    """Fleets of the job's list that accept jobs now."""
+    """Those fleets in which the job may start (FleetName and AlternativeFleetNames) that accept jobs now."""
     drill: drills.DrillRecord | None = None
     """The job's unfinished drill, or None."""
 
@@ -92,7 +92,7 @@ class StoredFleet:
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
-    """Times of the replacements that Everstep itself decided, not AWS or a person, for at least the last hour."""
+    """Times at which Everstep itself gave nodes up, for at least the last hour. AWS or people ended other nodes."""
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""
@@ -168,9 +168,10 @@ class Hearing:
         )
 
     def verdict_in(self, views: Iterable[AgentView]) -> float:
-        """Return the seconds until the next agent has been silent for `lease_seconds`. Infinity if no agent approaches it.
+        """Return the seconds until the next agent has been silent for `lease_seconds`.
 
-        At that time, the background loops decide about their jobs and fleets again.
+        Infinity if no agent approaches this limit. At the limit, the background loops decide about their jobs and
+        fleets again.
         """
         lease = self._timeouts.lease_seconds
         left = [

@@ -35,7 +35,7 @@ def list_project_quotas(
 def put_project_quota(
     project: ProjectPath, request: quotas_schemas.PutProjectQuotaRequest, _caller: Admin, services: ServicesDep
 ) -> quotas_schemas.ProjectQuota:
-    """Create or replace the quota of a project. Running jobs continue."""
+    """Create or replace the quota of a project. A lower quota does not stop running jobs."""
     quota = QuotaRecord(
         project=project,
         max_node_count=request.max_node_count,

@@ -139,7 +139,7 @@ class StartFleetRollRequest(Request):
     """Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time."""
 
     max_unavailable: int = Field(default=1, ge=1, le=MAX_NODE_COUNT)
-    """Limit of nodes that are out of service at the same time. The roll begins another node only below this limit.
+    """Limit of nodes out of service at the same time. Below the limit, the roll begins with the next node.
 
     The count also includes nodes that jobs or the number of spares lack for a cause other than the roll.
     """
@@ -154,7 +154,7 @@ class UpdateFleetRollRequest(Request):
 
     max_unavailable: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
     paused: bool | None = None
-    """True: the roll begins no further node. Nodes that it has begun still finish. False: the roll continues."""
+    """True: the roll replaces or reboots no further nodes, except those that it has begun. False: it continues."""
 
 
 class FleetRoll(Shape):

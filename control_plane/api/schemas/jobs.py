@@ -144,8 +144,8 @@ class CheckpointConfig(Request):
     max_age_in_seconds: int | None = Field(default=None, ge=MIN_CHECKPOINT_AGE_SECONDS, le=3_660 * 86_400)
     """Age at which checkpoints are deleted.
 
-    Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and
-    pinned checkpoints.
+    At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned
+    checkpoints, and the checkpoints that KeepEverySteps selects.
     """
 
 
@@ -486,7 +486,7 @@ class Reliability(Shape):
     ettr_with_queue_ratio: float | None
     """Training time ÷ total time since the job was created, including time in the queue and paused time."""
     mttf_seconds: float | None
-    """Mean time to failure: seconds of training and stall ÷ number of failures.
+    """Mean time to failure: seconds in the accounting buckets train and stall ÷ number of failures.
 
     Absent before the first failure.
 

@@ -132,20 +132,20 @@ class Node(Shape):
     """The transport with which this node exchanges replicas with other nodes.
 
     A node with NIXL still uses TCP for a job with TLS between its nodes, with nodes that do not use NIXL, and for ten
-    minutes with a node with which NIXL has failed. Absent until the agent has connected to this server.
+    minutes with a node with which NIXL has failed. Absent until the agent has connected.
     """
     replica_transport_reason: str | None
     """Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL."""
     refused_message_count: int
-    """Number of the agent's messages that this server rejected since its start.
+    """Number of the agent's messages that the server of the node's fleet rejected since the server's start.
 
     Rejected messages are malformed, too long, or contain the id of another node.
     """
     refused_session_count: int
     """Number of connections that the agent rejected or closed since its start, because of an invalid message.
 
-    They are connections of ranks and of other agents. A restart of ranks causes a few rejections. If the number
-    grows further, read the agent's log.
+    The agent's ranks and other agents opened these connections. A restart of ranks causes a few rejections. If the
+    number keeps growing, read the agent's log.
     """
     exposure: str | None
     """Warning about data of other jobs or of the node that a job's code can read on this node.

@@ -55,7 +55,10 @@ class ReportFigures(Shape):
     drills: ReportIncidents
     """Incidents that drills caused. No other count contains them."""
     mttf_seconds: float | None
-    """Mean time to failure: training and stall time of the jobs ÷ number of failures. Absent without a failure."""
+    """Mean time to failure: time in the accounting buckets train and stall ÷ number of failures.
+
+    Absent without a failure.
+    """
     mttr_seconds: float | None
     """Mean recovery time of failures, as in RecoverySeconds. Absent if training recovered from no failure."""
     idle_node_seconds: dict[str, float]
