@@ -111,8 +111,8 @@ class Answers:
         async def send_kept(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start":
-                # Copy the headers. The outer middleware later adds headers to the original list, such as the request's
-                # id, which belong to this one request and must not be cached.
+                # Copy the headers. The outer middleware later adds headers to the original list. They belong to this
+                # one request, such as the request's id, and must not be cached.
                 start = {**message, "headers": list(message["headers"])}
             elif message["type"] == "http.response.body" and len(body) <= MAX_ANSWER_BYTES:
                 body.extend(message.get("body", b""))

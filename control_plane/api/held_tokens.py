@@ -3,8 +3,8 @@
     the token was valid, no commit since, and it has not expired    returns the cached record
     otherwise                                                       reads the database
 
-The cache lowers the server's CPU time for DescribeTrainingJob of a job that `api.answers` does not hold from 2.1 ms to
-1.4 ms, and its latency from 3 ms to 1.8 ms (SQLite, one request at a time, 2 cores).
+Measured for DescribeTrainingJob without a response in the cache of `api.answers` (SQLite, one request at a time, 2
+cores): the token cache lowers the server's CPU time from 2.1 ms to 1.4 ms, and the latency from 3 ms to 1.8 ms.
 
 Each revocation is a commit, so the next request after it reads the database again. If this server cannot see the
 commits of other control-plane servers (`Versions`), it caches nothing.

@@ -576,7 +576,7 @@ def _misses(shard: ShardRecord) -> bool:
     """Return whether a node of a parity group lacks the share from which this shard could be rebuilt.
 
     The result is true if a holder is out of view. It is also true until the rank reports a committed step of this
-    generation, because a node that has replaced another one receives its share only with this commit.
+    generation. A node that has replaced a lost node receives its share only with this commit.
     """
     return shard.committed_step < 0 or not all(holder.is_in_view for holder in shard.holders)
 

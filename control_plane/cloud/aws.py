@@ -314,7 +314,7 @@ class AwsOperator:
             instance_type = self._instance_type(template)
         except CloudError as error:
             # A person may have deleted the launch template while the instances run. The control plane still needs the
-            # state of the Auto Scaling group then, so use the last known instance type or that of a member.
+            # group's state, so use the last known instance type or that of a member.
             instance_type = known.instance_type if known else next((member.instance_type for member in members), "")
             if not instance_type:
                 raise
@@ -341,7 +341,10 @@ class AwsOperator:
         return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
 
     def _with_shapes(self, mixed: MixedInstances | None) -> MixedInstances | None:
-        """Return a mixed instances policy with the hardware of its types. Each type is described once."""
+        """Return a mixed instances policy with the hardware of its types.
+
+        The operator requests the hardware of each type from EC2 only once.
+        """
         if mixed is None or mixed.features or len(mixed.instance_types) < 2:
             return mixed
         with self._lock:

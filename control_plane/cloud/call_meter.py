@@ -1,9 +1,9 @@
 """Counts the calls to AWS, and keeps describe calls within a budget per API.
 
-    EC2 describe calls named below       the published rate of the account's region, halved: other tools of the account
-                                         use the same limit
-    Auto Scaling describe calls          all operations share one budget, because they share one bucket of AWS. AWS
-                                         publishes no rates; the budget is half of the rate that the local cloud assumes
+    EC2 describe calls in `BUDGETS`      half of the rate that AWS publishes for the operation, because other tools of
+                                         the account share the limit
+    Auto Scaling describe calls          one budget for all operations, because AWS limits them together. AWS publishes
+                                         no rates; the budget is half of the rate that the local cloud assumes
     all other calls                      counted, and never delayed
 
 Invariant: a call within its budget is not delayed. A call beyond the budget waits in its thread for at most
@@ -51,7 +51,7 @@ class CallBudget:
 
 _UNFILTERED: Final = CallBudget(25, 5)
 ALL_DESCRIBE: Final = "Describe*"
-"""In `BUDGETS`: all describe operations of a service that have no budget of their own. They share one bucket."""
+"""Key in `BUDGETS` for all describe operations of a service that have no budget of their own. They share one."""
 BUDGETS: Final[Mapping[tuple[str, str], CallBudget]] = {
     ("ec2", "DescribeInstances"): _UNFILTERED,
     ("ec2", "DescribeInstanceStatus"): _UNFILTERED,
@@ -141,7 +141,7 @@ class CallMeter:
         def sent(event_name: str, **_: object) -> None:
             operation = event_name.rpartition(".")[2]
             self._calls.labels(service, operation).inc()
-            self._throttled.labels(service, operation)  # This call creates the operation's counter, with the value 0.
+            self._throttled.labels(service, operation)  # Create the counter, with the value 0.
 
         def received(event_name: str, parsed_response: Any = None, **_: object) -> None:
             error = (parsed_response or {}).get("Error") or {}

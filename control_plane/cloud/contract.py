@@ -50,7 +50,7 @@ ACTIVE_PROCESSES: Final = ("Terminate", "HealthCheck")
 suspended.
 """
 MAX_NAMED_MEMBERS: Final = 20
-"""Maximum number of members that one sentence names."""
+"""Maximum number of a group's instances that one sentence names."""
 MAX_HOOK_TIMEOUT: Final = timedelta(seconds=60)
 TERMINATION_HOOK: Final = LifecycleHook(
     name="everstep-termination",

@@ -22,7 +22,7 @@ from botocore.exceptions import NoCredentialsError
 log = logging.getLogger(__name__)
 
 SEARCH_SECONDS: Final = 5.0
-"""Shortest time between two searches. On a machine outside EC2, a search waits for the metadata service."""
+"""Shortest time between two searches. Outside EC2, a search is slow, because it waits for the metadata service."""
 
 
 class LateCredentials(Credentials):  # type: ignore[misc]  # botocore has no types

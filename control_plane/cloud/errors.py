@@ -71,7 +71,7 @@ class NotFound(CloudError):
 
 
 class ObjectChanged(CloudError):
-    """An S3 object exists that should not exist, or its ETag differs from the expected ETag."""
+    """A conditional write failed: an S3 object exists that should not exist, or it has another ETag than expected."""
 
 
 class AccessDenied(CloudError):

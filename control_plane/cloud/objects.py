@@ -39,7 +39,7 @@ class SignedUpload:
 
 
 class ServiceStore(Protocol):
-    """Objects by bucket and key.
+    """Reads, writes, lists and deletes S3 objects by bucket and key.
 
     Every method raises `NotFound` if the bucket or an object to read does not exist. It raises one of the retryable
     subclasses of `CloudError` if S3 does not answer.

@@ -1,7 +1,7 @@
 """The Protocol for the cloud: one Auto Scaling group per fleet, its instances, and the calls that change them.
 
-Invariant: every destructive call names one instance. The desired capacity decreases only together with the termination
-of a named instance, or down to the number of existing instances, which ends none of them. Calls are synchronous,
+Invariant: every destructive call names one instance. A call lowers the desired capacity only if it terminates a named
+instance, or if the new value is at least the number of existing instances, so that none ends. Calls are synchronous,
 thread-safe and limited in time, and raise only `CloudError`. This module does not depend on jobs, agents or the
 database.
 """
@@ -24,7 +24,7 @@ IN_SERVICE = "InService"
 USER_SUSPENDED = "User suspended"
 """First words of Auto Scaling's reason for a suspension by a customer.
 
-AWS does not document the wording of its own suspensions.
+AWS does not document the words for its own suspensions, so any other reason counts as a suspension by AWS.
 """
 
 
@@ -135,7 +135,7 @@ class LaunchTemplateRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceShape:
-    """Those hardware properties of an instance type in which the nodes of a fleet may differ only within limits."""
+    """The hardware properties in which the instance types of a fleet may differ only within limits."""
 
     accelerator_count: int
     """Number of GPUs or of Neuron devices. A node runs one rank per accelerator."""
@@ -187,7 +187,7 @@ class GroupState:
     status: str = ""
     """Auto Scaling's status: `Delete in progress` while AWS deletes the group, else empty."""
     suspension_reasons: Mapping[str, str] = field(default_factory=dict)
-    """AWS's reasons by suspended process. Processes without a reason are missing."""
+    """AWS's reason for each suspension, by suspended process. Processes without a reason are missing."""
 
     def is_suspended_by_aws(self, process: str) -> bool:
         """Return whether AWS itself suspended a process of the Auto Scaling group (an administrative suspension).

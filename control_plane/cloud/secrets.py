@@ -55,7 +55,7 @@ class ManagedSecrets:
             with translated():
                 self._client.put_secret_value(SecretId=self._id(name), SecretString=value, ClientRequestToken=version)
         except InvalidRequest as error:
-            if error.code != "ResourceExistsException":  # With this code, another server was first.
+            if error.code != "ResourceExistsException":  # This code means that another server stored the value first.
                 raise
 
     def _id(self, name: str) -> str:

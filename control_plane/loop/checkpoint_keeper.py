@@ -48,7 +48,7 @@ DELETION_CHECK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
 """Limit of checkpoints per job that one call of `delete_due` marks as deleting."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
-"""Job states in which agents may read any of the job's checkpoints."""
+"""Job states in which agents may read any of the job's checkpoints, so that the limits delete none of them."""
 
 
 class CheckpointKeeper:

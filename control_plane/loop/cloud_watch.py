@@ -98,7 +98,11 @@ class _Known:
     launch_failures: tuple[LaunchFailure, ...] = ()
     """AWS's newest list of failed launches. Empty while the Auto Scaling group has its desired number of instances."""
     has_held: bool = True
-    """Whether a terminating lifecycle hook held an instance at the last poll. True before the first poll."""
+    """Whether a terminating lifecycle hook held an instance at the last poll.
+
+    If True, the next poll updates the stored notices even if no hook holds an instance any more. True before the first
+    poll, because an earlier process may have stored notices.
+    """
 
 
 class CloudWatch:
@@ -242,7 +246,7 @@ class CloudWatch:
             self._when_changed()
 
     async def survey(self) -> None:
-        """Request scheduled events, status checks and network topology from EC2, for each fleet at its own interval.
+        """Request scheduled events, status checks and network topology from EC2, for each fleet as they become due.
 
         `survey` and `poll` run concurrently, so that slow, rare requests do not delay frequent requests.
         """

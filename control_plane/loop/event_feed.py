@@ -160,7 +160,7 @@ class EventFeed:
                 me.changed.clear()
                 batch = await self._after(position, me)
                 if me.end is not None:
-                    break  # The stream ended during the read. Do not yield the events of the batch.
+                    break  # The stream ended during the read, for example with its token. Yield no events.
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._options.heartbeat_seconds):

@@ -89,7 +89,7 @@ class JobLoop:
         self._protection = ProtectionWatch(context.registry, context.timeouts)
         self._shared = SharedRows(observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
-        """Kinds and nodes of the messages that the last decision about each job sent. Traces omit repetitions."""
+        """Kind and node of each message of the last decision about a job. Traces omit messages that are sent again."""
         self._live: dict[RunId, jobs.SavedJob] = {}
         """Rows of the jobs that this server manages, at the last sweep."""
         self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)

@@ -155,8 +155,8 @@ class KnownContents:
         self.intact: set[str] = set()
         """Keys of the shared objects that were read completely and hash to their names.
 
-        The set contains keys instead of names. The object of a constant parameter and the object of tensors that are
-        equal on several ranks can have the same name, which is the hash of their content, but different keys.
+        The set contains keys instead of names, because two shared objects in different folders can have the same name.
+        A shared object holds either parameters that never change, or tensors that are equal on several ranks.
         """
         self._digests: dict[bytes, bytes] = {}
 

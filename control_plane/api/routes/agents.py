@@ -106,7 +106,7 @@ OTHER_VERSION = 4426
 SESSION_CHECK_SECONDS = 10.0
 """Interval at which an open connection checks that its session was not revoked."""
 OVERSIZED = 1009
-"""Close code that the websocket library sends when a frame announces too large a length (RFC 6455)."""
+"""Close code (RFC 6455) that the websocket library sends if an agent's message is longer than the limit."""
 MAX_REASON_BYTES = 123
 """Size limit of a close frame's reason in UTF-8 (RFC 6455)."""
 

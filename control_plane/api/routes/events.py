@@ -115,9 +115,10 @@ async def stream_events(
     """Stream events as server-sent events.
 
     The stream starts after the header `Last-Event-ID`, else after AfterEventId, else with the next new event. `data` is
-    an Event as ListEvents returns it, `id` its EventId. An event named `end` contains the reason when the service ends
-    the stream. After any other disconnect, reconnect with the last id to receive each later event once. The service
-    disconnects a reader that reads nothing for 20 seconds. Raises ThrottlingException if too many streams are open.
+    an Event as ListEvents returns it, and `id` is its EventId. An event named `end` contains the reason when the
+    service ends the stream. After any other disconnect, reconnect with the last id to receive each later event once.
+    The service disconnects a reader that reads nothing for 20 seconds. Raises ThrottlingException if too many streams
+    are open.
     """
     of_job = await asyncio.to_thread(_condition, services, training_job_name, caller)
     interest = Interest(

@@ -89,7 +89,7 @@ def get_metric_data(
     request sets both ResolutionInSteps and ResolutionInSeconds.
 
     With Series and MetricName, the response contains only the points for which the service has stored the value of each
-    node or rank, and it contains these values. The service stores them every few seconds, and only for jobs of 2 to 64
+    node or rank. It contains these values, too. The service stores them every few seconds, and only for jobs of 2 to 64
     nodes or ranks. Raises ValidationException for Series without MetricName, and for a metric without such values.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:

@@ -6,7 +6,7 @@
 
 Agents receive the news of a commit at different times. Each agent therefore first holds its newest committed step and
 reports it. The server chooses the newest reported step, and every agent that reported an older step then holds this
-step. Its slots already contain the step, because a commit needs the votes of all ranks.
+step. The slots of such an agent already contain the step, because a commit needs the votes of all ranks.
 
 A client that received no answer repeats HoldSnapshot with the same ClientRequestToken. The token determines the ids
 under which agents store a hold. The agents therefore recognize the hold of the first request.

@@ -79,7 +79,7 @@ class DescribeProtectionResponse(Shape):
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes.
 
     Only holders in view count. The list is empty until every shard has a committed step. For a large job, it can lack
-    the entry for two or three nodes, because so many sets of lost nodes take too long to count.
+    the entry for two or three nodes, because Everstep does not count that many sets of lost nodes.
     """
     domain_odds: list[DomainOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains.

@@ -280,8 +280,8 @@ class CreateTrainingJobRequest(Request):
     alternative_fleet_names: Annotated[list[Name], Field(max_length=7)] = Field(default_factory=list)
     """Fleets in other subnets, zones or with other instance types.
 
-    If AWS has no capacity for the whole job, the job moves to the next fleet of the list, and from the last one to
-    FleetName. It moves only before its first start.
+    If AWS has no capacity for the whole job, the job moves to the next fleet of the list. From the last fleet of the
+    list, it moves to FleetName. It moves only before its first start.
     """
     source: SourceConfig
     entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)]

@@ -131,8 +131,8 @@ class Node(Shape):
     replica_transport: ReplicaTransport | None
     """The transport with which this node exchanges replicas with other nodes.
 
-    A node with NIXL still uses TCP for a job with TLS between its nodes, with nodes that do not use NIXL, and for ten
-    minutes with a node with which NIXL has failed. Absent until the agent has connected.
+    A node with NIXL still uses TCP in three cases: for a job with TLS between its nodes, with a node that does not use
+    NIXL, and for ten minutes with a node after NIXL has failed with it. Absent until the agent has connected.
     """
     replica_transport_reason: str | None
     """Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL."""
