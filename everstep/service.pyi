@@ -21,7 +21,7 @@ class EventStream(Protocol[T_co]):
     def close(self) -> None: ...
 
 class AuditEntry(TypedDict):
-    """A call that could change something: who made it, from where, and how it ended."""
+    """The record of one call that creates, changes or deletes resources: its caller, source address and outcome."""
     EntryId: int
     Time: datetime
     Operation: str
@@ -29,7 +29,7 @@ class AuditEntry(TypedDict):
     Resource: NotRequired[str]
     """Name of the resource that the call addressed or created. Names of nested resources are joined by `/`."""
     Project: NotRequired[str]
-    """Project that the request or the token names. Absent if the token may access every project."""
+    """Project of the token, or else the project that the request names. Absent if neither names a project."""
     TokenId: str
     Caller: str
     """Description of the caller's token at the time of the call."""
@@ -70,9 +70,9 @@ class CapacityWait(TypedDict):
     IsOutOfCapacity: bool
     """Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason."""
     FailedAttemptCount: int
-    """Number of attempts that have failed so far, on Everstep's schedule."""
+    """Number of scheduled launch attempts of Everstep that have failed since the last successful launch."""
     NextAttemptTime: datetime
-    """When Everstep next requests the instances. A time in the past means that the attempt is due."""
+    """When Everstep next attempts to launch the instances. A time in the past means that the attempt is due."""
 
 class CauseReport(TypedDict):
     """The incidents with one cause."""
@@ -152,9 +152,9 @@ class CheckpointConfig(TypedDict):
     MaxCount: NotRequired[int]
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back."""
     KeepEverySteps: NotRequired[int]
-    """Keep the first checkpoint at or after each multiple of this number of steps, regardless of the other limits."""
+    """Keep the first checkpoint at or after each multiple of this number of steps. Neither MaxCount nor MaxAgeInSeconds applies to these checkpoints."""
     MaxAgeInSeconds: NotRequired[int]
-    """Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints."""
+    """Age at which checkpoints are deleted. At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned checkpoints, and the checkpoints that KeepEverySteps selects."""
 
 class CheckpointConfigUpdate(TypedDict):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
@@ -171,7 +171,7 @@ class CheckpointConfigUpdate(TypedDict):
     MaxCount: NotRequired[int]
     """New number of newest checkpoints to keep. 0 removes the limit."""
     KeepEverySteps: NotRequired[int]
-    """New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply."""
+    """New value of KeepEverySteps, in steps. 0 disables the rule, so that only MaxCount and MaxAgeInSeconds apply."""
     MaxAgeInSeconds: NotRequired[int]
     """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
 
@@ -205,7 +205,7 @@ class CreateCheckpointResponse(TypedDict):
     TrainingJobName: str
     RunId: str
     Step: int
-    """The checkpoint's step. While Status is Requested, Everstep may still make the checkpoint of a later committed step."""
+    """The checkpoint's step. While Status is Requested, Everstep may still choose a later committed step for the checkpoint."""
     Status: Literal["Requested", "Complete"]
 
 class CreateFleetResponse(TypedDict):
@@ -214,9 +214,9 @@ class CreateFleetResponse(TypedDict):
     Fleet: NotRequired[Fleet]
     """The new fleet. Absent after a dry run."""
     Checks: list[GroupCheck]
-    """The requirements that the group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it."""
+    """The requirements that the Auto Scaling group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it."""
     Changes: list[GroupChange]
-    """Changes to the group that were made or will be made. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings."""
+    """Changes to the Auto Scaling group that CreateFleet made, or that the fleet's loop will make. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings that Everstep needs."""
 
 class CreateJoinTokenResponse(TypedDict):
     """A join token for a fleet's launch template."""
@@ -290,16 +290,16 @@ class DescribeProtectionResponse(TypedDict):
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
     RecoveryOdds: list[RecoveryOdds]
-    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It omits a number of lost nodes that has too many cases to compute."""
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. For a large job, it can lack the entry for two or three nodes, because Everstep does not count that many sets of lost nodes."""
     DomainOdds: list[DomainOdds]
-    """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains."""
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty until every shard has a committed step, and if AWS has reported no domains."""
     FatalDomains: list[str]
-    """Failure domains whose loss alone would lose some shard from memory."""
+    """Failure domains, each of which would make some shard unrecoverable from memory if it were lost alone."""
     Shards: list[ShardProtection]
     LastCheckpoint: NotRequired[LastCheckpoint]
 
 class DomainOdds(TypedDict):
-    """Probability that nodes still hold all shards of the job after a simultaneous loss of failure domains."""
+    """Probability that the nodes' memory keeps every shard of a job when several failure domains are lost at once."""
     LostDomains: int
     Probability: float
     """Exact probability that memory keeps every shard. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain."""
@@ -309,7 +309,7 @@ class Drill(TypedDict):
     DrillId: str
     DrillType: Literal["kill-rank", "kill-agent", "terminate-instance"]
     DrillStatus: Literal["requested", "struck", "recovered", "not_recovered", "absorbed", "not_done"]
-    """The drill's progress, or its outcome once it is over. `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`: the fault caused an incident, and training reached the step it was at before. `not_recovered`: the job ended, was paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job did not train in time, so no fault was injected."""
+    """The drill's progress, or its outcome once it is over. `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`: the fault caused an incident, and training reached the step it was at before the fault. `not_recovered`: the job ended, was paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job did not train in time, so no fault was injected."""
     TrainingJobName: str
     FleetName: str
     NodeId: str
@@ -322,16 +322,16 @@ class Drill(TypedDict):
     Outcome: NotRequired[str]
 
 class ElasticConfig(TypedDict):
-    """Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes."""
+    """Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes."""
     MinNodeCount: NotRequired[int]
     """Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority."""
     MaxNodeCount: NotRequired[int]
-    """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with these nodes, all ranks stop at the same step, and the job returns the nodes."""
+    """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with the additional nodes, all ranks stop at the same step, and the job returns these nodes."""
     PatienceInSeconds: NotRequired[int]
     """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given."""
 
 class ElasticConfigUpdate(TypedDict):
-    """Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
+    """Changes of the limits between which a job's number of nodes may change. 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
     MinNodeCount: NotRequired[int]
     MaxNodeCount: NotRequired[int]
     PatienceInSeconds: NotRequired[int]
@@ -349,7 +349,7 @@ class Event(TypedDict):
     Detail: Any
 
 class ExecuteCommandResponse(TypedDict):
-    """Output and exit code of a program that ran beside a rank."""
+    """Output and exit code of a program that ran on the node of a rank."""
     TrainingJobName: str
     Rank: int
     Generation: int
@@ -408,7 +408,7 @@ class Fleet(TypedDict):
     HoldFailedInstances: bool
     MaxReplacementsPerHour: int
     NodeRoleName: NotRequired[str]
-    """Name of the IAM role of the group's instances. Absent if agents can join with a join token only."""
+    """Name of the IAM role of the fleet's instances. Absent if agents can join with a join token only."""
     AllowDrills: bool
     AllowCommands: bool
     ReplicaEncryption: Literal["Auto", "On", "Off"]
@@ -436,7 +436,7 @@ class Fleet(TypedDict):
     CostUsd: NotRequired[float]
     """Cost of NodeSeconds. Idle nodes and spares are not included."""
     Drift: list[str]
-    """Differences between the group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances."""
+    """Differences between the settings of the Auto Scaling group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances."""
     Roll: NotRequired[FleetRoll]
     """The newest roll. Absent if the fleet never had one."""
     Tags: dict[str, str]
@@ -498,7 +498,7 @@ class GetMetricDataResponse(TypedDict):
     MetricDataResults: list[MetricDataResult]
     """The metrics. An incremental response omits the metrics whose points did not change."""
     Changes: NotRequired[Changes]
-    """Only with ChangesSince. Removed contains names of metrics that have no points any more."""
+    """Only with ChangesSince. Its field Removed names the metrics that have no points any more."""
 
 class GetOutputResponse(TypedDict):
     Body: NotRequired[StreamingBody]
@@ -508,7 +508,7 @@ class GroupChange(TypedDict):
     Setting: str
     """The name of the setting in Auto Scaling's API. Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`."""
     Before: NotRequired[str]
-    """The value before the change, as text. Absent if the group had no value."""
+    """The value before the change, as text. Absent if the Auto Scaling group had no value for the setting."""
     After: str
     Reason: str
     """Why Everstep needs the change."""
@@ -520,7 +520,7 @@ class GroupCheck(TypedDict):
     Setting: str
     """Name of the setting in Auto Scaling's API."""
     Message: str
-    """A sentence about the setting, with the value that Everstep found in the group."""
+    """A sentence about the setting, with the value that Everstep found in the Auto Scaling group."""
 
 class HealthResponse(TypedDict):
     """Status and version of the server that answers."""
@@ -537,7 +537,7 @@ class HeldShard(TypedDict):
     ObjectBytes: int
     PayloadBytes: int
     PayloadDigest: str
-    """Digest of the shard, in hexadecimal. The checkpoint format describes it."""
+    """Digest of the shard in hexadecimal, computed as docs/reference/checkpoint-format.md describes."""
     LayoutHash: str
 
 class HoldAdvice(TypedDict):
@@ -558,7 +558,7 @@ class HoldSnapshotResponse(TypedDict):
     Generation: int
     Step: int
     HoldInSeconds: int
-    """The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot."""
+    """Seconds from the last HoldSnapshot or ReadSnapshot until the hold ends. ReleaseSnapshot ends it earlier."""
     MaxReadBytes: int
     """Maximum number of bytes that one ReadSnapshot returns."""
     Shards: list[HeldShard]
@@ -642,9 +642,9 @@ class Incident(TypedDict):
     Why: NotRequired[str]
     """The exception of the script, the reported fault, or a sentence about the cause. The text begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if the control plane was down when the failure occurred. Only in DescribeIncident."""
     Done: NotRequired[list[str]]
-    """What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident."""
+    """What Everstep has done. The first sentence sums up all actions, and the others give details. Only in DescribeIncident."""
     ContinuingCost: NotRequired[str]
-    """What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known. Only in DescribeIncident."""
+    """What the incident costs from now on, in at most two sentences. Absent if it costs nothing or the cost is unknown. Only in DescribeIncident."""
     Wait: NotRequired[CapacityWait]
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     Actions: NotRequired[list[IncidentAction]]
@@ -661,7 +661,7 @@ class IncidentAction(TypedDict):
     Command: str
     """The command line with which the person begins the action."""
     FurtherCommands: list[str]
-    """Commands for the next step, of which the person chooses one. Empty if Command completes the action."""
+    """Commands of which the person runs one after Command. Empty if Command completes the action."""
     InstanceId: NotRequired[str]
     """The held node that the action concerns. Absent if the action concerns the job."""
     IsRecommended: NotRequired[bool]
@@ -778,7 +778,7 @@ class ListTrainingJobsResponse(TypedDict):
     TrainingJobSummaries: list[TrainingJobSummary]
     """The jobs of the page. An incremental response omits the jobs whose entry did not change."""
     Changes: NotRequired[Changes]
-    """Only with ChangesSince. Removed contains RunIds of jobs that left the page."""
+    """Only with ChangesSince. Its field Removed contains the RunIds of jobs that left the page."""
     NextToken: NotRequired[str]
 
 class LogEvent(TypedDict):
@@ -833,13 +833,13 @@ class MetricDataResult(TypedDict):
     LastValues: list[float]
     """For each point: the last value, finite or not. NaN, Infinity and -Infinity are sent as text."""
     MinimumNodeIds: list[str]
-    """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script."""
+    """The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, Means and LastValues contain the median of the nodes' values, and Counts the number of nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script."""
     MaximumNodeIds: list[str]
     """The node that measured each maximum. The rules of MinimumNodeIds apply."""
     SeriesKind: NotRequired[Literal["Node", "Rank"]]
-    """Which series a request for this metric can have with Series: Node or Rank. Absent without stored series."""
+    """The value of Series with which a request returns this metric's series: Node or Rank. Absent if none is stored."""
     Series: NotRequired[list[MetricSeries]]
-    """Only with Series: the values of each node or rank, at most 64 of them."""
+    """Only with Series: the values of each node or rank, for at most 64 nodes or ranks."""
     KeptPointCount: NotRequired[int]
     """Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses."""
 
@@ -848,7 +848,7 @@ class MetricSeries(TypedDict):
     NodeId: NotRequired[str]
     Rank: NotRequired[int]
     Values: list[float]
-    """For each point: the value, or NaN without a value. A point of several steps has the mean."""
+    """For each point: the value, or NaN without a value. If the point covers several steps, the value is their mean."""
 
 class Node(TypedDict):
     """An EC2 instance of a fleet, with its agent."""
@@ -879,13 +879,13 @@ class Node(TypedDict):
     """The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types."""
     AgentVersion: str
     ReplicaTransport: NotRequired[Literal["nixl", "tcp"]]
-    """The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP for a job with TLS between its nodes, with nodes that do not use NIXL, and for ten minutes with a node with which NIXL has failed. Absent until the agent has connected to this server."""
+    """The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP in three cases: for a job with TLS between its nodes, with a node that does not use NIXL, and for ten minutes with a node after NIXL has failed with it. Absent until the agent has connected."""
     ReplicaTransportReason: NotRequired[str]
     """Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL."""
     RefusedMessageCount: int
-    """Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node."""
+    """Number of the agent's messages that the server of the node's fleet rejected since the server's start. Rejected messages are malformed, too long, or contain the id of another node."""
     RefusedSessionCount: int
-    """Number of connections that the agent rejected or closed since its start, because of an invalid message. They are connections of ranks and of other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log."""
+    """Number of connections that the agent rejected or closed since its start, because of an invalid message. The agent's ranks and other agents opened these connections. A restart of ranks causes a few rejections. If the number keeps growing, read the agent's log."""
     Exposure: NotRequired[str]
     """Warning about data of other jobs or of the node that a job's code can read on this node. The sentence names the agent's files, the instance's metadata, or both. Absent if a job's code can read neither, and until the agent has reported."""
     Reason: str
@@ -923,7 +923,7 @@ class Note(TypedDict):
     """A note that a person has written about a job or an incident. A note never changes."""
     NoteId: int
     Author: str
-    """Description and id of the author's token."""
+    """The author: description and id of the token that the author used."""
     CreationTime: datetime
     Text: str
 
@@ -994,7 +994,7 @@ class ReadinessResponse(TypedDict):
     Version: str
 
 class RecoveryOdds(TypedDict):
-    """Probability that every shard of the job survives in memory when several nodes are lost at the same time."""
+    """Probability that the nodes' memory keeps every shard of a job when several nodes are lost at the same time."""
     LostNodes: int
     Probability: float
     """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
@@ -1010,7 +1010,7 @@ class Reliability(TypedDict):
     EttrWithQueueRatio: NotRequired[float]
     """Training time ÷ total time since the job was created, including time in the queue and paused time."""
     MttfSeconds: NotRequired[float]
-    """Mean time to failure: seconds of training and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures."""
+    """Mean time to failure: seconds in the accounting buckets train and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures."""
     MttrSeconds: NotRequired[float]
     """Mean time to recovery: from the failure until training reaches the step it was at before. Computed over failures whose incidents are closed."""
     LostSteps: int
@@ -1070,7 +1070,7 @@ class ReportFigures(TypedDict):
     Drills: ReportIncidents
     """Incidents that drills caused. No other count contains them."""
     MttfSeconds: NotRequired[float]
-    """Mean time to failure: training and stall time of the jobs ÷ number of failures. Absent without a failure."""
+    """Mean time to failure: time in the accounting buckets train and stall ÷ number of failures. Absent without a failure."""
     MttrSeconds: NotRequired[float]
     """Mean recovery time of failures, as in RecoverySeconds. Absent if training recovered from no failure."""
     IdleNodeSeconds: dict[str, float]
@@ -1243,7 +1243,7 @@ class TrainingJob(TypedDict):
     RetryStrategy: RetryStrategy
     ElasticConfig: ElasticConfig
     GenerationNodeCount: int
-    """Number of nodes of the current generation: fewer than NodeCount while the fleet lacks nodes. Equals NodeCount before the first generation."""
+    """Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation."""
     Priority: int
     Preemptible: bool
     QueuePosition: NotRequired[int]
@@ -1331,7 +1331,7 @@ class TrainingJobPlan(TypedDict):
     LargestShardBytes: NotRequired[int]
     """The largest state per rank that fits into NodeMemoryBytes."""
     RecoveryOdds: list[RecoveryOdds]
-    """Recovery probabilities for a simultaneous loss of one, two or three nodes. The probabilities assume that every shard has all its holders."""
+    """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. The computation assumes that every shard has all its holders."""
     CanStartNow: bool
     """Whether enough nodes are free and connected, and no other job is ahead in the queue."""
     QueuePosition: NotRequired[int]
@@ -1583,7 +1583,7 @@ class EverstepClient(Protocol):
     def create_incident_note(self, *, IncidentId: str, Text: str, ClientRequestToken: str = ...) -> Note:
         """Add a note to an incident. The caller's token is the author. Raises ConflictException if the incident has 100 notes."""
     def create_join_token(self, *, FleetName: str, ExpiresInSeconds: int = ...) -> CreateJoinTokenResponse:
-        """Create a join token for a fleet's launch template. Each instance of the fleet's group can use the token once. Other instances cannot use it."""
+        """Create a join token for a fleet's launch template. Each instance of the fleet's Auto Scaling group can use the token once. Other instances cannot use it."""
     def create_source(self, *, SourceId: str, Bytes: int) -> CreateSourceResponse:
         """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL. Raises ValidationException if the archive is larger than the service allows."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
@@ -1593,7 +1593,7 @@ class EverstepClient(Protocol):
     def create_training_job_note(self, *, TrainingJobName: str, Text: str, ClientRequestToken: str = ...) -> Note:
         """Add a note to a training job, ended or not. The caller's token is the author. Raises ConflictException if the job has 100 notes."""
     def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Delete a checkpoint from S3. Raises ConflictException for a pinned checkpoint, for the one from which an unfinished job would be restored next, and for the initial state of an unfinished job."""
+        """Delete a checkpoint from S3. Raises ConflictException for a pinned checkpoint, for the checkpoint from which an unfinished job would be restored next, and for a checkpoint that another unfinished job names as its InitialCheckpoint."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and delete the fleet. Fails while jobs of the fleet have not ended. Repeated calls change nothing."""
     def delete_project_quota(self, *, Project: str) -> ProjectQuota:
@@ -1619,7 +1619,7 @@ class EverstepClient(Protocol):
     def drain_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move a node's job to another node, then keep the drained node out of use until ReleaseNode. Once the other node is ready, all ranks stop at the same step, and the job continues on that node. The job loses no step. Repeated calls change nothing."""
     def execute_command(self, *, TrainingJobName: str, Rank: int, Command: Sequence[str], TimeoutInSeconds: int = ..., Stdin: str = ..., ClientRequestToken: str = ...) -> ExecuteCommandResponse:
-        """Run a program beside a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command. Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program. Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not connected or does not answer in time; in the second case, the program may have run."""
+        """Run a program on the node of a rank and return its output, for example `py-spy dump --pid {pid}`. Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the command. Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program. Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not connected or does not answer in time; in the second case, the program may have run."""
     def export_incident(self, *, IncidentId: str, Format: Literal["markdown"] = ...) -> ExportIncidentResponse:
         """Return the post-mortem of an incident as a document. The document contains the verdict, the impact, the timeline in UTC, the evidence, the decision, the last log lines and stacks before the failure, the notes, similar incidents, and what to do. If S3 does not return the log, the document says so."""
     def follow_logs(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., NextToken: str = ...) -> FollowLogsResponse:
@@ -1629,9 +1629,9 @@ class EverstepClient(Protocol):
     def get_health(self) -> HealthResponse:
         """Return the server's version and the problems that a person must resolve. A degraded server also returns status 200, because it still answers requests."""
     def get_log_events(self, *, TrainingJobName: str, Rank: int = ..., Generation: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., FilterPattern: str = ..., StartFromHead: bool = ..., Limit: int = ..., NextToken: str = ...) -> GetLogEventsResponse:
-        """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. NextForwardToken and NextBackwardToken continue in either direction. A page may be short or empty although more lines follow; the end is reached when a token comes back unchanged. Lines that a lost node could not upload appear as one event of the stream `gap`."""
+        """Read the lines that a job's ranks printed, merged by time over all ranks, generation by generation. Without NextToken, the response has the newest lines, or with StartFromHead the oldest. FilterPattern selects the lines that contain its text. Pass NextForwardToken as NextToken for later lines, and NextBackwardToken for earlier lines. A page may be short or empty although further lines exist. If no further lines exist now, the response returns the token that the request passed. Lines that a lost node could not upload appear as one event of the stream `gap`."""
     def get_metric_data(self, *, TrainingJobName: str, MetricName: str = ..., FirstStep: int = ..., LastStep: int = ..., StartTime: datetime | float | str = ..., EndTime: datetime | float | str = ..., ResolutionInSteps: int = ..., ResolutionInSeconds: int = ..., MaxPoints: int = ..., Series: Literal["Node", "Rank"] = ..., ChangesSince: str = ...) -> GetMetricDataResponse:
-        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a request sets both ResolutionInSteps and ResolutionInSeconds. With Series and MetricName, the response has only the points whose values are stored by node or by rank, with these values. Only jobs of 2 to 64 nodes or ranks have such values, every few seconds. Raises ValidationException for Series without MetricName, and for a metric without such values."""
+        """Get the values that a job's rank 0 logged and that Everstep measured on the job's nodes. If a step was repeated after a failure, the value of the last repetition is returned. The newest 4,096 steps have one point each, older steps one point per 8, 64, 512 … steps. If MaxPoints or a resolution requests fewer points, the service merges neighbouring points. If a resolution would return more than MaxPoints points, the service doubles the number of steps per point until the limit is met. With ChangesSince, the response contains only the points that changed: new points, and all points after a step to which a recovery returned. Raises ValidationException if a request sets both ResolutionInSteps and ResolutionInSeconds. With Series and MetricName, the response contains only the points for which the service has stored the value of each node or rank. It contains these values, too. The service stores them every few seconds, and only for jobs of 2 to 64 nodes or ranks. Raises ValidationException for Series without MetricName, and for a metric without such values."""
     def get_output(self, *, TrainingJobName: str, Key: str) -> GetOutputResponse:
         """Download one output file, by a key from ListOutputs. A browser stores the response as a file and never shows it as a page."""
     def get_readiness(self) -> ReadinessResponse:
@@ -1643,9 +1643,9 @@ class EverstepClient(Protocol):
     def hold_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Keep a node without a job out of use until ReleaseNode. Repeated calls change nothing."""
     def hold_snapshot(self, *, TrainingJobName: str, SnapshotId: str = ..., ClientRequestToken: str = ...) -> HoldSnapshotResponse:
-        """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job without ThirdSlot holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. The hold also ends if AWS announces the end of a node and the job needs the memory for a checkpoint. Raises ServiceUnavailableException if an agent is not connected to this server."""
+        """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job without ThirdSlot holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. It also ends if AWS announces the end of a node and the job needs the memory for a checkpoint. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server."""
     def list_audit_entries(self, *, Operation: str = ..., TokenId: str = ..., Project: str = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListAuditEntriesResponse:
-        """List calls that could change something, newest first. The log contains each call with a valid token, also refused ones. Reads and dry runs have no entry."""
+        """List the calls that create, change or delete resources, newest first. The log contains every such call with a valid token, refused calls included. Reads and dry runs have no entry."""
     def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
         """List a job's checkpoints in S3, newest step first. With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
@@ -1677,17 +1677,17 @@ class EverstepClient(Protocol):
     def list_training_jobs(self, *, MaxResults: int = ..., NextToken: str = ..., StatusEquals: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"] = ..., NameContains: str = ..., FleetName: str = ..., Project: str = ..., CreationTimeAfter: datetime | float | str = ..., CreationTimeBefore: datetime | float | str = ..., LastModifiedTimeAfter: datetime | float | str = ..., LastModifiedTimeBefore: datetime | float | str = ..., TagKey: str = ..., TagValue: str = ..., SortBy: Literal["CreationTime", "LastModifiedTime", "Name"] = ..., SortOrder: Literal["Ascending", "Descending"] = ..., ChangesSince: str = ...) -> ListTrainingJobsResponse:
         """List training jobs, newest first unless SortBy or SortOrder is set. A job must match all filters. With ChangesSince, the response omits jobs whose entry did not change, and names those that left the page. Raises ValidationException if TagValue is set without TagKey."""
     def pause_automation(self, *, Reason: str) -> Automation:
-        """Pause all automatic actions until ResumeAutomation, also across restarts of the service. During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. The service still accepts requests for jobs and nodes, which take effect after the pause. It also halts ranks of ended generations. Actions that the service has already begun may continue for up to a second. If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if automation is paused for another reason."""
+        """Pause all automatic actions until ResumeAutomation, also across restarts of the service. During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. The service still halts ranks of ended generations. It still accepts requests for jobs and nodes, which take effect after the pause. Actions that the service has already begun may continue for up to a second. If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if automation is paused for another reason."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
         """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing. Raises ConflictException if the job has the strategy None, which stores no state."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Protect a checkpoint from deletion until UnpinCheckpoint."""
     def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ..., MaxSourceBytes: int = ..., MaxPriority: int = ..., AllowedRoleArns: Sequence[str] = ..., AllowedSecrets: Sequence[str] = ..., AllowedData: Sequence[str] = ...) -> ProjectQuota:
-        """Create or replace the quota of a project. Running jobs continue."""
+        """Create or replace the quota of a project. A lower quota does not stop running jobs."""
     def put_source(self, *, SourceId: str, Body: bytes | BinaryIO) -> PutSourceResponse:
         """Upload a gzipped tar of a user's code. `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing. Raises ValidationException if the archive is too large or invalid."""
     def read_snapshot(self, *, TrainingJobName: str, SnapshotId: str, Rank: int, Begin: int, End: int) -> ReadSnapshotResponse:
-        """Read the bytes from Begin to End, exclusive, of a shard that its node keeps since HoldSnapshot. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so the caller needs the same role as for HoldSnapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
+        """Read the bytes from Begin to End, exclusive, of a shard that its node has kept since HoldSnapshot. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so the caller needs the same role as for HoldSnapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
@@ -1695,7 +1695,7 @@ class EverstepClient(Protocol):
     def release_snapshot(self, *, TrainingJobName: str, SnapshotId: str) -> ReleaseSnapshotResponse:
         """End the hold of a snapshot, so that the job may overwrite it. Repeated calls change nothing."""
     def replace_node(self, *, NodeId: str, Reason: str = ...) -> Node:
-        """Move the job off a node as DrainNode does, then terminate the instance and launch another. Repeated calls change nothing."""
+        """Move the job off a node as DrainNode does, then terminate the node's instance and launch a new one. Repeated calls change nothing."""
     def reset_node_session(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Revoke the session of a node's agent, and permit the node to join again with a join token. Use this operation for an instance that lost its state directory, or whose session may have been copied. The agent's open connection ends within ten seconds. A repeated call also revokes the session that the agent has received since."""
     def resume_automation(self) -> Automation:
@@ -1721,7 +1721,7 @@ class EverstepClient(Protocol):
     def update_fleet(self, *, FleetName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ...) -> Fleet:
         """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
     def update_fleet_roll(self, *, FleetName: str, MaxUnavailable: int = ..., Paused: bool = ...) -> Fleet:
-        """Pause or continue a fleet's roll, or change how many nodes may be out of service at the same time. A roll replaces or reboots all nodes of the fleet."""
+        """Pause or continue a fleet's roll, or change how many nodes may be out of service at the same time. A roll is the replacement or reboot of all nodes of the fleet."""
     def update_incident(self, *, IncidentId: str, Owner: str = ...) -> Incident:
         """Set or remove the owner of an incident: the person who takes care of it. The owner does not affect the recovery."""
     def update_training_job(self, *, TrainingJobName: str, Priority: int = ..., Preemptible: bool = ..., RetryStrategy: RetryStrategy = ..., StoppingCondition: StoppingConditionUpdate = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfigUpdate = ..., ElasticConfig: ElasticConfigUpdate = ..., Tags: Mapping[str, str] = ...) -> UpdateTrainingJobResponse:

@@ -21,7 +21,7 @@ export interface AcknowledgeIncidentRequest {
   Note?: string
 }
 
-/** A call that could change something: who made it, from where, and how it ended. */
+/** The record of one call that creates, changes or deletes resources: its caller, source address and outcome. */
 export interface AuditEntry {
   EntryId: number
   Time: Timestamp
@@ -29,7 +29,7 @@ export interface AuditEntry {
   Operation: string
   /** Name of the resource that the call addressed or created. Names of nested resources are joined by `/`. */
   Resource?: string
-  /** Project that the request or the token names. Absent if the token may access every project. */
+  /** Project of the token, or else the project that the request names. Absent if neither names a project. */
   Project?: string
   TokenId: string
   /** Description of the caller's token at the time of the call. */
@@ -79,9 +79,9 @@ export interface CapacityWait {
   Message: string
   /** Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason. */
   IsOutOfCapacity: boolean
-  /** Number of attempts that have failed so far, on Everstep's schedule. */
+  /** Number of scheduled launch attempts of Everstep that have failed since the last successful launch. */
   FailedAttemptCount: number
-  /** When Everstep next requests the instances. A time in the past means that the attempt is due. */
+  /** When Everstep next attempts to launch the instances. A time in the past means that the attempt is due. */
   NextAttemptTime: Timestamp
 }
 
@@ -167,9 +167,9 @@ export interface CheckpointConfig {
   MaxUploadsInFlight?: number
   /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back. */
   MaxCount?: number
-  /** Keep the first checkpoint at or after each multiple of this number of steps, regardless of the other limits. */
+  /** Keep the first checkpoint at or after each multiple of this number of steps. Neither MaxCount nor MaxAgeInSeconds applies to these checkpoints. */
   KeepEverySteps?: number
-  /** Age at which checkpoints are deleted. Three kinds of checkpoints are kept: the newest checkpoint, the checkpoint from which the job would be restored, and pinned checkpoints. */
+  /** Age at which checkpoints are deleted. At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned checkpoints, and the checkpoints that KeepEverySteps selects. */
   MaxAgeInSeconds?: number
 }
 
@@ -187,7 +187,7 @@ export interface CheckpointConfigUpdate {
   ThirdSlot?: boolean
   /** New number of newest checkpoints to keep. 0 removes the limit. */
   MaxCount?: number
-  /** New value of KeepEverySteps, in steps. 0 disables the rule, so that only the other limits apply. */
+  /** New value of KeepEverySteps, in steps. 0 disables the rule, so that only MaxCount and MaxAgeInSeconds apply. */
   KeepEverySteps?: number
   /** New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age. */
   MaxAgeInSeconds?: number
@@ -233,7 +233,7 @@ export interface CreateCheckpointRequest {
 export interface CreateCheckpointResponse {
   TrainingJobName: string
   RunId: string
-  /** The checkpoint's step. While Status is Requested, Everstep may still make the checkpoint of a later committed step. */
+  /** The checkpoint's step. While Status is Requested, Everstep may still choose a later committed step for the checkpoint. */
   Step: number
   Status: 'Requested' | 'Complete'
 }
@@ -241,7 +241,7 @@ export interface CreateCheckpointResponse {
 /** An Auto Scaling group to register as a fleet. */
 export interface CreateFleetRequest {
   FleetName: string
-  /** The group must have the tag `everstep:fleet`, one Availability Zone and one launch template. */
+  /** The Auto Scaling group must have the tag `everstep:fleet`, one Availability Zone and one launch template. */
   AutoScalingGroupName: string
   /** 1 unless given. */
   SpareCount?: number
@@ -251,15 +251,15 @@ export interface CreateFleetRequest {
   MinNodeCount?: number
   /** Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price. */
   PriceUsdPerHour?: number
-  /** Whether to keep failed instances running for inspection instead of terminating them. Everstep holds a failed instance only while the group has room for a replacement. false unless given. */
+  /** Whether to keep failed instances running for inspection instead of terminating them. Everstep keeps a failed instance only while the Auto Scaling group has room for a replacement. false unless given. */
   HoldFailedInstances?: boolean
   /** Limit of nodes per hour that Everstep replaces because it considers them failed. Instances that AWS ends do not count. 20 unless given. */
   MaxReplacementsPerHour?: number
-  /** Name of the IAM role of the group's instances. Their agents authenticate with this role through STS. Without a role name, agents need a join token. */
+  /** Name of the IAM role of the fleet's instances. Their agents authenticate with this role through STS. Without a role name, agents need a join token. */
   NodeRoleName?: string
   /** Whether administrators may inject faults into this fleet's nodes with StartDrill. false unless given. */
   AllowDrills?: boolean
-  /** Whether submitters may run programs beside their own ranks on this fleet's nodes, with ExecuteCommand. false unless given. */
+  /** Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand). false unless given. */
   AllowCommands?: boolean
   /** When nodes use TLS for the connections between them. Auto: if their instance type does not encrypt traffic between instances itself. On: always. Off: never. A change takes effect with the next launch of a job's ranks. "Auto" unless given. */
   ReplicaEncryption?: 'Auto' | 'On' | 'Off'
@@ -276,9 +276,9 @@ export interface CreateFleetResponse {
   FleetName: string
   /** The new fleet. Absent after a dry run. */
   Fleet?: Fleet
-  /** The requirements that the group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it. */
+  /** The requirements that the Auto Scaling group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it. */
   Checks: GroupCheck[]
-  /** Changes to the group that were made or will be made. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings. */
+  /** Changes to the Auto Scaling group that CreateFleet made, or that the fleet's loop will make. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings that Everstep needs. */
   Changes: GroupChange[]
 }
 
@@ -291,7 +291,7 @@ export interface CreateIncidentNoteRequest {
   ClientRequestToken?: string
 }
 
-/** Creates a token that each new instance of a fleet's group may use once. */
+/** Creates a token that each new instance of a fleet's Auto Scaling group may use once. */
 export interface CreateJoinTokenRequest {
   /** The fleet whose instances may join. The fleet does not have to exist yet. */
   FleetName: string
@@ -360,7 +360,7 @@ export interface CreateTrainingJobRequest {
   ClientRequestToken?: string
   /** The fleet in which the job runs. Optional if exactly one fleet exists. */
   FleetName?: string
-  /** Fleets in other subnets, zones or with other instance types. If AWS has no capacity for the whole job, the job moves to the next fleet of the list, and from the last one to FleetName. It moves only before its first start. */
+  /** Fleets in other subnets, zones or with other instance types. If AWS has no capacity for the whole job, the job moves to the next fleet of the list. From the last fleet of the list, it moves to FleetName. It moves only before its first start. */
   AlternativeFleetNames?: string[]
   Source: SourceConfig
   /** Path of a Python file in the source archive. */
@@ -499,11 +499,11 @@ export interface DescribeProtectionResponse {
   ParityGroupSize?: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
-  /** The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. It omits a number of lost nodes that has too many cases to compute. */
+  /** The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. For a large job, it can lack the entry for two or three nodes, because Everstep does not count that many sets of lost nodes. */
   RecoveryOdds: RecoveryOdds[]
-  /** The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty if AWS has reported no domains. */
+  /** The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty until every shard has a committed step, and if AWS has reported no domains. */
   DomainOdds: DomainOdds[]
-  /** Failure domains whose loss alone would lose some shard from memory. */
+  /** Failure domains, each of which would make some shard unrecoverable from memory if it were lost alone. */
   FatalDomains: string[]
   Shards: ShardProtection[]
   LastCheckpoint?: LastCheckpoint
@@ -518,7 +518,7 @@ export interface DescribeTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** Probability that nodes still hold all shards of the job after a simultaneous loss of failure domains. */
+/** Probability that the nodes' memory keeps every shard of a job when several failure domains are lost at once. */
 export interface DomainOdds {
   LostDomains: number
   /** Exact probability that memory keeps every shard. All sets of LostDomains domains are equally likely. A node whose domain is unknown counts as a separate domain. */
@@ -536,7 +536,7 @@ export interface DrainNodeRequest {
 export interface Drill {
   DrillId: string
   DrillType: 'kill-rank' | 'kill-agent' | 'terminate-instance'
-  /** The drill's progress, or its outcome once it is over. `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`: the fault caused an incident, and training reached the step it was at before. `not_recovered`: the job ended, was paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job did not train in time, so no fault was injected. */
+  /** The drill's progress, or its outcome once it is over. `requested`: the fault is not injected yet. `struck`: the fault is injected, and its outcome is open. `recovered`: the fault caused an incident, and training reached the step it was at before the fault. `not_recovered`: the job ended, was paused or was interrupted again before it recovered. `absorbed`: the fault caused no incident. `not_done`: the job did not train in time, so no fault was injected. */
   DrillStatus: 'requested' | 'struck' | 'recovered' | 'not_recovered' | 'absorbed' | 'not_done'
   TrainingJobName: string
   FleetName: string
@@ -550,17 +550,17 @@ export interface Drill {
   Outcome?: string
 }
 
-/** Numbers of nodes between which a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes. */
+/** Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes. */
 export interface ElasticConfig {
   /** Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority. */
   MinNodeCount?: number
-  /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with these nodes, all ranks stop at the same step, and the job returns the nodes. */
+  /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with the additional nodes, all ranks stop at the same step, and the job returns these nodes. */
   MaxNodeCount?: number
   /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given. */
   PatienceInSeconds?: number
 }
 
-/** Changes of the limits of an elastic job. The value 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes. */
+/** Changes of the limits between which a job's number of nodes may change. 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes. */
 export interface ElasticConfigUpdate {
   MinNodeCount?: number
   MaxNodeCount?: number
@@ -580,7 +580,7 @@ export interface Event {
   Detail: unknown
 }
 
-/** A program to run beside a rank. */
+/** A program to run on the node of a rank, as the agent's user. */
 export interface ExecuteCommandRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string
@@ -595,7 +595,7 @@ export interface ExecuteCommandRequest {
   ClientRequestToken?: string
 }
 
-/** Output and exit code of a program that ran beside a rank. */
+/** Output and exit code of a program that ran on the node of a rank. */
 export interface ExecuteCommandResponse {
   TrainingJobName: string
   Rank: number
@@ -665,7 +665,7 @@ export interface Fleet {
   MinNodeCount: number
   HoldFailedInstances: boolean
   MaxReplacementsPerHour: number
-  /** Name of the IAM role of the group's instances. Absent if agents can join with a join token only. */
+  /** Name of the IAM role of the fleet's instances. Absent if agents can join with a join token only. */
   NodeRoleName?: string
   AllowDrills: boolean
   AllowCommands: boolean
@@ -693,7 +693,7 @@ export interface Fleet {
   NodeSeconds: number
   /** Cost of NodeSeconds. Idle nodes and spares are not included. */
   CostUsd?: number
-  /** Differences between the group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances. */
+  /** Differences between the settings of the Auto Scaling group and the settings that Everstep needs. While the list is not empty, Everstep neither resizes the group nor ends or reboots instances. */
   Drift: string[]
   /** The newest roll. Absent if the fleet never had one. */
   Roll?: FleetRoll
@@ -810,7 +810,7 @@ export interface GetMetricDataRequest {
 export interface GetMetricDataResponse {
   /** The metrics. An incremental response omits the metrics whose points did not change. */
   MetricDataResults: MetricDataResult[]
-  /** Only with ChangesSince. Removed contains names of metrics that have no points any more. */
+  /** Only with ChangesSince. Its field Removed names the metrics that have no points any more. */
   Changes?: Changes
 }
 
@@ -841,7 +841,7 @@ export interface GetReportRequest {
 export interface GroupChange {
   /** The name of the setting in Auto Scaling's API. Examples are `NewInstancesProtectedFromScaleIn` and `LifecycleHooks.everstep-termination`. */
   Setting: string
-  /** The value before the change, as text. Absent if the group had no value. */
+  /** The value before the change, as text. Absent if the Auto Scaling group had no value for the setting. */
   Before?: string
   After: string
   /** Why Everstep needs the change. */
@@ -854,7 +854,7 @@ export interface GroupChange {
 export interface GroupCheck {
   /** Name of the setting in Auto Scaling's API. */
   Setting: string
-  /** A sentence about the setting, with the value that Everstep found in the group. */
+  /** A sentence about the setting, with the value that Everstep found in the Auto Scaling group. */
   Message: string
 }
 
@@ -878,7 +878,7 @@ export interface HeldShard {
   OriginGeneration: number
   ObjectBytes: number
   PayloadBytes: number
-  /** Digest of the shard, in hexadecimal. The checkpoint format describes it. */
+  /** Digest of the shard in hexadecimal, computed as docs/reference/checkpoint-format.md describes. */
   PayloadDigest: string
   LayoutHash: string
 }
@@ -918,7 +918,7 @@ export interface HoldSnapshotResponse {
   SnapshotId: string
   Generation: number
   Step: number
-  /** The hold ends this long after the last HoldSnapshot or ReadSnapshot, or at ReleaseSnapshot. */
+  /** Seconds from the last HoldSnapshot or ReadSnapshot until the hold ends. ReleaseSnapshot ends it earlier. */
   HoldInSeconds: number
   /** Maximum number of bytes that one ReadSnapshot returns. */
   MaxReadBytes: number
@@ -1004,9 +1004,9 @@ export interface Incident {
   Verdict?: string
   /** The exception of the script, the reported fault, or a sentence about the cause. The text begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if the control plane was down when the failure occurred. Only in DescribeIncident. */
   Why?: string
-  /** What Everstep has done, in the past tense: a sentence with all of it, then details. Only in DescribeIncident. */
+  /** What Everstep has done. The first sentence sums up all actions, and the others give details. Only in DescribeIncident. */
   Done?: string[]
-  /** What the incident costs from now on, in at most two sentences. Absent if nothing more is paid or known. Only in DescribeIncident. */
+  /** What the incident costs from now on, in at most two sentences. Absent if it costs nothing or the cost is unknown. Only in DescribeIncident. */
   ContinuingCost?: string
   /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
   Wait?: CapacityWait
@@ -1024,7 +1024,7 @@ export interface IncidentAction {
   Description: string
   /** The command line with which the person begins the action. */
   Command: string
-  /** Commands for the next step, of which the person chooses one. Empty if Command completes the action. */
+  /** Commands of which the person runs one after Command. Empty if Command completes the action. */
   FurtherCommands: string[]
   /** The held node that the action concerns. Absent if the action concerns the job. */
   InstanceId?: string
@@ -1307,7 +1307,7 @@ export interface ListTrainingJobsRequest {
 export interface ListTrainingJobsResponse {
   /** The jobs of the page. An incremental response omits the jobs whose entry did not change. */
   TrainingJobSummaries: TrainingJobSummary[]
-  /** Only with ChangesSince. Removed contains RunIds of jobs that left the page. */
+  /** Only with ChangesSince. Its field Removed contains the RunIds of jobs that left the page. */
   Changes?: Changes
   NextToken?: string
 }
@@ -1367,13 +1367,13 @@ export interface MetricDataResult {
   Maximums: (number | 'NaN' | 'Infinity' | '-Infinity')[]
   /** For each point: the last value, finite or not. NaN, Infinity and -Infinity are sent as text. */
   LastValues: (number | 'NaN' | 'Infinity' | '-Infinity')[]
-  /** The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, the mean and the last value are the median of the nodes, and Counts counts nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script. */
+  /** The node that measured each minimum. Only for metrics named everstep/…, which Everstep measures on every node. For these metrics, Means and LastValues contain the median of the nodes' values, and Counts the number of nodes. The id is empty for a point that contains only the value of rank 0's node. The list is empty for metrics of the script. */
   MinimumNodeIds: string[]
   /** The node that measured each maximum. The rules of MinimumNodeIds apply. */
   MaximumNodeIds: string[]
-  /** Which series a request for this metric can have with Series: Node or Rank. Absent without stored series. */
+  /** The value of Series with which a request returns this metric's series: Node or Rank. Absent if none is stored. */
   SeriesKind?: 'Node' | 'Rank'
-  /** Only with Series: the values of each node or rank, at most 64 of them. */
+  /** Only with Series: the values of each node or rank, for at most 64 nodes or ranks. */
   Series?: MetricSeries[]
   /** Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses. */
   KeptPointCount?: number
@@ -1383,7 +1383,7 @@ export interface MetricDataResult {
 export interface MetricSeries {
   NodeId?: string
   Rank?: number
-  /** For each point: the value, or NaN without a value. A point of several steps has the mean. */
+  /** For each point: the value, or NaN without a value. If the point covers several steps, the value is their mean. */
   Values: (number | 'NaN' | 'Infinity' | '-Infinity')[]
 }
 
@@ -1415,13 +1415,13 @@ export interface Node {
   /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types. */
   FailureDomain?: string
   AgentVersion: string
-  /** The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP for a job with TLS between its nodes, with nodes that do not use NIXL, and for ten minutes with a node with which NIXL has failed. Absent until the agent has connected to this server. */
+  /** The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP in three cases: for a job with TLS between its nodes, with a node that does not use NIXL, and for ten minutes with a node after NIXL has failed with it. Absent until the agent has connected. */
   ReplicaTransport?: 'nixl' | 'tcp'
   /** Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL. */
   ReplicaTransportReason?: string
-  /** Number of the agent's messages that this server rejected since its start. Rejected messages are malformed, too long, or contain the id of another node. */
+  /** Number of the agent's messages that the server of the node's fleet rejected since the server's start. Rejected messages are malformed, too long, or contain the id of another node. */
   RefusedMessageCount: number
-  /** Number of connections that the agent rejected or closed since its start, because of an invalid message. They are connections of ranks and of other agents. A restart of ranks causes a few rejections. If the number grows further, read the agent's log. */
+  /** Number of connections that the agent rejected or closed since its start, because of an invalid message. The agent's ranks and other agents opened these connections. A restart of ranks causes a few rejections. If the number keeps growing, read the agent's log. */
   RefusedSessionCount: number
   /** Warning about data of other jobs or of the node that a job's code can read on this node. The sentence names the agent's files, the instance's metadata, or both. Absent if a job's code can read neither, and until the agent has reported. */
   Exposure?: string
@@ -1462,7 +1462,7 @@ export interface NodeMemory {
 /** A note that a person has written about a job or an incident. A note never changes. */
 export interface Note {
   NoteId: number
-  /** Description and id of the author's token. */
+  /** The author: description and id of the token that the author used. */
   Author: string
   CreationTime: Timestamp
   Text: string
@@ -1485,7 +1485,7 @@ export interface OutputEntry {
 
 /** A request to pause all automatic actions. */
 export interface PauseAutomationRequest {
-  /** Why automation is paused. Reasons of jobs and fleets contain this text. */
+  /** Why automation is paused. During the pause, the reason of each job and fleet contains this text. */
   Reason: string
 }
 
@@ -1602,14 +1602,14 @@ export interface RebootNodeRequest {
   Reason?: string
 }
 
-/** Probability that every shard of the job survives in memory when several nodes are lost at the same time. */
+/** Probability that the nodes' memory keeps every shard of a job when several nodes are lost at the same time. */
 export interface RecoveryOdds {
   LostNodes: number
   /** Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely. */
   Probability: number
 }
 
-/** Ends the time during which Everstep keeps a node out of use. */
+/** Ends the hold of a node, that is, the time during which Everstep keeps the node out of use. */
 export interface ReleaseNodeRequest {
   NodeId: string
   /** True: terminate the instance. False: use the node again and ignore its earlier failures. false unless given. */
@@ -1633,7 +1633,7 @@ export interface Reliability {
   EttrRatio?: number
   /** Training time ÷ total time since the job was created, including time in the queue and paused time. */
   EttrWithQueueRatio?: number
-  /** Mean time to failure: seconds of training and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures. */
+  /** Mean time to failure: seconds in the accounting buckets train and stall ÷ number of failures. Absent before the first failure. Drills, AWS's notices and users' requests do not count as failures. */
   MttfSeconds?: number
   /** Mean time to recovery: from the failure until training reaches the step it was at before. Computed over failures whose incidents are closed. */
   MttrSeconds?: number
@@ -1703,7 +1703,7 @@ export interface ReportFigures {
   PlannedStops: ReportIncidents
   /** Incidents that drills caused. No other count contains them. */
   Drills: ReportIncidents
-  /** Mean time to failure: training and stall time of the jobs ÷ number of failures. Absent without a failure. */
+  /** Mean time to failure: time in the accounting buckets train and stall ÷ number of failures. Absent without a failure. */
   MttfSeconds?: number
   /** Mean recovery time of failures, as in RecoverySeconds. Absent if training recovered from no failure. */
   MttrSeconds?: number
@@ -1846,11 +1846,11 @@ export interface StartDrillRequest {
 /** Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time. */
 export interface StartFleetRollRequest {
   FleetName: string
-  /** Limit of nodes that are out of service at the same time. The roll begins another node only below this limit. The count includes every missing node that jobs or spares need, whatever the cause. 1 unless given. */
+  /** Limit of nodes out of service at the same time. Below the limit, the roll begins with the next node. The count also includes nodes that jobs or the number of spares lack for a cause other than the roll. 1 unless given. */
   MaxUnavailable?: number
   /** Whether to reboot the nodes. Otherwise their instances are replaced. false unless given. */
   Reboot?: boolean
-  /** The person's reason. It appears with each node, in the incidents of jobs, and in the history. "" unless given. */
+  /** The person's reason. It appears with each node, in the incidents of jobs, and in the nodes' histories. "" unless given. */
   Reason?: string
 }
 
@@ -1945,7 +1945,7 @@ export interface TrainingJob {
   StoppingCondition: StoppingCondition
   RetryStrategy: RetryStrategy
   ElasticConfig: ElasticConfig
-  /** Number of nodes of the current generation: fewer than NodeCount while the fleet lacks nodes. Equals NodeCount before the first generation. */
+  /** Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation. */
   GenerationNodeCount: number
   Priority: number
   Preemptible: boolean
@@ -2035,7 +2035,7 @@ export interface TrainingJobPlan {
   NodeMemoryBytes?: number
   /** The largest state per rank that fits into NodeMemoryBytes. */
   LargestShardBytes?: number
-  /** Recovery probabilities for a simultaneous loss of one, two or three nodes. The probabilities assume that every shard has all its holders. */
+  /** The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. The computation assumes that every shard has all its holders. */
   RecoveryOdds: RecoveryOdds[]
   /** Whether enough nodes are free and connected, and no other job is ahead in the queue. */
   CanStartNow: boolean
@@ -2146,7 +2146,7 @@ export interface UpdateFleetRequest {
 export interface UpdateFleetRollRequest {
   FleetName: string
   MaxUnavailable?: number
-  /** True: the roll begins no further node. Nodes that it has begun still finish. False: the roll continues. */
+  /** True: the roll replaces or reboots no further nodes, except those that it has begun. False: it continues. */
   Paused?: boolean
 }
 
