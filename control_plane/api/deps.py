@@ -100,7 +100,7 @@ class Services:
 
 
 async def services(request: Request) -> Services:
-    """Return the services of the request's application. FastAPI calls a coroutine such as this without a thread."""
+    """Return the services of the request's application. A coroutine needs no thread."""
     found: Services = request.app.state.services
     return found
 

@@ -141,7 +141,8 @@ class CallMeter:
         def sent(event_name: str, **_: object) -> None:
             operation = event_name.rpartition(".")[2]
             self._calls.labels(service, operation).inc()
-            self._throttled.labels(service, operation)  # Create the counter, with the value 0.
+            # Create the counter with the value 0, so that Prometheus sees its first increase.
+            self._throttled.labels(service, operation)
 
         def received(event_name: str, parsed_response: Any = None, **_: object) -> None:
             error = (parsed_response or {}).get("Error") or {}

@@ -330,7 +330,7 @@ class AgentRegistry:
         return self._change_count
 
     def watch_closely(self, runs: frozenset[RunId]) -> None:
-        """Choose the runs of whose agents every report wakes the loops, even if only the training progress changed.
+        """Set the runs about which every report wakes the loops, even if only the training progress changed.
 
         The job loop passes the runs of jobs that start, stop or recover from a failure. A report about any other run
         wakes the loops only if something besides the training progress changed (`_news`).

@@ -350,7 +350,7 @@ class CloudWatch:
         return waiting_words(view.group) if view is not None else ""
 
     def failed_launches(self, fleet: FleetName) -> FailedLaunches | None:
-        """Return the fleet's failed launches that Everstep retries. None without such launches or an answer of AWS."""
+        """Return the failed launches that Everstep retries. None if no launch failed, or before AWS has answered."""
         view = self._views.get(fleet)
         return failed_launches(view.group) if view is not None else None
 

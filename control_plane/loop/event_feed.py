@@ -160,7 +160,8 @@ class EventFeed:
                 me.changed.clear()
                 batch = await self._after(position, me)
                 if me.end is not None:
-                    break  # The stream ended during the read, for example with its token. Yield no events.
+                    # The stream ended during the read, for example because its token was revoked. Yield no events.
+                    break
                 if not batch.events and batch.position == position:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(self._options.heartbeat_seconds):

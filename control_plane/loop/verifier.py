@@ -271,7 +271,7 @@ class _Piece:
     source: _Source | None = None
     """The object that holds the bytes. None for zeros, and for the index (the list of the payload's tensors)."""
     place: int = 0
-    """Position of the first byte in the tensor data of `source`. The verifier reads each source by rising position."""
+    """Position of the first byte in the tensor data of `source`. A source is read in rising order of this position."""
     index: bytes = b""
     """The bytes of the payload's index (the list of its tensors), if the range lies in the index."""
 
