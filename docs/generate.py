@@ -51,14 +51,14 @@ LADDER_BEGIN, LADDER_END = "<!-- ladder: begin (python docs/generate.py) -->", "
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One transition table, and its description in the document."""
+    """One transition table, and the text that describes it in docs/states.md."""
 
     title: str
     table_name: str
     kinds: type[StrEnum]
     events: type[StrEnum]
     rows: tuple[tuple[str, str, str], ...]
-    """(state, event, next state)."""
+    """One row per transition: state, event, next state."""
     where: str
     """The component that applies the table, and facts that the table does not show."""
 
@@ -145,7 +145,7 @@ def documents() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-# -- state machines
+# -- docs/states.md
 
 
 def states_document() -> str:
@@ -183,7 +183,10 @@ def _diagram(machine: Machine) -> Iterator[str]:
 
 
 def _meanings(kinds: type[StrEnum]) -> Iterator[str]:
-    """Yield an enumeration's docstring as a summary, a table of its members, and remarks."""
+    """Yield the lines that describe an enumeration: a summary, a table of its members, and remarks.
+
+    All three come from the enumeration's docstring.
+    """
     summary, _, rest = (inspect.getdoc(kinds) or "").partition("\n\n")
     yield f"**{kinds.__name__}.** {' '.join(summary.split())}\n"
     members, _, remarks = rest.partition("\n\n")
@@ -197,7 +200,7 @@ def _meanings(kinds: type[StrEnum]) -> Iterator[str]:
         yield f"{' '.join(remarks.split())}\n"
 
 
-# -- roles
+# -- docs/security.md
 
 
 def security_document(text: str) -> str:
@@ -226,7 +229,7 @@ def _roles() -> Iterator[str]:
     yield ""
 
 
-# -- timeouts
+# -- docs/reference/timeouts.md
 
 
 def timeouts_document(text: str) -> str:
@@ -265,7 +268,7 @@ def _ladder() -> Iterator[str]:
     yield ""
 
 
-# -- fields of requests
+# -- docs/reference/field-coverage.md
 
 
 def request_fields(model: Mapping[str, Any]) -> list[str]:
@@ -298,7 +301,7 @@ def request_fields(model: Mapping[str, Any]) -> list[str]:
 
 
 def covered(paths: Iterable[Path]) -> dict[str, list[str]]:
-    """Return the tests that declare to cover a field: `@pytest.mark.covers("Operation.Field", …)`.
+    """Return the tests that cover a request field, as their mark `@pytest.mark.covers("Operation.Field", …)` declares.
 
     Args:
         paths: test files.
@@ -352,7 +355,7 @@ def coverage_document(fields: Iterable[str], tests: Mapping[str, list[str]]) -> 
     return "\n".join(lines) + "\n"
 
 
-# -- decisions and modules
+# -- docs/adr/README.md and docs/modules.md
 
 
 def decisions_document() -> str:

@@ -26,12 +26,12 @@ TESTS: Mapping[str, str] = {
     LARGE: "production/test_aws_page.py::test_the_installation_for_production_has_a_fleet_and_ends",
     QUESTIONS: "contract/test_aws_conformance.py::test_the_command_prints_the_lines_of_the_page_and_asks",
 }
-"""By section of the page: the test that runs the section's blocks."""
+"""The test that runs the blocks of a section, by the section's heading."""
 
 EXCEPTIONS: Mapping[str, str] = {
     "packer build": "Packer starts instances in EC2 and logs in over SSH. An instance of the local cloud has no SSH.",
 }
-"""By a command: why no test runs the block with this command."""
+"""The reason why no test runs a block, by a command that the block contains."""
 UNCONNECTED = """
 aws() {
   if [ "$1 $2" = "ssm start-session" ]; then
@@ -41,15 +41,15 @@ aws() {
   command aws "$@"
 }
 """
-"""Function of a terminal that prints the arguments of a session, and lets the AWS CLI check them without a session.
+"""Shell function that replaces `aws ssm start-session`: it prints the arguments, and the AWS CLI only checks them.
 
-The local cloud has no Systems Manager agent, to which the port forwarding could connect.
+A real session would forward a port to a Systems Manager agent, which instances of the local cloud do not have.
 """
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block between the fences of the page."""
+    """A fenced block of docs/aws.md."""
 
     section: str
     """The nearest heading above the block."""
@@ -68,7 +68,7 @@ class Block:
 
 
 def blocks() -> list[Block]:
-    """Return all blocks of the page in order."""
+    """Return all fenced blocks of docs/aws.md in order."""
     found, section = list[Block](), ""
     for heading, language, text in re.findall(
         r"^#+ ([^\n]+)$|^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE
@@ -86,15 +86,15 @@ def blocks_to_run(section: str) -> list[Block]:
 
 @dataclass(frozen=True)
 class Terminal:
-    """A terminal in which a reader enters the blocks of the page.
+    """A terminal in which a reader enters the blocks of docs/aws.md.
 
-    Directory, variables and functions persist from block to block.
+    Working directory, variables and functions persist from block to block.
     """
 
     directory: Path
     """Working directory of the first block."""
     state: Path
-    """File for the state of the terminal."""
+    """Shell script that restores the terminal's directory, variables and functions before the next block."""
     environment: Mapping[str, str]
 
     def run(self, text: str) -> str:

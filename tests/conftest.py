@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.
     """
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
-    os.umask(0o022)  # tests judge the modes of new files
+    os.umask(0o022)  # tests check the modes of new files, which depend on the umask
 
 
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")

@@ -98,11 +98,11 @@ def _listed(value: str | Sequence[str]) -> list[str]:
 
 
 def _requests(aws: ServedAws, service: str, operation: str, given: Mapping[str, Any]) -> Iterator[Request]:
-    """Yield what AWS authorizes for one call."""
+    """Yield the requests that AWS authorizes for one boto3 call."""
     action = f"{service}:{operation}"
     match service, operation:
         case "sts", "GetCallerIdentity":
-            pass  # AWS permits this call to everybody.
+            pass  # AWS permits this call to everybody, so it needs no policy
         case "sts", "AssumeRole":
             yield Request(action, given["RoleArn"])
             if given.get("Tags"):

@@ -30,7 +30,7 @@ SECRET_KEY = "test"
 REGION = "us-east-1"
 _START_SECONDS = 30.0
 _LOWEST = 19
-"""Niceness of the lowest priority, for threads and for sessions."""
+"""Niceness that gives a thread, or a session of processes, the lowest priority."""
 _PORTS = (
     "master.port",
     "master.port.grpc",

@@ -34,8 +34,9 @@ ROLES = {
     "server": (doctor.SERVER_ACTIONS, doctor.SERVER_OPTIONS),
     "node": (doctor.NODE_ACTIONS, doctor.NODE_OPTIONS),
 }
-"""By role: the actions that it always needs, and those of optional features. `tests/tidy/test_aws_actions.py` compares
-both with the calls of the code.
+"""The actions that a role always needs, and the actions of optional features, by role.
+
+`tests/tidy/test_aws_actions.py` compares both with the calls of the code.
 """
 
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")

@@ -120,5 +120,5 @@ class Memory:
 
 
 def store_contents(store: SlotStore, rank: Rank) -> set[Content]:
-    """Return which steps the slots of a rank contain."""
+    """Return the contents (generation and step) of a rank's slots."""
     return {slot.file.content for slot in store.shards.get(rank, []) if slot.file.content is not None}

@@ -37,7 +37,7 @@ BUCKET = "bucket"
 def tensors(seed: int) -> dict[int, list[Stored]]:
     """Return the tensors of one step: two parts of a flat ZeRO range, one per rank, and whole tensors.
 
-    Both ranks have the same bias, which a replicated object holds.
+    The bias is equal on both ranks. A checkpoint stores it once, in the object for tensors that are equal on all ranks.
     """
     draw = np.random.default_rng(seed)
     whole = draw.standard_normal((20, 30)).astype(np.float32)
@@ -88,9 +88,9 @@ class Objects:
         self._keys = {name: str(path.relative_to(folder / "new")) for name, path in self._paths.items()}
         """Key of each object, by the name of its file."""
         self._frozen = {rank: self._shared_of(rank, is_frozen=True) for rank in range(RANKS)}
-        """Name of each rank's frozen object."""
+        """Name of the object that holds a rank's frozen tensor, by rank."""
         self._replicated = self._shared_of(0, is_frozen=False)
-        """Name of the object with the tensor that both ranks hold."""
+        """Name of the object that holds the tensor that is equal on both ranks."""
         new_names = {"frozen": sorted(self._frozen.values()), "replicated": [self._replicated]}
         for kind, names in new_names.items():
             older_data = [path.read_bytes() for path in sorted((folder / "old").rglob(f"{kind}/*"))]

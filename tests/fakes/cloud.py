@@ -77,9 +77,9 @@ class FakeOperator:
         self._instances: dict[NodeId, InstanceState] = {}
         self._next_error: list[CloudError] = []
         self.refusal: CloudError | None = None
-        """Error of every call of a `CloudOperator` method. None: calls succeed."""
+        """Error that every call of a `CloudOperator` method raises. None: calls succeed."""
         self.refused_count = 0
-        """Number of calls that `refusal` has failed."""
+        """Number of calls that raised the error in `refusal`."""
         self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
         """Scheduled events by instance."""
         self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
@@ -87,7 +87,7 @@ class FakeOperator:
         self.topology: dict[NodeId, tuple[str, ...]] = {}
         """Network nodes of the EC2 topology API above each instance, the nearest last.
 
-        An instance without an entry has none.
+        An instance without an entry has no network nodes.
         """
         self._launched = 0
 
@@ -106,7 +106,8 @@ class FakeOperator:
     ) -> None:
         """Create a group as the owner of a fleet would, and launch its desired capacity.
 
-        The group does not satisfy Everstep's contract yet: for example, AWS may still replace its unhealthy instances.
+        The group does not have the settings that Everstep requires yet: for example, AWS may still replace its
+        unhealthy instances.
         """
         state = GroupState(
             name=name,
@@ -180,7 +181,7 @@ class FakeOperator:
             return replace(group.state, members=tuple(member.state for member in group.members.values()))
 
     def list_groups(self, names: Collection[str]) -> Mapping[str, GroupState]:
-        """Return groups by name, already complete (see `CloudOperator.list_groups`)."""
+        """Return groups by name, with the fields that `complete_group` would add (see `CloudOperator.list_groups`)."""
         found = {}
         for name in names:
             try:
@@ -192,7 +193,10 @@ class FakeOperator:
         return found
 
     def complete_group(self, group: GroupState) -> GroupState:
-        """Return the group unchanged, if it has the tag (see `CloudOperator.complete_group`)."""
+        """Return the group unchanged, because `list_groups` has already completed it.
+
+        Raises `GroupNotOurs` if the group lacks the tag `FLEET_TAG` (see `CloudOperator.complete_group`).
+        """
         with self._lock:
             self._group(group.name)
         return group

@@ -38,7 +38,10 @@ class Request:
 
 
 OnRequest = Callable[[Request, bool], None]
-"""Called before S3 executes a request (False) and after it (True). May raise the error that the client receives."""
+"""Function that S3 calls before it executes a request (with False) and afterwards (with True).
+
+It may raise the error that the client receives.
+"""
 
 
 @dataclass(slots=True)
@@ -112,7 +115,7 @@ class MemoryS3Client:
         self._s3 = s3
 
     def client(self, _: str) -> MemoryS3Client:
-        """Return this client. The control plane's `Connection` has this method."""
+        """Return this client. The control plane's store gets its client from this method of `Connection`."""
         return self
 
     def put_object(

@@ -80,7 +80,7 @@ class MemoryObjectStore:
         share: UploadShare,
         on_stored: OnStored = lambda _: None,
     ) -> StoredObject:
-        """See `ObjectStore.put_shared`."""
+        """Implement `ObjectStore.put_shared`."""
         bucket = self._bucket(reference)
         if size <= self.part_bytes:
             return self.put_stream(reference, pieces, size, on_stored=on_stored)
@@ -118,7 +118,7 @@ class MemoryObjectStore:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> StoredPart:
-        """See `ObjectStore.put_part`."""
+        """Implement `ObjectStore.put_part`."""
         part = Part(is_cancelled)
         for piece in pieces:
             part.append(piece)
@@ -221,7 +221,10 @@ class MemoryAws:
         self.sessions: list[RoleSession] = []
         """The session of each successful call of `assume_role`."""
         self.used: list[tuple[str, str]] = []
-        """For each call: the secret or role, and the access key id. The id is empty for the node's own credentials."""
+        """For each call of `secret`: the secret's name, and the access key id that the call uses.
+
+        The id is empty for the node's own credentials. For each call of `objects`: "objects", and the new keys' id.
+        """
         self._objects = objects
         self._now = now
 

@@ -263,7 +263,10 @@ class Teller:
         self.told_messages = len(world.said)
 
     def new_events(self) -> tuple[events.EventRecord, ...]:
-        """Return the events that the control plane has stored since the last call. Each event is part of a commit."""
+        """Return the events that the control plane has stored since the last call.
+
+        Without a database commit since then, there is no new event, and the function does not read the database.
+        """
         database = self.world.database
         if database.commit_number == self.told_commit:
             return ()
@@ -304,7 +307,7 @@ class Teller:
 
 
 def fleet_roll(world: World, *, max_unavailable: int = 1, reboots: int = 0) -> FleetRoll:
-    """Return a roll of all nodes that the fleet has now."""
+    """Return a roll, which replaces or reboots all present nodes of the fleet one after another."""
     return FleetRoll(
         roll_id="roll-1",
         node_ids=tuple(NodeId(node_id) for node_id, node in world.nodes().items() if node.state != NodeState.GONE),

@@ -1,5 +1,6 @@
 """Messages of earlier releases decode, and none of their fields changes its meaning or its type.
 
+A *line* is a sender and a receiver, such as `agent-to-rank`.
 `tests/golden/protocol/<protocol version>.<minor version>/<line>.frames` has one frame per message of a line, as the
 last release of that minor version sends it. The files of a released minor version never change. After an intended
 change of a message:
@@ -43,13 +44,13 @@ NEWEST = FOLDER / f"{PROTOCOL_VERSION}.{PROTOCOL_MINOR}"
 
 
 def sent(line: str) -> bytes:
-    """Return one frame of each message of a line, as this release sends it."""
+    """Return one frame of each message of a line (such as `agent-to-rank`), as this release sends it."""
     kinds = sorted(typing.get_args(LINES[line]), key=lambda kind: kind.__name__)
     return b"".join(frame(example(kind)) for kind in kinds)
 
 
 def frames(path: Path) -> Iterator[bytes]:
-    """Yield the encoded messages of a file."""
+    """Yield the encoded messages in a `.frames` file."""
     data = path.read_bytes()
     while data:
         (length,) = LENGTH.unpack_from(data)

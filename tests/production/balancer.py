@@ -33,7 +33,10 @@ def program() -> str:
 
 
 class Balancer:
-    """A load balancer that `start` starts once the servers' URLs are known. A context manager that ends it."""
+    """A load balancer. The method `start` starts it once the servers' URLs are known.
+
+    The object is a context manager, which stops the load balancer at the end of the block.
+    """
 
     def __init__(self) -> None:
         self._program = program()

@@ -50,7 +50,7 @@ class Database:
         self._primary = self._first
         hosts = f"{self._first},{self._second}"
         self.url = f"postgresql://{NAME}@/{NAME}?host={hosts}&target_session_attrs=read-write"
-        """libpq connects to the server that accepts writes."""
+        """URL that names both servers. libpq connects to the one that accepts writes, which is the primary."""
         try:
             self._start()
         except BaseException:
@@ -70,7 +70,7 @@ class Database:
 
     @property
     def has_standby(self) -> bool:
-        """True until `promote`."""
+        """True until `promote` makes the standby the primary."""
         return self._primary == self._first
 
     def restart(self) -> None:
@@ -78,7 +78,7 @@ class Database:
         self._control(self._primary, "restart", "-m", "immediate", "-w")
 
     def promote(self) -> None:
-        """Crash the primary for good, and make the standby the primary. At most once."""
+        """Crash the primary for good, and make the standby the primary. A test calls this method at most once."""
         assert self.has_standby
         self._control(self._first, "stop", "-m", "immediate", "-w")
         self._control(self._second, "promote", "-w")
@@ -116,7 +116,8 @@ class Database:
     def _run(self, program: str, *arguments: str) -> None:
         own = self._programs / program
         log = self._directory / "commands.log"
-        # A started server inherits the output of pg_ctl, so a pipe would stay open.
+        # The output goes to a file: the server that pg_ctl starts inherits the output, so `run` would wait for the end
+        # of a pipe until that server ends.
         with log.open("ab") as output:
             ended = subprocess.run(
                 [own if own.exists() else program, *arguments],

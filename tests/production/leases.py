@@ -18,7 +18,7 @@ LOOK_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One lease at one moment."""
+    """The lease of one fleet or job, as its database row shows it at one moment."""
 
     row: str
     owner: str | None
@@ -26,10 +26,13 @@ class Sample:
 
 
 def violations(samples: list[Sample]) -> list[str]:
-    """Return how the leases broke their rules. Samples of one row are in the order of time.
+    """Return a sentence for each violation of the rules for leases. Samples of one row are in the order of time.
 
-    - A counter never falls. A fail-over that loses a confirmed claim, or a stale write, would lower it.
-    - A counter belongs to one owner. The owner may release it, but no other server has the same counter.
+    A server that claims a lease increases the counter of the lease.
+
+    - The counter of a lease never falls. A fail-over that loses a confirmed claim, or a stale write, would lower it.
+    - A value of the counter belongs to one owner. The owner may release the lease, but no other server has the same
+      value.
     """
     wrong: list[str] = []
     highest: dict[str, int] = {}
@@ -47,7 +50,7 @@ def violations(samples: list[Sample]) -> list[str]:
 
 
 class LeaseWatch(threading.Thread):
-    """Thread that samples all leases until `end`. Unreachable databases are skipped."""
+    """Thread that samples all leases until `end`. While the database is unreachable, the thread adds no samples."""
 
     def __init__(self, url: str) -> None:
         super().__init__(name="lease watch", daemon=True)

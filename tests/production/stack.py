@@ -1,4 +1,4 @@
-"""What a production installation consists of, beside the local cloud.
+"""The parts of a production installation that the local cloud does not contain.
 
 agents, clients ──▶ HAProxy ──▶ two servers ──▶ PostgreSQL with a synchronous standby
                                           └───▶ SeaweedFS as S3
@@ -35,7 +35,7 @@ READY_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Stack:
-    """The parts that stand for RDS, a load balancer and S3. `options` adds them to the options of a cluster."""
+    """The parts that take the place of RDS, a load balancer and S3. `options` adds them to the options of a cluster."""
 
     database: Database
     _balancer: Balancer
@@ -63,7 +63,10 @@ class Stack:
 
 @contextmanager
 def stack() -> Iterator[Stack]:
-    """Start PostgreSQL, and yield the parts. The cluster starts the others. All end after the block."""
+    """Start PostgreSQL, and yield all parts. The cluster itself starts HAProxy and SeaweedFS.
+
+    All parts end after the block.
+    """
     with ExitStack() as closing:
         database = closing.enter_context(Database())
         folder = Path(closing.enter_context(TemporaryDirectory(prefix="everstep-terraform-")))
@@ -79,18 +82,21 @@ class Servers:
 
     @property
     def urls(self) -> dict[str, str]:
-        """URL of each server, by its part of the local cloud."""
+        """URL of each server, by the server's name in the local cloud: `control-plane` or `standby`."""
         return {each.name: each.url for each in self.cluster.status() if each.name in (CONTROL_PLANE, STANDBY)}
 
     def holder(self) -> str:
-        """Return the part that holds the fleet's lease. Empty if none of the two does or the database is away."""
+        """Return the name of the server that holds the fleet's lease.
+
+        The name is empty if neither server holds the lease, or if the database is unreachable.
+        """
         with suppress(DBAPIError), closing(Connected(self.database.url)) as opened, opened.read() as session:
             owner = session.scalar(select(FleetRow.lease_owner).where(FleetRow.name == FLEET))
             return {url: part for part, url in self.urls.items()}.get(url_of(owner or ""), "")
         return ""
 
     def process(self, part: str) -> Process:
-        """Return the process of a server that runs."""
+        """Return the running process of a server."""
         (pid,) = [status.pid for status in self.cluster.status() if status.name == part]
         found = identify(pid)
         assert found is not None, f"{part} does not run"

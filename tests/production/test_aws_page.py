@@ -147,7 +147,7 @@ def test_the_installation_for_production_has_a_fleet_and_ends(aws: ServedAws, tm
     assert "16 × p5.48xlarge need 3072 vCPUs" in reader.run(doctor.text)
     assert session.is_for_second_terminal
     for block in before:
-        # moto has no placement groups.
+        # moto has no placement groups, so the test creates the fleet without one.
         reader.run(block.text.replace('"is_clustered": true', '"is_clustered": false'))
     names = {each["Name"] for each in records(aws)}
     assert {"everstep.example.com."} < names, "the records for the domain and for the certificate"

@@ -43,7 +43,7 @@ NODES, SPARES = 3, 1
 NODE_MEMORY_BYTES = 64 * 1024**2
 STEPS, PACE_SECONDS = 800, 0.2
 LAST = f"1:{STEPS - 10}"
-"""The ranks wait here, so that the job cannot end before the last fault."""
+"""Moment, `generation:step`, at which the ranks wait, so that the job cannot end before the last fault."""
 FIRST_STEP = 5
 CONNECT_SECONDS = 300.0
 
@@ -56,7 +56,7 @@ class Production:
     servers: Servers
 
     def connected(self, url: str) -> set[str]:
-        """Return the nodes whose agents are connected, according to a server. Empty if it does not answer in time."""
+        """Return the nodes whose agents a server reports as connected. Empty if the server does not answer in time."""
         with suppress(Exception), closing(sdk.client(url, self.place.cluster.token, config=sdk.IMPATIENT)) as client:
             return {node["NodeId"] for node in client.list_nodes(FleetName=FLEET)["Nodes"] if node["Connected"]}
         return set()
@@ -78,7 +78,7 @@ class Production:
 def production(warm_parent: WarmParent, request: pytest.FixtureRequest) -> Iterator[Production]:
     directory = Path(tempfile.mkdtemp(prefix="everstep-production-"))
     with ExitStack() as closed:
-        # After a failure, the logs stay.
+        # After a failed test, keep the directory with the logs.
         closed.callback(lambda: request.session.testsfailed or shutil.rmtree(directory, ignore_errors=True))
         parts = closed.enter_context(stack())
         cluster = closed.enter_context(LocalCluster(directory / "cluster"))
@@ -110,7 +110,8 @@ def freeze_the_holder(production: Production) -> None:
     frozen, successor = holder_and_other(production)
     with servers.frozen(frozen):
         wait_until("the other server to take over", lambda: servers.holder() == successor)
-        # The frozen server closes no connection, and its kernel and HAProxy acknowledge all reports of its agents.
+        # This takes until the agents' time limits expire: the frozen server closes no connection, and its kernel and
+        # HAProxy still acknowledge the bytes of all reports.
         wait_until(
             "all agents to find the other server",
             lambda: len(production.connected(servers.urls[successor])) == production.place.node_count,
@@ -159,7 +160,7 @@ def promote_the_standby_in_a_transaction(production: Production) -> None:
 
 
 def holder_and_other(production: Production) -> tuple[str, str]:
-    """Return the server that holds the fleet's lease, and the other one."""
+    """Return the server that holds the fleet's lease, and the other server."""
     holder = wait_until("a server to hold the fleet's lease", production.servers.holder)
     (other,) = production.servers.urls.keys() - {holder}
     return holder, other

@@ -48,7 +48,7 @@ FEATURES: Any = {
     "job_secret_arns": [SECRET],
     "server_options": ["--keep events=365"],
 }
-"""Variables of the optional features."""
+"""Terraform variables that enable all optional features."""
 
 pytestmark = [pytest.mark.production, needs_terraform, needs_provider]
 
@@ -61,7 +61,7 @@ def aws(tmp_path: Path) -> Iterator[ServedAws]:
 
 @pytest.fixture
 def database() -> Iterator[str]:
-    """The URL of a database that stands for RDS, which the local cloud does not run."""
+    """Yield the URL of a PostgreSQL database, which takes the place of RDS, because the local cloud runs no RDS."""
     server = PostgreSql()
     try:
         with server.database(is_migrated=False) as url:
@@ -72,7 +72,7 @@ def database() -> Iterator[str]:
 
 @pytest.fixture
 def production(aws: ServedAws, tmp_path: Path) -> Iterator[Terraform]:
-    """The applied root module, with a fleet and two servers that do nothing yet."""
+    """Apply the root module, and yield it. Its fleet and its two servers do nothing yet."""
     terraform = terraform_of("production", aws.url, aws.keys, tmp_path)
     certificate = aws.client("acm").request_certificate(DomainName="everstep.example.com")["CertificateArn"]
     try:
@@ -154,7 +154,7 @@ def check_features(planned: Any) -> None:
 
 
 def check_database(values: Any) -> None:
-    """Check what keeps the database alive and private."""
+    """Check the settings that keep the database available and inaccessible to others."""
     assert values["multi_az"]
     assert values["storage_encrypted"]
     assert not values["publicly_accessible"]
@@ -179,7 +179,7 @@ def check_password(aws: ServedAws, values: Any, file: Path) -> None:
 
 
 def server_script(resources: Any, aws: ServedAws, database: str, directory: Path) -> str:
-    """Return user data that starts a server with the settings of the installation, and with another database."""
+    """Return user data that starts a server with the settings of the installation, but with the test's database."""
     queue = resources["module.events.aws_sqs_queue.this"]["url"]
     return f"""#!/bin/sh
 exec everstep server --migrate --mode local --aws-endpoint-url {aws.url} --aws-keys-file {directory / "keys.json"} \\

@@ -31,7 +31,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
 
 @pytest.fixture(scope="module")
 def production(aws: ServedAws, tmp_path_factory: pytest.TempPathFactory) -> Terraform:
-    """The root module. Nothing is applied."""
+    """Return Terraform's root module `production`. The tests only plan it, and never apply it."""
     return terraform_of("production", aws.url, aws.keys, tmp_path_factory.mktemp("terraform"))
 
 
@@ -51,7 +51,7 @@ def test_a_created_vpc_has_no_way_to_the_internet_unless_one_is_wanted(productio
     }
     assert not any("clients" in address for address in planned), "nobody outside reaches the load balancer"
     endpoints = {values["service_name"].rpartition(".")[2] for values in of_type(planned, "aws_vpc_endpoint").values()}
-    # Systems Manager forwards ports through its three endpoints.
+    # An administrator reaches the servers by a port that Systems Manager forwards through its three endpoints.
     assert {"ssm", "ssmmessages", "ec2messages"} < endpoints
     assert not {"events", "sns"} & endpoints
 

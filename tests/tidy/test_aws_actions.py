@@ -32,7 +32,9 @@ FURTHER = {
     "upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"},
     "assume_role": {"sts:TagSession"},
 }
-"""Further actions of some calls: the parts of large objects and the abort of a failed upload; tags of a session."""
+"""Actions that a call needs besides the action of its own name, by the call.
+
+`upload_fileobj` uploads a large object in parts, and aborts a failed upload. `assume_role` sets tags of the session."""
 FREE = frozenset({"sts:GetCallerIdentity"})
 """Operations that need no permission."""
 

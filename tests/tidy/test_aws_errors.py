@@ -1,6 +1,6 @@
 """The code that handles botocore's errors also handles answers that botocore cannot parse.
 
-Their error, ResponseParserError, is no BotoCoreError. A proxy that answers with a page of HTML causes it.
+For such an answer, for example a proxy's HTML page, botocore raises ResponseParserError, which is no BotoCoreError.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_ANSWERS = {"control_plane/cloud/identity.py", "control_plane/cloud/region.py"}
-"""Modules that handle errors of botocore's credentials and settings, and let botocore parse no answer."""
+"""Modules that handle only errors in credentials and settings. In these modules, botocore parses no answer."""
 
 
 def named(node: ast.expr | None) -> set[str]:

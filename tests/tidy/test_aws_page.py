@@ -22,7 +22,7 @@ def test_every_block_is_a_command_of_a_shell_or_a_transcript() -> None:
 
 
 def test_a_test_runs_every_block_of_the_page_or_an_exception_says_why_none_does() -> None:
-    """Each block belongs to a section with a test, which runs all blocks but the exceptions."""
+    """Each section of docs/aws.md with blocks has a test, which runs all blocks except those in `EXCEPTIONS`."""
     assert {block.section for block in aws_page.blocks()} == aws_page.TESTS.keys()
     assert all(aws_page.blocks_to_run(section) for section in aws_page.TESTS)
     for test in aws_page.TESTS.values():

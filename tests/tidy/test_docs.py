@@ -158,9 +158,9 @@ def tracked() -> tuple[str, ...]:
 
 
 def is_symbol(name: str) -> bool:
-    """Return True if a code span is a name of this repository: dotted, called, or in CamelCase.
+    """Return True if a code span looks like a name of this repository: with a dot, with parentheses, or in CamelCase.
 
-    Files, options and AWS's messages are no names.
+    Names of files, options and messages of AWS are not symbols.
     """
     if FILE.fullmatch(name) or not SYMBOL.fullmatch(name) or name.partition(".")[0] in EXTERNAL:
         return False

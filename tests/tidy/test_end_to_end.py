@@ -1,4 +1,4 @@
-"""All end-to-end tests are in the folders that the second half of `make test` collects."""
+"""All end-to-end tests are in the folders from which the second pytest run of `make test` collects tests."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Drift(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One block of the page."""
+    """One block of docs/contributing/first-change.md, which changes files or runs commands."""
 
     title: str
     """The heading above the block."""
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hunk:
-    """One place in a file that a diff block changes."""
+    """One changed place in one file. A diff block contains one or more hunks."""
 
     file: str
     place: str
@@ -161,9 +161,9 @@ def _run(step: Step, root: Path, temporary: str, command_seconds: float) -> None
 def copy(tmp_path: Path) -> Path:
     """Return a copy of the repository with a Python environment.
 
-    Processes of the local cloud drop PYTHONPATH, so the environment itself must contain the path of the copy. It
-    contains this interpreter's
-    packages without their `.pth` files, which name the original repository.
+    Processes of the local cloud drop PYTHONPATH, so the environment itself must contain the path of the copy. The
+    environment also contains this interpreter's packages, but not their `.pth` files, which name the original
+    repository.
     """
     root = tmp_path / "checkout"
     for name in tracked():
@@ -218,7 +218,9 @@ def test_a_line_that_has_changed_is_named_with_its_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("end", "error"), [("exit 1", Drift), ("wait", subprocess.TimeoutExpired)])
 def test_a_command_that_fails_or_hangs_leaves_no_process(tmp_path: Path, end: str, error: type[Exception]) -> None:
-    """The command starts a daemon with few variables, as the local cloud does."""
+    """When a command fails or exceeds its time limit, `run` ends the daemon that the command has started.
+
+    The daemon has only two environment variables, as daemons of the local cloud have few of them."""
     daemon = "env -i TMPDIR=$TMPDIR PATH=$PATH setsid sh -c 'echo $$ >pid; exec sleep 1000' &"
     text = f"{daemon} until [ -s pid ]; do :; done; {end}"
     with pytest.raises(error):

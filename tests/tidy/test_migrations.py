@@ -38,9 +38,9 @@ DIGESTS = {
     "0005_schema_support.py": "7deb8753f37d8676f542034ac02c14539a6e6c8ac95043db620dea418b6749ff",
     "0006_metric_breakdowns.py": "3704780c47872d82842d1dc62a8bee71cdecb3755d6e173086fc49d4ae61eff4",
 }
-"""SHA-256 of each migration. Change neither a file nor its digest once a database of others has run the file."""
+"""SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}
-"""Operations of a migration in phase `expand`."""
+"""Operations that a migration in the phase `expand` may use."""
 
 
 def test_the_folder_does_not_shadow_the_library():

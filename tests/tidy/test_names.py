@@ -1,8 +1,8 @@
 """A public class name has one meaning in the product.
 
-The limits below are the numbers of names that two or more modules define. Lower a limit whenever you rename such a
-class. Schemas of the API, rows of the database and messages of the protocol may share a name with the thing that they
-describe, as long as the limit holds.
+The limits below are the present numbers of class names that two or more modules define. Lower a limit whenever you
+rename such a class. Schemas of the API, rows of the database and messages of the protocol may share a name with the
+thing that they describe, as long as the limit holds.
 """
 
 from __future__ import annotations

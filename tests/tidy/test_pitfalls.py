@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 QUOTED = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/pitfalls.md").read_text(), re.DOTALL | re.MULTILINE)
 ANY = "…"
-"""Placeholder on the page for the part of a message that varies."""
+"""Placeholder in docs/pitfalls.md for the part of a message that varies."""
 
 
 def templates() -> Iterator[str]:

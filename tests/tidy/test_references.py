@@ -43,7 +43,7 @@ def tracked() -> tuple[str, ...]:
 
 
 def sources() -> list[str]:
-    """Return the files that people write, except this one."""
+    """Return the files of the repository that people write, except this test file."""
     return [name for name in tracked() if name.endswith(TEXT) and name != "tests/tidy/test_references.py"]
 
 

@@ -28,7 +28,7 @@ DOCUMENTS = (
     ROOT / "infra/terraform/modules/servers/variables.tf",
 )
 OUTSIDE_OF_THE_CONTRACT = {"/v1/session", "/v1/agents/connect", "/v1/openapi.json"}
-"""Paths of the browser's session, of the agents' connection and of the description of the API."""
+"""Paths that docs/openapi.json does not contain: the browser's session, the agents' connection and the file itself."""
 OF_JOBS, OF_THE_SERVICE = RUNBOOK.split("\n## When the service itself fails\n")
 
 
@@ -75,7 +75,7 @@ def test_every_section_that_the_act_card_names_is_there() -> None:
 
 
 def test_every_failure_of_the_service_that_has_a_test_has_a_section() -> None:
-    """docs/operating.md names the tests of each bad input and the section for it."""
+    """The test and the runbook's section that docs/operating.md names for a fault of the service exist."""
     table = (ROOT / "docs/operating.md").read_text().partition("**Faults of the service.**")[2]
     rows = re.findall(r"^\| .+ \| `([\w/.]+)::(\w+)` \| \[.+\]\(runbook\.md#([\w-]+)\) \|$", table, re.MULTILINE)
     assert len(rows) == 12
