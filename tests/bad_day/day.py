@@ -43,10 +43,7 @@ SERVER_NAME: Final = "everstep-"
 NODE_MEMORY_BYTES: Final = 64 * 1024**2
 CONNECT_SECONDS: Final = 300.0
 BEGIN_SECONDS: Final = 240.0
-"""Longest wait until one of the first two jobs has its nodes.
-
-The same limit applies to the wait from then until the job's first committed step.
-"""
+"""Limit of two waits for each of the first two jobs: until it has nodes, and then until its first committed step."""
 STEP_SECONDS: Final = 0.11
 """Minimum duration of a training step.
 
@@ -85,7 +82,7 @@ class DayOptions:
     is_production: bool = False
     """True to run two servers behind HAProxy on resources that Terraform made (`stack`)."""
     temptation: str = ""
-    """Safeguard against which the day runs a short plan of one minute (`plan.temptation`). Empty: the full plan."""
+    """Safeguard that a short plan of one minute tests (`plan.temptation`). Empty: the day runs the full plan."""
     keeps: Path | None = None
     """Folder in which the day keeps all logs and facts. None: the day deletes them."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -103,11 +100,11 @@ class _Plan:
 def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> facts.Day:
     """Run a bad day and return the collected facts.
 
-    If one of the first two jobs does not begin, the day injects no strike, and the facts show the missing start.
+    If one of the first two jobs does not begin, the day injects no fault, and the facts show the missing start.
 
     Args:
         options: settings of the day.
-        tell: receives a line for each strike, incident and change of a job.
+        tell: receives a line for each injected fault, each incident and each change of a job's status.
         parent: process that forks the ranks of undisturbed runs. None starts one for this day.
 
     Returns:

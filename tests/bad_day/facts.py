@@ -51,7 +51,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     at: float
     kind: str
-    """A kind of `plan.Line`; `instances` stands for a pair, too."""
+    """A kind of `plan.Line`, except `pair`: a pair counts as a strike of the kind `instances`."""
     targets: tuple[str, ...]
     """Instances that the strike hit."""
     did: str
@@ -92,7 +92,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """A job's state when the wait for its first committed step ended, successfully or not.
 
-    The first two jobs must start before the first strike.
+    The first two jobs must start before the day injects its first fault.
     """
 
     job: str
@@ -148,9 +148,9 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     wrong_calls: tuple[str, ...] = ()
     """Calls that the local AWS refused because AWS does not document their parameters, a sentence for each."""
     is_temptation: bool = False
-    """True for a short day whose plan tests a single safeguard. The rules do not count its strikes."""
+    """True for a short day whose plan tests a single safeguard. The rules do not count its injected faults."""
     refused: int = 0
-    """Number of strikes that found no instance or rank to hit."""
+    """Number of planned faults that were not injected, because there was no instance or rank to hit."""
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from infra.local_cloud.fault_script import Moment
 
 FIRST_SECONDS: Final = 4.0
 LAST_SECONDS: Final = 12.0
-"""Seconds at the end of the day without new strikes."""
+"""Seconds at the end of the day in which no new fault begins."""
 ROUND: Final = (
     "ranks",
     "ranks",
@@ -45,9 +45,9 @@ ROUND: Final = (
 )
 """Kinds of the faults in each period of two minutes. Their order is random."""
 SERVER_ROUND: Final = ("freeze", "database")
-"""Further kinds in each period if the control plane has two servers and PostgreSQL."""
+"""Kinds of faults that each period of two minutes also contains if the control plane has two servers and PostgreSQL."""
 AWS_ROUND: Final = ("stale view", "zone", "throttle")
-"""Further kinds in each period: faults of AWS's API, which stop no instance."""
+"""Kinds of faults that each period of two minutes also contains: faults of AWS's API, which stop no instance."""
 ROUND_SECONDS: Final = 120.0
 FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
 """Kinds of faults that hit a recovery that has just begun. Each entry occurs once in each period of two minutes."""
@@ -66,14 +66,14 @@ THROTTLED_SHARE: Final = 0.4
 OMITTED_SHARE: Final = 0.2
 """Share of instances that an answer of DescribeInstances omits during a stale view.
 
-AWS's longest delay (`AwsAnswers.visibility_seconds`) applies besides.
+In addition, the fault delays all changes by AWS's longest delay (`AwsAnswers.visibility_seconds`).
 """
 HIT_SECONDS: Final = 12.0
-"""Longest time that a strike waits for an instance or rank that it may hit."""
+"""Longest time that a due fault waits for an instance or rank that it may hit."""
 FOLLOW_SECONDS: Final = 2.0
-"""Longest time that a strike on a recovery waits for its target. Recoveries are short."""
+"""Longest time that a due fault that must hit a recovery waits for its target. It is short, as recoveries are."""
 SERVER_SECONDS: Final = 60.0
-"""Longest time that a freeze or a fault of the database waits until all servers run.
+"""Longest time that the freeze of a server, or a fault of the database, waits until all servers run.
 
 The restart of a killed server takes 20 s on a busy machine.
 """
@@ -135,7 +135,7 @@ def plan(*, seed: int, minutes: float, has_links: bool, has_servers: bool = Fals
 def faults(line: Line) -> tuple[AnyFault, ...]:
     """Return the faults of a plan line: two faults for a pair, otherwise one. Each fault has a role as its target.
 
-    The kinds of `SERVER_ROUND` are no faults of the local cloud.
+    The kinds of `SERVER_ROUND` raise ValueError, because they are no faults of the local cloud.
     """
     place = line.pick // 7 % 60  # 60 is divisible by 1 to 6, so each of up to six targets is equally likely
     node, shard = (
@@ -169,7 +169,7 @@ def faults(line: Line) -> tuple[AnyFault, ...]:
 
 
 def patience_seconds(line: Line) -> float:
-    """Return how many seconds a strike waits at most for an instance or rank that it may hit."""
+    """Return how many seconds a due fault waits at most for an instance, a rank or a server that it may hit."""
     if line.kind in SERVER_ROUND:
         return SERVER_SECONDS
     return FOLLOW_SECONDS if line.follows else HIT_SECONDS

@@ -1,5 +1,6 @@
 """The rules of a bad day: pure functions of the collected facts. Each returns a sentence per violation.
 
+A *strike* is a fault that the day injected.
 one job per node           no two generations, of one job or of two, make steps on a node at the same time
 decided before it ended    an instance ends because of a strike, or after an event records Everstep's decision
 evidence                   the ranks of a node that Everstep gave up as silent finished no further steps
@@ -27,9 +28,10 @@ from tests.bad_day.facts import Boundary, Call, Day, Incident, Start, Strike, Vi
 from tests.bad_day.plan import AWS_ROUND, SERVER_ROUND
 
 KINDS: Final = ("ranks", "agents", "instances", "groups", "control plane", "links", *AWS_ROUND)
-"""Kinds of strikes that must take effect often enough in a day.
+"""Kinds of strikes (injected faults) that must take effect often enough in a day.
 
-Strikes of other kinds only tempt a control plane that lacks a safeguard.
+With two servers, the kinds in `SERVER_ROUND` must, too. Failed status checks need not: they do harm only if the control
+plane lacks a safeguard.
 """
 OBEYED: Final = 200
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
@@ -44,12 +46,12 @@ CAUSE_REACH_SECONDS: Final = 45.0
 The limit allows for throttling by AWS.
 """
 CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
-"""Time after the control plane was away during which a due checkpoint may be missing.
+"""Time after a fault of the control plane or its database during which a due checkpoint may be missing.
 
-The control plane starts in three seconds, or five on a busy machine. Then it waits for reports of its agents.
+In this time, the control plane is down for up to 3 s, starts in up to 5 s, and waits for the reports of its agents.
 """
 TAKEOVER_SECONDS: Final = 18.0
-"""Time in which a server takes a fleet over from a frozen one: nine seconds of lease, nine for the agents."""
+"""Time in which a server takes over a fleet from a frozen server: 9 s until the lease expires, 9 s for the agents."""
 FLAP_SECONDS: Final = 120.0
 """Two opposite changes of desired capacity within this time count as flapping, unless an event explains the second."""
 SILENT_STEPS: Final = 2
@@ -77,7 +79,7 @@ COST_SECONDS: Final = {
     "freeze": 10.0,
     "database": 6.0,
 }
-"""Seconds for which one strike may keep a job from training, on average, by the kind of the strike.
+"""Seconds for which one strike (injected fault) may keep a job from training, on average, by the strike's kind.
 
 The times are four times those on a quiet machine with two cores, and twice those on a busy one. The bound for ETTR, the
 fraction of time spent on training, follows from them.
@@ -85,10 +87,10 @@ fraction of time spent on training, follows from them.
 MEAN_MINUTES: Final = 5.0
 """Shortest day whose ETTR the rules judge.
 
-A shorter day has too few strikes for a mean, and runs beside other tests, whose load decides how long ranks start.
+A shorter day has too few faults for a mean. It also runs beside other tests, whose load slows the start of ranks.
 """
 EVERYWHERE: Final = frozenset({"control plane", "freeze", "database", "zone", "stale view", "throttle"})
-"""Kinds of strikes that hit a service which all jobs need, not single nodes."""
+"""Kinds of strikes (injected faults) that hit a service which all jobs need, not single nodes."""
 
 _Rule = Callable[[Day], list[str]]
 
@@ -164,7 +166,8 @@ def evidence(day: Day) -> list[str]:
                 continue  # the instance ended before or during the recovery
             passed = steps.get((incident.job, incident.generation_before, instance), [])
             stops = [at for at in killed[incident.job, incident.generation_before] if at <= incident.opened_at]
-            # A failure is dated at the node's last report. The node trains until its link is cut before the next one.
+            # A failure's time is that of the node's last report. If a strike cut the link after this report and before
+            # the next, the node trained until the cut, so only steps after the cut count.
             stops += [at for at in cuts[instance] if incident.failed_at < at <= incident.failed_at + REPORT_SECONDS]
             since = sum(max([incident.failed_at, *stops]) < at <= incident.opened_at for at in passed)
             if since > SILENT_STEPS:
@@ -176,7 +179,10 @@ def evidence(day: Day) -> list[str]:
 
 
 def _is_named_for_rank(incident: Incident, node: str) -> bool:
-    """Return True if the evidence names the node only because its ranks ended, as another node's end makes them end."""
+    """Return True if the evidence names the node only because its ranks ended.
+
+    Ranks also end because another node is lost, so such a node does not count as silent.
+    """
     naming = [words for words in incident.evidence if node in words]
     return bool(naming) and all(words.startswith("rank ") and f" on {node} " in words for words in naming)
 
@@ -204,7 +210,7 @@ def _cuts_of_links(day: Day) -> dict[str, list[float]]:
 
 
 def steady_capacity(day: Day) -> list[str]:
-    # If Everstep drains a node because the fleet has too many, this decision explains no change of desired capacity.
+    # A decision to drain a node because the fleet has too many nodes is no excuse for a change of desired capacity.
     causes = sorted(decision.at for decision in day.decisions if "surplus" not in decision.words)
     moves = _moves(day.calls)
     wrong, used = [], set[int]()
@@ -453,12 +459,11 @@ RULES: Final[dict[str, _Rule]] = {
 
 
 def expected_ettr(strikes: Iterable[Strike], wall_seconds: float) -> float:
-    """Return the lowest ETTR (fraction of wall time spent on training) that the rules accept for a day with these
-    strikes.
+    """Return the lowest ETTR (fraction of wall time spent on training) that the rules accept for these injected faults.
 
-    The bound is 1 − Σ cost of each strike ÷ Σ wall seconds of all jobs, without time in the queue. A strike costs at
-    most one job. A strike that lasts longer costs no more, because a node without a link is replaced. Each job may also
-    spend the cost of one instance on its start.
+    The bound is 1 − Σ cost of each fault ÷ Σ wall seconds of all jobs, without time in the queue. The cost counts for
+    one job only. It does not grow with the duration of the fault, because a node without a link is replaced. Each of
+    the three jobs may also spend the cost of one lost instance on its start.
     """
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     return max(0.0, 1.0 - cost / wall_seconds) if wall_seconds else 0.0
@@ -484,7 +489,7 @@ def _lines_by_place(lines: Iterable[Boundary]) -> dict[tuple[str, int, str], lis
 
 
 def _traced_lost_steps(incident: Incident, lines: Iterable[Boundary]) -> int:
-    """Return how many steps above the incident's restored step the incident's generations had finished before.
+    """Return how many steps after the restored step the generations of the incident had finished before the recovery.
 
     Steps of earlier generations belong to earlier incidents.
     """

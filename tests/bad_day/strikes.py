@@ -1,4 +1,4 @@
-"""Carries out the strikes of a plan and checks that each one takes effect.
+"""Carries out the strikes of a plan, which are injected faults, and checks that each strike takes effect.
 
 An effect is an ended process, an instance state that AWS reports, or a packet that a link dropped.
 """
@@ -26,15 +26,16 @@ from tests.bad_day.watch import GONE, Watch
 from tests.production.stack import Servers
 
 SEE_SECONDS: Final = 20.0
-"""Longest time that a strike waits for its effect. It is long, because a busy machine polls late."""
+"""Longest time until an injected fault has an observed effect. It is long, because a busy machine polls late."""
 LOOK_SECONDS: Final = 0.1
 MOST_AT_ONCE: Final = 16
 Tell = Callable[[str], None]
 
 
 class Strikes:
-    """Carries out the strikes of a plan. Each strike has its own thread, so that a lasting strike does not delay the
-    next one.
+    """Carries out the strikes (planned faults) of a plan.
+
+    Each strike has its own thread, so that a lasting strike does not delay the next strike.
 
     Args:
         cluster: the cluster under test.
@@ -57,9 +58,9 @@ class Strikes:
         """Lock that a strike holds while it hits a control-plane server or the database."""
 
     def play(self, lines: Iterable[Line], goes_on: Callable[[], bool]) -> None:
-        """Carry out the strike of each line of the plan at its time. Stop early when `goes_on` returns False.
+        """Inject the fault of each line of the plan at its time. Stop early when `goes_on` returns False.
 
-        Return after the effect of every strike has been checked. Clear all lasting faults at the end.
+        Return after the effect of every fault has been checked. Clear all lasting faults at the end.
         """
         began = time.monotonic()
         for line in lines:
@@ -88,7 +89,7 @@ class Strikes:
             else:
                 return
 
-    # Strikes, one method per kind
+    # Strikes (injected faults), one method per kind
 
     def _aimed(self, line: Line) -> list[list[AnyFault]]:
         return [self._aim(fault) for fault in faults(line)]
@@ -127,7 +128,10 @@ class Strikes:
 
     @contextmanager
     def _one_server(self) -> Iterator[None]:
-        """Hold the lock of the control plane, so that at most one of its parts is away at a time."""
+        """Hold the lock `_server`, so that at most one server or the database is down at a time.
+
+        At the end, wait until both servers of a production installation are ready.
+        """
         if not self._server.acquire(blocking=False):
             raise LookupError("a part of the control plane is away already")
         try:
@@ -223,7 +227,7 @@ class Strikes:
     def _end(self, kind: str, groups: list[list[AnyFault]]) -> None:
         """Terminate all given instances within one second.
 
-        Each inner list names the instances of one strike, for example all holders of a shard.
+        Each inner list becomes one recorded strike, for example the terminations of all holders of a shard.
         """
         inits = {node: identify(pid) for node, pid in self._cluster.instances().items()}
         hits, at = [], time.time()
@@ -250,7 +254,7 @@ class Strikes:
             )
             self._note(at, kind, hit, did, seen)
 
-    # Checks of effects
+    # Checks of the effects of strikes
 
     def _is_gone(self, node: str) -> bool:
         return self._watch.states.get(node) in GONE or node in self._watch.ended

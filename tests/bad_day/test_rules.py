@@ -351,7 +351,8 @@ def test_a_node_may_train_from_its_last_report_until_its_link_is_cut() -> None:
     assert not is_wrong(cut, 101.0)
     assert is_wrong(replace(cut, seen=""), 101.0)
     assert is_wrong(replace(cut, targets=(C,)), 101.0)
-    # Later steps than the cut, and a cut after the next report was due, explain nothing.
+    # Three steps after the cut prove that the node was alive. A cut after the next report was due does not explain why
+    # this report is missing.
     assert is_wrong(replace(cut, at=101.15), 101.0)
     assert is_wrong(cut, 100.3)
 
@@ -369,7 +370,7 @@ def test_a_rank_may_end_before_it_has_written_its_last_step_down() -> None:
 
 def test_desired_capacity_may_turn_round_once_for_each_node_that_was_taken_out_of_use() -> None:
     assert not RULES["steady capacity"](with_orders((190, 3), (200, 4), (210, 3))(well()))
-    # These changes are minutes apart and do not count as flapping.
+    # These changes are minutes apart, so they do not count as flapping and need no excuse.
     assert not RULES["steady capacity"](with_orders((1090, 3), (1403, 4), (1610, 3))(well()))
     ended = Call(at=204.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)
     surplus = Decision(at=199.0, instance=C, words="spare → draining: surplus: the fleet needs 3 nodes")

@@ -21,7 +21,7 @@ from infra.local_cloud.up import LocalCluster
 LOOK_SECONDS: Final = 0.7
 THROTTLING: Final = ("Throttling", "RequestLimitExceeded")
 DISRUPTED: Final = "Unavailable"
-"""Error code of EC2's Describe operations for instances in a disrupted zone."""
+"""Error code with which EC2's Describe operations fail for instances in a disrupted zone."""
 GONE: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
 Json = dict[str, Any]
 

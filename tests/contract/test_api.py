@@ -286,7 +286,7 @@ def reachable_inputs() -> set[str]:
     return found
 
 
-# Calls
+# Successful calls of every operation
 
 
 def test_every_operation_goes_there_and_back(service, client, world):

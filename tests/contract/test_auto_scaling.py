@@ -52,7 +52,7 @@ def code_and_message(error: pytest.ExceptionInfo[ClientError]) -> tuple[str, str
     return error.value.response["Error"]["Code"], error.value.response["Error"]["Message"]
 
 
-# Launching
+# Launches of instances
 
 
 def test_a_launch_is_pending_until_the_boot_is_over(aws: ServedAws) -> None:
@@ -425,7 +425,7 @@ def test_an_instance_refresh_replaces_all_members(aws: ServedAws) -> None:
     assert not set(aws.in_service(group, 2)) & set(before)
 
 
-# Groups
+# Requests about groups
 
 
 def test_the_same_name_twice_is_refused_and_harms_nobody(aws: ServedAws) -> None:

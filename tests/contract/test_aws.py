@@ -119,7 +119,8 @@ def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> No
         def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
             keys = super().assume_role(role_arn, session)
             made.append(keys.access_key_id)
-            # Botocore renews credentials 15 minutes before they expire.
+            # The first keys expire in a minute. Botocore renews credentials 15 minutes before they expire, so it must
+            # request new keys for the second call.
             return replace(keys, expires_at=time.time() + (60 if len(made) == 1 else 3600))
 
     store = Ending(environment(url)).objects(ROLE, SESSION)

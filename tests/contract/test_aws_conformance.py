@@ -91,7 +91,7 @@ def left_over(aws: ServedAws) -> list[Any]:
 
 
 def forget_planted_calls(aws: ServedAws, undocumented_calls: list[str]) -> None:
-    """Forget the wrong calls with which a question observes AWS's refusals."""
+    """Forget the undocumented calls that a question sends on purpose, to record how AWS refuses them."""
     assert {words.partition(": ")[0] for words in aws.take_wrong_calls()} == {*WRONG}
     undocumented_calls.clear()
 
@@ -115,7 +115,8 @@ def test_a_run_answers_every_question_and_the_local_cloud_replays_the_answers(
     assert recorded.unanswered == {}
     assert all(question.sentence in said for question in QUESTIONS)
     answers = recorded.answers
-    # The local cloud behaves as its defaults, so a run finds these.
+    # The local cloud behaves as the defaults of `AwsAnswers` say, so the run's answers equal these defaults, except for
+    # the two measured values.
     assert msgspec.structs.replace(
         answers, visibility_seconds=10.0, auto_scaling_rate=AwsAnswers().auto_scaling_rate
     ) == (AwsAnswers())
@@ -212,7 +213,7 @@ def test_the_longer_of_two_durations_counts() -> None:
     assert merged(answers) == {"visibility_seconds": 3.0, "topology_layers": 2}
 
 
-# The command line
+# The command `everstep aws-conformance`
 
 
 @pytest.fixture
@@ -255,7 +256,7 @@ def test_the_command_stores_the_answers(aws: ServedAws, environment: None, tmp_p
 
 
 def test_the_command_removes_its_resources_after_sigterm(aws: ServedAws, tmp_path: Path) -> None:
-    # This question watches a member for minutes, so the run cannot end before the signal.
+    # This question observes a group's member for minutes, so the run cannot end before the signal.
     words = ["--yes", "--image", IMAGE, "--out", str(tmp_path / "answers.json"), "--question", "ended-member"]
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("everstep")), "aws-conformance", *words],
@@ -275,7 +276,7 @@ def test_the_command_removes_its_resources_after_sigterm(aws: ServedAws, tmp_pat
 
 
 def test_the_command_prints_the_lines_of_the_page_and_asks(aws: ServedAws) -> None:
-    """The page shows the command and its question. The answer here is no."""
+    """The command prints the lines that docs/aws.md shows, and asks before it starts instances. The test answers no."""
     (block,) = blocks_to_run(SECTION)
     command_line, _, lines = block.text.partition("\n")
     program, *words = command_line.removeprefix("$ ").split()

@@ -279,7 +279,7 @@ async def test_the_end_of_a_block_is_a_notice_with_the_moment_at_which_its_insta
     )
 
 
-# Events
+# Events of EC2 and Auto Scaling
 
 
 def test_the_life_of_an_instance_is_told(aws: ServedAws, queue: Queue) -> None:
@@ -362,7 +362,7 @@ def test_who_waits_at_a_queue_keeps_nobody_waiting(aws: ServedAws) -> None:
         assert [message["Body"] for message in waiting.result(timeout=20)["Messages"]] == ["over"]
 
 
-# Capacity
+# Lack of capacity
 
 
 def test_a_lack_of_capacity_is_said_to_who_runs_instances(aws: ServedAws) -> None:
@@ -430,7 +430,7 @@ def test_a_suspended_launch_says_by_whom_and_is_cleared(aws: ServedAws, administ
     assert [one["ProcessName"] for one in aws.group(group)["SuspendedProcesses"]] == ["ReplaceUnhealthy"]
 
 
-# Status, topology, throttling
+# Status checks, network topology and throttling
 
 
 def test_a_failing_status_check_makes_a_healthy_instance_an_unhealthy_member(aws: ServedAws) -> None:

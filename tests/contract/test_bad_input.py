@@ -382,7 +382,7 @@ def test_a_body_is_bounded_whether_or_not_it_says_how_long_it_is(http: httpx.Cli
     assert http.get("/v1/health").status_code == 200
 
 
-# Tokens
+# Bad tokens, and objects of other projects
 
 
 def calls() -> Iterator[tuple[str, str, str]]:
@@ -444,7 +444,7 @@ def test_what_is_another_projects_does_not_exist(service: Service) -> None:
                 assert "gpt" not in client.get(path).text, f"{name} names a job of another project"
 
 
-# Archives
+# Uploaded source archives
 
 
 def archive(*members: tuple[str, bytes | None]) -> bytes:

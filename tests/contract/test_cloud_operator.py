@@ -199,7 +199,7 @@ def test_a_member_that_ec2_ended_stays_until_it_is_removed_and_that_brings_its_r
     assert ended.state.has_ended
     assert "User initiated" in ended.state_reason
     world.operator.terminate_member(lost, decrement=False)
-    # AWS may hold even an ended instance at the hook.
+    # AWS may hold even an instance that has already ended at the terminating hook, so release it.
     world.operator.complete_termination(name, TERMINATION_HOOK.name, lost)
     group = world.until(
         name,
@@ -268,7 +268,7 @@ def test_an_instance_that_is_well_or_unknown_has_no_status_to_tell(world: World)
 
 def test_a_status_check_that_fails_is_told_by_its_name(world: World) -> None:
     name = world.make_group(desired=1)
-    # Give the group the settings that Everstep requires. Otherwise, it would terminate the instance immediately.
+    # Give the group the settings that Everstep requires. A group without them would terminate the instance immediately.
     ensure(world.operator, world.operator.describe_group(name))
     (id,) = world.in_service(name, 1)
     world.fail_check(id, "system")

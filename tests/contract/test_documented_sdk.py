@@ -1,6 +1,6 @@
 """The Python blocks of docs/sdk.md run unchanged, in order, against the real application.
 
-Waiters return without a pause.
+The waiters of the blocks return at once, because no real job runs.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ MODELS: dict[str, tuple[Callable[[], Mapping[int, Sequence[Stored]]], int]] = {
     "large": (large, 64 * MIB),
     "columns": (columns, 64 * MIB),
 }
-"""Checkpoints, and the size of the largest tensor in memory during an export. In fp32, columns have 64 MiB."""
+"""Checkpoints, each with the size of its largest tensor in memory during an export, by name.
+
+An export converts the float16 tensors of `columns` to fp32, which doubles their size to 64 MiB."""
 
 
 @pytest.fixture(scope="module")

@@ -170,8 +170,9 @@ def test_a_stream_of_any_size_comes_back(store: ObjectStore, size: int) -> None:
 
 
 class ScriptedShare:
-    """A holder that helps with an upload: it sends every even part except the last, before the owner sends its first
-    part.
+    """A holder that helps with an upload.
+
+    Before the owner sends its first part, the holder sends all parts with even numbers, except the last of them.
     """
 
     def __init__(self, store: ObjectStore, key: str, data: bytes) -> None:

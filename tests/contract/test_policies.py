@@ -52,7 +52,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
 
 @pytest.fixture(scope="module")
 def places(aws: ServedAws) -> Mapping[str, str]:
-    """The ARNs of the resources that an installation uses, by the variable of the module."""
+    """Create the resources that an installation uses. Return their ARNs by the variable of the module `identity`."""
     aws.client("s3").create_bucket(Bucket=BUCKET)
     secret = aws.client("secretsmanager").create_secret
     queue = aws.client("sqs").create_queue(QueueName="everstep-notices")["QueueUrl"]
@@ -74,7 +74,7 @@ def places(aws: ServedAws) -> Mapping[str, str]:
 
 @pytest.fixture(scope="module")
 def policies(aws: ServedAws, places: Mapping[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Policy]:
-    """The policies by role, as the provider renders them."""
+    """Return the policy of each role, as Terraform's AWS provider renders it."""
     terraform = terraform_of("policies", aws.url, aws.keys, tmp_path_factory.mktemp("terraform"), root_file=ROOT)
     parameter = "arn:aws:ssm:us-east-1:123456789012:parameter/team/token"
     secrets = {"job_secret_arns": [places["job_secret_arns"], parameter], "projects": ["team"]}
@@ -244,7 +244,7 @@ def act_as_agent(aws: ServedAws) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def requests(aws: ServedAws, places: Mapping[str, str]) -> Mapping[str, list[Request]]:
-    """The requests by role."""
+    """Return the recorded requests of a server and of an agent, by role."""
     return {"server": act_as_server(aws, places), "node": act_as_agent(aws)}
 
 

@@ -97,7 +97,7 @@ EVIL_PARTS = [
     "{}",
     '["a"]',
 ]
-"""Replacements for one element of a page token that no token accepts."""
+"""Replacements for one element of a page token. The service must refuse every token with such an element."""
 ODD_PARTS = [
     "0",
     '""',
@@ -111,7 +111,7 @@ ODD_PARTS = [
 ]
 """Unusual replacements for one element of a page token.
 
-The service must accept them in some tokens and refuse them in others.
+The service may accept or refuse a token with such an element, but must not fail.
 """
 
 ONE_ENGINE = pytest.mark.parametrize("service", ["sqlite"], indirect=True)

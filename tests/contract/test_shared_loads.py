@@ -28,7 +28,7 @@ OWN_BYTES, SHARED_BYTES = 12 * 1024 * 1024, 24 * 1024 * 1024
 
 
 class Count:
-    """Counts the bytes of S3's answers to one node."""
+    """Counts the bytes that S3 sends to one node."""
 
     def __init__(self, begun: threading.Event) -> None:
         self.bytes = 0
@@ -91,7 +91,7 @@ async def test_s3_serves_every_byte_of_a_shard_once(
 
 
 def counted(stores: Sequence[S3ObjectStore]) -> list[Count]:
-    """Return the bytes of S3's answers to each node from now on."""
+    """Return a counter per store, which counts the bytes that S3 sends to the store's node from now on."""
     counts = [Count(threading.Event()) for _ in stores]
     for store, count in zip(stores, counts, strict=True):
         store.client.meta.events.register("after-call.s3.GetObject", count)
@@ -99,7 +99,7 @@ def counted(stores: Sequence[S3ObjectStore]) -> list[Count]:
 
 
 def tensors(own: Sequence[int], shared_bytes: int) -> list[Tensors]:
-    """Return the tensors of ranks: one of the given size that differs, and two that are equal on all ranks."""
+    """Return each rank's tensors: its own one, with the rank's size in `own`, and two that are equal on all ranks."""
     size = shared_bytes // 2
     shared = [(f"shared{each}", "uint8", (size,), os.urandom(size)) for each in range(2)]
     return [[("own", "uint8", (size,), os.urandom(size)), *shared] for size in own]
@@ -108,7 +108,9 @@ def tensors(own: Sequence[int], shared_bytes: int) -> list[Tensors]:
 async def test_s3_serves_a_shared_object_once_to_the_ranks_of_a_node(
     stores: list[S3ObjectStore], tmp_path: Path
 ) -> None:
-    """Two ranks of one node load equal tensors, as with DDP. Other nodes help with both loads."""
+    """Two ranks of one node load tensors that are equal on both, as with DDP. S3 sends each byte of these tensors once.
+
+    The other nodes read parts of both shards for this node."""
     nodes = Cluster(tmp_path, stores[:NODE_COUNT], tensors([OWN_BYTES] * 2, SHARED_BYTES), ranks_per_node=2)
     await nodes.upload()
     counts = counted(stores)
@@ -127,7 +129,9 @@ async def test_s3_serves_a_shared_object_once_to_all_nodes(
     frozen: tuple[str, ...],
     node_count: int,
 ) -> None:
-    """All nodes of a job load at the same time. The equal tensors are at different positions of their shards."""
+    """All nodes of a job load at the same time. S3 sends each byte of the tensors that are equal on all ranks once.
+
+    These tensors are at different positions in the shards of the ranks."""
     use_small_chunks(monkeypatch, SMALL_CHUNK_BYTES)
     for store in stores:
         store.range_bytes = PART_CHUNKS * SMALL_CHUNK_BYTES

@@ -137,7 +137,8 @@ def test_lines_that_are_too_old_or_too_far_ahead_are_counted(connection: Connect
     connection.client("logs").create_log_group(logGroupName="/everstep/late")
     now, day = int(time.time() * 1000), 24 * 3600 * 1000
     sink = LogGroupSink(connection, "/everstep/late")
-    # Moto reports an index that is one less than the index that AWS documents.
+    # The service refuses both lines. moto reports an index that is one less than the index that AWS documents, so the
+    # sink returns one instead of two here.
     assert sink.put_lines("s", [BatchLine(now - 15 * day, "old"), BatchLine(now - 15 * day + 1, "old")]) > 0
     assert sink.put_lines("s", [BatchLine(now, "now"), BatchLine(now + 3 * 3600 * 1000, "ahead")]) == 1
 

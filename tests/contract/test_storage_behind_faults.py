@@ -159,7 +159,9 @@ def test_an_upload_outlasts_a_short_fault_of_each_of_its_requests(
 
 
 def test_an_error_inside_an_answer_of_status_200_is_no_success(proxy: S3Proxy, store: S3ObjectStore) -> None:
-    """S3 may answer CompleteMultipartUpload with status 200 before it fails."""
+    """The client repeats a CompleteMultipartUpload whose answer has status 200 but contains an error.
+
+    S3 may send the status 200 before it completes the upload, and then fail."""
     proxy.plan(Answer(code="InternalError", status=200), operation("POST uploadId"))
     put(store, LARGE)
     assert proxy.met == 1
@@ -184,7 +186,7 @@ def test_a_read_outlasts_a_short_fault(proxy: S3Proxy, store: S3ObjectStore, dat
 @pytest.mark.parametrize("fault", sorted({*SHORT_FAULTS} - {"RequestTimeout"}))
 def test_a_list_and_a_description_outlast_a_short_fault(proxy: S3Proxy, store: S3ObjectStore, fault: str) -> None:
     put(store, SMALL)
-    planned, times = SHORT_FAULTS[fault]  # The answer to HEAD has no body, so it cannot name RequestTimeout.
+    planned, times = SHORT_FAULTS[fault]  # RequestTimeout is left out: an answer to HEAD has no body to name it.
     for name, call in (
         ("GET list-type", lambda: [each.bytes for each in store.list(at(""))]),
         ("HEAD", lambda: [found.bytes if (found := store.head(at())) else None]),

@@ -167,10 +167,11 @@ def killed_after(server: SeaweedFs, byte_count: int) -> Iterator[str]:
 def test_a_server_killed_inside_a_manifest_write_leaves_no_part_of_it(
     server: SeaweedFs, monkeypatch: pytest.MonkeyPatch, byte_count: int
 ) -> None:
-    """The server is killed when it has received some bytes of the control plane's write.
+    """A server is killed while it receives a manifest from the control plane. No part of the manifest remains.
 
-    The bytes end in the headers of the request, or in the middle or near the end of its body. The write fails with an error that may be retried. After the server's restart, no manifest exists, or a whole one.
-    The repeated conditional write then stores the manifest, or finds it.
+    The server has then received a part of the request's headers, or the request up to the middle or near the end of
+    its body. The write fails with a retryable error. After the server's restart, no manifest or a whole manifest
+    exists. The repeated conditional write stores the manifest, or finds it.
     """
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda _: None, time=time.time))
     place, keys = reference(f"{byte_count}/manifest.json"), LocalKeys(access_key_id="test", secret_access_key="test")

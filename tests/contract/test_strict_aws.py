@@ -35,7 +35,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
 
 @pytest.fixture(scope="module")
 def kind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedAws]:
-    """Yield a local cloud with the answers that are better for Everstep than the assumptions."""
+    """Yield a local cloud whose AWS behaves better for Everstep than the defaults of `AwsAnswers` assume."""
     answers = AwsAnswers(
         pending_member_shows_protection=True,
         pending_member_is_protectable=True,
@@ -151,7 +151,7 @@ def test_protection_of_new_members_is_the_groups_setting_at_their_launch(aws: Se
     assert not is_protected(aws, group, id)
 
 
-# What Describe operations show
+# Answers of EC2's Describe operations about new and changed instances
 
 
 def described(aws: ServedAws, id: str) -> list[str]:
@@ -287,7 +287,8 @@ def test_an_error_names_one_unknown_id(aws: ServedAws, kind_aws: ServedAws) -> N
 
 def test_operations_of_a_family_share_a_bucket(aws: ServedAws) -> None:
     with client_without_retries(aws, "ec2") as ec2, client_without_retries(aws, "autoscaling") as scaling:
-        # A hundredth of AWS's rates: one call of each family, and the next token after five seconds or later.
+        # At a hundredth of AWS's rates, the limit permits one call of each family of operations. The next call of the
+        # same family is permitted five seconds later or more.
         aws.set_conditions(quick(api_rate_share=0.01))
         ec2.describe_subnets()
         assert refusal(ec2.describe_vpcs)[0] == "RequestLimitExceeded"
@@ -390,7 +391,7 @@ def test_capacity_rebalancing_replaces_even_a_protected_member(aws: ServedAws, h
     assert (aws.in_service(name, 1) == [id]) is not has_rebalance
 
 
-# Answers of AWS
+# A local cloud with other answers of AWS than the defaults (`AwsAnswers`)
 
 
 def ended_member(aws: ServedAws) -> tuple[str, str]:

@@ -61,7 +61,8 @@ def test_an_installation_is_created_planned_without_changes_and_destroyed(tmp_pa
             quickstart.require_no_changes()
             check_policies(quickstart.resources())
             check_group(aws, "everstep-main")
-            # The provider waits 45 s for each deleted queue. The production test deletes the same module.
+            # Remove the module with the queues from the state, because the provider waits 45 s for the deletion of each
+            # queue. The test of `production` deletes the same module.
             quickstart.run("state", "rm", "module.events")
         finally:
             quickstart.destroy()

@@ -66,7 +66,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "CreateTrainingJobNote": {"Text": "a baseline"},
 }
 BY_NAME = {"ListEvents", "ListIncidents", "ListDrills", "StreamEvents"}
-"""List operations with a filter by job name."""
+"""Operations that list objects of several jobs and accept a job's name as a filter."""
 
 
 @pytest.fixture(scope="module")

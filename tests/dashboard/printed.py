@@ -37,7 +37,7 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
         lineage = jobs.lineage(session, record.run_id)
     reached = {each.generation_before: each.reached_step for each in world.incidents(name)}
     ends = [each.planned_at for each in lineage[1:]] + [record.ended_at]
-    # A waiting job has not been launched, so the loop has no element.
+    # `lineage` is empty for a job that has never been launched, although `ends` then has an element.
     for entry, over_at in zip(lineage, ends, strict=False):
         if entry.started_at is None:
             continue
@@ -48,7 +48,7 @@ def print_run(world: World, name: str, last_words: Mapping[int, str]) -> None:
         for node in launch.plan.nodes:
             lines: list[LogLine] = []
             for rank in node.ranks:
-                # Each line with the part of the launch's time that had passed when the rank printed it.
+                # Each line follows the fraction (0 to 1) of the launch's time that had passed when the rank printed it.
                 said = [
                     (0.0, f"\x1b[2mrank {rank} of launch {launch.number}:\x1b[0m loading data"),
                     *(((step - numbers.start + 1) / (numbers.stop - numbers.start), _step(step)) for step in numbers),

@@ -120,7 +120,7 @@ class RandomStory:
         self.moments.append(moment)
 
     def _log(self, job: jobs.SavedJob) -> None:
-        """Store the metrics of the steps that the job has completed since the last moment."""
+        """Store the metrics of the steps that the job has completed since the story recorded its last moment."""
         first = self.logged.get(job.run_id, 0)
         numbers = range(max(first, job.boundary - MOST_POINTS), job.boundary)
         points = tuple(

@@ -46,9 +46,9 @@ STEPS_BEFORE: Final = 45
 STEPS_AFTER: Final = 25
 """Number of steps that the job commits after the incident's end, before the recording is made."""
 FAILED_LAUNCHES: Final = 5
-"""Number of failed launches before the shortage is recorded. The pause before the next one is then 8 min."""
+"""Failed launches of instances before the shortage is recorded. The pause before the next launch is then 8 min."""
 SHORTAGE_SECONDS: Final = 600.0
-"""Maximum time until these launches have failed."""
+"""Maximum time until `FAILED_LAUNCHES` launches have failed."""
 BROKEN_STEP: Final = 33
 DOWN_SECONDS: Final = 45.0
 """Time for which the control plane is down."""

@@ -66,7 +66,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
     command: str
     did: str
-    """Output of the command, which describes the fault's effect."""
+    """Output of the fault command, which describes the fault's effect."""
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     story: str
     ended_at: datetime
-    """Time at which the rows were read."""
+    """Time at which the recorder read the rows from the database."""
     strikes: tuple[Strike, ...]
     tables: dict[str, list[Row]]
     objects: dict[str, str]
@@ -233,9 +233,9 @@ def _stored(recording: Recording) -> dict[str, list[Row]]:
 
 
 def _added(columns: Mapping[str, Column[Any]], row: Row) -> Row:
-    """Return the columns that a migration has added since the recording, with the values of existing rows.
+    """Return the columns that migrations have added since the recording, with the value that a migration gives them.
 
-    A migration adds a column that may be null, or that has a default of the server.
+    This value is the column's default in the database, or null if the column has no default.
     """
     added = {name: column for name, column in columns.items() if name not in row}
     defaults = {name: column.server_default for name, column in added.items()}

@@ -130,7 +130,8 @@ class Living(Served):
     def __init__(self, directory: Path, world: World, port: int = 0) -> None:
         super().__init__(directory, world, port)
         self._loop = asyncio.new_event_loop()
-        # The simulation waits for every call of a thread, so it runs them inline.
+        # The simulation waits for every call that it passes to a thread. `InTurn` therefore runs the calls inline, as
+        # this is faster.
         self._loop.set_default_executor(InTurn())
         # a daemon thread, so that a failed simulation does not keep the process alive
         self._thread = threading.Thread(target=self._loop.run_forever, name="world", daemon=True)

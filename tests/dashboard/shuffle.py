@@ -207,12 +207,12 @@ class _Words:
         return f"{float(said) * self._dealt.pace:.{len(decimals)}f}"
 
     def _nearest(self, clock: time) -> datetime:
-        """Return the time at which a clock shows this reading, as close as possible to the end of the recording."""
+        """Return the date and time for a time of day: the one that is closest to the end of the recording."""
         today = datetime.combine(self._ended_at, clock, UTC)
         return min((today + timedelta(days=days) for days in (-1, 0, 1)), key=lambda at: abs(at - self._ended_at))
 
     def _exact(self, second: datetime) -> datetime:
-        """Return the time in an incident's columns that a clock with whole seconds shows as this one, if it exists."""
+        """Return the exact time in an incident's columns that rounds down to `second`, or `second` itself."""
         return next((at for at in self._moments if at.replace(microsecond=0) == second), second)
 
     def _counted(self, said: str) -> str:

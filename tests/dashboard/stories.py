@@ -33,7 +33,7 @@ BATCH: Final = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of one batch of stories."""
+    """The result of rendering one batch of stories."""
 
     seed: int
     """Seed of the first story. The next stories have the next seeds."""

@@ -46,7 +46,7 @@ def desk(browser: Browser, served: Living) -> Iterator[Page]:
 def expect_incident(desk: Page, api: httpx.Client, cause: str, phases: dict[str, str]) -> None:
     """Expect the newest incident on the job's timeline, and on its own page, as the API describes it.
 
-    `phases`: words of the bar of a phase, by the field of the API that has the phase's duration.
+    `phases`: the words on the timeline's bar for a phase, by the API's field that contains the duration of the phase.
     """
     incident = api.get("/incidents", params={"TrainingJobName": "gpt"}).json()["Incidents"][-1]
     assert incident["Cause"] == cause

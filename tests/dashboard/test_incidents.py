@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
 MAX_WORDS = 82
-"""Maximum number of words in the answers of an incident's page: its head, and the cards above the timeline."""
+"""Maximum number of words above the timeline of an incident's page, so that a person reads them in ten seconds."""
 _WORDS_OF_ANSWERS = """() => {
   const words = []
   for (const root of document.querySelectorAll('main .head, main .incident')) {
@@ -34,7 +34,7 @@ _WORDS_OF_ANSWERS = """() => {
   }
   return words
 }"""
-"""Script that returns the visible words of these answers."""
+"""JavaScript that returns the visible words above the timeline of an incident's page: in its head and its cards."""
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_one_screen_tells_what_failed_when_why_what_was_done_what_was_lost_and_w
             re.compile("Nothing to do|Not urgent: |Optional: |Recommended now: |Decide now: ")
         )
         expect(verdict(desk)).not_to_contain_text("Act now")
-    # The page of the job advises the same as the page of the incident.
+    # The page of the job advises the same actions as the API's description of the incident.
     for action in described["Actions"]:
         expect(act).to_contain_text(action["Description"])
         _expect_commands(act, action)
@@ -154,7 +154,7 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     expect(card.locator("[data-figure=total-seconds]")).to_be_visible()
     todo = desk.get_by_role("region", name="What to do")
     for action in incident["Actions"]:
-        # The verdict states the first sentence of its action, and the card then has the rest.
+        # If the verdict at the top states the first sentence of an action, the card contains only the other sentences.
         first, _, rest = action["Description"].partition(". ")
         brief = re.split("[:,.]", first)[0]
         node = action.get("InstanceId", "–")
@@ -171,7 +171,7 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
 
 
 def _expect_commands(card: Locator, action: dict[str, Any]) -> None:
-    """Expect the commands of an action, or the button that does the same."""
+    """Expect the commands of an action, or the button that has the same effect."""
     if "MinNodeCount" in action:
         expect(card.get_by_role("button", name=f"Continue on {action['MinNodeCount']} nodes")).to_be_visible()
         return
@@ -180,7 +180,7 @@ def _expect_commands(card: Locator, action: dict[str, Any]) -> None:
 
 
 def _is_long(incident: dict[str, Any]) -> bool:
-    """Return whether the API leaves the wait of an incident to a person."""
+    """Return whether the API asks a person to decide how long an incident may wait for capacity."""
     return any(each["Urgency"] == "Later" and "InstanceId" not in each for each in incident["Actions"])
 
 

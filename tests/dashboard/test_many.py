@@ -88,7 +88,7 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
     scroll_down(page, ".matrix")
     copies = page.get_by_role("region", name="All copies").locator("tbody tr")
     expect(copies).to_have_count(100)
-    expect(copies.first).to_contain_text("not counted")  # the page lists shards with a missing copy first
+    expect(copies.first).to_contain_text("not counted")  # shards with a missing copy come first
     expect(copies.nth(1)).to_contain_text("1 of 2")  # the second row is the remaining copy of the same shard
     expect(copies.nth(2)).to_contain_text("3 steps")
     more = page.get_by_role("button", name=re.compile("^Show .* copies"))

@@ -131,7 +131,7 @@ def test_the_overview_shows_the_figures_of_today(desk: Page, api: httpx.Client) 
 
 @pytest.fixture
 def stored(seeded: Seeded) -> Served:
-    """The seeded world, in which one job has output files of two generations."""
+    """Store output files of two generations for one job of the seeded fleet, and return the fleet's server."""
     run = seeded.world.job(seeded.story.gpu).run_id
     for path, body in {
         "gen=1/rank=0/model.safetensors": b"old",

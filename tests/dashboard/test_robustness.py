@@ -24,7 +24,7 @@ LIVELY_COLORS = """() => [...document.querySelectorAll('main .tone-good, main .t
     return style.getPropertyValue('--tone') !== style.getPropertyValue('--idle')
   })
   .map((element) => element.outerHTML.slice(0, 120))"""
-"""Lists the elements that are green or blue."""
+"""JavaScript that lists the elements with a green or blue color, which the page must not show while it is outdated."""
 SMALL_TARGETS = """(least) => {
   const selector = 'a[href], button, input, select, textarea, summary, [role=button], [role=option], [role=menuitem]'
   const hidden = '.skip, .visually-hidden, [aria-hidden=true]'
@@ -53,11 +53,14 @@ SMALL_TARGETS = """(least) => {
     return [`${Math.round(width)}x${Math.round(height)} ${element.outerHTML.slice(0, 120)}`]
   })
 }"""
-"""Lists the interactive elements that are smaller than a target may be (WCAG 2.2, success criterion 2.5.8).
+"""JavaScript that lists the interactive elements that are too small (WCAG 2.2, success criterion 2.5.8).
 
-A control counts together with its label. The exceptions of the criterion apply to links in a line of text, to links and
-check boxes that are far enough from other targets, to the marks of the timeline, whose incidents have
-other links, and to the times of log lines, which are as dense as the lines.
+A control counts together with its label. The script leaves out elements to which an exception of the criterion applies:
+
+- links in a line of text,
+- links and check boxes that are far enough from other targets,
+- marks on the timeline, because each incident also has another link, and
+- times of log lines, because they must be as dense as the lines.
 """
 
 
@@ -68,10 +71,10 @@ def chunk(page_name: str) -> Path:
 
 
 def test_a_deploy_that_replaces_files_reloads_the_open_page_once(browser: Browser, seeded: Seeded) -> None:
-    """A tab is open while a new build replaces the file of a page that the tab has not loaded.
+    """A tab that opens a page whose file a new build has replaced reloads itself once, and then shows the page.
 
-    The test answers requests as the server of the new build does: the old name is missing, and other files name the
-    new one.
+    The test answers requests as the server of the new build does: the page's file has a new name, which the other
+    files contain, and the old name does not exist.
     """
     old = chunk("Drills")
     new = "Drills-newbuild1.js"

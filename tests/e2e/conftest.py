@@ -32,9 +32,9 @@ CONNECT_SECONDS = 300.0
 E2E_SECONDS = 400
 HERE = Path(__file__).parent
 MACHINE_NETWORK = "machine network"
-"""Group of the tests that add network devices to the machine.
+"""Group of the tests that add network devices to the machine, and of the test with Chromium.
 
-Chromium then aborts its requests, so its test is in the group, too.
+A new network device makes Chromium abort its requests, so these tests must not run at the same time.
 """
 
 _newest_state_dir: Path | None = None
@@ -127,7 +127,7 @@ def settled(place: Workplace) -> Iterator[None]:
     place.cluster.wait_for_nodes(place.node_count, timeout_seconds=CONNECT_SECONDS)
     yield
     for hold in place.directory.glob("gates/*/hold *"):
-        hold.unlink()  # A failed test leaves these files, and waiting ranks cannot stop.
+        hold.unlink()  # A failed test leaves the files that make ranks wait. Remove them, because waiting ranks cannot stop.
     for summary in place.client.get_paginator("list_training_jobs").paginate().search("TrainingJobSummaries[]"):
         if summary["TrainingJobStatus"] not in ENDED:
             # the job ended after the list was read

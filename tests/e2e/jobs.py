@@ -39,7 +39,7 @@ def wait_until(
     tell: Callable[[], object] = lambda: "",
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Any:
-    """Poll `arrived` until its result is true, and return the result. Fail after the timeout for tests."""
+    """Poll `arrived` until its result is true, and return the result. Fail after `patience_seconds`."""
     deadline = time.monotonic() + patience_seconds
     while not (answer := arrived()):
         if time.monotonic() > deadline:
@@ -262,10 +262,10 @@ class Job:
         On a busy machine, `step` may not be committed while the ranks wait at `moment`:
 
         - Everstep proposes one step at a time, after the newest step that a rank has reported, and so may skip `step`.
-        - The first snapshots of a launch are audited. Such a snapshot ends only in the step after it, so it cannot be
-          committed while the ranks wait.
+        - Everstep audits the first snapshots of a launch: it compares the copy with the live tensors. An audited
+          snapshot ends only during the next step, so it cannot be committed while the ranks wait.
 
-        The ranks then train up to the proposed step, or one step further, and wait again.
+        In these cases, the ranks train up to the proposed step, or one step further, and wait again.
 
         Args:
             moment: the first moment, `generation:step`, at which the ranks wait.

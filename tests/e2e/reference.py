@@ -30,7 +30,7 @@ class References:
 
 def train(script: str, directory: str) -> None:
     """Set the rank's output directory, then run the script. The warm parent calls this function in the rank."""
-    # Launchers set these variables. Each rank is on a node of its own here.
+    # Set the variables that a launcher such as torchrun sets. Here, each rank counts as the only rank of its node.
     launcher = {"GROUP_RANK": os.environ["RANK"], "GROUP_WORLD_SIZE": os.environ["WORLD_SIZE"]}
     os.environ |= {**launcher, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "undisturbed"}
     os.environ["EVERSTEP_OUTPUT_DIR"] = f"{directory}/rank={os.environ['RANK']}"

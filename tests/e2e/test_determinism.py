@@ -1,4 +1,7 @@
-"""A user checks a deterministic script and one with a planted source, with one command each, on a cluster."""
+"""A user checks scripts for determinism on a cluster, with one command for each script.
+
+A deterministic script passes the check. For a script whose collator adds random noise, the check names the collator.
+"""
 
 from __future__ import annotations
 

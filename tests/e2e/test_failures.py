@@ -65,7 +65,7 @@ def in_mid_training(job: Job, least: int = int(FIRST.split(":")[1]) - MOST_LOST)
     return job.wait_standing_committed(FIRST, least)
 
 
-# -- instances --------------------------------------------------------------------------------------------------------
+# -- faults of instances ----------------------------------------------------------------------------------------------
 
 
 def test_a_terminated_instance(place: Workplace, start: Callable[..., Job]) -> None:
@@ -157,21 +157,22 @@ def test_a_second_instance_is_lost_during_the_recovery(start: Callable[..., Job]
     assert_identical(job)
 
 
-# -- ranks ------------------------------------------------------------------------------------------------------------
+# -- faults of ranks and of their memory ------------------------------------------------------------------------------
 
 
 def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) -> None:
     """A rank is killed while one of its slots is being written.
 
-    The first captures of a launch are audited: such a capture ends only just before the optimizer's next step. A rank
-    that waits before that is therefore in the middle of a capture.
+    Everstep audits the first captures of a launch: just before the optimizer's next step, it compares the copy with the
+    live tensors, and only then ends the capture. A rank that waits between two steps is therefore in the middle of it.
     """
     victim = 2
     job = start(PAIRS, holds=tuple(f"1:{step}" for step in range(1, STEPS)))
     job.reference()
     for step in itertools.count(1):
         job.wait_standing(f"1:{step}")
-        # Once a step from `step` on is proposed, the round of the earlier capture is over.
+        # Once `step` or a later step is proposed, the round of the earlier proposal is over. A slot that is being
+        # written then belongs to a capture of the new proposal.
         wait_until("a proposal", lambda: job.protection()["ProposedStep"] >= step)  # noqa: B023 — asked at once
         wait_until("the slots to come to rest", lambda: slot_states(job, victim) == slot_states(job, victim))
         if job.describe()["CommittedStep"] > 0 and SlotState.WRITING in slot_states(job, victim):
@@ -257,7 +258,7 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-# -- control plane and agents -----------------------------------------------------------------------------------------
+# -- faults of the control plane and of agents ------------------------------------------------------------------------
 
 
 def test_the_control_plane_is_killed_and_comes_back(place: Workplace, start: Callable[..., Job]) -> None:

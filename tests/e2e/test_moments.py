@@ -27,14 +27,15 @@ SHAPE = Shape(nodes=2, ranks_per_node=2)
 FIRST = "1:10"
 """The ranks wait after step 10 of generation 1, or soon after it, while the test arms a fault point.
 
-By then, the snapshots with audits are over and a step is committed.
+By then, Everstep has finished the audited snapshots of the launch, and a step is committed. Everstep audits the first
+three snapshots: it compares the copy with the live tensors, which delays the end of the snapshot.
 """
 LEAST = 8
 """The lowest step that is committed when the test arms a fault point."""
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
 """Settings of the training script. WIDTH gives each rank 6 MB of parameters and optimizer state."""
 LONG_STEPS, LONG_PACE_SECONDS = 200, 0.1
-"""Steps and pace of a training that lasts nearly twice as long as Everstep takes to detect a stopped agent."""
+"""Steps, and seconds per step, of a training run that lasts nearly twice as long as the detection of a stopped agent."""
 DETECTION_SECONDS = 10.0
 
 

@@ -23,7 +23,7 @@ PAIRS = Shape(nodes=4)
 STEPS = 100
 """Number of steps. They last long enough for two agreed stops, each of which takes about a second."""
 MECHANICAL = 79
-"""Xid of a GPU that has fallen off the bus. The instance is replaced."""
+"""Xid (error number of NVIDIA's driver) of a GPU that has fallen off the bus. Everstep replaces such an instance."""
 
 
 def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Workplace) -> None:
@@ -167,7 +167,7 @@ def test_a_roll_replaces_every_node_one_by_one_and_its_job_loses_no_step(place: 
 
 
 def test_with_a_new_server_secret_jobs_train_on_and_no_agent_needs_new_settings(place: Workplace) -> None:
-    """The server restarts with another secret, and then an agent of the running generation restarts, too."""
+    """A job trains on without an incident while the server restarts with another secret, and then an agent restarts."""
     job = place.submit("rotated", Shape(nodes=2), steps=40, holds=("1:6",))
     job.reference()
     moment = job.wait_standing_committed("1:6", 5)

@@ -1,4 +1,7 @@
-"""Jobs that use checkpoint strategies of other systems survive a killed rank, although no step is kept in memory."""
+"""Jobs that keep no step in memory survive a killed rank.
+
+With the strategy `HighFreq`, a job restores its newest checkpoint from S3. With `None`, it starts again from step 0.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def fired(armed: Path) -> list[int]:
 
 
 def die(moment: Moment) -> None:
-    """Send this process the armed signal, if this moment is armed for it."""
+    """Send this process the armed signal, if a test has armed this moment for this process."""
     who = os.environ.get("EVERSTEP_INSTANCE_ID") or f"rank {os.environ.get('RANK')}"
     armed = Path(os.environ[VARIABLE]) / f"{moment} @ {who}"
     try:
@@ -126,7 +126,7 @@ def _slots(module: Any) -> None:
 def _is_ours(slot: Path) -> bool:
     """Return True if the slot belongs to a rank of this node.
 
-    Only then is the rank's shared-memory page in the same folder.
+    In this case, the rank's shared-memory page is in the same folder as the slot.
     """
     return slot.with_suffix(".word").exists()
 
@@ -134,7 +134,7 @@ def _is_ours(slot: Path) -> bool:
 def _transfers(module: Any) -> None:
     """Wrap the functions that send and receive the first chunk of a shard.
 
-    Whether the shard is a replica or is being restored depends on the task that started the transfer.
+    The context of the task that started the transfer shows whether the shard is a replica or is being restored.
     """
     send_shard, receive_shard, send_chunks = module.send_shard, module.receive_shard, module.send_chunks
     incoming = module.IncomingShard
@@ -152,7 +152,8 @@ def _transfers(module: Any) -> None:
         return await receive_shard(session, *rest, **named)
 
     async def chunks_sent(streams: Any, source: Any, transfer: Any, queue: Any, **named: Any) -> None:
-        # read the session's kind here, because `one_has_left` runs later in a thread with another context
+        # read the kind of the session (replica or fetch) here: `one_has_left` runs later in a thread, whose context does
+        # not contain the kind
         moment = sent[kind.get()]
         taken = queue.taken
 
@@ -242,9 +243,9 @@ WRAPPED: dict[str, Callable[[ModuleType], None]] = {
     "worker.agent.promise": _promises,
     "worker.ranks.supervisor": _starts,
 }
-"""Modules, each with the function that wraps it.
+"""Functions that wrap functions of the product, by the name of the product's module.
 
-The wrapping takes place before another module can import a name from it.
+A module's functions are wrapped before another module can import them.
 """
 
 

@@ -1,6 +1,7 @@
-"""A training run for each adapter and number of ranks, with one global batch. With `idle`, it makes no optimizer step.
+"""A training script that keeps its global batch with every adapter and on any number of ranks.
 
-The tensors of an idle run stay those that it has loaded, so its checkpoint shows what it has loaded.
+With the hyperparameter `idle`, the script makes no optimizer step after it has loaded its state. Its checkpoint then
+contains the loaded tensors, which tests compare with the tensors of the earlier job.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ settings = everstep.training.hyperparameters(adapter="zero3", idle=0, pace_secon
 
 
 def network() -> nn.Sequential:
-    """Return a model whose tensors 3, 4 and 6 ranks divide unevenly, too."""
+    """Return a model with tensors that 3, 4 or 6 ranks can only divide into parts of different sizes."""
     return nn.Sequential(nn.Linear(8, 30), nn.Tanh(), nn.Linear(30, 7), nn.LayerNorm(7), nn.Linear(7, 1))
 
 

@@ -76,7 +76,10 @@ class Losses:
 
 
 class Ballast(nn.Module):
-    """A parameter that makes the state larger than a node's memory for slots. Its own memory is never touched."""
+    """A parameter that makes the state larger than a node's memory for slots.
+
+    The script never reads or writes its elements, so it uses no physical memory.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
