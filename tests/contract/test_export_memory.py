@@ -76,7 +76,8 @@ MODELS: dict[str, tuple[Callable[[], Mapping[int, Sequence[Stored]]], int]] = {
 }
 """Checkpoints, each with the size of its largest tensor in memory during an export, by name.
 
-An export converts the float16 tensors of `columns` to fp32, which doubles their size to 64 MiB."""
+An export converts the float16 tensors of `columns` to fp32, which doubles their size to 64 MiB.
+"""
 
 
 @pytest.fixture(scope="module")

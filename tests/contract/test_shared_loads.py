@@ -110,7 +110,8 @@ async def test_s3_serves_a_shared_object_once_to_the_ranks_of_a_node(
 ) -> None:
     """Two ranks of one node load tensors that are equal on both, as with DDP. S3 sends each byte of these tensors once.
 
-    The other nodes read parts of both shards for this node."""
+    The other nodes read parts of both shards for this node.
+    """
     nodes = Cluster(tmp_path, stores[:NODE_COUNT], tensors([OWN_BYTES] * 2, SHARED_BYTES), ranks_per_node=2)
     await nodes.upload()
     counts = counted(stores)
@@ -131,7 +132,8 @@ async def test_s3_serves_a_shared_object_once_to_all_nodes(
 ) -> None:
     """All nodes of a job load at the same time. S3 sends each byte of the tensors that are equal on all ranks once.
 
-    These tensors are at different positions in the shards of the ranks."""
+    These tensors are at different positions in the shards of the ranks.
+    """
     use_small_chunks(monkeypatch, SMALL_CHUNK_BYTES)
     for store in stores:
         store.range_bytes = PART_CHUNKS * SMALL_CHUNK_BYTES

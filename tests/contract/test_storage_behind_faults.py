@@ -161,7 +161,8 @@ def test_an_upload_outlasts_a_short_fault_of_each_of_its_requests(
 def test_an_error_inside_an_answer_of_status_200_is_no_success(proxy: S3Proxy, store: S3ObjectStore) -> None:
     """The client repeats a CompleteMultipartUpload whose answer has status 200 but contains an error.
 
-    S3 may send the status 200 before it completes the upload, and then fail."""
+    S3 may send the status 200 before it completes the upload, and then fail.
+    """
     proxy.plan(Answer(code="InternalError", status=200), operation("POST uploadId"))
     put(store, LARGE)
     assert proxy.met == 1

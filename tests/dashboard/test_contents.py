@@ -245,7 +245,8 @@ def test_metrics_are_grouped_and_the_nodes_that_stand_out_are_links(
 def test_a_chart_has_a_line_per_node_that_the_cursor_names(browser: Browser, seeded: Seeded, api: httpx.Client) -> None:
     """A chart shows one line per node after Enter on its button, and the cursor names the node of the nearest line.
 
-    The address keeps the choice of lines per node. The page is that of a phone in dark mode, and has no overflow."""
+    The address keeps the choice of lines per node. The page is that of a phone in dark mode, and has no overflow.
+    """
     name, metric, title = seeded.story.gpu, "everstep/gpu_least_percent", "Least utilized GPU of a node"
     asked = {"MetricName": metric, "Series": "Node", "MaxPoints": 400}
     (result,) = get(api, f"/training-jobs/{name}/metric-data", **asked)["MetricDataResults"]

@@ -127,7 +127,7 @@ def settled(place: Workplace) -> Iterator[None]:
     place.cluster.wait_for_nodes(place.node_count, timeout_seconds=CONNECT_SECONDS)
     yield
     for hold in place.directory.glob("gates/*/hold *"):
-        hold.unlink()  # A failed test leaves the files that make ranks wait. Remove them, because waiting ranks cannot stop.
+        hold.unlink()  # A failed test leaves files that make ranks wait. Waiting ranks cannot stop.
     for summary in place.client.get_paginator("list_training_jobs").paginate().search("TrainingJobSummaries[]"):
         if summary["TrainingJobStatus"] not in ENDED:
             # the job ended after the list was read

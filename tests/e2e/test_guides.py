@@ -71,8 +71,7 @@ def test_the_readmes_own_script_survives_a_kill(place: Workplace, reader: Path) 
     for words in (write, *submit, strike[0]):
         run_shell(words, "README.md")
     node_ids = place.client.describe_training_job(TrainingJobName="fit")["NodeIds"]
-    # The README's command names the rank as `job 0 rank 1`, which the shared cluster may give to another job. The test
-    # therefore kills the rank by its node.
+    # The README's command acts on the cluster of `everstep local up`. The test kills the same rank in its own cluster.
     place.fault("kill-rank", node_ids[1], "--rank", 1)
     for words in (*wait, results[0]):
         run_shell(words, "README.md")

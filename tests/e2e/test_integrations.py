@@ -42,8 +42,8 @@ def test_a_documented_script_loses_a_rank_and_an_instance(
 ) -> None:
     """A job loses a rank and an instance, and writes the same files as an undisturbed run.
 
-    `models` are the paths of files that the job must write. The test compares all files that the job writes.
-    Both faults happen within the first 100 steps, so that the job cannot end before them.
+    `models` are the paths of files that the job must write. The test compares all files that the job writes. Both
+    faults happen within the first 100 steps, so that the job cannot end before them.
     """
     shape, example = Shape(nodes=2), EXAMPLES / name
     place.client.create_training_job(
@@ -82,9 +82,10 @@ def written(directory: Path) -> dict[str, bytes]:
 
 
 def test_the_documented_commands_break_a_job_and_compare_its_files(place: Workplace, reader: Path) -> None:
-    """The commands of docs/integrations.md disturb a job with accelerate's script, and find files equal to another run's.
+    """The commands of docs/integrations.md disturb a job with accelerate's script, and find the expected files.
 
-    A reader needs nothing but an empty directory and the two documents."""
+    A reader needs nothing but an empty directory and the two documents.
+    """
     page = (ROOT / "docs/integrations/accelerate.md").read_text()
     (script,) = re.findall(r"^```python[^\n]*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (reader / "train.py").write_text(script)

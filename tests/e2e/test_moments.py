@@ -35,7 +35,7 @@ LEAST = 8
 STEPS, PACE_SECONDS, WIDTH = 50, 0.05, 680
 """Settings of the training script. WIDTH gives each rank 6 MB of parameters and optimizer state."""
 LONG_STEPS, LONG_PACE_SECONDS = 200, 0.1
-"""Steps, and seconds per step, of a training run that lasts nearly twice as long as the detection of a stopped agent."""
+"""Steps, and seconds per step, of a run that lasts nearly twice as long as the detection of a stopped agent."""
 DETECTION_SECONDS = 10.0
 
 

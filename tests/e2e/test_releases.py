@@ -39,7 +39,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> EarlierRelease:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder in which the nodes find `everstep`, and the server its packages. Updates replace its content."""
+    """Return the folder from which nodes run `everstep`, and the server its packages. Updates replace its content."""
     return tmp_path_factory.mktemp("installed")
 
 
@@ -121,7 +121,7 @@ def test_a_job_trains_through_the_update_of_either_side(
 def test_agents_run_ranks_that_import_the_earlier_release(
     place: Workplace, installed: Path, earlier: EarlierRelease, tmp_path: Path
 ) -> None:
-    """Ranks import the earlier release, which the job's requirements name, and survive a kill under agents of this release."""
+    """Ranks import the earlier release, which the job's requirements name, and agents of this release restart them."""
     wait_until("present agents", lambda: set(versions(place).values()) == {PRESENT}, lambda: versions(place))
     source = tmp_path / "source"
     shutil.copytree(SCRIPTS, source, ignore=shutil.ignore_patterns("__pycache__"))

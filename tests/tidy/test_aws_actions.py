@@ -34,7 +34,8 @@ FURTHER = {
 }
 """Actions that a call needs besides the action of its own name, by the call.
 
-`upload_fileobj` uploads a large object in parts, and aborts a failed upload. `assume_role` sets tags of the session."""
+`upload_fileobj` uploads a large object in parts, and aborts a failed upload. `assume_role` sets tags of the session.
+"""
 FREE = frozenset({"sts:GetCallerIdentity"})
 """Operations that need no permission."""
 

@@ -220,7 +220,8 @@ def test_a_line_that_has_changed_is_named_with_its_step(tmp_path: Path) -> None:
 def test_a_command_that_fails_or_hangs_leaves_no_process(tmp_path: Path, end: str, error: type[Exception]) -> None:
     """When a command fails or exceeds its time limit, `run` ends the daemon that the command has started.
 
-    The daemon has only two environment variables, as daemons of the local cloud have few of them."""
+    The daemon has only two environment variables, as daemons of the local cloud have few of them.
+    """
     daemon = "env -i TMPDIR=$TMPDIR PATH=$PATH setsid sh -c 'echo $$ >pid; exec sleep 1000' &"
     text = f"{daemon} until [ -s pid ]; do :; done; {end}"
     with pytest.raises(error):
