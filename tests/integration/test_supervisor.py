@@ -654,7 +654,7 @@ async def test_what_a_dead_shim_had_below_it_is_fenced_by_its_cgroup(cold: Bench
     if not record.cgroup:
         pytest.skip("no cgroup can be made here")
     stray = int(cold.files().stdout.read_text().splitlines()[0])
-    # The grandchild's parent may still be ending.
+    # Wait, because the grandchild's parent may not have ended yet.
     await cold.until(lambda: cgroups.pids(record.cgroup) == {record.pid, stray})
     assert cold.shim_pid() not in cgroups.pids(record.cgroup)
     os.kill(cold.shim_pid(), signal.SIGKILL)

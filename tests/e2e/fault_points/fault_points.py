@@ -152,8 +152,8 @@ def _transfers(module: Any) -> None:
         return await receive_shard(session, *rest, **named)
 
     async def chunks_sent(streams: Any, source: Any, transfer: Any, queue: Any, **named: Any) -> None:
-        # read the kind of the session (replica or fetch) here: `one_has_left` runs later in a thread, and the context of
-        # that thread does not contain the kind
+        # read the kind of the session (replica or fetch) here: `one_has_left` runs later in a thread, whose context has
+        # another value
         moment = sent[kind.get()]
         taken = queue.taken
 

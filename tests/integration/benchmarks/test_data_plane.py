@@ -146,7 +146,7 @@ def test_every_step_changes_every_tensor_throughout() -> None:
 
 
 class Session:
-    """A session of which the benchmark needs only the live tensors."""
+    """A stand-in for a training session. It has only the live tensors, as the benchmark uses nothing else."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self._tensors = tensors

@@ -52,7 +52,10 @@ def pip_settings() -> Iterator[str]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A minimal Debian with the node's and the server's part of the wheel, and the local cloud for the proof."""
+    """Create a minimal Debian with the wheel, installed as on a node and as on a server, and return its root.
+
+    The installation also contains the local cloud, which `proof.sh` needs.
+    """
     root = tmp_path / "root"
     subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], cwd=ROOT, check=True)
     (wheel,) = tmp_path.glob("*.whl")

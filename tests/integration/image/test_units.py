@@ -75,7 +75,7 @@ def run_script(name: str, folder: Path, *arguments: str, **environment: str) -> 
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Path:
-    """Programs that write their arguments to a file, in the place of those that change volumes."""
+    """Write programs that replace `mkfs.ext4`, `mount` and `mdadm`: they append their arguments to the file `calls`."""
     for name in ("mkfs.ext4", "mount", "mdadm"):
         script(tmp_path / "bin" / name, f'echo {name} "$@" >>{tmp_path}/calls; [ "$1" != --assemble ]')
     script(tmp_path / "bin" / "mountpoint", "exit 1")

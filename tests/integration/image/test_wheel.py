@@ -36,7 +36,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip has installed the wheel. The dependencies come from the environment of the tests."""
+    """Install the wheel into a folder with pip, and return it. Dependencies come from the tests' environment."""
     folder = tmp_path_factory.mktemp("site")
     install = ["install", "--no-index", "--no-deps", "--target", str(folder), str(wheel)]
     subprocess.run([sys.executable, *PIP, *install], check=True)
@@ -88,7 +88,7 @@ def test_a_server_of_the_wheel_migrates_and_serves_the_dashboard(
     (installed / "control_plane" / "static" / "favicon.svg").write_text("<svg>of the wheel</svg>")
     process, ready = start(tmp_path, cloud, "--migrate")
     try:
-        plain = {"accept-encoding": "identity"}  # The wheel also has a compressed copy of the icon.
+        plain = {"accept-encoding": "identity"}  # not the compressed icon, which is unchanged
         icon = httpx.get(f"{ready['url']}/favicon.svg", headers=plain, trust_env=False, timeout=30)
         assert icon.text == "<svg>of the wheel</svg>"
         page = httpx.get(f"{ready['url']}/jobs", trust_env=False, timeout=30)

@@ -29,7 +29,7 @@ class Seen:
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
-    """Train, and write losses, digests and the next random draws."""
+    """Train, and write the losses, a digest of each tensor of the state, and the next random draws."""
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1"}
     import torch.distributed as dist
 
@@ -56,7 +56,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             "gradient_accumulation_steps": accumulate,
             "zero_optimization": {
                 "stage": options.get("stage", 3),
-                # DeepSpeed allocates its buckets in every step. By default they have 500 million elements.
+                # Use small buckets: DeepSpeed allocates them in every step, by default with 500 million elements.
                 "reduce_bucket_size": 4096,
                 "allgather_bucket_size": 4096,
                 **options.get("zero", {}),
@@ -72,7 +72,9 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         **plugins,
     )
     if options.get("fp16"):
-        use_fp16(accelerator, 2.0**6)  # No step overflows: a skipped step would not wait for the copy of the state.
+        # The scale is so small that no step overflows. After an overflow, the scaler would skip the optimizer step, and
+        # with it the guard's wait for the copy of the state.
+        use_fp16(accelerator, 2.0**6)
     model = gpt2()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.99**step)

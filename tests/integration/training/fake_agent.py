@@ -195,7 +195,7 @@ class FakeAgent:
     def halves(self) -> list[object]:
         return [read_rank_half(line.page) for line in self.lines]
 
-    # -- inside
+    # -- threads and private methods
 
     def _spawn(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, daemon=True)

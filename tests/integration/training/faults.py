@@ -210,7 +210,7 @@ class Training:
 
 
 def halves(agent: FakeAgent) -> list[RankHalf]:
-    """Return what each rank has written to its page. A rank that has written nothing has boundary 0."""
+    """Return each rank's half of its shared-memory page. A rank that has written nothing has boundary 0."""
     return [read_rank_half(line.page) or RankHalf(agent.generation) for line in agent.lines]
 
 

@@ -1,7 +1,7 @@
 """Kills all ranks of a framework's script, and resumes them in new processes.
 
 The tests compare the results with the results of an undisturbed run. The ranks train freely until the kill, so the
-number of lost steps depends on the machine. `faults` fixes this number.
+number of lost steps depends on the machine. With the module `faults`, this number is fixed.
 """
 
 from __future__ import annotations

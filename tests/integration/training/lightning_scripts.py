@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 WIDTH, SAMPLES = 8, 44
-"""Width of the model, and number of samples. An epoch ends in the middle of an accumulation."""
+"""Width of the model, and number of samples. An epoch ends before its last accumulation is complete."""
 
 
 class Samples(Dataset[torch.Tensor]):
@@ -46,7 +46,7 @@ def hexed(values: dict[str, float]) -> dict[str, str]:
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
-    """Train, and write logged values, digests and the next random draws."""
+    """Train, and write the logged values, a digest of each tensor of the state, and the next random draws."""
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1"}
     warnings.simplefilter("ignore")
     import torch.distributed as dist
@@ -130,7 +130,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             self.entries: list[Any] = []
 
         def on_train_start(self, *_: Any) -> None:
-            torch.rand(3)  # A draw that only a launch's start makes.
+            torch.rand(3)  # Each launch draws these numbers, so a resume must restore the generator after this hook.
 
         def on_train_epoch_end(self, trainer: Trainer, _: Any) -> None:
             self.entries.append(["epoch", trainer.global_step, hexed(trainer.callback_metrics), random.random().hex()])
@@ -162,7 +162,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             self.steps = keep.session.step - 1
 
     class Points(Callback):
-        """Offers a point after each finished step, at which the test stops this rank."""
+        """Calls `reach` after each finished step, so that the test can make this rank wait between two steps."""
 
         count = 0
 
@@ -182,7 +182,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     trainer = Trainer(
         **strategy_of(kind, world, options),
         **precision_of(options.get("precision", "32-true")),
-        max_steps=arguments["until"] * (2 if options.get("manual") else 1),  # Lightning counts each optimizer's steps.
+        # Lightning adds up the steps of both optimizers of the manual optimization.
+        max_steps=arguments["until"] * (2 if options.get("manual") else 1),
         accumulate_grad_batches=options.get("accumulate", 1),
         log_every_n_steps=2,
         val_check_interval=3 if options.get("validates") else 1.0,

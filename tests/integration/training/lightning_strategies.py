@@ -11,7 +11,7 @@ from lightning.pytorch.strategies.ddp import DDPStrategy as Parallel
 
 
 class CpuDeepSpeedStrategy(DeepSpeedStrategy):
-    """`DeepSpeedStrategy` without its check for a GPU, which is not about DeepSpeed: its engine runs on CPUs."""
+    """`DeepSpeedStrategy` without Lightning's check for a GPU, because DeepSpeed's engine also runs on CPUs."""
 
     def setup_environment(self) -> None:
         Parallel.setup_environment(self)
@@ -24,8 +24,8 @@ class CpuDeepSpeedStrategy(DeepSpeedStrategy):
 def precision_of(name: str) -> dict[str, Any]:
     """Return the arguments of `Trainer` for a precision.
 
-    Lightning itself uses no fp16 on the CPU. The scale begins so high that a gradient of the first step overflows, and
-    grows so fast that later ones do, too.
+    Lightning itself uses no fp16 on the CPU, so the plugin passes a gradient scaler. Its scale begins so high that a
+    gradient of the first step overflows, and grows so fast that gradients of later steps overflow, too.
     """
     if name != "16-mixed":
         return {"precision": name}
@@ -54,7 +54,7 @@ def strategy_of(kind: str, world: int, options: dict[str, Any]) -> dict[str, Any
         "zero_optimization": {
             "stage": options["stage"],
             "stage3_param_persistence_threshold": 0,
-            # DeepSpeed allocates its buckets in every step. By default they have 500 million elements.
+            # Use small buckets: DeepSpeed allocates them in every step, by default with 500 million elements.
             "reduce_bucket_size": 4096,
             "allgather_bucket_size": 4096,
         },

@@ -1,6 +1,7 @@
 """Scripts for the determinism check. Each script has one planted source of non-determinism, or none.
 
-`run` makes one pass of a check in a forked process. The harness replaces the exec between two passes by an exit.
+`run` makes one pass of a check in a forked process. In production, a process continues with the next pass by an exec.
+Here it exits instead, and the test forks a process for the next pass.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def pass_number() -> int:
 
 
 def fresh_noise() -> float:
-    """Return entropy of the kernel without a call that Python observes, as a race inside of a GPU kernel does."""
+    """Return random bytes of the kernel as a number. Python observes no call, as with a race inside a GPU kernel."""
     data = ctypes.create_string_buffer(4)
     ctypes.CDLL(None).getrandom(data, 4, 0)
     return int.from_bytes(data.raw, "little") / 2**40
@@ -148,13 +149,14 @@ def run(name: str, directory: str, arguments: dict[str, Any]) -> int:
         "EVERSTEP_OUTPUT_DIR": str(folder / f"output-{rank}"),
     }
     passes.begin = lambda new: os._exit(0 if new.number == number + 1 else 3)  # type: ignore[assignment]
-    calls.install()  # `everstep.training` does so in a new process.
+    # In a new process, the import of `everstep.training` does this. The forked process has imported it without a check.
+    calls.install()
     torch.use_deterministic_algorithms(True)
     if script := arguments.get("other_script"):
         module = importlib.import_module(f"tests.integration.training.{script}")
         named = () if name == "plain" else (name,)
         module.run(*named, f"{folder}/pass-{number}", {"until": 100, "options": arguments.get("options", {})})
-        return 4  # The check ends the process before.
+        return 4  # This line is not reached, because the check ends the process during the script.
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store-{number}", rank=rank, world_size=world)
     (folder / f"files-{rank}").mkdir(exist_ok=True)

@@ -30,11 +30,11 @@ class RecordedSocket(socket.socket):
 
 
 class RecordedLink(UnixAgentLink):
-    """A rank's link to its agent, which records what the rank publishes on the page."""
+    """A rank's link to its agent, which calls `on_publish` when the rank writes to the shared-memory page."""
 
     published: list[RankHalf]
     on_publish: Callable[[], None] = staticmethod(lambda: None)
-    """Called after each change of the page."""
+    """Function that the link calls after each change of the rank's half of the shared-memory page."""
 
     def publish(self, half: RankHalf) -> None:
         super().publish(half)

@@ -246,7 +246,7 @@ def load(directory: str, options: dict[str, Any], saved: str) -> int:
 
 
 class Indices(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
-    """A data set whose samples name their index."""
+    """A data set in which each sample contains its index, so that tests can tell which samples a step uses."""
 
     def __init__(self, count: int = 96) -> None:
         self._numbers = scripts.Numbers(count)

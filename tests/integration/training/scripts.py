@@ -105,7 +105,7 @@ def state_of(session: TrainingSession) -> RankState:
 
 
 def digest(session: TrainingSession) -> dict[str, str]:
-    """Return a short hash of each tensor, and one hash of all plain values."""
+    """Return a short hash of each tensor of the state, and one hash of all values that are not tensors."""
     observed = state_of(session).observe()
     hashes = {
         item.name: hashlib.sha256(tensor_bytes(item.tensor).numpy().tobytes()).hexdigest()[:16]
@@ -469,8 +469,8 @@ def zero(
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
-    # With the betas below, a power that is computed by repeated 32-bit multiplication differs from a directly computed
-    # power. The difference begins at the third power.
+    # DeepSpeed's CPU Adam computes the powers of the betas by repeated 32-bit multiplication, and so must a resume. From
+    # the third power on, a directly computed power of the betas of `offload` differs.
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))

@@ -24,8 +24,10 @@ def check_lightning(parent: WarmParent, directory: Path, world: int, *, commits:
 
 
 INSIDE, AT_THE_END, AFTER_THE_END = 2, 4, 5
-"""Numbers of commits before the kill. With four batches per step, an epoch has six steps, and the first commit is of
-step 3."""
+"""Numbers of commits before the kill: the newest commit is inside, at the end of, or after the first epoch.
+
+With four batches per step, an epoch has six steps. The first committed step is step 3.
+"""
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,6 @@ def test_strategies(
     accumulate: int,
     validates: bool,
 ) -> None:
-    # With two ranks, an epoch has 11 batches: three steps of up to four batches.
+    # With two ranks, an epoch has 11 batches. With four batches per step, its last step has only three batches.
     options = {**options, "precision": precision, "accumulate": accumulate, "validates": validates}
     check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)

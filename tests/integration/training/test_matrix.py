@@ -20,16 +20,19 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 WORLD = 2
 STRATEGIES = {"ddp": "MULTI_CPU", "fsdp": "FSDP", "zero": "DEEPSPEED"}
-"""accelerate's name of the strategy that must really be used."""
+"""accelerate's name of the strategy that a run must use, by kind of parallelism."""
 OF_LIGHTNING = {"ddp": "DDPStrategy", "fsdp": "ModelParallelStrategy", "zero": "CpuDeepSpeedStrategy"}
-"""Class of the strategy that Lightning must really use."""
+"""Class of the strategy that Lightning must use, by kind of parallelism."""
 OF_TORCHTITAN: dict[str, dict[str, int]] = {"fsdp": {}, "tensor": {"tensor_parallel_degree": 2}}
-"""torchtitan's options of each kind of parallelism. Without options, it divides parameters among all ranks."""
+"""torchtitan's options for each kind of parallelism. Without options, torchtitan divides parameters among all ranks."""
 OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
 FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["GPT2Block"]}}
 
 UNTIL_OF_LIGHTNING = 10
-"""Number of steps of a run with Lightning. With DeepSpeed and four batches per step, 12 steps end inside a step."""
+"""Number of steps of a run with Lightning, as Lightning counts them.
+
+With DeepSpeed and four batches per step, a run of 12 steps would end in the middle of a step of DeepSpeed's engine.
+"""
 
 Undisturbed = Callable[[str, dict[str, Any], int], list[dict[str, Any]]]
 

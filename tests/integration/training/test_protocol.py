@@ -86,7 +86,7 @@ class OptimizerStep:
 
 
 class TestEnds(Exception):
-    """Raised while a test's sessions are closed. The script then has failed, and they wait for no commit."""
+    """Error with which a test closes its sessions: a session of a failed script does not wait for a commit."""
 
     __test__ = False
 
@@ -1152,13 +1152,13 @@ def test_no_step_is_made_before_the_copy_is_done(tmp_path: Path, begin: Begin) -
 def test_a_change_before_the_copy_is_noticed(tmp_path: Path, begin: Begin, is_hidden: bool) -> None:
     """A tensor changes between a step and its copy, and the rank abandons the step.
 
-    During an audit, the rank detects every change. Later snapshots have no audit, so the rank detects only changes that
-    torch's version counter counts.
+    The rank audits the first three snapshots: it compares the copy with the live tensors, and so detects every change.
+    In later snapshots, the rank detects only changes that torch's version counter counts.
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
         if not is_hidden:
-            # train until the first snapshots of the launch are over, which have an audit
+            # train until the three audited snapshots are over, so that only the version counter can detect the change
             train(session, step, lambda: len(agent.commits) >= 4)
         agent.messages.clear()
         weight = next(step.model.parameters())
@@ -1259,7 +1259,8 @@ def test_a_device_ends_its_copy_when_the_next_step_was_asked_for_long_ago(
     monkeypatch.setattr("everstep.training.registration.make_copier", lambda *_: NotingCopier(device))
     with FakeAgent(tmp_path, 1, commit_target=8) as agent:
         session, step = begin(agent)
-        # Train until the snapshots with an audit are over, because they wait for the device.
+        # Train until the three audited snapshots are over. In an audited snapshot, the training thread itself waits for
+        # the device to copy the state, so the copy could not be late.
         train(session, step, lambda: len(agent.commits) >= 4)
         weight = next(step.model.parameters())
         session.fence()
@@ -1301,7 +1302,7 @@ def test_the_forward_guard_waits_before_the_next_forward(tmp_path: Path, begin: 
 def test_the_page_says_whose_copier_runs(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent)
-        # Train until the snapshots with an audit are over, because the training thread copies them itself.
+        # Train until the three audited snapshots are over. The training thread copies them itself, so no copier runs.
         train(session, step, lambda: len(agent.commits) >= 4)
         train(session, step, lambda: rank_half(agent).copying != NONE)
         assert rank_half(agent).copying == rank_half(agent).boundary
@@ -1380,7 +1381,7 @@ def profilers(monkeypatch: pytest.MonkeyPatch) -> list[Profiler]:
 def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(
     tmp_path: Path, begin: Begin, links: Links, profilers: list[Profiler]
 ) -> None:
-    """The session sends the measured idle times of the network together with the message about the next finished step.
+    """The session sends measured idle times of the network together with the message about the next finished step.
 
     A separate message would wake the agent on a core that training needs.
     """
@@ -1459,7 +1460,7 @@ def test_the_copier_digests_what_lies_in_the_slot_and_tells_of_its_boundary(
 ) -> None:
     """The copier thread computes the digests of the snapshots that it copies.
 
-    The agent computes the digests of snapshots with an audit, which the training thread copies.
+    The training thread copies the first three snapshots of a launch, to audit them. The agent computes their digests.
     """
     have_cores(monkeypatch, 1)
     told: dict[int, tuple[bytes, bytes]] = {}

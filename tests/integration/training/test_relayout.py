@@ -82,7 +82,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A source and a target: kind of training and number of ranks of each."""
+    """One relayout: the kind of training and the number of ranks that save a step, and those that load it."""
 
     source: str
     before: int
@@ -145,11 +145,11 @@ SOURCE_RANKS = {"plain": 1, "ddp": 2, "fsdp": 3, "mesh": 4, "zero1": 2, "zero2":
 TARGET_RANKS = {"plain": 1, "ddp": 3, "fsdp": 2, "mesh": 4, "zero1": 3, "zero2": 2, "zero3": 3}
 DTYPES, OPTIMIZERS = ("fp32", "bf16"), ("adamw", "sgd")
 SAMPLE = {1: ("fp32", "sgd"), 2: ("bf16", "adamw")}
-"""Cases of `make test`: dtype and optimizer, by the number of places in `KINDS` from the source to the target."""
+"""Dtype and optimizer of the cases that `make test` runs, by the distance from the source to the target in `KINDS`."""
 
 
 def matrix() -> Iterator[tuple[Case, str, str, bool]]:
-    """Yield each pair of kinds in each dtype and with each optimizer, and whether `make test` runs the case."""
+    """Yield each pair of kinds of training with each dtype and optimizer, and whether `make test` runs this case."""
     for place, source in enumerate(KINDS):
         for further in range(len(KINDS)):
             target = KINDS[(place + further) % len(KINDS)]

@@ -75,7 +75,11 @@ def test_a_variant(warm_parent: WarmParent, tmp_path: Path, variant: str, fault:
 def test_a_gradient_scaler_skips_updates_before_and_after_the_resumed_step(
     warm_parent: WarmParent, tmp_path: Path, optimizer: str, fault: str
 ) -> None:
-    """Accelerate reports a skipped step for `adamw_torch` only. The fused optimizer itself skips the update."""
+    """A run in which the gradient scaler skips updates resumes bit for bit, between two of these skipped updates.
+
+    With `adamw_torch`, accelerate reports a skipped step. The fused optimizer skips the update itself, so accelerate
+    reports no skipped step.
+    """
     options = {"fp16": True, "arguments": {"optim": optimizer}}
     training = Training(warm_parent, tmp_path, "trainer_scripts", 2, options)
     resumed, undisturbed = training.resumed(fault), training.undisturbed()

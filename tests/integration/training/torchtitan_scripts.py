@@ -95,7 +95,7 @@ class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
-    """Train, and write logged values, digests and the next random draws."""
+    """Train, and write the logged values, a digest of each tensor of the state, and the next random draws."""
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1"}
     rank, options = int(os.environ["RANK"]), arguments.get("options", {})
     spec = model_registry("debugmodel")

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 from tests.integration.training.faults import reach
 
 TOKENS, LENGTH, SAMPLES = 37, 8, 44
-"""Size of the vocabulary, length of a sample, and number of samples. An epoch ends in the middle of an accumulation."""
+"""Size of the vocabulary, tokens per sample, and number of samples. An epoch ends within an accumulation."""
 
 
 class Samples(Dataset[dict[str, torch.Tensor]]):
@@ -43,7 +43,7 @@ class Samples(Dataset[dict[str, torch.Tensor]]):
 
 
 class Stream(IterableDataset[dict[str, torch.Tensor]]):
-    """The samples without a length."""
+    """The samples of `Samples` as an iterable data set, so that a loader does not know their number."""
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         samples = Samples()
@@ -166,7 +166,7 @@ def use_fp16(accelerator: Any, scale: float) -> None:
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
-    """Train, and write losses, digests and the next random draws."""
+    """Train, and write the losses, a digest of each tensor of the state, and the next random draws."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "MASTER_ADDR": "127.0.0.1"}
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
     import torch.distributed as dist
@@ -211,7 +211,10 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     events: list[list[Any]] = []
 
     class Progress(transformers.TrainerCallback):  # type: ignore[misc]
-        """Records the first step and the gradient scales, and offers a point at which the test stops this rank."""
+        """Records the first step and the gradient scales.
+
+        Calls `reach` after each step, so that the test can make this rank wait between two steps.
+        """
 
         def on_train_begin(self, _: object, state: Any, *__: object, **___: object) -> None:
             begun.append(state.global_step)
@@ -226,7 +229,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     assert trainer.is_deepspeed_enabled == (strategy == "zero")
     assert trainer.is_fsdp_enabled == (strategy == "fsdp")
     if options.get("fp16"):
-        # The scale begins so high that a gradient of the first step overflows, and later ones do, too.
+        # The scale begins so high that a gradient of the first step overflows, and gradients of later steps do, too.
         use_fp16(trainer.accelerator, 2.0**20)
     integration.attach(trainer)
     random.seed(300 + rank)

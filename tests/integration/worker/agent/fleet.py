@@ -319,7 +319,7 @@ class ScriptedRank:
         return half
 
     def step(self) -> None:
-        """Finish one optimizer step, and react to the agent's page as a session does."""
+        """Finish one optimizer step, and react to the agent's half of the shared page as a session does."""
         self.boundary += 1
         self._publish()
         self.look()
@@ -327,13 +327,13 @@ class ScriptedRank:
     def close(self) -> None:
         """Wait after the last step, as a session in `close()` does.
 
-        The test calls `look` to make the rank read its page.
+        The test calls `look` to make the rank read the agent's half of the shared page.
         """
         self.standing = RankStanding.CLOSING
         self._publish()
 
     def look(self) -> None:
-        """Read the page. Capture the proposed step, or abandon it if it is late."""
+        """Read the agent's half of the shared page. Capture the proposed step, or abandon it if it is late."""
         half = self.word
         if half.proposed <= self.base or half.proposed == self.settled or half.proposed > self.boundary:
             return

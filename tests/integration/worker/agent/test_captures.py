@@ -54,7 +54,7 @@ def sealed_steps(fleet: Fleet, rank: int) -> set[int]:
 async def half_captured(fleet: Fleet) -> int:
     """Train a few steps, then pause every rank in the middle of a capture, and return the captured step.
 
-    Each holder has then received the first part of the capture.
+    When the function returns, each holder has received the first part of the capture.
     """
     await fleet.launch()
     await fleet.train(2)

@@ -1,6 +1,6 @@
 """Agents report holders that do not answer, and continue to commit steps without them.
 
-A holder counts again once it has stored the committed step. Without the coordinator, no step is committed.
+Commits wait for a holder again once it has stored the committed step. Without the coordinator, no step is committed.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def told_of_coordinator(fleet: Fleet) -> list[list[str]]:
 
 
 def protection_after_steps(fleet: Fleet, holder: str) -> bool:
-    """Make one step if every rank can capture it. Return whether the holder counts again."""
+    """Make one step if every rank can capture it. Return whether commits wait for the holder again."""
     if fleet.is_expected():
         for rank in fleet.ranks:
             rank.step()

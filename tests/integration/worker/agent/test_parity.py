@@ -146,7 +146,7 @@ async def test_a_second_loss_before_the_commit_of_the_base_needs_s3(group: Fleet
 
 @pytest.mark.parametrize("is_read", [True, False])
 async def test_a_damaged_share_is_refused_by_its_name(group: Fleet, is_read: bool) -> None:
-    """An agent refuses a share with a changed byte.
+    """An agent refuses a parity share with a changed byte, and its report names the share.
 
     The byte changes before or after the holder computes the share's digests.
     """
@@ -208,7 +208,10 @@ async def test_an_agent_restarts_while_shares_accumulate(group: Fleet) -> None:
 
 
 async def test_steps_are_committed_without_a_member_that_cannot_be_reached(group: Fleet) -> None:
-    """One holder receives nothing from one member. The holder's share stays incomplete, so all members drop it."""
+    """A holder of a parity share receives nothing from one member of the stripe.
+
+    The share stays incomplete, so all members commit steps without this holder.
+    """
     group.timeouts = structs.replace(harness.TIMEOUTS, holder_deadline_seconds=1.0)
     await group.launch()
     await group.train(2)

@@ -133,7 +133,7 @@ async def all_stored(fleet: Fleet) -> list[UploadedShard]:
 
 
 async def test_nodes_that_load_equal_tensors_share_the_reads(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No node has a shard in memory. Each byte of the tensor that all ranks share is read by one node."""
+    """No node has a shard in memory. Only one node reads each byte of the tensor that is equal on all ranks."""
 
     def with_equal_tensor(rank: int, step: int) -> tuple[bytes, int]:
         own, equal = state(rank, step), bytes(LEAST_BYTES)

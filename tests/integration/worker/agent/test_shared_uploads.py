@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 
 
 class PatientUpload:
-    """An upload of rank 0's shard in which the owner waits after its first part until a holder begins to send one."""
+    """An upload of rank 0's shard. After its first part, the owner waits until a holder begins to send a part."""
 
     def __init__(self, fleet: Fleet, monkeypatch: pytest.MonkeyPatch, put_part: Callable[..., StoredPart]) -> None:
         self.fleet = fleet

@@ -58,7 +58,7 @@ BUCKET = "bucket"
 PYTHON = (Path(sys.base_prefix).resolve(), Path(__file__).resolve().parents[4], Path(sys.prefix).resolve())
 """Folders of Python and of the modules that it imports.
 
-Other users may be unable to enter a folder above this checkout.
+The tests open these folders to all users: otherwise, the ranks' user might not be able to enter a folder above them.
 """
 LAYOUT = digest(b"layout")
 

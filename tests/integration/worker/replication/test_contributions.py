@@ -39,7 +39,7 @@ HOLDING, THIRD = Rank(1), Rank(2)
 
 
 class Stripe(Pair):
-    """Rank 0 contributes to the share that rank 1 holds. The test plays rank 2."""
+    """A stripe of three ranks: rank 0 contributes to the parity share that rank 1 holds. The test plays rank 2."""
 
     def __init__(self, tmpfs: Path) -> None:
         super().__init__(tmpfs, has_parity=True)
@@ -54,8 +54,9 @@ class Stripe(Pair):
         return ParityShare(frozenset()) if found is None else found.share
 
     async def contribute(self, step: int, digest: bytes = b"d" * 16) -> None:
-        """Add the contribution of rank 2. It has no chunk for this share, because rank 2's chunk belongs to another
-        share.
+        """Add the contribution of rank 2, which has no chunk for this share.
+
+        Rank 2 has only one chunk, and this chunk belongs to another share.
         """
         shard = Contribution(
             rank=THIRD, payload_bytes=100, digest=digest, layout_hash=LAYOUT, index_offset=0, index_bytes=0

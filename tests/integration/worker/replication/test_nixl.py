@@ -138,7 +138,7 @@ async def test_a_fetching_node_that_cannot_read_fetches_over_tcp(
     session = await pair.dial(kind="fetch", rank=Rank(-1))
     with pytest.raises(PeerLost, match="i-holder accepted NIXL, but this node cannot read from it"):
         await pair.stream(session)
-    line = await pair.stream(session)  # The node does not offer NIXL again.
+    line = await pair.stream(session)  # The node no longer offers NIXL for its second stream.
     assert type(line) is socket.socket
     line.close()
     session.close()
@@ -163,7 +163,10 @@ def test_credentials_with_tls_exclude_nixl(agents: tuple[Nixl, Nixl]) -> None:
 
 
 async def test_a_peer_that_stands_still_within_a_read_costs_a_block_until_it_answers(agents: tuple[Nixl, Nixl]) -> None:
-    """The reader stops waiting for another process, and uses the block again after the answer of that process."""
+    """A peer process stands still during a read over NIXL. The read fails after its time limit.
+
+    The reader does not use the block of this read again until the peer continues and answers.
+    """
     reader = open_nixl(Nixl)
     peer = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.integration.worker.replication.nixl_peer", stdin=PIPE, stdout=PIPE

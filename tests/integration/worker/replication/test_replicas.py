@@ -372,7 +372,7 @@ async def test_a_chunk_that_is_always_damaged_is_refused_and_counted_and_the_ses
 async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
     """A holder without a free slot refuses a step, and the sender sends it again later.
 
-    An upload uses one of the holder's slots, and the other slot has the committed step.
+    The holder has no free slot, because an upload reads one slot and the other slot holds the committed step.
     """
     pair.send()
     for step in (1, 2):

@@ -186,7 +186,7 @@ async def silent_voters(delays: ReportDelays) -> AsyncIterator[Network]:
 
 @pytest.fixture
 async def pair() -> AsyncIterator[Network]:
-    """Yield two nodes: the coordinator and another one. Their ranks vote only when the test calls `say`."""
+    """Yield two nodes: the coordinator and another node. Their ranks vote only when the test calls `say`."""
     async for made in silent_voters(REPORT_DELAYS):
         yield made
 
@@ -236,7 +236,7 @@ async def test_a_step_that_was_made_comes_with_the_vote_that_the_coordinator_wai
     told = note_reports(patient, second)
     second.say(boundary=Step(3))
     patient.server.request_stop()
-    # If the node did not wait for votes, it would report the finished step alone before the end of this round trip.
+    # A node that did not wait for its rank's vote would report the finished step before this round trip ends.
     await second.until_heard(stop_state=StopState.ANNOUNCED)
     second.say(boundary=Step(4), vote=Vote.ABANDON)
     await second.until_reported(boundary=4)

@@ -82,7 +82,8 @@ async def test_who_is_no_member_is_refused_by_either_side(pair: Pair, who: tcp.C
     with pytest.raises(PeerRefused, match=what):
         await pair.dial(who)
     assert await is_alive(pair)
-    # With a wrong key, the dialler closes the connection first, so the listener has no connection to refuse.
+    # A dialler with a wrong key rejects the listener's proof and closes the connection first. The listener then refuses
+    # nothing.
     assert pair.listener.refused_count == 1 or what == "does not hold the key"
 
 
