@@ -35,7 +35,7 @@ class EarlierRelease:
     programs: Path
     """Folder with the environment's Python and `everstep`."""
     packages: Path
-    """Folder with the packages of the wheel alone."""
+    """Folder that contains only the packages of the wheel."""
 
 
 def install(folder: Path) -> EarlierRelease:

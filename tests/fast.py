@@ -25,7 +25,7 @@ HEAVY_FIXTURES = {
 }
 """Fixtures that start a heavy program, each with the name of that program.
 
-Only these fixtures may start one. No fast test may.
+Only these fixtures may start a heavy program, and no fast test may use them.
 """
 
 SHELL_FOLDERS = ("golden",)
@@ -47,8 +47,8 @@ def mark_fast_tests(items: Iterable[pytest.Item]) -> None:
 def is_fast(item: pytest.Item) -> bool:
     """Return True for a test that `make test-fast` runs.
 
-    A test with the parameter "postgresql" requests its database only while it runs, so its list of fixtures does not
-    contain `postgresql`.
+    A test with the parameter "postgresql" is not fast, either. It requests its database only while it runs, so its list
+    of fixtures does not contain `postgresql`.
     """
     folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()

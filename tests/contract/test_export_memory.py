@@ -82,7 +82,7 @@ An export converts the float16 tensors of `columns` to fp32, which doubles their
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Any]:
-    """Yield a client of a server in its own process, whose memory does not count."""
+    """Yield a client of an S3 server in a process of its own, so that the server's memory does not count."""
     with SeaweedFs() as server, pytest.MonkeyPatch.context() as patch:
         for name, value in {**server.environment, "AWS_DEFAULT_REGION": server.environment["AWS_REGION"]}.items():
             patch.setenv(name, value)

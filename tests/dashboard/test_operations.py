@@ -280,7 +280,7 @@ def test_a_session_that_ends_under_an_open_page_leads_to_the_sign_in_and_back(
         else:
             for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
                 page.clock.run_for(int(CLOCK_SECONDS * 1000))
-                with contextlib.suppress(AssertionError):  # the browser may receive the event a moment after this
+                with contextlib.suppress(AssertionError):  # the browser may receive the event later
                     expect(page).to_have_url(re.compile("/sign-in"), timeout=500)
                     break
             expect(page).to_have_url(re.compile("/sign-in"))

@@ -265,7 +265,7 @@ def test_what_happens_is_shown_at_once(browser: Browser, seeded: Seeded) -> None
         seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
         for _ in range(int(LEAST_INTERVAL_SECONDS / CLOCK_SECONDS) - 1):
             page.clock.run_for(int(CLOCK_SECONDS * 1000))
-            with contextlib.suppress(AssertionError):  # the browser may receive the events a moment after this
+            with contextlib.suppress(AssertionError):  # the browser may receive the events later
                 expect(page.get_by_role("heading", name="Open incident")).to_be_visible(timeout=500)
                 break
         expect(page.get_by_role("heading", name="Open incident")).to_be_visible()

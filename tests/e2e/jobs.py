@@ -379,7 +379,7 @@ class Job:
 
 @contextmanager
 def room_for(place: Workplace, instances: int) -> Iterator[None]:
-    """Set the group's maximum size for the duration of the block."""
+    """Set the maximum size of the cluster's Auto Scaling group for the duration of the block."""
     with closing(place.cluster.aws("autoscaling")) as auto_scaling:
         (group,) = auto_scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[place.cluster.group])[
             "AutoScalingGroups"

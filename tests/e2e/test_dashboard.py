@@ -96,7 +96,7 @@ def restart(page: Page, place: Workplace) -> None:
 
 
 def strike(page: Page, job: Job) -> None:
-    """On the page of drills, terminate an instance of the job. The job's ranks train towards the second moment."""
+    """Terminate an instance of the job from the page of drills, while the job's ranks train."""
     job.place.wait_all_connected(job.describe()["NodeIds"])
     page.goto("/drills")
     page.get_by_label("Job").select_option(NAME)

@@ -1,7 +1,7 @@
 """The commands of docs/aws.md run in order against the local cloud, from an empty account to a fleet and its end.
 
-The local cloud does not install packages on its instances. One process of the test stands for the server of an
-installation, and user data starts the installed agent on nodes.
+The local cloud does not install packages on its instances. A process that the test starts takes the place of the
+installation's server, and user data starts the agent of this checkout on nodes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The judge of leases finds a lost claim and two holders."""
+"""`violations` reports a lost claim of a lease, and two servers that hold the same lease."""
 
 from __future__ import annotations
 

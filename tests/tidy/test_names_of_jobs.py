@@ -19,12 +19,12 @@ ALLOWED = {
     "db/drills.py": {"page"},
     "loop/event_feed.py": {"has"},
 }
-"""Functions that may compare a name, by module. `db/jobs.py` builds the statements of `ByNameOrRun`."""
+"""Functions that may compare a job's name, by module. `db/jobs.py` builds the statements of `ByNameOrRun`."""
 JOBS = {"Job", "JobRow", "_JOB"}
 COMPARISONS = {"in_", "is_", "like", "ilike", "startswith", "endswith", "contains", "between", "not_in", "is_not"}
 """Methods of a database column with which a query compares the column."""
 SEARCHES = {"db/job_lists.py": {"_conditions"}}
-"""Functions that search for a part of a name, by module. They filter by the project too."""
+"""Functions that search for a part of a job's name, by module. They also filter by the project."""
 
 
 def is_name(node: ast.expr) -> bool:

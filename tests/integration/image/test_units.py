@@ -161,7 +161,7 @@ def test_a_node_with_gpus_gets_nixl_in_a_pinned_version(arguments: tuple[str, ..
 def test_the_template_of_the_ami_has_the_syntax_and_the_format_of_hcl(
     tmp_path: Path, change: tuple[str, str], code: int
 ) -> None:
-    """Packer and Terraform read the same language. Terraform's formatter knows no Packer block, and needs none."""
+    """Terraform's formatter accepts Packer's template, because both programs read HCL, and rejects a syntax error."""
     text = (IMAGE / "everstep.pkr.hcl").read_text()
     (tmp_path / "template.tf").write_text(text.replace(*change) if change[0] else text)
     done = subprocess.run(["terraform", "fmt", "-check", "-diff", str(tmp_path)], capture_output=True, text=True)

@@ -469,8 +469,8 @@ def zero(
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
-    # DeepSpeed's CPU Adam computes the powers of the betas by repeated 32-bit multiplication, and so must a resume. From
-    # the third power on, a directly computed power of the betas of `offload` differs.
+    # DeepSpeed's CPU Adam computes powers of the betas by repeated 32-bit multiplication, and so must a resume. From the
+    # third power on, directly computed powers of the betas of `offload` differ.
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))
@@ -662,7 +662,10 @@ def scaler() -> Scenario:
 
 
 def max_norm() -> Scenario:
-    """Return a scenario whose embedding changes its own weights in forward. Only an audit detects this change."""
+    """Return a scenario whose embedding changes its own weights in forward.
+
+    Only an audit, which compares the copy with the live tensors byte by byte, detects this change.
+    """
     model = nn.ModuleDict({"table": nn.Embedding(32, WIDTH, max_norm=0.5), "rest": network()})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = schedule(optimizer)

@@ -277,7 +277,7 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         begin(agent)
         link, line, read = links.newest, agent.lines[0], agent_link.read_agent_half
-        join_slot_mapper()  # wait for the end of this thread, because it also reads from the agent
+        join_slot_mapper()  # because this thread also reads from the agent
         link.poll()
 
         def slow(page: memoryview) -> AgentHalf | None:
@@ -416,7 +416,7 @@ def test_refused_slots_make_it_abandon_with_the_reason(tmp_path: Path, begin: Be
         agent.take = refuse  # type: ignore[method-assign]
         session, step = begin(agent)
         train(session, step, lambda: isinstance(links.newest.slots, SlotsRefused))
-        train(session, step, lambda: True)  # at this boundary, the session notices the refusal in any case
+        train(session, step, lambda: True)  # the session notices the refusal here at the latest
         agent.lines[0].write(proposed=session.step, slot=NONE)
         step()
         session.boundary()
@@ -1387,7 +1387,7 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent, world_size=2)
-        join_slot_mapper()  # wait for the end of this thread, because it also writes to the agent
+        join_slot_mapper()  # because this thread also writes to the agent
         before = len(links.sent)
         profilers[0].report(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert len(links.sent) == before

@@ -177,7 +177,9 @@ def instance_store(disk: Path, size: int) -> Iterator[Path]:
 
 @contextmanager
 def memory_limit(size: int) -> Iterator[tuple[str, ...]]:
-    """Create a memory cgroup with a limit, as the slice of ranks has. Yield the words that start a program in it."""
+    """Create a cgroup with a memory limit, as an image's systemd slice for ranks has. Yield the words that start a program
+    in this cgroup.
+    """
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     v1, v2 = (Path(f"/sys/fs/cgroup{more}") for more in (f"/memory{own.get('memory', '')}", own.get("", "/")))
     is_v1 = (v1 / "memory.limit_in_bytes").exists()

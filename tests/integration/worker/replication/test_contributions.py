@@ -175,7 +175,7 @@ async def test_a_member_waits_for_a_holder_that_creates_the_slots_of_its_share(
     stripe.send(deadline_seconds=0.2)
     stripe.shard.reserve(stripe.payload_bytes, LAYOUT)
     ready = asyncio.create_task(stripe.shard.holders_ready())
-    await asyncio.wait([ready], timeout=1.0)  # one second is several deadlines
+    await asyncio.wait([ready], timeout=1.0)  # one second is several times the holder's deadline
     assert not ready.done()
     assert stripe.shard.view == {HOLDER}
     is_free.set()

@@ -1235,7 +1235,7 @@ async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_t
     pair.send(deadline_seconds=0.2)
     pair.shard.reserve(10_000, LAYOUT)
     ready = asyncio.create_task(pair.shard.holders_ready())
-    await asyncio.wait([ready], timeout=1.0)  # one second is several deadlines
+    await asyncio.wait([ready], timeout=1.0)  # one second is several times the holder's deadline
     assert not ready.done()
     assert pair.shard.view == {HOLDER}
     slow.set()
@@ -1270,7 +1270,7 @@ async def test_a_holder_that_is_long_in_making_a_slot_for_what_comes_is_not_take
     pair.hear(-1, 1)
     await pair.capture(1)
     voted = asyncio.create_task(pair.until(lambda: pair.shard.vote is Vote.ACKED))
-    await asyncio.wait([voted], timeout=1.0)  # one second is several deadlines
+    await asyncio.wait([voted], timeout=1.0)  # one second is several times the holder's deadline
     assert not voted.done()
     slow.set()
     await voted
