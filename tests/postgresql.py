@@ -149,7 +149,7 @@ class PostgreSql:
             assert stream is not None
             stream.close()
         self._keeper.wait(30)
-        shutil.rmtree(self.directory, ignore_errors=True)  # remains if its owner cannot write to the parent
+        shutil.rmtree(self.directory, ignore_errors=True)  # remains if the server's user cannot write to its parent
 
     def _migrated(self) -> str:
         """Return the name of a template database with the newest schema.

@@ -1,7 +1,7 @@
 """Smaller chunks, so that a short payload has several of them.
 
 The chunk size is a constant of the slot format: agents, ranks and readers of checkpoints compute it from the size of
-the payload alone. No object therefore has it as an option.
+the payload alone. No object therefore accepts the chunk size as an option.
 """
 
 from __future__ import annotations

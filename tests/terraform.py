@@ -173,7 +173,7 @@ def check_policies(resources: Mapping[str, Mapping[str, Any]], *, has_kms: bool 
 
 
 def check_group(aws: ServedAws, name: str) -> None:
-    """Check that an Auto Scaling group fulfils Everstep's contract without a change."""
+    """Check that an Auto Scaling group already has all settings that Everstep requires."""
     group = AwsOperator(aws.connection()).describe_group(name)
     assert [check.words for check in checks(group) if not check.is_met] == []
     assert [change.setting for change in changes(group)] == []

@@ -54,7 +54,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Launch:
-    """The rank processes that one request has started."""
+    """The rank processes that one call of `WarmParent.fork` has started."""
 
     parent: WarmParent
     directory: Path

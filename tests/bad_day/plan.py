@@ -45,9 +45,9 @@ ROUND: Final = (
 )
 """Kinds of the faults in each period of two minutes. Their order is random."""
 SERVER_ROUND: Final = ("freeze", "database")
-"""Kinds of faults that each period of two minutes also contains if the control plane has two servers and PostgreSQL."""
+"""Kinds of faults that are added to each period of two minutes if the control plane has two servers and PostgreSQL."""
 AWS_ROUND: Final = ("stale view", "zone", "throttle")
-"""Kinds of faults that each period of two minutes also contains: faults of AWS's API, which stop no instance."""
+"""Kinds of faults that are added to each period of two minutes: faults of AWS's API, which stop no instance."""
 ROUND_SECONDS: Final = 120.0
 FOLLOWERS: Final = ("ranks", "agents", "control plane", "ranks")
 """Kinds of faults that hit a recovery that has just begun. Each entry occurs once in each period of two minutes."""

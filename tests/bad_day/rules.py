@@ -1,14 +1,15 @@
 """The rules of a bad day: pure functions of the collected facts. Each returns a sentence per violation.
 
 A *strike* is a fault that the day injected.
+
 one job per node           no two generations, of one job or of two, make steps on a node at the same time
 decided before it ended    an instance ends because of a strike, or after an event records Everstep's decision
-evidence                   the ranks of a node that Everstep gave up as silent finished no further steps
+evidence                   the ranks of a node that Everstep gave up as silent finished at most two further steps
 steady capacity            desired capacity changes direction only after a node is taken out of use
 bit-identical              every rank's result equals that of an undisturbed run
 ledgers                    buckets sum to wall time, phases to the interruption; lost steps match the ranks' traces
 enough                     enough strikes took effect: of each kind, during recoveries, on two jobs together
-lost steps                 at most three per incident from memory, at most a checkpoint's interval from S3
+lost steps                 at most three per incident from memory, and a checkpoint interval or two from S3
 one server                 two servers do not change the fleet in turn, unless a strike hit one of them
 caused                     a job has at most as many incidents as strikes hit its nodes or a service that it needs
 ettr                       of a long day: not below the bound that follows from the strikes

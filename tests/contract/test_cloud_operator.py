@@ -199,7 +199,7 @@ def test_a_member_that_ec2_ended_stays_until_it_is_removed_and_that_brings_its_r
     assert ended.state.has_ended
     assert "User initiated" in ended.state_reason
     world.operator.terminate_member(lost, decrement=False)
-    # AWS may hold even an instance that has already ended at the terminating hook, so release it.
+    # AWS's terminating hook may hold even an instance that has already ended, so release it.
     world.operator.complete_termination(name, TERMINATION_HOOK.name, lost)
     group = world.until(
         name,

@@ -3,9 +3,8 @@
     python -m tests.dashboard [--seed N] [--port N] [--recorded] [--pictures DIRECTORY]
 
 Build the dashboard once with `make web`. The fleet's time passes in real time: jobs train, and one job waits, because
-AWS has no capacity.
-With `--recorded`, the server shows incidents that were recorded from real runs, and the time stands still. Ctrl-C stops
-the server.
+AWS has no capacity. With `--recorded`, the server shows incidents that were recorded from real runs, and time stands
+still. Ctrl-C stops the server.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def bad_gpu(stage: Stage) -> Iterator[None]:
 
 
 def capacity_shortage(stage: Stage) -> Iterator[None]:
-    """An instance ends, and AWS has no capacity for a new instance, until the next attempt is minutes away."""
+    """An instance ends, and AWS lacks capacity for so long that the next launch is minutes away."""
     victim = stage.train()
     stage.strike("capacity", "--count", str(NODES - 1))
     stage.strike("terminate", victim)

@@ -82,7 +82,7 @@ def written(directory: Path) -> dict[str, bytes]:
 
 
 def test_the_documented_commands_break_a_job_and_compare_its_files(place: Workplace, reader: Path) -> None:
-    """The commands of docs/integrations.md disturb a job with accelerate's script, and find the expected files.
+    """The commands of docs/integrations.md run accelerate's script twice, disturb the second job, and find equal files.
 
     A reader needs nothing but an empty directory and the two documents.
     """

@@ -1,7 +1,7 @@
 """The commands of docs/aws.md run in order against the local cloud, from an empty account to a fleet and its end.
 
 The local cloud does not install packages on its instances. A process that the test starts takes the place of the
-installation's server, and user data starts the agent of this checkout on nodes.
+installation's server, and user data starts this machine's `everstep agent` on nodes.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Links:
         return self.links[-1]
 
     def notify(self, agent: FakeAgent) -> None:
-        """Let each change of the rank's half of the page wake the calls of `agent.wait_for`."""
+        """Let each change of the rank's half of the shared-memory page wake the calls of `agent.wait_for`."""
 
         def wake() -> None:
             with agent.changed:

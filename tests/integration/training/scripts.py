@@ -469,8 +469,8 @@ def zero(
         for parameter in model[0].parameters():
             parameter.requires_grad_(False)
     kind = DeepSpeedCPUAdam if offload else torch.optim.AdamW
-    # DeepSpeed's CPU Adam computes powers of the betas by repeated 32-bit multiplication, and so must a resume. From the
-    # third power on, directly computed powers of the betas of `offload` differ.
+    # DeepSpeed's CPU Adam computes powers of the betas by repeated 32-bit multiplication, and a resume must do so, too.
+    # For the betas of `offload`, directly computed powers differ from the third power on.
     left = list(model[0].parameters()) if leave else []
     held = [p for p in model.parameters() if p.requires_grad and all(p is not other for other in left)]
     optimizer = kind(held, lr=1e-2, betas=(0.85, 0.98) if offload else (0.9, 0.999))

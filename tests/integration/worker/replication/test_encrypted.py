@@ -81,7 +81,7 @@ async def test_a_dialler_with_a_bad_certificate_is_refused(pair: Pair, case: str
     build, words = BAD[case]
     with pytest.raises(PeerRefused, match=f"(?i){words}"):
         await pair.dial(credentials(OWNER, identity=build(OWNER)))
-    session = await pair.dial()  # The listener still accepts the member.
+    session = await pair.dial()  # The listener still accepts a node of the generation.
     assert session.peer_names == ("everstep://main/i-holder",)
     session.close()
 
