@@ -180,7 +180,7 @@ def _expect_commands(card: Locator, action: dict[str, Any]) -> None:
 
 
 def _is_long(incident: dict[str, Any]) -> bool:
-    """Return whether the API asks a person to decide how long an incident may wait for capacity."""
+    """Return whether the API asks a person to decide about an incident that waits for capacity."""
     return any(each["Urgency"] == "Later" and "InstanceId" not in each for each in incident["Actions"])
 
 

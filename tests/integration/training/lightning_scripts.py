@@ -130,7 +130,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             self.entries: list[Any] = []
 
         def on_train_start(self, *_: Any) -> None:
-            torch.rand(3)  # Each launch draws these numbers, so a resume must restore the generator after this hook.
+            torch.rand(3)  # A resumed launch repeats this draw, which must not change its later draws.
 
         def on_train_epoch_end(self, trainer: Trainer, _: Any) -> None:
             self.entries.append(["epoch", trainer.global_step, hexed(trainer.callback_metrics), random.random().hex()])

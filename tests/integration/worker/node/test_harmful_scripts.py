@@ -177,7 +177,7 @@ def instance_store(disk: Path, size: int) -> Iterator[Path]:
 
 @contextmanager
 def memory_limit(size: int) -> Iterator[tuple[str, ...]]:
-    """Create a cgroup with a memory limit, like the systemd slice of ranks. Yield the words that start a program in it."""
+    """Create a memory cgroup with a limit, like the slice of ranks. Yield the words that start a program in it."""
     own = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
     v1, v2 = (Path(f"/sys/fs/cgroup{more}") for more in (f"/memory{own.get('memory', '')}", own.get("", "/")))
     is_v1 = (v1 / "memory.limit_in_bytes").exists()
