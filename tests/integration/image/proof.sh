@@ -1,10 +1,11 @@
 #!/bin/bash
-# Runs in a booted root: a job on a local cluster, then the units of the server and the agent. The last line is "proved".
+# Runs in a booted root, the Debian system that test_booted_root.py makes: first a job on a local cluster, then the
+# systemd units of the server and of the agent. If all succeed, the last printed line is "proved".
 set -euxo pipefail
 export PATH=/opt/everstep/bin:$PATH HOME=/root
 cd /root
 
-# Waits for a condition: SECONDS CONDITION.
+# within SECONDS CONDITION: wait at most SECONDS until the shell command CONDITION succeeds.
 within() {
   for _ in $(seq "$1"); do
     if eval "$2"; then
@@ -15,13 +16,13 @@ within() {
   return 1
 }
 
-# Server, agents and a job from the wheel.
+# Run a job on a local cluster, whose server and agents come from the wheel.
 everstep local up --nodes 2 --spares 0 --node-memory-mib 256
 eval "$(everstep local env)"
 everstep jobs submit --name proof --source-dir /srv/job --entry-point elastic.py --node-count 2 --copies 2
 everstep jobs wait proof
 
-# The unit of the server, with the same stand-in for AWS.
+# Start the server's unit. It uses the local cluster's AWS.
 install -o everstep -m 600 "$(find ~root/.everstep -name keys.json)" /etc/everstep/keys
 cat >/etc/everstep/server.env <<END
 EVERSTEP_MODE=local
@@ -34,7 +35,7 @@ chown everstep /etc/everstep
 systemctl start everstep-server
 systemctl is-active everstep-server
 
-# The unit of the agent. Its token is wrong, so it waits for another one; its shim runs all the same.
+# Start the agent's unit. The agent's join token is wrong, so the agent waits for another token, but it starts its shim.
 cat >/etc/everstep/agent.env <<END
 EVERSTEP_INSTANCE_ID=i-1
 EVERSTEP_ADDRESS=127.0.0.1
@@ -53,7 +54,8 @@ scope=$(systemctl list-units --plain --no-legend 'everstep-ranks-*.scope' | cut 
 shim=$(systemctl show -P ControlGroup "$scope")
 within 60 "journalctl -u everstep-agent | grep -q 'ranks run in cgroups below .*$shim'"
 
-# A restart keeps the shim and its scope. A blocked event loop makes the watchdog restart the agent.
+# A restart of the agent's unit keeps the shim and its scope. If the agent is stopped by a signal, the watchdog restarts
+# it.
 first_process() {
   cat "/sys/fs/cgroup/unified$shim/cgroup.procs" "/sys/fs/cgroup$shim/cgroup.procs" 2>/dev/null | sort -n | head -1 || true
 }
