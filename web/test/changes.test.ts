@@ -60,14 +60,27 @@ describe('series by node', () => {
   const values = (held: Logged) =>
     Object.fromEntries(held.get('gpu')!.Series!.map((each) => [each.NodeId, each.Values]))
   test('continue after the unchanged points, and are padded for nodes that come and go', () => {
-    const first = mergedMetrics(new Map(), answer([1, 2, 3], [
-      { NodeId: 'i-a', Values: [1, 2, 3] },
-      { NodeId: 'i-b', Values: [4, 'NaN', 6] },
-    ]))
-    const later = mergedMetrics(first, answer([3, 4], [
-      { NodeId: 'i-b', Values: [7, 8] },
-      { NodeId: 'i-c', Values: [9, 9] },
-    ], 2))
+    const first = mergedMetrics(
+      new Map(),
+      answer(
+        [1, 2, 3],
+        [
+          { NodeId: 'i-a', Values: [1, 2, 3] },
+          { NodeId: 'i-b', Values: [4, 'NaN', 6] },
+        ],
+      ),
+    )
+    const later = mergedMetrics(
+      first,
+      answer(
+        [3, 4],
+        [
+          { NodeId: 'i-b', Values: [7, 8] },
+          { NodeId: 'i-c', Values: [9, 9] },
+        ],
+        2,
+      ),
+    )
     expect(values(later)).toEqual({
       'i-a': [1, 2, 'NaN', 'NaN'],
       'i-b': [4, 'NaN', 7, 8],

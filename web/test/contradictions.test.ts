@@ -1,29 +1,81 @@
 /** Answers of the API for which a page once contradicted itself or another page: the figures now agree. */
 import { describe, expect, test } from 'vitest'
 
-import type { DescribeProtectionResponse, Fleet, Incident, Node, TrainingJob, TrainingJobSummary } from '../src/contract'
+import type {
+  DescribeProtectionResponse,
+  Fleet,
+  Incident,
+  Node,
+  TrainingJob,
+  TrainingJobSummary,
+} from '../src/contract'
 import {
-  fleetFigures, formatted, holdsNodes, hook, incidentFigures, jobFigures, nodeFigures, shown, STALE_SECONDS,
+  fleetFigures,
+  formatted,
+  holdsNodes,
+  hook,
+  incidentFigures,
+  jobFigures,
+  nodeFigures,
+  shown,
+  STALE_SECONDS,
 } from '../src/model/figures'
 import { timeline } from '../src/model/timeline'
 import { verdict } from '../src/model/verdict'
 
 const NOW = 1_800_000_000
-const job = (changes: Partial<TrainingJob> = {}) => ({
-  TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training',
-  Generation: 2, NodeCount: 3, GenerationNodeCount: 3, AssignedNodeCount: 3, HealthyNodeCount: 3, Boundary: 909,
-  MaxBoundary: 909, BaseStep: 900, CommittedStep: 908, CreationTime: NOW - 900, TrainingStartTime: NOW - 800,
-  ...changes,
-}) as TrainingJob
-const protection = (changes: Partial<DescribeProtectionResponse> = {}) => ({
-  Generation: 2, CommittedStep: 908, Copies: 2, ProtectionState: 'Protected', Reason: '', Shards: [],
-  RecoveryOdds: [{ LostNodes: 1, Probability: 1 }], ...changes,
-}) as DescribeProtectionResponse
-const incident = (changes: Partial<Incident> = {}) => ({
-  IncidentId: 'inc', Headline: 'An instance was terminated', TrainingJobName: 'gpt', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace',
-  GenerationBefore: 1, InstanceIds: ['i-b'], FaultedInstanceIds: ['i-b'], ReplacementInstanceIds: [], RankSources: [],
-  Evidence: [], Decision: '', Reason: '', FailedAt: NOW - 60, OpenedAt: NOW - 58, DetectSeconds: 2, ...changes,
-}) as Incident
+const job = (changes: Partial<TrainingJob> = {}) =>
+  ({
+    TrainingJobName: 'gpt',
+    RunId: 'run',
+    FleetName: 'main',
+    TrainingJobStatus: 'InProgress',
+    SecondaryStatus: 'Training',
+    Generation: 2,
+    NodeCount: 3,
+    GenerationNodeCount: 3,
+    AssignedNodeCount: 3,
+    HealthyNodeCount: 3,
+    Boundary: 909,
+    MaxBoundary: 909,
+    BaseStep: 900,
+    CommittedStep: 908,
+    CreationTime: NOW - 900,
+    TrainingStartTime: NOW - 800,
+    ...changes,
+  }) as TrainingJob
+const protection = (changes: Partial<DescribeProtectionResponse> = {}) =>
+  ({
+    Generation: 2,
+    CommittedStep: 908,
+    Copies: 2,
+    ProtectionState: 'Protected',
+    Reason: '',
+    Shards: [],
+    RecoveryOdds: [{ LostNodes: 1, Probability: 1 }],
+    ...changes,
+  }) as DescribeProtectionResponse
+const incident = (changes: Partial<Incident> = {}) =>
+  ({
+    IncidentId: 'inc',
+    Headline: 'An instance was terminated',
+    TrainingJobName: 'gpt',
+    RunId: 'run',
+    Cause: 'instance_terminated',
+    Phase: 'replace',
+    GenerationBefore: 1,
+    InstanceIds: ['i-b'],
+    FaultedInstanceIds: ['i-b'],
+    ReplacementInstanceIds: [],
+    RankSources: [],
+    Evidence: [],
+    Decision: '',
+    Reason: '',
+    FailedAt: NOW - 60,
+    OpenedAt: NOW - 58,
+    DetectSeconds: 2,
+    ...changes,
+  }) as Incident
 
 describe('memory', () => {
   test('that is released keeps no step', () => {
@@ -70,7 +122,8 @@ describe('protection is not claimed', () => {
   })
   test('before the first commit, and is bad only later', () => {
     const none = protection({ CommittedStep: -1, ProtectionState: 'Unprotected', RecoveryOdds: [] })
-    const at = (step: number) => jobFigures(job({ CommittedStep: -1, Boundary: step, MaxBoundary: step }), { protection: none })
+    const at = (step: number) =>
+      jobFigures(job({ CommittedStep: -1, Boundary: step, MaxBoundary: step }), { protection: none })
     expect(at(1)).toMatchObject({ protection: 'Not yet protected', protectionTone: 'idle' })
     expect(at(400)).toMatchObject({ protection: 'Unprotected', protectionTone: 'bad' })
   })
@@ -85,12 +138,24 @@ test('no more nodes are healthy than the job has', () => {
 
 describe('an incident', () => {
   test('that ended its job tells apart the steps that training repeated and those that no checkpoint keeps', () => {
-    const failed = job({ TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', TrainingEndTime: NOW, MaxBoundary: 78, Boundary: 78 })
+    const failed = job({
+      TrainingJobStatus: 'Failed',
+      SecondaryStatus: 'Failed',
+      TrainingEndTime: NOW,
+      MaxBoundary: 78,
+      Boundary: 78,
+    })
     const last = incident({ Phase: 'closed', ClosedAt: NOW, LostSteps: 0 })
     const nothing = protection({ LastCheckpoint: undefined })
-    expect(incidentFigures(last, NOW, failed, { protection: nothing })).toMatchObject({ recomputedSteps: 0, unsavedSteps: 78 })
+    expect(incidentFigures(last, NOW, failed, { protection: nothing })).toMatchObject({
+      recomputedSteps: 0,
+      unsavedSteps: 78,
+    })
     const continued = { ...failed, InitialCheckpoint: { RunId: 'other', Step: 70 } }
-    expect(incidentFigures(last, NOW, continued, { protection: nothing })).toMatchObject({ unsavedSteps: 8, keptStep: 70 })
+    expect(incidentFigures(last, NOW, continued, { protection: nothing })).toMatchObject({
+      unsavedSteps: 8,
+      keptStep: 70,
+    })
     expect(incidentFigures(last, NOW)).toMatchObject({ recomputedSteps: 0, unsavedSteps: undefined })
   })
   test.each([0, 0.4, 59, 4000])('has phases that add up to its total, %d s later', (later) => {
@@ -108,7 +173,13 @@ test('a lost node works until its failure, also while it still counts to the job
 })
 
 test('a fleet that waits for instances, and a node that is silent, are not green', () => {
-  const fleet = { FleetName: 'main', FleetStatus: 'active', DesiredNodeCount: 4, ConnectedNodeCount: 3, NodeCount: 3 } as Fleet
+  const fleet = {
+    FleetName: 'main',
+    FleetStatus: 'active',
+    DesiredNodeCount: 4,
+    ConnectedNodeCount: 3,
+    NodeCount: 3,
+  } as Fleet
   expect(fleetFigures(fleet)).toMatchObject({ status: 'waits for 1 instance', statusTone: 'busy', missingNodes: 1 })
   const node = { NodeId: 'i-a', NodeStatus: 'assigned', Connected: false } as Node
   expect(nodeFigures(node)).toMatchObject({ statusTone: 'warn', agent: 'not connected', agentTone: 'warn' })
@@ -126,7 +197,15 @@ test('nothing on a stale page is green', () => {
 
 test('a hook names the field, the object, the value and the tone', () => {
   const figures = jobFigures(job({ CostUsd: 1204.5 }), { protection: protection() })
-  expect(hook(figures, 'committedStep')).toEqual({ 'data-figure': 'committed-step', 'data-of': 'job/run', 'data-value': '908' })
+  expect(hook(figures, 'committedStep')).toEqual({
+    'data-figure': 'committed-step',
+    'data-of': 'job/run',
+    'data-value': '908',
+  })
   expect(hook(figures, 'protection')).toMatchObject({ 'data-value': 'Protected', 'data-tone': 'good' })
-  expect([shown(figures, 'costUsd'), shown(figures, 'ettrRatio'), formatted('replace-seconds', 61)]).toEqual(['$1,204.50', '–', '1 min 01 s'])
+  expect([shown(figures, 'costUsd'), shown(figures, 'ettrRatio'), formatted('replace-seconds', 61)]).toEqual([
+    '$1,204.50',
+    '–',
+    '1 min 01 s',
+  ])
 })

@@ -9,7 +9,16 @@ import { afterEach, vi } from 'vitest'
 afterEach(cleanup)
 
 // Replace browser functions that Mantine calls and jsdom lacks.
-window.matchMedia ??= (query) => ({ matches: false, media: query, onchange: null, addListener() {}, removeListener() {}, addEventListener() {}, removeEventListener() {}, dispatchEvent: () => false })
+window.matchMedia ??= (query) => ({
+  matches: false,
+  media: query,
+  onchange: null,
+  addListener() {},
+  removeListener() {},
+  addEventListener() {},
+  removeEventListener() {},
+  dispatchEvent: () => false,
+})
 window.ResizeObserver ??= class {
   observe() {}
   unobserve() {}
@@ -17,8 +26,13 @@ window.ResizeObserver ??= class {
 }
 if (!document.fonts) Object.defineProperty(document, 'fonts', { value: new EventTarget() })
 
-export function drawn(what: ReactNode, { role = 'admin', answers = {}, at = '/' }: { role?: string; answers?: Record<string, unknown>; at?: string } = {}) {
-  const client = new QueryClient({ defaultOptions: { queries: { retry: false, staleTime: Infinity, refetchInterval: false } } })
+export function drawn(
+  what: ReactNode,
+  { role = 'admin', answers = {}, at = '/' }: { role?: string; answers?: Record<string, unknown>; at?: string } = {},
+) {
+  const client = new QueryClient({
+    defaultOptions: { queries: { retry: false, staleTime: Infinity, refetchInterval: false } },
+  })
   client.setQueryData(['session'], { Role: role })
   for (const [key, answer] of Object.entries(answers)) client.setQueryData(JSON.parse(key) as string[], answer)
   const page = render(
@@ -32,13 +46,27 @@ export function drawn(what: ReactNode, { role = 'admin', answers = {}, at = '/' 
 }
 
 /** Answer requests from a table of answers by path, and others with 404. Return the list of requests, in order. */
-export function served(table: Record<string, { status?: number; body: unknown }>): { method: string; path: string; body: unknown }[] {
+export function served(
+  table: Record<string, { status?: number; body: unknown }>,
+): { method: string; path: string; body: unknown }[] {
   const asked: { method: string; path: string; body: unknown }[] = []
   vi.stubGlobal('fetch', (url: string, init: RequestInit) => {
     const path = url.split('?')[0]!
-    asked.push({ method: init.method ?? 'GET', path, body: init.body === undefined ? undefined : JSON.parse(init.body as string) })
-    const answer = table[path] ?? { status: 404, body: { Code: 'ResourceNotFoundException', Message: `${path} is not in the test's table` } }
-    return Promise.resolve(new Response(JSON.stringify(answer.body), { status: answer.status ?? 200, headers: { 'x-amzn-requestid': 'req-1' } }))
+    asked.push({
+      method: init.method ?? 'GET',
+      path,
+      body: init.body === undefined ? undefined : JSON.parse(init.body as string),
+    })
+    const answer = table[path] ?? {
+      status: 404,
+      body: { Code: 'ResourceNotFoundException', Message: `${path} is not in the test's table` },
+    }
+    return Promise.resolve(
+      new Response(JSON.stringify(answer.body), {
+        status: answer.status ?? 200,
+        headers: { 'x-amzn-requestid': 'req-1' },
+      }),
+    )
   })
   return asked
 }

@@ -20,20 +20,76 @@ import NodeDialog from '../src/parts/NodeDialog'
 import { drawn } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
-const AWS = 'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a)'
+const AWS =
+  'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a)'
 const CapacityWait: CapacityWait = {
-  MissingNodeCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Message: AWS,
-  IsOutOfCapacity: true, FailedAttemptCount: 1, NextAttemptTime: NOW + 30,
+  MissingNodeCount: 1,
+  InstanceType: 'p5.48xlarge',
+  AvailabilityZone: 'us-east-2a',
+  Message: AWS,
+  IsOutOfCapacity: true,
+  FailedAttemptCount: 1,
+  NextAttemptTime: NOW + 30,
 }
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', Headline: 'An instance was terminated', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'replace', Evidence: ['EC2 says so'], Decision: 'replace i-0123456789abcdef0 and restart all ranks', Reason: 'lost',
-  GenerationBefore: 1, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 60, OpenedAt: NOW - 58, DetectSeconds: 2, ReachedStep: 78, ...changes,
+  IncidentId: 'inc-1',
+  Headline: 'An instance was terminated',
+  TrainingJobName: 'gpt',
+  Project: 'default',
+  RunId: 'run',
+  Cause: 'instance_terminated',
+  Phase: 'replace',
+  Evidence: ['EC2 says so'],
+  Decision: 'replace i-0123456789abcdef0 and restart all ranks',
+  Reason: 'lost',
+  GenerationBefore: 1,
+  RankSources: [],
+  InstanceIds: ['i-a'],
+  FaultedInstanceIds: ['i-a'],
+  ReplacementInstanceIds: [],
+  FailedAt: NOW - 60,
+  OpenedAt: NOW - 58,
+  DetectSeconds: 2,
+  ReachedStep: 78,
+  ...changes,
 })
 const closed = (cause: Incident['Cause'], seconds: number, id: string) =>
-  incident({ IncidentId: id, Cause: cause, Phase: 'closed', FailedAt: NOW - 900, OpenedAt: NOW - 899, ClosedAt: NOW - 899 + seconds + 2, DetectSeconds: 1, ReplaceSeconds: seconds, RestoreSeconds: 1, ReworkSeconds: 1 })
+  incident({
+    IncidentId: id,
+    Cause: cause,
+    Phase: 'closed',
+    FailedAt: NOW - 900,
+    OpenedAt: NOW - 899,
+    ClosedAt: NOW - 899 + seconds + 2,
+    DetectSeconds: 1,
+    ReplaceSeconds: seconds,
+    RestoreSeconds: 1,
+    ReworkSeconds: 1,
+  })
 const recovering = (changes: Partial<Facts> = {}): Facts => ({
-  job: { TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Restarting', Reason: '', CapacityWait, Boundary: 78, MaxBoundary: 78, CommittedStep: 78 },
-  incidents: [closed('rank_exit', 0.1, 'a'), closed('rank_exit', 0.2, 'b'), incident()], fleet: { FleetName: 'main', FleetStatus: 'active', SpareCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', Reason: '' }, now: NOW, ...changes,
+  job: {
+    TrainingJobName: 'gpt',
+    RunId: 'run',
+    FleetName: 'main',
+    TrainingJobStatus: 'InProgress',
+    SecondaryStatus: 'Restarting',
+    Reason: '',
+    CapacityWait,
+    Boundary: 78,
+    MaxBoundary: 78,
+    CommittedStep: 78,
+  },
+  incidents: [closed('rank_exit', 0.1, 'a'), closed('rank_exit', 0.2, 'b'), incident()],
+  fleet: {
+    FleetName: 'main',
+    FleetStatus: 'active',
+    SpareCount: 1,
+    InstanceType: 'p5.48xlarge',
+    AvailabilityZone: 'us-east-2a',
+    Reason: '',
+  },
+  now: NOW,
+  ...changes,
 })
 
 const commands = (act: Act) => act.steps.flatMap((step) => step.commands)
@@ -41,15 +97,26 @@ const commands = (act: Act) => act.steps.flatMap((step) => step.commands)
 describe('a recovery', () => {
   test('that waits for capacity needs no person, and says when the next attempt is and what can be done', () => {
     for (const age of [56, 400, 86_400]) {
-      const { act } = verdict(recovering({ incidents: [closed('instance_terminated', 4, 'a'), incident({ FailedAt: NOW - age - 2, OpenedAt: NOW - age })] }))
+      const { act } = verdict(
+        recovering({
+          incidents: [
+            closed('instance_terminated', 4, 'a'),
+            incident({ FailedAt: NOW - age - 2, OpenedAt: NOW - age }),
+          ],
+        }),
+      )
       expect([act.urgency, act.title]).toEqual(['Optional', 'You need not act'])
       expect(act.brief).toMatch(/^You need not act: Everstep tries again at \d\d:\d\d UTC\.$/)
-      expect(act.text).toMatch(/^AWS has no p5\.48xlarge capacity in us-east-2a\. Everstep makes the next attempt in .* UTC\)\./)
+      expect(act.text).toMatch(
+        /^AWS has no p5\.48xlarge capacity in us-east-2a\. Everstep makes the next attempt in .* UTC\)\./,
+      )
       expect(commands(act)).toEqual(['everstep fleets update main --spare-count 2'])
     }
   })
   test('is compared with incidents of its own kind', () => {
-    const { recovery, act } = verdict(recovering({ job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' } }))
+    const { recovery, act } = verdict(
+      recovering({ job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' } }),
+    )
     expect(recovery).toMatchObject({ usualSeconds: undefined, lateAfterSeconds: 300, isLate: false })
     expect(act.urgency).toBe('None')
   })
@@ -58,19 +125,43 @@ describe('a recovery', () => {
   })
   test('that is late shows the limit that it has passed, and commands', () => {
     const late = incident({ FailedAt: NOW - 60, OpenedAt: NOW - 58 })
-    const { act } = verdict(recovering({ job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' }, incidents: [closed('instance_terminated', 4, 'a'), late] }))
+    const { act } = verdict(
+      recovering({
+        job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' },
+        incidents: [closed('instance_terminated', 4, 'a'), late],
+      }),
+    )
     expect(act.text).toBe('This phase has taken longer than 30 s: it usually takes 4.0 s after this kind of failure.')
     expect(commands(act)).toEqual(['everstep fleets describe main', 'everstep events list --job gpt'])
   })
 })
 
 describe('a node whose GPU fell off the bus', () => {
-  const node = { NodeId: 'i-0123456789abcdef0', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', HoldAdvice: {
-    Decision: 'Terminate', Description: 'Terminate node i-0123456789abcdef0.', Command: 'terminate it', FurtherCommands: [],
-  } } as unknown as Node
+  const node = {
+    NodeId: 'i-0123456789abcdef0',
+    FleetName: 'main',
+    NodeStatus: 'held',
+    Hold: 'inspection',
+    HoldAdvice: {
+      Decision: 'Terminate',
+      Description: 'Terminate node i-0123456789abcdef0.',
+      Command: 'terminate it',
+      FurtherCommands: [],
+    },
+  } as unknown as Node
   test('is terminated, by the job page and by its dialog', () => {
-    const { act } = verdict(recovering({ job: { ...recovering().job, SecondaryStatus: 'Training', Reason: '', Boundary: 90 }, incidents: [], heldNodes: [node] }))
-    expect(act.steps[0]).toMatchObject({ text: node.HoldAdvice!.Description, urgency: 'Later', commands: ['terminate it'] })
+    const { act } = verdict(
+      recovering({
+        job: { ...recovering().job, SecondaryStatus: 'Training', Reason: '', Boundary: 90 },
+        incidents: [],
+        heldNodes: [node],
+      }),
+    )
+    expect(act.steps[0]).toMatchObject({
+      text: node.HoldAdvice!.Description,
+      urgency: 'Later',
+      commands: ['terminate it'],
+    })
     drawn(<NodeDialog node={node} onClose={() => undefined} />)
     expect(screen.getByRole<HTMLInputElement>('radio', { name: /^Terminate/ }).checked).toBe(true)
   })
@@ -85,17 +176,21 @@ describe('a node whose GPU fell off the bus', () => {
 test('an instance id never breaks inside, and a title with ids is one text', () => {
   const css = readFileSync(join(import.meta.dirname, '../src/styles/base.css'), 'utf8')
   expect(css).toMatch(/\.id \{[^}]*white-space: nowrap/)
-  const { act, figures } = verdict(recovering({ job: { ...recovering().job, TakenOverTime: NOW, TakenOverBy: 'i-0123456789abcdef0' } }))
+  const { act, figures } = verdict(
+    recovering({ job: { ...recovering().job, TakenOverTime: NOW, TakenOverBy: 'i-0123456789abcdef0' } }),
+  )
   const { container } = drawn(<ActCard act={act} figures={figures} />)
   expect(container.querySelector('p .id')!.textContent).toBe('i-0123456789abcdef0')
 })
-
 
 describe('a part of the application', () => {
   const here = (reloads: boolean) => ({ answers: vi.fn(() => Promise.resolve()), reload: vi.fn(() => reloads) })
   test('waits for a server that is away', async () => {
     const browser = here(true)
-    const load = vi.fn<() => Promise<string>>().mockRejectedValueOnce(new TypeError('Failed to fetch dynamically imported module')).mockResolvedValue('the page')
+    const load = vi
+      .fn<() => Promise<string>>()
+      .mockRejectedValueOnce(new TypeError('Failed to fetch dynamically imported module'))
+      .mockResolvedValue('the page')
     await expect(loaded(load, browser)).resolves.toBe('the page')
     expect(browser.answers).toHaveBeenCalledTimes(1)
     expect(browser.reload).not.toHaveBeenCalled()
@@ -111,7 +206,13 @@ describe('a part of the application', () => {
 })
 
 test('lines are in the order of each rank, and merged by time', () => {
-  const line = (Rank: number, Timestamp: number, Message: string) => ({ NodeId: 'i-a', Rank, Timestamp, Message, Stream: 'stdout' as const })
+  const line = (Rank: number, Timestamp: number, Message: string) => ({
+    NodeId: 'i-a',
+    Rank,
+    Timestamp,
+    Message,
+    Stream: 'stdout' as const,
+  })
   const lines = [line(0, 10, 'a'), line(1, 12, 'c'), line(0, 11, 'b'), line(1, 5, 'd, after the clock was set back')]
   expect(inLineOrder(lines).map((each) => each.Message)).toEqual(['a', 'b', 'c', 'd, after the clock was set back'])
 })
@@ -131,7 +232,11 @@ test('a fleet that lacks nodes waits for instances', () => {
 
 test('the phase of an open incident is as long as its part of the time', () => {
   const open = incident({ FailedAt: NOW - 60, OpenedAt: NOW - 50, DetectSeconds: 10 })
-  const job = { CreationTime: NOW - 1000, AccountedUntil: NOW - 4, AccountingSeconds: { train: 940, detect: 10, replace: 46 } }
+  const job = {
+    CreationTime: NOW - 1000,
+    AccountedUntil: NOW - 4,
+    AccountingSeconds: { train: 940, detect: 10, replace: 46 },
+  }
   const found = Object.fromEntries(buckets(job, NOW, open).buckets.map((each) => [each.name, each.seconds]))
   for (const { phase, seconds } of phaseLengths(open, NOW)) expect(found[phase]).toBeCloseTo(seconds)
   expect(found.rest).toBeUndefined()
@@ -147,34 +252,97 @@ function* stories(count: number) {
     const end = (['Completed', 'Failed', 'Stopped', undefined, undefined] as const)[random(5)]
     const paused = end === undefined && random(3) === 0
     const lost = random(4) === 0 ? random(20) : 0
-    const ended = { Phase: 'closed', ClosedAt: NOW - 10, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 3, ReworkSeconds: 0, LostSteps: lost, GenerationAfter: 2, FromStep: reached - lost } as const
+    const ended = {
+      Phase: 'closed',
+      ClosedAt: NOW - 10,
+      DetectSeconds: 1,
+      ReplaceSeconds: 2,
+      RestoreSeconds: 3,
+      ReworkSeconds: 0,
+      LostSteps: lost,
+      GenerationAfter: 2,
+      FromStep: reached - lost,
+    } as const
     const job: Partial<TrainingJob> = {
-      TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: end ?? 'InProgress', SecondaryStatus: end ?? (paused ? 'Paused' : 'Training'), Reason: 'a reason', FailureReason: end === 'Failed' ? 'gave up' : undefined,
-      Boundary: reached, MaxBoundary: reached, BaseStep: 0, CommittedStep: reached, CreationTime: NOW - 1000, TrainingStartTime: NOW - 900, TrainingEndTime: end && NOW - 10, Generation: 2, NodeCount: 4, RanksPerNode: 1,
-      IncidentCount: 1, OpenIncidentCount: 0, AccountingSeconds: { train: 900 }, AccountedUntil: NOW, Priority: 0, SecondaryStatusTransitions: [],
+      TrainingJobName: 'gpt',
+      RunId: 'run',
+      FleetName: 'main',
+      TrainingJobStatus: end ?? 'InProgress',
+      SecondaryStatus: end ?? (paused ? 'Paused' : 'Training'),
+      Reason: 'a reason',
+      FailureReason: end === 'Failed' ? 'gave up' : undefined,
+      Boundary: reached,
+      MaxBoundary: reached,
+      BaseStep: 0,
+      CommittedStep: reached,
+      CreationTime: NOW - 1000,
+      TrainingStartTime: NOW - 900,
+      TrainingEndTime: end && NOW - 10,
+      Generation: 2,
+      NodeCount: 4,
+      RanksPerNode: 1,
+      IncidentCount: 1,
+      OpenIncidentCount: 0,
+      AccountingSeconds: { train: 900 },
+      AccountedUntil: NOW,
+      Priority: 0,
+      SecondaryStatusTransitions: [],
       Reliability: { LostSteps: lost } as TrainingJob['Reliability'],
     }
     const checkpoint = kept === undefined ? undefined : { Step: kept, Generation: 1, CompletedAt: NOW - 100, Bytes: 1 }
-    yield { number, job, reached, kept, end, paused, incidents: [incident({ ...ended, ReachedStep: reached })], protection: { TrainingJobName: 'gpt', CommittedStep: reached, ProtectionState: 'Unprotected', Reason: '', Shards: [], RecoveryOdds: [], LastCheckpoint: checkpoint } }
+    yield {
+      number,
+      job,
+      reached,
+      kept,
+      end,
+      paused,
+      incidents: [incident({ ...ended, ReachedStep: reached })],
+      protection: {
+        TrainingJobName: 'gpt',
+        CommittedStep: reached,
+        ProtectionState: 'Unprotected',
+        Reason: '',
+        Shards: [],
+        RecoveryOdds: [],
+        LastCheckpoint: checkpoint,
+      },
+    }
   }
 }
 
-test.each([...stories(30)])('all figures of the page agree, story $number', async ({ job, incidents, protection, reached, kept, end, paused }) => {
-  const { container } = drawn(
-    <Routes>
-      <Route path="/jobs/:name" element={<JobPage />} />
-    </Routes>,
-    { at: '/jobs/gpt', answers: { '["job","gpt"]': job, '["protection","gpt"]': protection, '["incidents","gpt"]': incidents, '["incidents","","open"]': [], '["fleets"]': [], '["jobs"]': [], '["job","gpt","nodes"]': [], '["nodes","main",false]': [] } },
-  )
-  await screen.findByText('Committed in memory')
-  const fact = (name: string) => [...container.querySelectorAll('dt')].find((each) => each.textContent === name)!.nextElementSibling!.textContent
-  const isReleased = end !== undefined || paused
-  expect(fact('Committed in memory')).toBe(isReleased ? '–' : `step ${reached}`)
-  const cell = fact('Recomputed steps')
-  expect(cell).toBe(String(incidents[0]!.LostSteps!)) // repeated steps; a failed job's lost steps are another figure
-  const isFinal = end === 'Failed' || end === 'Stopped'
-  const lost = isFinal ? Math.max(0, reached - (kept ?? 0)) : incidents[0]!.LostSteps!
-  const shown = container.querySelector(`.answers [data-figure=${isFinal ? 'unsaved' : 'recomputed'}-steps]`)
-  expect(shown?.textContent).toBe(isFinal || lost > 0 ? String(lost) : undefined)
-  expect(isFinal ? fact('Lost steps') : '').toBe(isFinal ? String(lost) : '')
-})
+test.each([...stories(30)])(
+  'all figures of the page agree, story $number',
+  async ({ job, incidents, protection, reached, kept, end, paused }) => {
+    const { container } = drawn(
+      <Routes>
+        <Route path="/jobs/:name" element={<JobPage />} />
+      </Routes>,
+      {
+        at: '/jobs/gpt',
+        answers: {
+          '["job","gpt"]': job,
+          '["protection","gpt"]': protection,
+          '["incidents","gpt"]': incidents,
+          '["incidents","","open"]': [],
+          '["fleets"]': [],
+          '["jobs"]': [],
+          '["job","gpt","nodes"]': [],
+          '["nodes","main",false]': [],
+        },
+      },
+    )
+    await screen.findByText('Committed in memory')
+    const fact = (name: string) =>
+      [...container.querySelectorAll('dt')].find((each) => each.textContent === name)!.nextElementSibling!.textContent
+    const isReleased = end !== undefined || paused
+    expect(fact('Committed in memory')).toBe(isReleased ? '–' : `step ${reached}`)
+    const cell = fact('Recomputed steps')
+    expect(cell).toBe(String(incidents[0]!.LostSteps!)) // repeated steps; a failed job's lost steps are another figure
+    const isFinal = end === 'Failed' || end === 'Stopped'
+    const lost = isFinal ? Math.max(0, reached - (kept ?? 0)) : incidents[0]!.LostSteps!
+    const shown = container.querySelector(`.answers [data-figure=${isFinal ? 'unsaved' : 'recomputed'}-steps]`)
+    expect(shown?.textContent).toBe(isFinal || lost > 0 ? String(lost) : undefined)
+    expect(isFinal ? fact('Lost steps') : '').toBe(isFinal ? String(lost) : '')
+  },
+)

@@ -5,9 +5,25 @@ import type { Incident } from '../src/contract'
 import { filtered, NO_OWNER, troubleFirst, valuesOf, type IncidentFilter } from '../src/model/incidentList'
 
 const incident = (IncidentId: string, changes: Partial<Incident> = {}): Incident => ({
-  IncidentId, Headline: 'GPU 5 of i-a failed', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed', Evidence: [],
-  Decision: '', Reason: '', GenerationBefore: 1, RankSources: [], InstanceIds: [], FaultedInstanceIds: [],
-  ReplacementInstanceIds: [], FailedAt: 0, OpenedAt: 0, ClosedAt: 10, ...changes,
+  IncidentId,
+  Headline: 'GPU 5 of i-a failed',
+  TrainingJobName: 'gpt',
+  Project: 'default',
+  RunId: 'run',
+  Cause: 'hang',
+  Phase: 'closed',
+  Evidence: [],
+  Decision: '',
+  Reason: '',
+  GenerationBefore: 1,
+  RankSources: [],
+  InstanceIds: [],
+  FaultedInstanceIds: [],
+  ReplacementInstanceIds: [],
+  FailedAt: 0,
+  OpenedAt: 0,
+  ClosedAt: 10,
+  ...changes,
 })
 const NONE: IncidentFilter = { text: '', state: '', cause: '', owner: '', project: '' }
 const all = [

@@ -11,26 +11,69 @@ import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
 const incident: Incident = {
-  IncidentId: 'inc-1', Headline: 'The ranks hung', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'hang', Phase: 'closed',
-  Evidence: ['hang: all 4 ranks stood still', 'b', 'c', 'd'], Decision: 'restart all ranks', Reason: '',
-  GenerationBefore: 1, GenerationAfter: 2, RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'],
-  ReplacementInstanceIds: [], FailedAt: NOW - 100, OpenedAt: NOW - 40, ClosedAt: NOW - 20, DetectSeconds: 60,
-  FromStep: 10, ReachedStep: 12, LostSteps: 2, RestoreSource: 'peer', Outcome: 'Recovered',
-  Verdict: 'The ranks made no progress and hung. Everstep recovered the job in 80 s.', Actions: [], Notes: [],
-  Why: 'Cause unknown: all 4 ranks stood still.', Done: ['Everstep restarted all ranks.', 'Training resumed from step 10.'],
+  IncidentId: 'inc-1',
+  Headline: 'The ranks hung',
+  TrainingJobName: 'gpt',
+  Project: 'default',
+  RunId: 'run',
+  Cause: 'hang',
+  Phase: 'closed',
+  Evidence: ['hang: all 4 ranks stood still', 'b', 'c', 'd'],
+  Decision: 'restart all ranks',
+  Reason: '',
+  GenerationBefore: 1,
+  GenerationAfter: 2,
+  RankSources: [],
+  InstanceIds: ['i-a'],
+  FaultedInstanceIds: ['i-a'],
+  ReplacementInstanceIds: [],
+  FailedAt: NOW - 100,
+  OpenedAt: NOW - 40,
+  ClosedAt: NOW - 20,
+  DetectSeconds: 60,
+  FromStep: 10,
+  ReachedStep: 12,
+  LostSteps: 2,
+  RestoreSource: 'peer',
+  Outcome: 'Recovered',
+  Verdict: 'The ranks made no progress and hung. Everstep recovered the job in 80 s.',
+  Actions: [],
+  Notes: [],
+  Why: 'Cause unknown: all 4 ranks stood still.',
+  Done: ['Everstep restarted all ranks.', 'Training resumed from step 10.'],
 }
 const action = (changes: Partial<IncidentAction>): IncidentAction => ({
-  Urgency: 'Optional', Description: '', Command: '', FurtherCommands: [], ...changes,
+  Urgency: 'Optional',
+  Description: '',
+  Command: '',
+  FurtherCommands: [],
+  ...changes,
 })
 const look = (EventId: number, Time: number, Type: string, text: string): Event => ({
-  EventId, Time, Type, Message: `${Type} told`, Detail: { stacks: [{ ranks: [0, 1], text }] },
+  EventId,
+  Time,
+  Type,
+  Message: `${Type} told`,
+  Detail: { stacks: [{ ranks: [0, 1], text }] },
 })
 const line = (Rank: number, Message: string): LogEvent => ({
-  Timestamp: NOW - 101, Generation: 1, NodeId: 'i-a', Rank, Stream: 'stdout', Message,
+  Timestamp: NOW - 101,
+  Generation: 1,
+  NodeId: 'i-a',
+  Rank,
+  Stream: 'stdout',
+  Message,
 })
 const similar: SimilarIncident = {
-  IncidentId: 'inc-0', TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', OpenedAt: NOW - 5000,
-  Outcome: 'JobFailed', Decision: '', FaultedInstanceIds: ['i-a'], Likeness: ['Instance', 'Fleet'],
+  IncidentId: 'inc-0',
+  TrainingJobName: 'gpt',
+  RunId: 'run',
+  FleetName: 'main',
+  OpenedAt: NOW - 5000,
+  Outcome: 'JobFailed',
+  Decision: '',
+  FaultedInstanceIds: ['i-a'],
+  Likeness: ['Instance', 'Fleet'],
 }
 
 function page(changes: Partial<Incident> = {}, { job = {}, role = 'admin' }: { job?: object; role?: string } = {}) {
@@ -51,7 +94,8 @@ function page(changes: Partial<Incident> = {}, { job = {}, role = 'admin' }: { j
           look(3, NOW - 40, 'RanksHang', 'the proof'),
         ],
         [JSON.stringify(['printed', 'inc-1', shown.FailedAt])]: [
-          line(0, 'step 7'), line(1, '\u001b[31mwaits\u001b[0m'),
+          line(0, 'step 7'),
+          line(1, '\u001b[31mwaits\u001b[0m'),
         ],
       },
     },
@@ -89,12 +133,21 @@ test('an urgent action leads the verdict and shows its command', () => {
 })
 
 const Wait = {
-  MissingNodeCount: 1, InstanceType: 'p5.48xlarge', AvailabilityZone: 'us-east-2a', NextAttemptTime: NOW + 720,
+  MissingNodeCount: 1,
+  InstanceType: 'p5.48xlarge',
+  AvailabilityZone: 'us-east-2a',
+  NextAttemptTime: NOW + 720,
   Message: 'We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed',
-  IsOutOfCapacity: true, FailedAttemptCount: 5,
+  IsOutOfCapacity: true,
+  FailedAttemptCount: 5,
 }
 const waiting: Partial<Incident> = {
-  ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined, Wait,
+  ClosedAt: undefined,
+  Phase: 'replace',
+  Outcome: 'Open',
+  LostSteps: undefined,
+  FromStep: undefined,
+  Wait,
   Verdict: 'i-a was terminated.',
 }
 
@@ -102,16 +155,17 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   const choices = ['Continue on 2 nodes. It grows.', 'Pause the job, so that others run.']
   const Actions = choices.map((Description, index) =>
     action({
-      Urgency: 'Later', Description, Command: `command ${index}`,
+      Urgency: 'Later',
+      Description,
+      Command: `command ${index}`,
       ...(index === 0 ? { IsRecommended: true, MinNodeCount: 2 } : {}),
-    }))
+    }),
+  )
   const asked = served({ '/v1/training-jobs/run': { body: {} } })
   page({ ...waiting, Actions, CostUsd: 7, ContinuingCost: 'Waiting costs $110.08 per hour for 2 idle nodes.' })
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
-  expect(head.textContent).toBe(
-    'Recommended now: continue on 2 nodes.',
-  )
+  expect(head.textContent).toBe('Recommended now: continue on 2 nodes.')
   screen.getByTitle('for nodes that did not train')
   screen.getByText('downtime')
   expect(screen.getByText('Retries in 12 min').className).toBe('status tone-warn')
@@ -128,28 +182,34 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   expect(undecided.closest('details')!.open).toBe(false)
   expect(todo.queryByText('command 0')).toBeNull()
   fireEvent.click(todo.getByRole('button', { name: 'Continue on 2 nodes' }))
-  await waitFor(() => expect(asked.map(({ method, path, body }) => [method, path, body])).toContainEqual(
-    ['POST', '/v1/training-jobs/run', { ElasticConfig: { MinNodeCount: 2 } }],
-  ))
+  await waitFor(() =>
+    expect(asked.map(({ method, path, body }) => [method, path, body])).toContainEqual([
+      'POST',
+      '/v1/training-jobs/run',
+      { ElasticConfig: { MinNodeCount: 2 } },
+    ]),
+  )
   expect(todo.getByText('Other choices (1)').closest('details')!.textContent).toContain('Pause the job')
   expect(todo.queryByText('Not urgent')).toBeNull()
 })
 
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
-  expect(screen.getByRole('status').textContent).toBe(
-    'Decide now: wait (recommended), or pause the job.',
-  )
+  expect(screen.getByRole('status').textContent).toBe('Decide now: wait (recommended), or pause the job.')
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
 })
 
-test.each([['i-a became unreachable', 'this node'], ['2 nodes became unreachable', 'node i-a']])(
-  'the verdict under "%s" says "terminate %s"', (Headline, node) => {
-    page({ Headline, Actions: [action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })] })
-    expect(screen.getByRole('status').textContent).toBe(`Not urgent: terminate ${node}.`)
-  },
-)
+test.each([
+  ['i-a became unreachable', 'this node'],
+  ['2 nodes became unreachable', 'node i-a'],
+])('the verdict under "%s" says "terminate %s"', (Headline, node) => {
+  page({
+    Headline,
+    Actions: [action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })],
+  })
+  expect(screen.getByRole('status').textContent).toBe(`Not urgent: terminate ${node}.`)
+})
 
 test('a short wait demands nothing, although it has choices', () => {
   const Actions = [action({ Description: 'Pause the job, so that others run.', Command: 'everstep jobs pause gpt' })]
@@ -211,7 +271,11 @@ test('an absence of the control plane has its own color', () => {
 
 test('an open incident shows its phase, and an optional action demands nothing', () => {
   page({
-    ClosedAt: undefined, Phase: 'replace', Outcome: 'Open', LostSteps: undefined, FromStep: undefined,
+    ClosedAt: undefined,
+    Phase: 'replace',
+    Outcome: 'Open',
+    LostSteps: undefined,
+    FromStep: undefined,
     Actions: [action({ Description: 'See it.', Command: 'everstep jobs describe gpt' })],
   })
   expect(screen.getByRole('status').textContent).toBe('Optional: see it.')
@@ -226,7 +290,10 @@ test('a held node is decided about on the page', async () => {
   const { client } = page({
     Actions: [
       action({
-        Urgency: 'Later', Description: 'Inspect node i-a.', InstanceId: 'i-a', Command: 'everstep nodes describe i-a',
+        Urgency: 'Later',
+        Description: 'Inspect node i-a.',
+        InstanceId: 'i-a',
+        Command: 'everstep nodes describe i-a',
         FurtherCommands: ['everstep nodes release i-a --terminate', 'everstep nodes release i-a'],
       }),
     ],
@@ -268,9 +335,15 @@ test('the timeline has milestones, events, log lines, stacks and notes in the or
   const timeline = card('Timeline')
   const entries = timeline.getAllByRole('listitem').map((each) => each.querySelector('.what')!.textContent)
   const beginning = /^(The last 2 lines|The failure|Ranks\w+|Everstep|The incident|Note of ann)/
-  expect(entries.map((text) => beginning.exec(text)?.[1])).toEqual(
-    ['The last 2 lines', 'The failure', 'RanksStandStill', 'Everstep', 'RanksHang', 'The incident', 'Note of ann'],
-  )
+  expect(entries.map((text) => beginning.exec(text)?.[1])).toEqual([
+    'The last 2 lines',
+    'The failure',
+    'RanksStandStill',
+    'Everstep',
+    'RanksHang',
+    'The incident',
+    'Note of ann',
+  ])
   const pre = [...document.querySelectorAll('.moments pre')].map((each) => each.textContent)
   expect(pre[0]).toMatch(/ rank 0 {2}step 7\n.* rank 1 {2}waits$/)
   expect(pre.slice(1)).toEqual(['the first look', 'the proof'])

@@ -3,8 +3,18 @@ import { describe, expect, test } from 'vitest'
 
 import type { TrainingJobSummary } from '../src/contract'
 import {
-  addressesOf, arranged, columnsOf, columnsText, DEFAULT_COLUMNS, FAILED_SECONDS, orderOf, troubleCounts, troubleOf,
-  viewsOf, withView, type View,
+  addressesOf,
+  arranged,
+  columnsOf,
+  columnsText,
+  DEFAULT_COLUMNS,
+  FAILED_SECONDS,
+  orderOf,
+  troubleCounts,
+  troubleOf,
+  viewsOf,
+  withView,
+  type View,
 } from '../src/model/jobs'
 import { curvesToRequest, MOST_CURVES, withCurves } from '../src/model/lossCurves'
 import { rangeInView } from '../src/parts/visibleRows'
@@ -13,8 +23,17 @@ const NOW = 1_800_000_000
 const ENDED = { TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed' } as const
 const job = (TrainingJobName: string, changes: Partial<TrainingJobSummary> = {}): TrainingJobSummary =>
   ({
-    TrainingJobName, RunId: TrainingJobName, FleetName: 'main', Reason: `because ${TrainingJobName}`, CreationTime: 0,
-    TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Boundary: 100, NodeCount: 2, Priority: 0, ...changes,
+    TrainingJobName,
+    RunId: TrainingJobName,
+    FleetName: 'main',
+    Reason: `because ${TrainingJobName}`,
+    CreationTime: 0,
+    TrainingJobStatus: 'InProgress',
+    SecondaryStatus: 'Training',
+    Boundary: 100,
+    NodeCount: 2,
+    Priority: 0,
+    ...changes,
   }) as TrainingJobSummary
 
 describe('the trouble of a job', () => {
@@ -35,7 +54,10 @@ describe('the trouble of a job', () => {
   ] as const)('is %s for %o', (trouble, changes) => expect(troubleOf(job('a', changes), NOW)).toBe(trouble))
   test('is counted once per job', () => {
     const counts = troubleCounts([job('a'), job('b'), job('c', { SecondaryStatus: 'Pending' })], NOW)
-    expect(Object.entries(counts).filter(([, number]) => number)).toEqual([['queued', 1], ['training', 2]])
+    expect(Object.entries(counts).filter(([, number]) => number)).toEqual([
+      ['queued', 1],
+      ['training', 2],
+    ])
   })
 })
 
@@ -47,7 +69,9 @@ describe('the list of jobs', () => {
   ]
   const all: View = { text: '', status: '', fleet: '', order: 'created', isReversed: false }
   const names = (changes: Partial<View>) =>
-    arranged(jobs, { ...all, ...changes }, NOW).map((each) => each.TrainingJobName).join('')
+    arranged(jobs, { ...all, ...changes }, NOW)
+      .map((each) => each.TrainingJobName)
+      .join('')
   test.each([
     [{}, 'cba'],
     [{ isReversed: true }, 'abc'],
@@ -93,7 +117,8 @@ describe('saved views', () => {
   test('replace a view of the same name', () => {
     const views = withView(withView([], { name: 'mine', search: 'q=a' }), { name: 'other', search: '' })
     expect(withView(views, { name: 'mine', search: 'q=b' })).toEqual([
-      { name: 'other', search: '' }, { name: 'mine', search: 'q=b' },
+      { name: 'other', search: '' },
+      { name: 'mine', search: 'q=b' },
     ])
   })
   test.each([null, '', '{', '{}', '[1, null, {"name": 5}]'])('of the stored text %j are none', (stored) => {
@@ -120,9 +145,19 @@ describe('loss curves', () => {
   })
   test('have a gap for each value that is not finite, and no value for a job without a loss', () => {
     const answer = { RunId: 'b', MetricName: 'loss', Steps: [1, 2], Values: [3, 'NaN' as const] }
-    const curves = withCurves(held, new Map([['b', 7], ['c', 8]]), [answer], NOW)
+    const curves = withCurves(
+      held,
+      new Map([
+        ['b', 7],
+        ['c', 8],
+      ]),
+      [answer],
+      NOW,
+    )
     expect(curves).toEqual({
-      ...held, b: { values: [3, null], step: 7, at: NOW }, c: { values: [], step: 8, at: NOW },
+      ...held,
+      b: { values: [3, null], step: 7, at: NOW },
+      c: { values: [], step: 8, at: NOW },
     })
   })
 })

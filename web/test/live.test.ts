@@ -11,19 +11,26 @@ const keys = (event: object) => renewed(event).map((key) => key.join('/'))
 
 test('an event of a job renews that job and the lists, and no other job', () => {
   const found = keys({ TrainingJobName: 'gpt', FleetName: 'main' })
-  expect(found).toEqual(expect.arrayContaining(['jobs', 'incidents', 'fleets', 'job/gpt', 'protection/gpt', 'events/gpt', 'events//main']))
+  expect(found).toEqual(
+    expect.arrayContaining(['jobs', 'incidents', 'fleets', 'job/gpt', 'protection/gpt', 'events/gpt', 'events//main']),
+  )
   expect(found.filter((key) => key.startsWith('job/'))).toEqual(['job/gpt'])
 })
 
 test('an event of a job also renews pages that were opened by its RunId', () => {
-  const jobs = [{ TrainingJobName: 'gpt', RunId: '1a' }, { TrainingJobName: 'bert', RunId: '2b' }]
+  const jobs = [
+    { TrainingJobName: 'gpt', RunId: '1a' },
+    { TrainingJobName: 'bert', RunId: '2b' },
+  ]
   const found = renewed({ TrainingJobName: 'gpt' }, jobs).map((key) => key.join('/'))
   expect(found).toEqual(expect.arrayContaining(['job/1a', 'events/1a', 'logs/1a']))
   expect(found.filter((key) => key.endsWith('2b'))).toEqual([])
 })
 
 test('an event of a fleet renews no job page', () => {
-  expect(keys({ FleetName: 'main' }).filter((key) => key.startsWith('job/') || key.startsWith('protection'))).toEqual([])
+  expect(keys({ FleetName: 'main' }).filter((key) => key.startsWith('job/') || key.startsWith('protection'))).toEqual(
+    [],
+  )
 })
 
 /** A fake EventSource, whose events the tests send. */
@@ -112,7 +119,11 @@ describe('events that come faster than answers', () => {
     vi.useFakeTimers()
     const client = new QueryClient()
     const asked: { answer: (value: number) => void; signal: AbortSignal }[] = []
-    const fleets = new QueryObserver<number>(client, { queryKey: ['fleets'], queryFn: ({ signal }) => new Promise((answer) => asked.push({ answer, signal })), retry: false })
+    const fleets = new QueryObserver<number>(client, {
+      queryKey: ['fleets'],
+      queryFn: ({ signal }) => new Promise((answer) => asked.push({ answer, signal })),
+      retry: false,
+    })
     const gone = fleets.subscribe(() => {})
     asked[0]!.answer(0)
     renderHook(() => useLive(client, true))
@@ -149,7 +160,10 @@ describe('events that come faster than answers', () => {
 test('what is held while a tab is seen is begun and ended in turn, and not begun in one that is hidden', () => {
   const told: string[] = []
   show('hidden')
-  const stop = whileVisible(() => told.push('begin'), () => told.push('end'))
+  const stop = whileVisible(
+    () => told.push('begin'),
+    () => told.push('end'),
+  )
   expect(told).toEqual([])
   for (const state of ['visible', 'visible', 'hidden', 'hidden', 'visible'] as const) show(state)
   stop()

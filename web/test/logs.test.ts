@@ -5,19 +5,44 @@ import { LogSource, type LogService } from '../src/api/logs'
 import type { GetLogEventsResponse, LogEvent, LogEvents } from '../src/contract'
 import { marked, pieces, plain } from '../src/model/ansi'
 import { BrokenStream, EventStreamDecoder } from '../src/model/eventStream'
-import { appended, asText, failureLine, hitOf, hits, lineAt, MOST_LINES, placeOf, prepended, readPlace } from '../src/model/logs'
+import {
+  appended,
+  asText,
+  failureLine,
+  hitOf,
+  hits,
+  lineAt,
+  MOST_LINES,
+  placeOf,
+  prepended,
+  readPlace,
+} from '../src/model/logs'
 
-const event = (Message: string, at = 0, more: Partial<LogEvent> = {}): LogEvent => ({ Timestamp: 1772323200 + at / 1000, Generation: 1, NodeId: 'i-0', Rank: 0, Stream: 'stdout', Message, ...more })
+const event = (Message: string, at = 0, more: Partial<LogEvent> = {}): LogEvent => ({
+  Timestamp: 1772323200 + at / 1000,
+  Generation: 1,
+  NodeId: 'i-0',
+  Rank: 0,
+  Stream: 'stdout',
+  Message,
+  ...more,
+})
 const texts = (lines: { text: string }[]) => lines.map((line) => line.text)
 
 describe('messages of an event stream', () => {
   // The bytes of a message that the function `message` of control_plane/api/event_stream.py returned.
-  const MADE = Uint8Array.from(Buffer.from('000000850000004ffa47bc8a0d3a6d6573736167652d747970650700056576656e740b3a6576656e742d747970650700094c6f674576656e74730d3a636f6e74656e742d747970650700106170706c69636174696f6e2f6a736f6e7b224576656e7473223a5b5d2c224e657874466f7277617264546f6b656e223a22c3a931227db85af13b', 'hex'))
+  const MADE = Uint8Array.from(
+    Buffer.from(
+      '000000850000004ffa47bc8a0d3a6d6573736167652d747970650700056576656e740b3a6576656e742d747970650700094c6f674576656e74730d3a636f6e74656e742d747970650700106170706c69636174696f6e2f6a736f6e7b224576656e7473223a5b5d2c224e657874466f7277617264546f6b656e223a22c3a931227db85af13b',
+      'hex',
+    ),
+  )
   const wanted = [{ type: 'LogEvents', payload: '{"Events":[],"NextForwardToken":"é1"}' }]
   test.each([1, 7, 13, MADE.length])('are whole again from pieces of %i bytes', (size) => {
     const decoder = new EventStreamDecoder()
     const found = []
-    for (let at = 0; at < MADE.length * 2; at += size) found.push(...decoder.push(Uint8Array.from([...MADE, ...MADE].slice(at, at + size))))
+    for (let at = 0; at < MADE.length * 2; at += size)
+      found.push(...decoder.push(Uint8Array.from([...MADE, ...MADE].slice(at, at + size))))
     expect(found).toEqual([...wanted, ...wanted])
   })
   test.each([0, 5, 9, 20, MADE.length - 1])('that are damaged at byte %i are refused', (at) => {
@@ -30,21 +55,44 @@ describe('messages of an event stream', () => {
 describe('colours of a terminal', () => {
   test('become pieces, which together are the text', () => {
     const line = '\u001b[1;31mERROR\u001b[0m loss \u001b[38;5;4mnan\u001b[39m\u001b[K'
-    expect(pieces(line)).toEqual([{ text: 'ERROR', look: 'c1 strong' }, { text: ' loss ', look: '' }, { text: 'nan', look: 'c4' }])
-    expect(pieces(line).map((piece) => piece.text).join('')).toBe(plain(line))
+    expect(pieces(line)).toEqual([
+      { text: 'ERROR', look: 'c1 strong' },
+      { text: ' loss ', look: '' },
+      { text: 'nan', look: 'c4' },
+    ])
+    expect(
+      pieces(line)
+        .map((piece) => piece.text)
+        .join(''),
+    ).toBe(plain(line))
   })
-  test('of many bits are left out, with what belongs to them', () => expect(pieces('\u001b[38;2;1;31;2mx\u001b[48;5;1my')).toEqual([{ text: 'x', look: '' }, { text: 'y', look: '' }]))
-  test('a progress bar keeps its last state', () => expect(pieces('10%\r\u001b[32m100%\r').map((piece) => piece.text)).toEqual(['100%']))
+  test('of many bits are left out, with what belongs to them', () =>
+    expect(pieces('\u001b[38;2;1;31;2mx\u001b[48;5;1my')).toEqual([
+      { text: 'x', look: '' },
+      { text: 'y', look: '' },
+    ]))
+  test('a progress bar keeps its last state', () =>
+    expect(pieces('10%\r\u001b[32m100%\r').map((piece) => piece.text)).toEqual(['100%']))
   test('what is searched is marked across them, however it is written', () => {
     const found = marked(pieces('a\u001b[31mbC\u001b[0mdabc'), 'ABC')
-    expect(found.map((piece) => [piece.text, piece.isMarked])).toEqual([['a', true], ['bC', true], ['d', false], ['abc', true]])
+    expect(found.map((piece) => [piece.text, piece.isMarked])).toEqual([
+      ['a', true],
+      ['bC', true],
+      ['d', false],
+      ['abc', true],
+    ])
   })
 })
 
 describe('lines that are held', () => {
   test('are numbered on in both directions', () => {
     const { lines } = appended(appended([], [event('a')]).lines, [event('b')])
-    expect(prepended(lines, [event('y'), event('z')]).map((line) => [line.number, line.text])).toEqual([[-2, 'y'], [-1, 'z'], [0, 'a'], [1, 'b']])
+    expect(prepended(lines, [event('y'), event('z')]).map((line) => [line.number, line.text])).toEqual([
+      [-2, 'y'],
+      [-1, 'z'],
+      [0, 'a'],
+      [1, 'b'],
+    ])
   })
   test('are bounded: the oldest go', () => {
     const many = Array.from({ length: MOST_LINES }, (_, index) => event(String(index), index))
@@ -62,7 +110,16 @@ describe('lines that are held', () => {
     expect(lines[0]!.at).toBeGreaterThan(Math.round(many[Number(lines[0]!.text) - 1]!.Timestamp * 1000))
   })
   test('have places that name them among those of the same moment', () => {
-    const { lines } = appended([], [event('a', 5), event('b', 5, { Rank: 1 }), event('c', 5), event('gap', 5, { Rank: undefined, Stream: 'gap' }), event('d', 9)])
+    const { lines } = appended(
+      [],
+      [
+        event('a', 5),
+        event('b', 5, { Rank: 1 }),
+        event('c', 5),
+        event('gap', 5, { Rank: undefined, Stream: 'gap' }),
+        event('d', 9),
+      ],
+    )
     for (const line of lines) expect(lineAt(readPlace(placeOf(line, lines))!, lines)).toBe(line)
     expect(lineAt({ ...readPlace(placeOf(lines[2]!, lines))!, nth: 7 }, lines)!.text).toBe('c')
     expect(lineAt({ generation: 1, at: lines[0]!.at + 2, rank: 0, nth: 0 }, lines)!.text).toBe('gap')
@@ -70,14 +127,25 @@ describe('lines that are held', () => {
   })
   test('lead to the failure: the last that tells of it in its launch, not after it', () => {
     const incident = { FailedAt: 1772323210, GenerationBefore: 1 }
-    const told = [event('Traceback (most recent call last):', 9_000), event("KeyError: 'x'", 9_001), event('goodbye', 9_002), event('RuntimeError later', 60_000), event('error elsewhere', 9_500, { Generation: 2 })]
+    const told = [
+      event('Traceback (most recent call last):', 9_000),
+      event("KeyError: 'x'", 9_001),
+      event('goodbye', 9_002),
+      event('RuntimeError later', 60_000),
+      event('error elsewhere', 9_500, { Generation: 2 }),
+    ]
     expect(failureLine(incident, appended([], told).lines)!.text).toBe("KeyError: 'x'")
     expect(failureLine(incident, appended([], [event('step 1', 1), event('step 2', 2)]).lines)!.text).toBe('step 2')
-    expect(failureLine(incident, appended([], [event('lost', 1, { Stream: 'gap' }), event('step 2', 2)]).lines)!.text).toBe('lost')
+    expect(
+      failureLine(incident, appended([], [event('lost', 1, { Stream: 'gap' }), event('step 2', 2)]).lines)!.text,
+    ).toBe('lost')
     expect(failureLine(incident, [])).toBeUndefined()
   })
   test('are found, and the one that is looked at stays while others are read before and after it', () => {
-    const { lines } = appended([], [event('Loss 3'), event('step'), event('loss 2'), event('\u001b[31mloss\u001b[0m 1')])
+    const { lines } = appended(
+      [],
+      [event('Loss 3'), event('step'), event('loss 2'), event('\u001b[31mloss\u001b[0m 1')],
+    )
     const found = hits(lines, 'LOSS')
     expect(found).toEqual([0, 2, 3])
     expect([hitOf(found, undefined), hitOf(found, 2), hitOf(found, 1), hitOf([], 2)]).toEqual([3, 2, 3, undefined])
@@ -85,7 +153,10 @@ describe('lines that are held', () => {
     expect([more.indexOf(hitOf(more, 2)!), more.length]).toEqual([3, 6])
     expect(hits(lines, '')).toEqual([])
   })
-  test('are downloaded with when and who', () => expect(asText(appended([], [event('\u001b[31mx', 7, { Rank: 3 })]).lines[0]!)).toBe('2026-03-01T00:00:00.007Z launch 1 rank 3 stdout: x\n'))
+  test('are downloaded with when and who', () =>
+    expect(asText(appended([], [event('\u001b[31mx', 7, { Rank: 3 })]).lines[0]!)).toBe(
+      '2026-03-01T00:00:00.007Z launch 1 rank 3 stdout: x\n',
+    ))
 })
 
 /** A fake server with a log. A token contains the position of a line in the list `all`. */
@@ -99,7 +170,11 @@ function served(all: LogEvent[], page = 3) {
       const isForward = kind ? kind === 'f' : StartFromHead
       const at = place !== undefined ? Number(place) : isForward ? (first < 0 ? all.length : first) : before
       const [from, to] = isForward ? [at, Math.min(all.length, at + page)] : [Math.max(0, at - page), at]
-      return Promise.resolve({ Events: all.slice(from, to).filter((each) => each.Message.includes(FilterPattern)), NextForwardToken: `f:${to}`, NextBackwardToken: `b:${from}` } as GetLogEventsResponse)
+      return Promise.resolve({
+        Events: all.slice(from, to).filter((each) => each.Message.includes(FilterPattern)),
+        NextForwardToken: `f:${to}`,
+        NextBackwardToken: `b:${from}`,
+      } as GetLogEventsResponse)
     },
     follow: ({ NextToken }, take, signal) =>
       new Promise((resolve, reject) => {
@@ -129,8 +204,10 @@ describe('a log that is read', () => {
     for (let tries = 0; !source.snapshot().isAtEnd && tries < 10; tries += 1) await source.newer()
     expect(texts(source.snapshot().lines).at(-1)).toBe('9')
   })
-  const RARE = Array.from({ length: 200 }, (_, index) => event(index === 1 || index === 190 ? `CUDA ${index}` : 'step', index * 10_000))
-  test('is read on where what is wanted is rare: nothing is said not to be there before everything was looked at', async () => {
+  const RARE = Array.from({ length: 200 }, (_, index) =>
+    event(index === 1 || index === 190 ? `CUDA ${index}` : 'step', index * 10_000),
+  )
+  test('reads on while matching lines are rare, and reports no match only at the end of the log', async () => {
     const { ask, follows } = served(RARE)
     const source = new LogSource('gpt', { FilterPattern: 'CUDA' }, ask)
     await source.start({ at: 'end' })
@@ -157,22 +234,36 @@ describe('a log that is read', () => {
     expect(await of(3)).toMatchObject({ lines: [], hasOlder: true })
     expect(await of(100)).toMatchObject({ lines: [], hasOlder: false })
   })
-  test('asks for what is older with the time up to which it has read: a token alone would bring what came after it', async () => {
+  test('requests older lines with the time of the oldest line that it has read', async () => {
     const { ask } = served(LOG, 1)
     const asked: Parameters<LogService['page']>[0][] = []
-    const source = new LogSource('gpt', {}, { ...ask, page: (request, signal) => (asked.push(request), ask.page(request, signal)) })
+    const source = new LogSource(
+      'gpt',
+      {},
+      { ...ask, page: (request, signal) => (asked.push(request), ask.page(request, signal)) },
+    )
     await source.start({ at: 'time', ms: 1772323200_000 + 50_000 })
     const { EndTime } = asked.find((each) => !each.StartFromHead)!
     for (let tries = 0; tries < 2; tries += 1) await source.older()
-    expect(asked.slice(2)).toMatchObject([{ EndTime, NextToken: 'b:4' }, { EndTime, NextToken: 'b:3' }])
+    expect(asked.slice(2)).toMatchObject([
+      { EndTime, NextToken: 'b:4' },
+      { EndTime, NextToken: 'b:3' },
+    ])
   })
   test('asks for what was let go by its time, from then on', async () => {
     const { ask, follows } = served(LOG)
     const asked: Parameters<LogService['page']>[0][] = []
-    const source = new LogSource('gpt', {}, { ...ask, page: (request, signal) => (asked.push(request), ask.page(request, signal)) })
+    const source = new LogSource(
+      'gpt',
+      {},
+      { ...ask, page: (request, signal) => (asked.push(request), ask.page(request, signal)) },
+    )
     await source.start({ at: 'end' })
     source.follow()
-    follows[0]!.take({ Events: Array.from({ length: MOST_LINES }, (_, index) => event(String(index), 100_000 + index)), NextForwardToken: 'f:11' })
+    follows[0]!.take({
+      Events: Array.from({ length: MOST_LINES }, (_, index) => event(String(index), 100_000 + index)),
+      NextForwardToken: 'f:11',
+    })
     const EndTime = (source.snapshot().lines[0]!.at + 0.5) / 1000
     for (let tries = 0; tries < 2; tries += 1) await source.older()
     expect(asked.slice(1)).toEqual([

@@ -18,7 +18,9 @@ function classMaps(file: string, seen = new Set<string>()): Set<string> {
   if (seen.has(file) || !existsSync(file)) return new Set()
   seen.add(file)
   if (file.endsWith('.module.mjs')) return new Set([basename(file, '.module.mjs')])
-  const imported = [...read(file).matchAll(/from\s*["'](\.[^"']+)["']/g)].map(([, path]) => resolve(dirname(file), path!))
+  const imported = [...read(file).matchAll(/from\s*["'](\.[^"']+)["']/g)].map(([, path]) =>
+    resolve(dirname(file), path!),
+  )
   return new Set(imported.flatMap((each) => [...classMaps(each, seen)]))
 }
 
@@ -29,7 +31,9 @@ const STYLES = /@mantine\/core\/styles\/([\w-]+)\.css/g
 /** Names of the stylesheets of the components that a source imports, and of the components that those contain. */
 function neededBy(source: string): string[] {
   const names = [...source.matchAll(IMPORTED)].flatMap(([, list]) => list!.split(',').map((name) => name.trim()))
-  const files = names.map((name) => join(MANTINE, `esm/components/${name}/${name}.mjs`)).filter((file) => existsSync(file))
+  const files = names
+    .map((name) => join(MANTINE, `esm/components/${name}/${name}.mjs`))
+    .filter((file) => existsSync(file))
   const maps = files.flatMap((file) => [...classMaps(file)])
   return maps.filter((name) => existsSync(join(MANTINE, `styles/${name}.css`)))
 }
@@ -40,7 +44,10 @@ const everywhere = stylesOf(read(join(WEB, 'src/mantine.css')))
 test('every source has the stylesheets of its components: those of mantine.css, and those that it imports', () => {
   for (const source of SOURCES) {
     const has = new Set([...everywhere, ...stylesOf(source)])
-    expect(neededBy(source).filter((name) => !has.has(name)), source.split('\n')[0]).toEqual([])
+    expect(
+      neededBy(source).filter((name) => !has.has(name)),
+      source.split('\n')[0],
+    ).toEqual([])
   }
 })
 

@@ -17,17 +17,59 @@ import { ticks, timeline } from '../src/model/timeline'
 const NOW = 1_800_000_000
 
 describe('figures', () => {
-  test.each([[0, '0.0 s'], [0.01, '< 0.1 s'], [0.44, '0.4 s'], [9.96, '10 s'], [59.4, '59 s'], [185, '3 min 05 s'], [7800, '2 h 10 min'], [356400, '4 d 3 h'], [-1, '0.0 s']])('%s s is %s', (seconds, text) => expect(duration(seconds)).toBe(text))
-  test.each([[1, '100 %'], [0.93, '93 %'], [0.9999, '99.99 %'], [0.999999999, '> 99.9999 %'], [0.0001, '0.01 %'], [0, '0 %'], [1e-9, '< 0.0001 %']])('%s is %s', (ratio, text) => expect(percent(ratio)).toBe(text))
-  test.each([[0, '0 B'], [1023, '1023 B'], [1536, '1.5 KiB'], [2 ** 31, '2.0 GiB']])('%s bytes are %s', (value, text) => expect(bytes(value)).toBe(text))
-  test.each([[0.4, 'just now'], [59, '59 s ago'], [61, '1 min ago'], [200_000, '2 d ago'], [-90, 'in 1 min 30 s']])('%s s before is %s', (passed, text) => expect(ago(NOW - passed, NOW)).toBe(text))
-  test.each([['', ''], ['waits', 'Waits.'], ['error (1)\nTraceback:\n  File x\nRuntimeError: no', 'Error (1). RuntimeError: no.']])('of %j is told', (text, said) => expect(headline(text)).toBe(said))
-  test.each([[12, 'in 12 s'], [119.6, 'in 2 min'], [955, 'in 16 min'], [3600, 'in 1 h']])('%s s ahead is %s', (ahead, text) => expect(soon(NOW + ahead, NOW)).toBe(text))
+  test.each([
+    [0, '0.0 s'],
+    [0.01, '< 0.1 s'],
+    [0.44, '0.4 s'],
+    [9.96, '10 s'],
+    [59.4, '59 s'],
+    [185, '3 min 05 s'],
+    [7800, '2 h 10 min'],
+    [356400, '4 d 3 h'],
+    [-1, '0.0 s'],
+  ])('%s s is %s', (seconds, text) => expect(duration(seconds)).toBe(text))
+  test.each([
+    [1, '100 %'],
+    [0.93, '93 %'],
+    [0.9999, '99.99 %'],
+    [0.999999999, '> 99.9999 %'],
+    [0.0001, '0.01 %'],
+    [0, '0 %'],
+    [1e-9, '< 0.0001 %'],
+  ])('%s is %s', (ratio, text) => expect(percent(ratio)).toBe(text))
+  test.each([
+    [0, '0 B'],
+    [1023, '1023 B'],
+    [1536, '1.5 KiB'],
+    [2 ** 31, '2.0 GiB'],
+  ])('%s bytes are %s', (value, text) => expect(bytes(value)).toBe(text))
+  test.each([
+    [0.4, 'just now'],
+    [59, '59 s ago'],
+    [61, '1 min ago'],
+    [200_000, '2 d ago'],
+    [-90, 'in 1 min 30 s'],
+  ])('%s s before is %s', (passed, text) => expect(ago(NOW - passed, NOW)).toBe(text))
+  test.each([
+    ['', ''],
+    ['waits', 'Waits.'],
+    ['error (1)\nTraceback:\n  File x\nRuntimeError: no', 'Error (1). RuntimeError: no.'],
+  ])('of %j is told', (text, said) => expect(headline(text)).toBe(said))
+  test.each([
+    [12, 'in 12 s'],
+    [119.6, 'in 2 min'],
+    [955, 'in 16 min'],
+    [3600, 'in 1 h'],
+  ])('%s s ahead is %s', (ahead, text) => expect(soon(NOW + ahead, NOW)).toBe(text))
   test('a moment has the reader’s time beside UTC, if it differs', () => {
     expect(moment(NOW, 'Europe/Berlin')).toBe('2027-01-15 08:00:00 UTC · 2027-01-15 09:00:00 CET')
     expect([local(NOW, 'UTC'), moment(NOW, 'UTC')]).toEqual(['', '2027-01-15 08:00:00 UTC'])
   })
-  test.each([['', ''], ['waits', 'Waits.'], ['Is it?', 'Is it?']])('%s as a sentence', (text, said) => expect(sentence(text)).toBe(said))
+  test.each([
+    ['', ''],
+    ['waits', 'Waits.'],
+    ['Is it?', 'Is it?'],
+  ])('%s as a sentence', (text, said) => expect(sentence(text)).toBe(said))
 })
 
 describe('where the time went', () => {
@@ -38,23 +80,61 @@ describe('where the time went', () => {
     expect(found.buckets.map((bucket) => bucket.name)).toEqual(['queue', 'train', 'detect', 'rest'])
   })
   test('of an ended job, up to its end', () => {
-    expect(buckets({ CreationTime: NOW - 100, TrainingEndTime: NOW - 50, AccountingSeconds: { train: 50 } }, NOW)).toMatchObject({ wallSeconds: 50, buckets: [{ name: 'train' }] })
+    expect(
+      buckets({ CreationTime: NOW - 100, TrainingEndTime: NOW - 50, AccountingSeconds: { train: 50 } }, NOW),
+    ).toMatchObject({ wallSeconds: 50, buckets: [{ name: 'train' }] })
   })
   test('a bucket of a newer server is kept', () => {
-    expect(buckets({ AccountingSeconds: { hang: 3, train: 1 } }, NOW).buckets.map((bucket) => bucket.label)).toEqual(['Train', 'hang'])
+    expect(buckets({ AccountingSeconds: { hang: 3, train: 1 } }, NOW).buckets.map((bucket) => bucket.label)).toEqual([
+      'Train',
+      'hang',
+    ])
   })
   test('more seconds than the clock knows make the bar longer, never a negative part', () => {
-    expect(buckets({ CreationTime: NOW - 10, AccountingSeconds: { train: 12 } }, NOW)).toMatchObject({ wallSeconds: 12, buckets: [{ seconds: 12 }] })
+    expect(buckets({ CreationTime: NOW - 10, AccountingSeconds: { train: 12 } }, NOW)).toMatchObject({
+      wallSeconds: 12,
+      buckets: [{ seconds: 12 }],
+    })
   })
 })
 
 const incident = (changes: Partial<Incident> = {}): Incident => ({
-  IncidentId: 'inc-1', Headline: 'An instance was terminated', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'instance_terminated', Phase: 'closed', Evidence: ['EC2 says so'], Decision: 'replace i-a', Reason: '', GenerationBefore: 1, GenerationAfter: 2, RankSources: [],
-  InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: ['i-c'], FailedAt: NOW - 60, OpenedAt: NOW - 59, ClosedAt: NOW - 50, DetectSeconds: 1, ReplaceSeconds: 2, RestoreSeconds: 6, ReworkSeconds: 1, LostSteps: 2, FromStep: 10, RestoreSource: 'peer', ...changes,
+  IncidentId: 'inc-1',
+  Headline: 'An instance was terminated',
+  TrainingJobName: 'gpt',
+  Project: 'default',
+  RunId: 'run',
+  Cause: 'instance_terminated',
+  Phase: 'closed',
+  Evidence: ['EC2 says so'],
+  Decision: 'replace i-a',
+  Reason: '',
+  GenerationBefore: 1,
+  GenerationAfter: 2,
+  RankSources: [],
+  InstanceIds: ['i-a'],
+  FaultedInstanceIds: ['i-a'],
+  ReplacementInstanceIds: ['i-c'],
+  FailedAt: NOW - 60,
+  OpenedAt: NOW - 59,
+  ClosedAt: NOW - 50,
+  DetectSeconds: 1,
+  ReplaceSeconds: 2,
+  RestoreSeconds: 6,
+  ReworkSeconds: 1,
+  LostSteps: 2,
+  FromStep: 10,
+  RestoreSource: 'peer',
+  ...changes,
 })
 
 describe('the timeline', () => {
-  const job: Partial<TrainingJob> = { CreationTime: NOW - 100, TrainingStartTime: NOW - 90, NodeIds: ['i-b', 'i-c'], SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 90, StatusMessage: 'x' }] }
+  const job: Partial<TrainingJob> = {
+    CreationTime: NOW - 100,
+    TrainingStartTime: NOW - 90,
+    NodeIds: ['i-b', 'i-c'],
+    SecondaryStatusTransitions: [{ Status: 'Training', State: 'running', StartTime: NOW - 90, StatusMessage: 'x' }],
+  }
   const spans = [
     { NodeId: 'i-a', StartTime: NOW - 90, EndTime: NOW - 59 },
     { NodeId: 'i-b', StartTime: NOW - 90 },
@@ -62,13 +142,16 @@ describe('the timeline', () => {
     { NodeId: 'i-d', StartTime: NOW - 90, EndTime: NOW - 80 },
     { NodeId: 'i-d', StartTime: NOW - 70, EndTime: NOW - 60 },
   ]
-  test('nodes with faults come first, then current nodes; a span ends at a failure or a departure, and a node that returns has a second span', () => {
+  test('nodes with faults come first; a span ends at a failure or departure', () => {
     const { lanes } = timeline(job, [incident()], spans, NOW)
     expect(lanes.map((lane) => lane.id)).toEqual(['job', 'recovery', 'i-a', 'i-b', 'i-c', 'i-d'])
     expect(lanes[2]).toMatchObject({ spans: [{ from: NOW - 90, to: NOW - 60 }], faults: [{ at: NOW - 60 }] })
     expect(lanes[3]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 90, NOW]])
     expect(lanes[4]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 59, NOW]])
-    expect(lanes[5]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 90, NOW - 80], [NOW - 70, NOW - 60]])
+    expect(lanes[5]!.spans.map(({ from, to }) => [from, to])).toEqual([
+      [NOW - 90, NOW - 80],
+      [NOW - 70, NOW - 60],
+    ])
   })
   test('a node that failed and stayed works on', () => {
     const { lanes } = timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: ['i-b'] })], spans, NOW)
@@ -76,19 +159,60 @@ describe('the timeline', () => {
   })
   test('a node that came during a recovery and failed in it is marked where it came', () => {
     const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-c', 'i-a', 'i-z'] })], spans, NOW)
-    expect(lanes.slice(2, 5).map((lane) => [lane.id, lane.faults[0]!.at])).toEqual([['i-c', NOW - 59], ['i-a', NOW - 60], ['i-z', NOW - 60]])
+    expect(lanes.slice(2, 5).map((lane) => [lane.id, lane.faults[0]!.at])).toEqual([
+      ['i-c', NOW - 59],
+      ['i-a', NOW - 60],
+      ['i-z', NOW - 60],
+    ])
   })
   test('the phases of a recovery follow each other', () => {
-    expect(timeline(job, [incident()], spans, NOW).lanes[1]!.spans.map((span) => [span.kind, span.from - NOW, span.to - NOW])).toEqual([['detect', -60, -59], ['replace', -59, -57], ['restore', -57, -51], ['rework', -51, -50]])
+    expect(
+      timeline(job, [incident()], spans, NOW).lanes[1]!.spans.map((span) => [
+        span.kind,
+        span.from - NOW,
+        span.to - NOW,
+      ]),
+    ).toEqual([
+      ['detect', -60, -59],
+      ['replace', -59, -57],
+      ['restore', -57, -51],
+      ['rework', -51, -50],
+    ])
   })
-  test('a fault of no node in particular is on the lane of recoveries', () => expect(timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: [] })], spans, NOW).lanes[1]!.faults).toHaveLength(1))
+  test('a fault of no node in particular is on the lane of recoveries', () =>
+    expect(
+      timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: [] })], spans, NOW).lanes[1]!.faults,
+    ).toHaveLength(1))
   test('a fault is on the lane of each node where it happened, with the evidence about that node', () => {
-    const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-b', 'i-c'], Evidence: ['rank 1 on i-b ended', 'a drill'] })], spans, NOW)
-    expect(lanes.slice(1, 4).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label)])).toEqual([['recovery'], ['i-b', 'an instance was terminated. Rank 1 on i-b ended.'], ['i-c', 'an instance was terminated. Rank 1 on i-b ended. A drill.']])
+    const { lanes } = timeline(
+      job,
+      [incident({ FaultedInstanceIds: ['i-b', 'i-c'], Evidence: ['rank 1 on i-b ended', 'a drill'] })],
+      spans,
+      NOW,
+    )
+    expect(lanes.slice(1, 4).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label)])).toEqual([
+      ['recovery'],
+      ['i-b', 'an instance was terminated. Rank 1 on i-b ended.'],
+      ['i-c', 'an instance was terminated. Rank 1 on i-b ended. A drill.'],
+    ])
   })
   test('a job without data has its two lanes', () => expect(timeline({}, [], [], NOW).lanes).toHaveLength(2))
-  test('lanes have a limit', () => expect(timeline({}, [], Array.from({ length: 300 }, (_, index) => ({ NodeId: `i-${index}`, StartTime: NOW })), NOW, 64)).toMatchObject({ lanes: { length: 66 }, hiddenCount: 236 }))
-  test.each([[10, 5], [3600, 8], [604_800, 7], [31_536_000, 5]])('%s s have at most %s ticks and one more', (span, most) => {
+  test('lanes have a limit', () =>
+    expect(
+      timeline(
+        {},
+        [],
+        Array.from({ length: 300 }, (_, index) => ({ NodeId: `i-${index}`, StartTime: NOW })),
+        NOW,
+        64,
+      ),
+    ).toMatchObject({ lanes: { length: 66 }, hiddenCount: 236 }))
+  test.each([
+    [10, 5],
+    [3600, 8],
+    [604_800, 7],
+    [31_536_000, 5],
+  ])('%s s have at most %s ticks and one more', (span, most) => {
     const found = ticks(NOW, NOW + span, most)
     expect(found.length).toBeGreaterThan(1)
     expect(found.length).toBeLessThanOrEqual(most + 1)
@@ -127,23 +251,46 @@ describe('stacks', () => {
     expect(stacksOf({ Detail: { stacks: [stack, { ranks: 'all', text: '' }, null, { ranks: [1] }] } })).toEqual([stack])
     for (const Detail of [undefined, null, {}, { stacks: 'none' }]) expect(stacksOf({ Detail })).toEqual([])
   })
-  test.each([[[3], 'rank 3'], [[2, 0, 1, 4], 'ranks 0–2, 4']])('%o are %s', (ranks, words) => expect(rankWords(ranks)).toBe(words))
+  test.each([
+    [[3], 'rank 3'],
+    [[2, 0, 1, 4], 'ranks 0–2, 4'],
+  ])('%o are %s', (ranks, words) => expect(rankWords(ranks)).toBe(words))
 })
 
 describe('progress', () => {
   test('a rate needs some seconds', () => {
-    const samples = [0, 2, 4, 6].reduce<{ at: number; boundary: number }[]>((held, at) => sampled(held, { at, boundary: at * 3 }), [])
+    const samples = [0, 2, 4, 6].reduce<{ at: number; boundary: number }[]>(
+      (held, at) => sampled(held, { at, boundary: at * 3 }),
+      [],
+    )
     expect(progressOf(samples.slice(0, 2), 3)?.rate).toBeUndefined()
     expect(progressOf(samples, 3)).toMatchObject({ rate: 3, movedAt: 6, watchedSince: 0, boundary: 18 })
   })
-  test('standing still has a last move', () => expect(progressOf([{ at: 0, boundary: 1 }, { at: 2, boundary: 2 }, { at: 50, boundary: 2 }], undefined)).toMatchObject({ movedAt: 2, rate: undefined }))
+  test('standing still has a last move', () =>
+    expect(
+      progressOf(
+        [
+          { at: 0, boundary: 1 },
+          { at: 2, boundary: 2 },
+          { at: 50, boundary: 2 },
+        ],
+        undefined,
+      ),
+    ).toMatchObject({ movedAt: 2, rate: undefined }))
   test('a step back begins anew, an answer twice changes nothing', () => {
     expect(sampled([{ at: 0, boundary: 9 }], { at: 1, boundary: 3 })).toEqual([{ at: 1, boundary: 3 }])
     expect(sampled([{ at: 1, boundary: 9 }], { at: 1, boundary: 9 })).toHaveLength(1)
   })
   test('steps that came while nobody looked came nobody knows when', () => {
-    const before = [{ at: 0, boundary: 99 }, { at: 2, boundary: 100 }]
-    expect(progressOf(sampled(before, { at: 1500, boundary: 200 }), 2)).toMatchObject({ movedAt: undefined, rate: undefined, watchedSince: 1500 })
+    const before = [
+      { at: 0, boundary: 99 },
+      { at: 2, boundary: 100 },
+    ]
+    expect(progressOf(sampled(before, { at: 1500, boundary: 200 }), 2)).toMatchObject({
+      movedAt: undefined,
+      rate: undefined,
+      watchedSince: 1500,
+    })
     expect(progressOf(sampled(before, { at: 1500, boundary: 100 }), 2)).toMatchObject({ movedAt: 2, watchedSince: 0 })
     expect(progressOf(sampled(before, { at: 8, boundary: 101 }), 2)).toMatchObject({ movedAt: 8, watchedSince: 0 })
   })
@@ -152,9 +299,19 @@ describe('progress', () => {
 
 describe('the words of a status', () => {
   test('what wants attention comes first, and what is not known last', () => {
-    expect(['Completed', 'Training', 'Interrupted', 'Paused', 'Failed', 'Restarting', 'New'].toSorted((a, b) => urgency(a) - urgency(b))).toEqual(['Failed', 'Restarting', 'Interrupted', 'Paused', 'Training', 'Completed', 'New'])
+    expect(
+      ['Completed', 'Training', 'Interrupted', 'Paused', 'Failed', 'Restarting', 'New'].toSorted(
+        (a, b) => urgency(a) - urgency(b),
+      ),
+    ).toEqual(['Failed', 'Restarting', 'Interrupted', 'Paused', 'Training', 'Completed', 'New'])
   })
-  test.each([['Pending', undefined, true], ['Interrupted', 2, true], ['Interrupted', undefined, false], ['Paused', undefined, false], ['Training', undefined, false]] as const)('%s at %s in the queue waits: %s', (SecondaryStatus, QueuePosition, waits) => {
+  test.each([
+    ['Pending', undefined, true],
+    ['Interrupted', 2, true],
+    ['Interrupted', undefined, false],
+    ['Paused', undefined, false],
+    ['Training', undefined, false],
+  ] as const)('%s at %s in the queue waits: %s', (SecondaryStatus, QueuePosition, waits) => {
     expect(isQueued({ SecondaryStatus, QueuePosition })).toBe(waits)
   })
 })
@@ -175,12 +332,29 @@ describe('the figures of a fleet', () => {
   test('say what is wanted', () => expect([spares(counted), spares(governed)]).toEqual(['1', 'one is free with 99 %']))
 })
 
-test.each([['\u001b[31mred\u001b[0m', 'red'], ['10%\r50%\r100%', '100%'], ['a\r', 'a'], ['\u001b]0;title\u0007x', 'x'], ['plain', 'plain']])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))
+test.each([
+  ['\u001b[31mred\u001b[0m', 'red'],
+  ['10%\r50%\r100%', '100%'],
+  ['a\r', 'a'],
+  ['\u001b]0;title\u0007x', 'x'],
+  ['plain', 'plain'],
+])('%j is read as %j', (raw, text) => expect(plain(raw)).toBe(text))
 
 describe('a request in other words', () => {
   const job = {
-    TrainingJobName: 'gpt', RunId: 'r1', FleetName: 'main', Source: { SourceId: 'a'.repeat(64) }, EntryPoint: 'train.py', HyperParameters: { steps: "it's 2" }, Environment: {}, NodeCount: 4, RanksPerNode: 1,
-    CheckpointConfig: { EverySteps: 25, S3Uri: 's3://b/jobs/gpt/run=r1/checkpoints/', ThirdSlot: false }, OutputDataConfig: { S3OutputPath: 's3://mine/out/gpt/run=r1/' }, Tags: {}, Boundary: 7,
+    TrainingJobName: 'gpt',
+    RunId: 'r1',
+    FleetName: 'main',
+    Source: { SourceId: 'a'.repeat(64) },
+    EntryPoint: 'train.py',
+    HyperParameters: { steps: "it's 2" },
+    Environment: {},
+    NodeCount: 4,
+    RanksPerNode: 1,
+    CheckpointConfig: { EverySteps: 25, S3Uri: 's3://b/jobs/gpt/run=r1/checkpoints/', ThirdSlot: false },
+    OutputDataConfig: { S3OutputPath: 's3://mine/out/gpt/run=r1/' },
+    Tags: {},
+    Boundary: 7,
   } as unknown as TrainingJob
   test('what the service chose is left out, what the user chose is kept', () => {
     const request = requestOf(job)
@@ -188,49 +362,100 @@ describe('a request in other words', () => {
     expect(request.OutputDataConfig).toEqual({ S3OutputPath: 's3://mine/out/' })
     expect(request).not.toHaveProperty('Boundary')
     expect(request).not.toHaveProperty('Tags')
-    const config = { CheckpointConfig: { ...job.CheckpointConfig, S3Uri: 's3://mine/jobs/gpt/' }, OutputDataConfig: { S3OutputPath: 's3://b/jobs/gpt/run=r1/output/' } }
+    const config = {
+      CheckpointConfig: { ...job.CheckpointConfig, S3Uri: 's3://mine/jobs/gpt/' },
+      OutputDataConfig: { S3OutputPath: 's3://b/jobs/gpt/run=r1/output/' },
+    }
     const other = requestOf({ ...job, ...config })
     expect(other.CheckpointConfig?.S3Uri).toBe('s3://mine/jobs/')
     expect(other).not.toHaveProperty('OutputDataConfig')
   })
   test('YAML there and back', () => expect(fromYaml(asYaml(requestOf(job)))).toEqual(requestOf(job)))
   test('what is empty by the user’s own name stays, in every form', () => {
-    const request = requestOf({ ...job, Environment: { CUDA_VISIBLE_DEVICES: '' }, HyperParameters: { suffix: '' }, Tags: { team: '' }, RoleArn: '', AlternativeFleetNames: ['other'] })
-    const kept = { Environment: { CUDA_VISIBLE_DEVICES: '' }, HyperParameters: { suffix: '' }, Tags: { team: '' }, AlternativeFleetNames: ['other'] }
+    const request = requestOf({
+      ...job,
+      Environment: { CUDA_VISIBLE_DEVICES: '' },
+      HyperParameters: { suffix: '' },
+      Tags: { team: '' },
+      RoleArn: '',
+      AlternativeFleetNames: ['other'],
+    })
+    const kept = {
+      Environment: { CUDA_VISIBLE_DEVICES: '' },
+      HyperParameters: { suffix: '' },
+      Tags: { team: '' },
+      AlternativeFleetNames: ['other'],
+    }
     expect(request).toMatchObject(kept)
     expect(request).not.toHaveProperty('RoleArn')
     expect(fromYaml(asYaml(request))).toMatchObject(kept)
     expect(asPython(request)).toContain('"CUDA_VISIBLE_DEVICES": ""')
     expect(requestOf({ ...job, AlternativeFleetNames: [] })).not.toHaveProperty('AlternativeFleetNames')
   })
-  test.each(['- a', 'just words', 'a: [', '3'])('%j is no request', (text) => expect(() => fromYaml(text)).toThrow(NotASpec))
+  test.each(['- a', 'just words', 'a: [', '3'])('%j is no request', (text) =>
+    expect(() => fromYaml(text)).toThrow(NotASpec),
+  )
   test('nothing is an empty request', () => expect(fromYaml('')).toEqual({}))
   test('a quote survives the shell', () => expect(asCurl(requestOf(job))).toContain(`it'\\''s 2`))
   test('Python has its own words', () => expect(asPython(requestOf(job))).toContain('"ThirdSlot": False'))
 })
 
 describe('what is wrong before it is sent', () => {
-  const good = { TrainingJobName: 'gpt-1', Source: { SourceId: '0'.repeat(64) }, EntryPoint: 'train.py', NodeCount: 4, Protection: { Copies: 2 } }
+  const good = {
+    TrainingJobName: 'gpt-1',
+    Source: { SourceId: '0'.repeat(64) },
+    EntryPoint: 'train.py',
+    NodeCount: 4,
+    Protection: { Copies: 2 },
+  }
   test('nothing', () => expect(problems(good)).toEqual({}))
   test('parity keeps one copy', () => {
     const parity = withParity({ Copies: 2, MaxSlowdown: 0.1 }, 4)
     expect(parity).toEqual({ Copies: 1, ParityGroupSize: 4, MaxSlowdown: 0.1 })
     expect(withParity(parity, undefined)).toEqual({ MaxSlowdown: 0.1 })
   })
-  test.each([[{ TrainingJobName: 'a--b' }, 'TrainingJobName'], [{ TrainingJobName: 'a'.repeat(64) }, 'TrainingJobName'], [{ Source: { SourceId: 'x' } }, 'Source'], [{ EntryPoint: '' }, 'EntryPoint'], [{ NodeCount: 0 }, 'NodeCount'], [{ NodeCount: 1.5 }, 'NodeCount'], [{ NodeCount: undefined }, 'NodeCount'], [{ RanksPerNode: 0 }, 'RanksPerNode'], [{ Protection: { Copies: 5 } }, 'Protection'], [{ Protection: { ParityGroupSize: 8 } }, 'Protection'], [{ CheckpointConfig: { EverySteps: -1 } }, 'CheckpointConfig']])('%o', (change, field) => expect(Object.keys(problems({ ...good, ...change }))).toEqual([field]))
+  test.each([
+    [{ TrainingJobName: 'a--b' }, 'TrainingJobName'],
+    [{ TrainingJobName: 'a'.repeat(64) }, 'TrainingJobName'],
+    [{ Source: { SourceId: 'x' } }, 'Source'],
+    [{ EntryPoint: '' }, 'EntryPoint'],
+    [{ NodeCount: 0 }, 'NodeCount'],
+    [{ NodeCount: 1.5 }, 'NodeCount'],
+    [{ NodeCount: undefined }, 'NodeCount'],
+    [{ RanksPerNode: 0 }, 'RanksPerNode'],
+    [{ Protection: { Copies: 5 } }, 'Protection'],
+    [{ Protection: { ParityGroupSize: 8 } }, 'Protection'],
+    [{ CheckpointConfig: { EverySteps: -1 } }, 'CheckpointConfig'],
+  ])('%o', (change, field) => expect(Object.keys(problems({ ...good, ...change }))).toEqual([field]))
 })
 
 describe('calls', () => {
   test('path, query and body come from the contract', () => {
     expect(address('DescribeTrainingJob', { TrainingJobName: 'a/b' })).toEqual({ url: '/v1/training-jobs/a%2Fb' })
-    expect(address('ListEvents', { TrainingJobName: 'a', AfterEventId: 0, NextToken: undefined })).toEqual({ url: '/v1/events?TrainingJobName=a&AfterEventId=0' })
-    expect(address('UpdateFleet', { FleetName: 'main', SpareCount: 2 })).toEqual({ url: '/v1/fleets/main', body: { SpareCount: 2 } })
-    expect(address('StopTrainingJob', { TrainingJobName: 'a' })).toEqual({ url: '/v1/training-jobs/a/stop', body: {} }) // an operation whose fields may all be left out still has a body
+    expect(address('ListEvents', { TrainingJobName: 'a', AfterEventId: 0, NextToken: undefined })).toEqual({
+      url: '/v1/events?TrainingJobName=a&AfterEventId=0',
+    })
+    expect(address('UpdateFleet', { FleetName: 'main', SpareCount: 2 })).toEqual({
+      url: '/v1/fleets/main',
+      body: { SpareCount: 2 },
+    })
+    // All fields of this operation's body are optional, and the request still has a body.
+    expect(address('StopTrainingJob', { TrainingJobName: 'a' })).toEqual({ url: '/v1/training-jobs/a/stop', body: {} })
   })
   test('pages are followed to the end, and to a limit', async () => {
-    const page = (token?: string) => Promise.resolve({ items: [Number(token ?? 0)], next: String(Number(token ?? 0) + 1) })
+    const page = (token?: string) =>
+      Promise.resolve({ items: [Number(token ?? 0)], next: String(Number(token ?? 0) + 1) })
     expect(await all(page, 3)).toEqual([0, 1, 2])
-    expect(await all((token) => Promise.resolve({ items: ['x'], next: token ? undefined : 'more' }))).toEqual(['x', 'x'])
+    expect(await all((token) => Promise.resolve({ items: ['x'], next: token ? undefined : 'more' }))).toEqual([
+      'x',
+      'x',
+    ])
   })
-  test.each([[0, true], [429, true], [503, true], [404, false], [401, false]])('status %s may pass: %s', (status, passing) => expect(new ApiError(status, 'x', 'y').isPassing).toBe(passing))
+  test.each([
+    [0, true],
+    [429, true],
+    [503, true],
+    [404, false],
+    [401, false],
+  ])('status %s may pass: %s', (status, passing) => expect(new ApiError(status, 'x', 'y').isPassing).toBe(passing))
 })

@@ -11,16 +11,24 @@ import { drawn, served } from './drawn'
 
 const job = (TrainingJobName: string, changes: Partial<TrainingJobSummary> = {}) =>
   ({
-    TrainingJobName, RunId: `run-${TrainingJobName}`, FleetName: 'main', TrainingJobStatus: 'InProgress',
-    SecondaryStatus: 'Training', ...changes,
+    TrainingJobName,
+    RunId: `run-${TrainingJobName}`,
+    FleetName: 'main',
+    TrainingJobStatus: 'InProgress',
+    SecondaryStatus: 'Training',
+    ...changes,
   }) as TrainingJobSummary
 const lists = {
   jobs: [
-    job('gpt'), job('bert', { SecondaryStatus: 'Paused' }),
+    job('gpt'),
+    job('bert', { SecondaryStatus: 'Paused' }),
     job('old', { TrainingJobStatus: 'Completed', SecondaryStatus: 'Completed' }),
   ],
   fleets: [{ FleetName: 'main' }] as Fleet[],
-  incidents: [{ IncidentId: 'inc-1', Cause: 'node_fault' }, { IncidentId: 'inc-2', Cause: 'node_fault' }] as Incident[],
+  incidents: [
+    { IncidentId: 'inc-1', Cause: 'node_fault' },
+    { IncidentId: 'inc-2', Cause: 'node_fault' },
+  ] as Incident[],
   nodes: [
     { NodeId: 'i-a', FleetName: 'main', NodeStatus: 'assigned' },
     { NodeId: 'i-b', FleetName: 'main', NodeStatus: 'spare' },
@@ -80,7 +88,9 @@ describe('the search box', () => {
     for (const each of Object.values(events)) each.mockClear()
     drawn(<Box text={text} />, {
       answers: {
-        '["jobs"]': lists.jobs, '["fleets"]': lists.fleets, '["incidents",""]': lists.incidents,
+        '["jobs"]': lists.jobs,
+        '["fleets"]': lists.fleets,
+        '["incidents",""]': lists.incidents,
         '["nodes","",false]': lists.nodes,
       },
     })

@@ -25,19 +25,70 @@ import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
 const job: Facts['job'] = {
-  TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress', SecondaryStatus: 'Training', Reason: 'trains from step 0',
-  Generation: 1, NodeCount: 4, GenerationNodeCount: 4, AssignedNodeCount: 4, HealthyNodeCount: 4,
-  Boundary: 1204, MaxBoundary: 1204, CreationTime: NOW - 3600, TrainingStartTime: NOW - 3500,
+  TrainingJobName: 'gpt',
+  RunId: 'run',
+  FleetName: 'main',
+  TrainingJobStatus: 'InProgress',
+  SecondaryStatus: 'Training',
+  Reason: 'trains from step 0',
+  Generation: 1,
+  NodeCount: 4,
+  GenerationNodeCount: 4,
+  AssignedNodeCount: 4,
+  HealthyNodeCount: 4,
+  Boundary: 1204,
+  MaxBoundary: 1204,
+  CreationTime: NOW - 3600,
+  TrainingStartTime: NOW - 3500,
 }
-const shard = { Rank: 0, OwnerNodeId: 'i-a', CommittedStep: 1203, Bytes: 1, Reason: '', Holders: [{ NodeId: 'i-a', InView: true }, { NodeId: 'i-b', InView: true }] }
-const protection: Facts['protection'] = { CommittedStep: 1203, CommittedAt: NOW - 1, ProtectionState: 'Protected', RecoveryOdds: [{ LostNodes: 1, Probability: 1 }, { LostNodes: 2, Probability: 0.93 }], Shards: [shard] }
+const shard = {
+  Rank: 0,
+  OwnerNodeId: 'i-a',
+  CommittedStep: 1203,
+  Bytes: 1,
+  Reason: '',
+  Holders: [
+    { NodeId: 'i-a', InView: true },
+    { NodeId: 'i-b', InView: true },
+  ],
+}
+const protection: Facts['protection'] = {
+  CommittedStep: 1203,
+  CommittedAt: NOW - 1,
+  ProtectionState: 'Protected',
+  RecoveryOdds: [
+    { LostNodes: 1, Probability: 1 },
+    { LostNodes: 2, Probability: 0.93 },
+  ],
+  Shards: [shard],
+}
 const incident: Incident = {
-  IncidentId: 'inc-1', Headline: 'A node reported a fault', TrainingJobName: 'gpt', Project: 'default', RunId: 'run', Cause: 'node_fault', Phase: 'replace', Evidence: ['Xid 79 on i-a'], Decision: 'replace i-a', Why: 'GPU 5 failed.', Done: ['Everstep stopped all ranks.'], Reason: 'the plan follows', GenerationBefore: 1,
-  RankSources: [], InstanceIds: ['i-a'], FaultedInstanceIds: ['i-a'], ReplacementInstanceIds: [], FailedAt: NOW - 12, OpenedAt: NOW - 10, DetectSeconds: 2,
+  IncidentId: 'inc-1',
+  Headline: 'A node reported a fault',
+  TrainingJobName: 'gpt',
+  Project: 'default',
+  RunId: 'run',
+  Cause: 'node_fault',
+  Phase: 'replace',
+  Evidence: ['Xid 79 on i-a'],
+  Decision: 'replace i-a',
+  Why: 'GPU 5 failed.',
+  Done: ['Everstep stopped all ranks.'],
+  Reason: 'the plan follows',
+  GenerationBefore: 1,
+  RankSources: [],
+  InstanceIds: ['i-a'],
+  FaultedInstanceIds: ['i-a'],
+  ReplacementInstanceIds: [],
+  FailedAt: NOW - 12,
+  OpenedAt: NOW - 10,
+  DetectSeconds: 2,
 }
 const of = (changes: Partial<Facts> = {}): Verdict => verdict({ job, protection, incidents: [], now: NOW, ...changes })
 const HOLD: HoldAdvice = {
-  Decision: 'Terminate', Description: 'Terminate node i-a.', Command: 'everstep nodes release i-a --terminate',
+  Decision: 'Terminate',
+  Description: 'Terminate node i-a.',
+  Command: 'everstep nodes release i-a --terminate',
   FurtherCommands: [],
 }
 const card = (name: string) => within(screen.getByRole('region', { name }))
@@ -49,7 +100,14 @@ describe('the card about what to do', () => {
     return card('What to do')
   }
   test('has the steps in order, and the section of the runbook', () => {
-    const act = drawCard({ job: { ...job, TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', FailureReason: 'the same failure 3 times' } })
+    const act = drawCard({
+      job: {
+        ...job,
+        TrainingJobStatus: 'Failed',
+        SecondaryStatus: 'Failed',
+        FailureReason: 'the same failure 3 times',
+      },
+    })
     act.getByRole('heading', { name: 'Act now' })
     act.getByText('The job does not start again by itself.')
     expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([
@@ -87,11 +145,23 @@ describe('the latest incident', () => {
     drawIncident()
     const now = card('Open incident')
     for (const text of [
-      'What failed', 'Lost so far', 'Why', 'Response', 'A node reported a fault', 'GPU 5 failed.',
-      'Everstep stopped all ranks.', 'Details (1)', 'steps', 'Now', 'Recovering',
-    ]) now.getByText(text)
+      'What failed',
+      'Lost so far',
+      'Why',
+      'Response',
+      'A node reported a fault',
+      'GPU 5 failed.',
+      'Everstep stopped all ranks.',
+      'Details (1)',
+      'steps',
+      'Now',
+      'Recovering',
+    ])
+      now.getByText(text)
     now.getByText(/Xid 79 on i-a\.$/)
-    expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(/^ detecting the failure 2 s replacing nodes 1\d s so far$/)
+    expect(now.getByRole('list', { name: 'Phases' }).textContent).toMatch(
+      /^ detecting the failure 2 s replacing nodes 1\d s so far$/,
+    )
     expect(now.getByRole('link', { name: 'Incident details' }).getAttribute('href')).toBe('/incidents/inc-1')
   })
   test('explains the button Acknowledge at the button', () => {
@@ -107,7 +177,9 @@ describe('the latest incident', () => {
     const asked = served({ '/v1/incidents/inc-1/acknowledge': { body: {} } })
     drawIncident()
     fireEvent.click(screen.getByRole('button', { name: 'Acknowledge' }))
-    await waitFor(() => expect(asked).toMatchObject([{ method: 'POST', path: expect.stringMatching(/^\/v1\/incidents\/inc-1/) }]))
+    await waitFor(() =>
+      expect(asked).toMatchObject([{ method: 'POST', path: expect.stringMatching(/^\/v1\/incidents\/inc-1/) }]),
+    )
     cleanup()
     drawIncident({ AcknowledgementTime: NOW, AcknowledgedBy: 'ada' })
     screen.getByText(/Acknowledged by ada/)
@@ -120,17 +192,43 @@ describe('the latest incident', () => {
 
 test('the strip has the status, the step, the rate, the protection, and whether to act', () => {
   drawn(<StatusStrip name="gpt" verdict={of()} rate="2.0 steps/s" />)
-  expect(screen.getByRole('group', { name: 'Status of this job' }).textContent).toBe('gptTrainingStep 1,204Rate 2.0 steps/sProtectedNothing to do')
+  expect(screen.getByRole('group', { name: 'Status of this job' }).textContent).toBe(
+    'gptTrainingStep 1,204Rate 2.0 steps/sProtectedNothing to do',
+  )
   screen.getByRole('heading', { level: 1, name: 'gpt' })
 })
 
 describe('the queue', () => {
   const line = (TrainingJobName: string, changes: Partial<TrainingJobSummary>) =>
-    ({ TrainingJobName, RunId: TrainingJobName, FleetName: 'main', SecondaryStatus: 'Training', NodeCount: 4, Priority: 0, CreationTime: NOW - 60, TrainingStartTime: NOW, Reason: '', ...changes }) as TrainingJobSummary
-  const described = (of: TrainingJobSummary, changes: Partial<TrainingJob>) => ({ ...of, QueuedBehind: [], ...changes }) as unknown as TrainingJob
-  const fleet = { FleetName: 'main', FleetStatus: 'active', NodeCount: 8, MaxNodeCount: 8, AutoScalingGroupName: 'group' } as Fleet
+    ({
+      TrainingJobName,
+      RunId: TrainingJobName,
+      FleetName: 'main',
+      SecondaryStatus: 'Training',
+      NodeCount: 4,
+      Priority: 0,
+      CreationTime: NOW - 60,
+      TrainingStartTime: NOW,
+      Reason: '',
+      ...changes,
+    }) as TrainingJobSummary
+  const described = (of: TrainingJobSummary, changes: Partial<TrainingJob>) =>
+    ({ ...of, QueuedBehind: [], ...changes }) as unknown as TrainingJob
+  const fleet = {
+    FleetName: 'main',
+    FleetStatus: 'active',
+    NodeCount: 8,
+    MaxNodeCount: 8,
+    AutoScalingGroupName: 'group',
+  } as Fleet
   const page = (jobs: TrainingJobSummary[], descriptions: TrainingJob[]) =>
-    drawn(<QueuePage />, { answers: { '["jobs"]': jobs, '["fleets"]': [fleet], ...Object.fromEntries(descriptions.map((each) => [JSON.stringify(['job', each.TrainingJobName]), each])) } })
+    drawn(<QueuePage />, {
+      answers: {
+        '["jobs"]': jobs,
+        '["fleets"]': [fleet],
+        ...Object.fromEntries(descriptions.map((each) => [JSON.stringify(['job', each.TrainingJobName]), each])),
+      },
+    })
   const runs = line('runs', {})
   const paused = line('paused', { SecondaryStatus: 'Paused' })
   const interrupted = line('interrupted', { SecondaryStatus: 'Interrupted', Priority: 1 })
@@ -140,13 +238,29 @@ describe('the queue', () => {
   test('has who waits, interrupted ones too, with their places and what would free them', () => {
     page(
       [pending, runs, paused, interrupted, leaving],
-      [described(pending, { QueuePosition: 2, QueuedBehind: ['interrupted'], Reason: 'needs 4 nodes, 0 of 8 are free' }), described(interrupted, { QueuePosition: 1, Reason: 'gave way' }), described(leaving, {})],
+      [
+        described(pending, {
+          QueuePosition: 2,
+          QueuedBehind: ['interrupted'],
+          Reason: 'needs 4 nodes, 0 of 8 are free',
+        }),
+        described(interrupted, { QueuePosition: 1, Reason: 'gave way' }),
+        described(leaving, {}),
+      ],
     )
-    const rows = screen.getAllByRole('row').slice(1).map((row) => [...row.querySelectorAll('td')].map((cell) => cell.textContent))
-    expect(rows.map((cells) => cells.slice(0, 3))).toEqual([['1', 'interrupted', 'Interrupted'], ['2', 'pending', 'Queued']])
+    const rows = screen
+      .getAllByRole('row')
+      .slice(1)
+      .map((row) => [...row.querySelectorAll('td')].map((cell) => cell.textContent))
+    expect(rows.map((cells) => cells.slice(0, 3))).toEqual([
+      ['1', 'interrupted', 'Interrupted'],
+      ['2', 'pending', 'Queued'],
+    ])
     expect(rows[1]![5]).toBe('Needs 4 nodes, 0 of 8 are free.')
     expect(rows[1]![6]).toBe('interrupted')
-    expect(rows[1]![7]).toMatch(/^The start of interrupted\.The end of runs \(4 nodes\), or of other jobs with as many nodes\./)
+    expect(rows[1]![7]).toMatch(
+      /^The start of interrupted\.The end of runs \(4 nodes\), or of other jobs with as many nodes\./,
+    )
     expect(rows[1]![7]).toMatch(/jobs use 8 of them/)
   })
   test('is empty where nobody waits, even if a job is paused', () => {
@@ -156,17 +270,51 @@ describe('the queue', () => {
 })
 
 describe('the nodes of a fleet', () => {
-  const node = (NodeId: string, CreationTime: number, NodeStatus = 'spare') => ({ NodeId, FleetName: 'main', CreationTime, NodeStatus, Reason: '', RefusedMessageCount: 0, RefusedSessionCount: 0 }) as unknown as Node
-  const many = (count: number, status: string) => Array.from({ length: count }, (_, each) => node(`i-${status === 'gone' ? 'e' : 'a'}${each}`, each, status))
+  const node = (NodeId: string, CreationTime: number, NodeStatus = 'spare') =>
+    ({
+      NodeId,
+      FleetName: 'main',
+      CreationTime,
+      NodeStatus,
+      Reason: '',
+      RefusedMessageCount: 0,
+      RefusedSessionCount: 0,
+    }) as unknown as Node
+  const many = (count: number, status: string) =>
+    Array.from({ length: count }, (_, each) => node(`i-${status === 'gone' ? 'e' : 'a'}${each}`, each, status))
   const living = many(4, 'spare')
-  const fleet = { FleetName: 'main', FleetStatus: 'active', NodeCount: 4, DesiredNodeCount: 4, MaxNodeCount: 8, ConnectedNodeCount: 4, SpareCount: 0, MinNodeCount: 4, IncidentCount: 0, LostNodeCount: 0, CreationTime: NOW, ReplicaEncryption: 'Auto', EncryptsReplicas: true }
+  const fleet = {
+    FleetName: 'main',
+    FleetStatus: 'active',
+    NodeCount: 4,
+    DesiredNodeCount: 4,
+    MaxNodeCount: 8,
+    ConnectedNodeCount: 4,
+    SpareCount: 0,
+    MinNodeCount: 4,
+    IncidentCount: 0,
+    LostNodeCount: 0,
+    CreationTime: NOW,
+    ReplicaEncryption: 'Auto',
+    EncryptsReplicas: true,
+  }
   const ended = many(501, 'gone')
   const page = (at: string) =>
     drawn(
       <Routes>
         <Route path="/fleets/:name" element={<FleetPage />} />
       </Routes>,
-      { at, role: 'viewer', answers: { '["fleets"]': [fleet], '["nodes","main",false]': living, '["nodes","main",true]': [...ended, ...living], '["nodes","one","i-e7"]': ended[7], '["events","","main"]': { events: [] } } },
+      {
+        at,
+        role: 'viewer',
+        answers: {
+          '["fleets"]': [fleet],
+          '["nodes","main",false]': living,
+          '["nodes","main",true]': [...ended, ...living],
+          '["nodes","one","i-e7"]': ended[7],
+          '["events","","main"]': { events: [] },
+        },
+      },
     )
   const ids = () => [...document.querySelectorAll('tr[id]')].map((row) => row.id)
   test('encrypt their connections, as the settings say', () => {
@@ -176,7 +324,10 @@ describe('the nodes of a fleet', () => {
   test('are those that are, and one that a link leads to, though it has ended', () => {
     page('/fleets/main#i-e7')
     expect(ids()).toEqual(['i-e7', 'i-a3', 'i-a2', 'i-a1', 'i-a0'])
-    expect(screen.getByLabelText<HTMLInputElement>('Show ended nodes')).toMatchObject({ checked: false, disabled: false })
+    expect(screen.getByLabelText<HTMLInputElement>('Show ended nodes')).toMatchObject({
+      checked: false,
+      disabled: false,
+    })
   })
   test('with those that have ended are as many as one asks for', () => {
     page('/fleets/main?ended=1')
@@ -187,8 +338,17 @@ describe('the nodes of a fleet', () => {
 })
 
 test('a running upload is shown with its share and its slowest rank, before the first checkpoint too', () => {
-  const Upload = { Step: 1400, StoredBytes: 61, TotalBytes: 100, SlowestRank: 3, SlowestObject: 's3://b/rank=3', SlowestStoredBytes: 3 * 2 ** 29, SlowestTotalBytes: 2 ** 31 }
-  const job = (activity: object) => ({ TrainingJobName: 'gpt', CheckpointActivity: { Policy: 'every 100 steps', ...activity } }) as TrainingJob
+  const Upload = {
+    Step: 1400,
+    StoredBytes: 61,
+    TotalBytes: 100,
+    SlowestRank: 3,
+    SlowestObject: 's3://b/rank=3',
+    SlowestStoredBytes: 3 * 2 ** 29,
+    SlowestTotalBytes: 2 ** 31,
+  }
+  const job = (activity: object) =>
+    ({ TrainingJobName: 'gpt', CheckpointActivity: { Policy: 'every 100 steps', ...activity } }) as TrainingJob
   drawn(<CheckpointsTab job={job({ Upload })} />, { answers: { '["checkpoints","gpt"]': [] } })
   expect(screen.getByText('Uploading the checkpoint of step 1,400: 61 % (rank 3: 1.5 GiB of 2.0 GiB)')).toBeTruthy()
   cleanup()
@@ -196,15 +356,47 @@ test('a running upload is shown with its share and its slowest rank, before the 
   expect(screen.queryByText(/Uploading/)).toBeNull()
 })
 
-const kept = (Step: number, changes: Partial<Checkpoint>) => ({ Step, Generation: 1, Status: 'Complete', S3Uri: `s3://b/${Step}`, Bytes: 1, CreationTime: NOW, CompletionTime: NOW, IsPinned: false, Verification: 'NotVerified', ...changes }) as Checkpoint
+const kept = (Step: number, changes: Partial<Checkpoint>) =>
+  ({
+    Step,
+    Generation: 1,
+    Status: 'Complete',
+    S3Uri: `s3://b/${Step}`,
+    Bytes: 1,
+    CreationTime: NOW,
+    CompletionTime: NOW,
+    IsPinned: false,
+    Verification: 'NotVerified',
+    ...changes,
+  }) as Checkpoint
 
-test('a checkpoint that was found damaged looks so, with what is wrong with it; what nobody read back is said not to be', () => {
-  const damaged = kept(30, { Verification: 'Damaged', VerificationTime: NOW, VerificationMessage: 'rank 1: the object is not there' })
-  drawn(<CheckpointsTab job={{ TrainingJobName: 'gpt' } as TrainingJob} />, { answers: { '["checkpoints","gpt"]': [damaged, kept(20, { Verification: 'Intact', VerificationTime: NOW, IsPinned: true }), kept(10, {})] } })
+test('a damaged checkpoint shows its damage, and a checkpoint that nobody has verified says so', () => {
+  const damaged = kept(30, {
+    Verification: 'Damaged',
+    VerificationTime: NOW,
+    VerificationMessage: 'rank 1: the object is not there',
+  })
+  drawn(<CheckpointsTab job={{ TrainingJobName: 'gpt' } as TrainingJob} />, {
+    answers: {
+      '["checkpoints","gpt"]': [
+        damaged,
+        kept(20, { Verification: 'Intact', VerificationTime: NOW, IsPinned: true }),
+        kept(10, {}),
+      ],
+    },
+  })
   const rows = screen.getAllByRole('row').slice(1)
-  expect(rows.map((row) => [...row.querySelectorAll('.status')].map((each) => [each.textContent, each.className]))).toEqual([
-    [['Complete', 'status tone-bad'], ['Damaged', 'status tone-bad']],
-    [['Complete', 'status tone-good'], ['Intact', 'status tone-good']],
+  expect(
+    rows.map((row) => [...row.querySelectorAll('.status')].map((each) => [each.textContent, each.className])),
+  ).toEqual([
+    [
+      ['Complete', 'status tone-bad'],
+      ['Damaged', 'status tone-bad'],
+    ],
+    [
+      ['Complete', 'status tone-good'],
+      ['Intact', 'status tone-good'],
+    ],
     [['Complete', 'status tone-good']],
   ])
   within(rows[0]!).getByText(/the object is not there/)
@@ -214,14 +406,29 @@ test('a checkpoint that was found damaged looks so, with what is wrong with it; 
 
 describe('actions on checkpoints', () => {
   const job = { TrainingJobName: 'gpt', RunId: 'run-7', TrainingJobStatus: 'InProgress' } as TrainingJob
-  const list = [kept(40, { Status: 'Uploading' }), kept(30, { IsPinned: true, Verification: 'Verifying' }), kept(20, { Generation: 2, Verification: 'Damaged' }), kept(10, {})]
-  const tab = (role: string, changes: Partial<TrainingJob> = {}, checkpoints = list) => drawn(<CheckpointsTab job={{ ...job, ...changes }} />, { role, answers: { '["checkpoints","gpt"]': checkpoints } })
+  const list = [
+    kept(40, { Status: 'Uploading' }),
+    kept(30, { IsPinned: true, Verification: 'Verifying' }),
+    kept(20, { Generation: 2, Verification: 'Damaged' }),
+    kept(10, {}),
+  ]
+  const tab = (role: string, changes: Partial<TrainingJob> = {}, checkpoints = list) =>
+    drawn(<CheckpointsTab job={{ ...job, ...changes }} />, { role, answers: { '["checkpoints","gpt"]': checkpoints } })
   const buttons = () => screen.getAllByRole('button').map((each) => each.getAttribute('aria-label') ?? each.textContent)
   const actions = () => buttons().filter((label) => !/^Copy|^s3/.test(label!))
 
   test('fit the state of each checkpoint', () => {
     tab('submitter')
-    expect(actions()).toEqual(['Create a checkpoint', 'Unpin step 30 of launch 1', 'Verify step 20 of launch 2', 'Pin step 20 of launch 2', 'Delete step 20 of launch 2', 'Verify step 10 of launch 1', 'Pin step 10 of launch 1', 'Delete step 10 of launch 1'])
+    expect(actions()).toEqual([
+      'Create a checkpoint',
+      'Unpin step 30 of launch 1',
+      'Verify step 20 of launch 2',
+      'Pin step 20 of launch 2',
+      'Delete step 20 of launch 2',
+      'Verify step 10 of launch 1',
+      'Pin step 10 of launch 1',
+      'Delete step 10 of launch 1',
+    ])
     cleanup()
     tab('submitter', { TrainingJobStatus: 'Completed' })
     expect(actions()[0]).toBe('Unpin step 30 of launch 1')
@@ -240,7 +447,11 @@ describe('actions on checkpoints', () => {
   })
   test('name the run, the step and the generation', async () => {
     const path = '/v1/training-jobs/run-7/checkpoints'
-    const asked = served({ [`${path}/20/verify`]: { body: {} }, [`${path}/20/pin`]: { body: {} }, [`${path}/30/unpin`]: { status: 409, body: { Code: 'ConflictException', Message: 'the server is read-only' } } })
+    const asked = served({
+      [`${path}/20/verify`]: { body: {} },
+      [`${path}/20/pin`]: { body: {} },
+      [`${path}/30/unpin`]: { status: 409, body: { Code: 'ConflictException', Message: 'the server is read-only' } },
+    })
     tab('submitter')
     fireEvent.click(screen.getByRole('button', { name: 'Verify step 20 of launch 2' }))
     fireEvent.click(screen.getByRole('button', { name: 'Pin step 20 of launch 2' }))
@@ -267,7 +478,11 @@ describe('actions on checkpoints', () => {
     expect(asked[0]).toEqual({ method: 'DELETE', path: '/v1/training-jobs/run-7/checkpoints/20', body: undefined })
   })
   test('show a requested step until the list has it', async () => {
-    served({ '/v1/training-jobs/run-7/checkpoints': { body: { TrainingJobName: 'gpt', RunId: 'run-7', Step: 45, Status: 'Requested' } } })
+    served({
+      '/v1/training-jobs/run-7/checkpoints': {
+        body: { TrainingJobName: 'gpt', RunId: 'run-7', Step: 45, Status: 'Requested' },
+      },
+    })
     const { client } = tab('submitter')
     fireEvent.click(screen.getByRole('button', { name: 'Create a checkpoint' }))
     await screen.findByText('Everstep stores step 45 or the next step.')
@@ -275,7 +490,11 @@ describe('actions on checkpoints', () => {
     await waitFor(() => expect(screen.queryByText(/Everstep stores step 45/)).toBeNull())
   })
   test('of many checkpoints are drawn by the hundred', () => {
-    tab('viewer', {}, Array.from({ length: 230 }, (_, index) => kept(230 - index, {})))
+    tab(
+      'viewer',
+      {},
+      Array.from({ length: 230 }, (_, index) => kept(230 - index, {})),
+    )
     expect(screen.getAllByRole('row')).toHaveLength(101)
     fireEvent.click(screen.getByRole('button', { name: 'Show 100 more of 230' }))
     fireEvent.click(screen.getByRole('button', { name: 'Show 30 more of 230' }))
@@ -290,7 +509,12 @@ describe('dialogs', () => {
         It does not start again.
       </ConfirmDialog>,
     )
-    return { typed: (text: string) => fireEvent.change(screen.getByLabelText(/^Type .* to confirm$/), { target: { value: text } }), button: () => screen.getByRole<HTMLButtonElement>('button', { name: 'Stop' }), onClose }
+    return {
+      typed: (text: string) =>
+        fireEvent.change(screen.getByLabelText(/^Type .* to confirm$/), { target: { value: text } }),
+      button: () => screen.getByRole<HTMLButtonElement>('button', { name: 'Stop' }),
+      onClose,
+    }
   }
   test('the name has to be typed, and nothing else will do', async () => {
     const confirm = vi.fn(() => Promise.resolve())
@@ -307,7 +531,9 @@ describe('dialogs', () => {
     expect(confirm).toHaveBeenCalledOnce()
   })
   test('a refusal is said in the dialog, which stays open', async () => {
-    const { typed, button, onClose } = ask(() => Promise.reject(new ApiError(409, 'ConflictException', 'it has ended', 'req-7')))
+    const { typed, button, onClose } = ask(() =>
+      Promise.reject(new ApiError(409, 'ConflictException', 'it has ended', 'req-7')),
+    )
     typed('gpt')
     fireEvent.submit(button().closest('form')!)
     const refusal = await screen.findByRole('alert')
@@ -322,7 +548,8 @@ describe('dialogs', () => {
     expect(does).toHaveBeenCalledOnce()
   })
   test('of a node only that is offered which its state allows', () => {
-    const node = (changes: object) => ({ NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', Reason: '', ...changes }) as never
+    const node = (changes: object) =>
+      ({ NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', Reason: '', ...changes }) as never
     const { unmount } = drawn(<NodeDialog node={node({})} onClose={() => {}} />)
     expect(screen.getAllByRole('radio').map((radio) => radio.getAttribute('value') ?? '')).toHaveLength(2)
     screen.getByLabelText(/^Terminate/)
@@ -334,15 +561,35 @@ describe('dialogs', () => {
 })
 
 describe('a job that begins with an earlier one', () => {
-  const earlier = (TrainingJobName: string, changes: Partial<TrainingJob>) => ({ TrainingJobName, RunId: TrainingJobName, FleetName: 'main', EntryPoint: 'train.py', NodeCount: 2, ...changes }) as TrainingJob
-  const gpt = earlier('gpt', { Source: { SourceId: 'a'.repeat(64) }, RoleArn: 'arn:of:gpt', HyperParameters: { steps: '1' } } as Partial<TrainingJob>)
-  const next = earlier('gpt-2', { Source: { SourceId: 'b'.repeat(64) }, HyperParameters: { steps: '2' } } as Partial<TrainingJob>)
+  const earlier = (TrainingJobName: string, changes: Partial<TrainingJob>) =>
+    ({
+      TrainingJobName,
+      RunId: TrainingJobName,
+      FleetName: 'main',
+      EntryPoint: 'train.py',
+      NodeCount: 2,
+      ...changes,
+    }) as TrainingJob
+  const gpt = earlier('gpt', {
+    Source: { SourceId: 'a'.repeat(64) },
+    RoleArn: 'arn:of:gpt',
+    HyperParameters: { steps: '1' },
+  } as Partial<TrainingJob>)
+  const next = earlier('gpt-2', {
+    Source: { SourceId: 'b'.repeat(64) },
+    HyperParameters: { steps: '2' },
+  } as Partial<TrainingJob>)
   const page = () => {
     const answers = new Map<string, (job: TrainingJob) => Promise<void>>()
-    vi.stubGlobal('fetch', (url: string) => new Promise((answer) => answers.set(url, (job) => act(async () => answer(new Response(JSON.stringify(job)))))))
+    vi.stubGlobal(
+      'fetch',
+      (url: string) =>
+        new Promise((answer) => answers.set(url, (job) => act(async () => answer(new Response(JSON.stringify(job)))))),
+    )
     drawn(<SubmitPage />, { answers: { '["fleets"]': [], '["jobs"]': [gpt, next] } })
     return {
-      type: (label: RegExp | string, value: string) => fireEvent.change(screen.getByLabelText(label), { target: { value } }),
+      type: (label: RegExp | string, value: string) =>
+        fireEvent.change(screen.getByLabelText(label), { target: { value } }),
       answer: (job: TrainingJob) => answers.get(`/v1/training-jobs/${job.TrainingJobName}`)!(job),
       yaml: () => screen.getByLabelText<HTMLTextAreaElement>('YAML').value,
       parameters: () => screen.getByLabelText<HTMLTextAreaElement>('Hyperparameters').value,
@@ -402,15 +649,33 @@ describe('a job that begins with an earlier one', () => {
   test('is sent with what is empty by the user’s own name', async () => {
     const { type } = page()
     const asked = served({ '/v1/training-jobs': { body: { Plan: undefined } } })
-    type('YAML', `TrainingJobName: mine\nSource: {SourceId: ${'c'.repeat(64)}}\nEntryPoint: train.py\nNodeCount: 1\nEnvironment: {CUDA_VISIBLE_DEVICES: ""}\n`)
+    type(
+      'YAML',
+      `TrainingJobName: mine\nSource: {SourceId: ${'c'.repeat(64)}}\nEntryPoint: train.py\nNodeCount: 1\nEnvironment: {CUDA_VISIBLE_DEVICES: ""}\n`,
+    )
     fireEvent.click(screen.getByRole('button', { name: 'Show the plan' }))
-    await waitFor(() => expect(asked.map((each) => each.body)).toMatchObject([{ Environment: { CUDA_VISIBLE_DEVICES: '' }, DryRun: true }]))
+    await waitFor(() =>
+      expect(asked.map((each) => each.body)).toMatchObject([
+        { Environment: { CUDA_VISIBLE_DEVICES: '' }, DryRun: true },
+      ]),
+    )
   })
 })
 
 test('the frame says that the event stream is interrupted, but not before the first connection', () => {
-  const stream: { onopen?: () => void; onerror?: () => void; addEventListener: () => void; close: () => void } = { addEventListener: () => {}, close: () => {} }
-  vi.stubGlobal('EventSource', Object.assign(function () { return stream }, { CLOSED: 2 }))
+  const stream: { onopen?: () => void; onerror?: () => void; addEventListener: () => void; close: () => void } = {
+    addEventListener: () => {},
+    close: () => {},
+  }
+  vi.stubGlobal(
+    'EventSource',
+    Object.assign(
+      function () {
+        return stream
+      },
+      { CLOSED: 2 },
+    ),
+  )
   const freshness = () => screen.queryByText(/^(Live|Polling|Stale.*)$/)?.textContent
   contact.at = Date.now()
   drawn(<Shell />, { answers: { '["incidents","","open"]': [] } })
@@ -422,9 +687,19 @@ test('the frame says that the event stream is interrupted, but not before the fi
 })
 
 test('the badge of the incidents says what it counts', () => {
-  vi.stubGlobal('EventSource', Object.assign(function () { return { addEventListener: () => {}, close: () => {} } }, { CLOSED: 2 }))
+  vi.stubGlobal(
+    'EventSource',
+    Object.assign(
+      function () {
+        return { addEventListener: () => {}, close: () => {} }
+      },
+      { CLOSED: 2 },
+    ),
+  )
   drawn(<Shell />, { answers: { '["incidents","","open"]': [incident] } })
-  expect(screen.getByText('1 open').title).toMatch(/^Open incidents of all jobs: .*An acknowledgement does not change the number\.$/)
+  expect(screen.getByText('1 open').title).toMatch(
+    /^Open incidents of all jobs: .*An acknowledgement does not change the number\.$/,
+  )
 })
 
 describe('what is held and not renewed', () => {
@@ -441,7 +716,12 @@ describe('what is held and not renewed', () => {
     drawn(<Shown query={query('figures', null)}>{(data) => <p>{data}</p>}</Shown>)
     expect(screen.queryByRole('alert')).toBeNull()
   })
-  test.each([[500, false], [503, false], [404, true], [200, true]])('an answer of %s is news of the control plane: %s', async (status, isNews) => {
+  test.each([
+    [500, false],
+    [503, false],
+    [404, true],
+    [200, true],
+  ])('an answer of %s is news of the control plane: %s', async (status, isNews) => {
     served({ '/v1/training-jobs/gpt': { status, body: {} } })
     contact.at = 0
     await call('DescribeTrainingJob', { TrainingJobName: 'gpt' }).catch(() => {})
@@ -450,7 +730,18 @@ describe('what is held and not renewed', () => {
 })
 
 test('stacks are folded, each with the ranks that stood there', () => {
-  drawn(<Stacks event={{ Detail: { stacks: [{ ranks: [0, 1, 2], text: 'wait (data.py:7)' }, { ranks: [3], text: 'read (disk.py:1)' }] } }} />)
+  drawn(
+    <Stacks
+      event={{
+        Detail: {
+          stacks: [
+            { ranks: [0, 1, 2], text: 'wait (data.py:7)' },
+            { ranks: [3], text: 'read (disk.py:1)' },
+          ],
+        },
+      }}
+    />,
+  )
   screen.getByText('Stack of ranks 0–2')
   screen.getByText('Stack of rank 3')
   screen.getByText('read (disk.py:1)')

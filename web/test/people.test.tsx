@@ -15,17 +15,30 @@ import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
 const job = {
-  TrainingJobName: 'gpt', RunId: 'run', FleetName: 'main', TrainingJobStatus: 'InProgress',
+  TrainingJobName: 'gpt',
+  RunId: 'run',
+  FleetName: 'main',
+  TrainingJobStatus: 'InProgress',
   Tags: { team: 'vision', area: 'x' },
 }
 const summary = (RunId: string, changes: Partial<TrainingJobSummary> = {}) =>
   ({
-    TrainingJobName: `job ${RunId}`, RunId, Project: 'default', SecondaryStatus: 'Training',
-    TrainingJobStatus: 'InProgress', Reason: '', Boundary: 9, ...changes,
+    TrainingJobName: `job ${RunId}`,
+    RunId,
+    Project: 'default',
+    SecondaryStatus: 'Training',
+    TrainingJobStatus: 'InProgress',
+    Reason: '',
+    Boundary: 9,
+    ...changes,
   }) as TrainingJobSummary
 const failed = (RunId: string, changes: Partial<TrainingJobSummary> = {}) =>
   summary(RunId, {
-    SecondaryStatus: 'Failed', TrainingJobStatus: 'Failed', Reason: 'error', TrainingEndTime: NOW, ...changes,
+    SecondaryStatus: 'Failed',
+    TrainingJobStatus: 'Failed',
+    Reason: 'error',
+    TrainingEndTime: NOW,
+    ...changes,
   })
 
 afterEach(() => setWatching({ isOn: false, runIds: new Set() }))
@@ -136,7 +149,12 @@ describe('notifications', () => {
     expect(shown).toEqual([])
     act(() => client.setQueryData(['jobs'], [failed('a'), failed('b')]))
     await waitFor(() => expect(shown.map(([title]) => title)).toEqual(['job a needs you now']))
-    act(() => client.setQueryData(['jobs'], [failed('a'), failed('b')].map((each) => ({ ...each }))))
+    act(() =>
+      client.setQueryData(
+        ['jobs'],
+        [failed('a'), failed('b')].map((each) => ({ ...each })),
+      ),
+    )
     expect(shown).toHaveLength(1)
   })
   test('need the choice of a person, the permission of the browser, and a watched job', () => {

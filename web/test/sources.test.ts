@@ -23,11 +23,6 @@ describe('a field that needs a derivation', () => {
   })
 })
 
-test('lines have at most 120 columns', () => {
-  const lines = SOURCES.flatMap((file) => linesOf(file).map((line, index) => ({ place: `${file}:${index + 1}`, line })))
-  expect(lines.filter(({ line }) => [...line].length > 120).map(({ place }) => place)).toEqual([])
-})
-
 /** Return the classes that a style sheet styles outside of media queries, without another selector. */
 const classesIn = (css: string): string[] => [...css.matchAll(/^\.([\w-]+) \{/gm)].map((found) => found[1]!)
 

@@ -30,7 +30,9 @@ async function complaints(moment: Moment): Promise<string[]> {
   })
   wrong.push(...rules.agree(shown), ...rules.readable(shown), ...rules.addUp(shown), ...rules.supported(shown, moment))
   wrong.push(...rules.accounted(moment), ...rules.buried(moment))
-  const some = pagesOf(moment).filter((address) => ['/', '/fleets'].includes(address) || /^\/jobs\/[^/]+$/.test(address))
+  const some = pagesOf(moment).filter(
+    (address) => ['/', '/fleets'].includes(address) || /^\/jobs\/[^/]+$/.test(address),
+  )
   await render_pages(moment, some, (page, address) => wrong.push(...rules.grey(page, address)), 60)
   return [...new Set(wrong)]
 }
@@ -62,7 +64,9 @@ describe('the rules find', () => {
   test('a figure that has two values', () => {
     expect(rules.agree(on(figure('step', '7', '7'), figure('step', '7', 'step 7')))).toEqual([])
     expect(rules.agree(on(figure('step', '7', '7'), figure('step', '8', '8')))).toHaveLength(1)
-    expect(rules.agree(on(figure('status', 'Training', '', 'good'), figure('status', 'Training', '', 'warn')))).toHaveLength(1)
+    expect(
+      rules.agree(on(figure('status', 'Training', '', 'good'), figure('status', 'Training', '', 'warn'))),
+    ).toHaveLength(1)
   })
   test('a text without its value', () => {
     expect(rules.readable(on(figure('step', '1204', 'step 1,204'), figure('step', '', '–')))).toEqual([])
@@ -90,7 +94,12 @@ describe('the rules find', () => {
         'GET /v1/training-jobs': { TrainingJobSummaries: [job] },
         'GET /v1/training-jobs/a': job,
         'GET /v1/training-jobs/a/nodes': { Nodes: [] },
-        'GET /v1/incidents': { Incidents: [{ Cause: 'hang', LostSteps: 3 }, { Cause: 'drill', LostSteps: 4 }] },
+        'GET /v1/incidents': {
+          Incidents: [
+            { Cause: 'hang', LostSteps: 3 },
+            { Cause: 'drill', LostSteps: 4 },
+          ],
+        },
         'GET /v1/nodes': { Nodes: [] },
         'GET /v1/events': { Events: [] },
         'GET /v1/training-jobs/a/logs/events': { Events: [{ Message: 'step 7' }, { Message: 'step 8' }] },

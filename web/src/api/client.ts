@@ -113,7 +113,8 @@ async function refusal(response: Response): Promise<ApiError> {
 
 /** Return the URL of an operation with its path and query parameters, and the other fields as the request's body. */
 export function address<O extends Operation>(
-  operation: O, request: Operations[O]['request'],
+  operation: O,
+  request: Operations[O]['request'],
 ): { url: string; body?: Record<string, unknown> } {
   const { method, path, query } = operations[operation] as { method: string; path: string; query: readonly string[] }
   const rest: Record<string, unknown> = { ...request }
@@ -133,7 +134,9 @@ export function address<O extends Operation>(
 
 /** Call an operation, and return its JSON response. */
 export async function call<O extends Operation>(
-  operation: O, request: Operations[O]['request'], signal?: AbortSignal,
+  operation: O,
+  request: Operations[O]['request'],
+  signal?: AbortSignal,
 ): Promise<Operations[O]['response']> {
   const { url, body } = address(operation, request)
   const { method } = operations[operation]
@@ -144,7 +147,8 @@ export async function call<O extends Operation>(
 
 /** Return the items of all pages of a list. After `limit` items, no further page is requested. */
 export async function all<T>(
-  page: (token?: string) => Promise<{ items: T[]; next?: string }>, limit = 5_000,
+  page: (token?: string) => Promise<{ items: T[]; next?: string }>,
+  limit = 5_000,
 ): Promise<T[]> {
   const items: T[] = []
   let next: string | undefined

@@ -19,9 +19,7 @@ export const stream = { isOpen: false }
 
 type Named = Pick<TrainingJobSummary, 'TrainingJobName' | 'RunId'>
 /** Return the beginnings of the keys of all queries whose data an event may have changed. */
-export function renewed(
-  event: Pick<Event, 'TrainingJobName' | 'FleetName'>, jobs: readonly Named[] = [],
-): string[][] {
+export function renewed(event: Pick<Event, 'TrainingJobName' | 'FleetName'>, jobs: readonly Named[] = []): string[][] {
   const always = [['jobs'], ['incidents'], ['incident'], ['fleets'], ['nodes'], ['drills'], ['events', '', '']]
   const named = jobs.filter((job) => job.TrainingJobName === event.TrainingJobName).map((job) => job.RunId)
   // A page that was opened by RunId has the RunId in the keys of its queries.

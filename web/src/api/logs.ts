@@ -31,7 +31,9 @@ export interface LogService {
   page: (request: Asked, signal: AbortSignal) => Promise<GetLogEventsResponse>
   /** Resolves when the log has ended. Rejects if the connection breaks. */
   follow: (
-    request: Operations['FollowLogs']['request'], take: (batch: LogEvents) => void, signal: AbortSignal,
+    request: Operations['FollowLogs']['request'],
+    take: (batch: LogEvents) => void,
+    signal: AbortSignal,
   ) => Promise<void>
   wait: (ms: number, signal: AbortSignal) => Promise<void>
 }
@@ -187,7 +189,9 @@ export class LogSource {
    * Each request repeats the first request's StartTime and EndTime, because a token is valid only with these times.
    */
   private async nearest(
-    way: 'NextBackwardToken' | 'NextForwardToken', asked: Reading, Limit = PAGE,
+    way: 'NextBackwardToken' | 'NextForwardToken',
+    asked: Reading,
+    Limit = PAGE,
   ): Promise<{ first: GetLogEventsResponse; events: LogEvent[]; reading: Reading; isAll: boolean }> {
     let reading = asked
     let first: GetLogEventsResponse | undefined

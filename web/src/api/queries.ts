@@ -72,7 +72,9 @@ export const protectionQuery = (name: string) =>
 
 /** Return the newest incidents, sorted from the oldest to the newest. */
 const incidents = (
-  which: { TrainingJobName?: string; StatusEquals?: 'Open' }, limit: number, signal: AbortSignal,
+  which: { TrainingJobName?: string; StatusEquals?: 'Open' },
+  limit: number,
+  signal: AbortSignal,
 ): Promise<Incident[]> =>
   all(async (NextToken) => {
     const page = await call('ListIncidents', { ...which, SortOrder: 'Descending', MaxResults: PAGE, NextToken }, signal)
@@ -174,7 +176,8 @@ export async function olderEvents(client: QueryClient, scope: Scope): Promise<vo
   const page = await call('ListEvents', { ...asked, SortOrder: 'Descending', NextToken })
   const older = (page.Events ?? []).toReversed()
   client.setQueryData<Told>(queryKey, (held) =>
-    held?.older === NextToken ? { events: [...older, ...held.events], older: page.NextToken } : held)
+    held?.older === NextToken ? { events: [...older, ...held.events], older: page.NextToken } : held,
+  )
 }
 
 /** Query of a job's events from `seconds` before a failure to `seconds` after the incident's end, or until now. */

@@ -112,7 +112,14 @@ function Readout({ lines, named, isSplit, unit, view, report }: ReadoutProps) {
   if (!Number.isFinite(end)) return <div className="readout" />
   const first = lines[0]!.of
   const place = nearestPlace(first.x, at ?? end)
-  const nearest = at === undefined || value === undefined ? -1 : nearestLine(lines.map((line) => line.of), at, value)
+  const nearest =
+    at === undefined || value === undefined
+      ? -1
+      : nearestLine(
+          lines.map((line) => line.of),
+          at,
+          value,
+        )
   const shownLines = isSplit ? [lines[nearest] ?? named[0] ?? lines[0]!] : lines
   const shown = lines.length === 1 && place >= 0 ? first.x[place]! : (at ?? end)
   return (

@@ -114,7 +114,12 @@ function Legend({ title, unit, fleet, named, otherCount }: LegendProps) {
         <li key={label}>
           <span className="key" style={{ background: `var(--c-${colour})` }} />
           {nodeId ? <NodeLink id={nodeId} fleet={fleet} /> : label}
-          <span className="dim">{figure(of.y.findLast((value) => value !== null), unit)}</span>
+          <span className="dim">
+            {figure(
+              of.y.findLast((value) => value !== null),
+              unit,
+            )}
+          </span>
         </li>
       ))}
       {otherCount > 0 && <li className="dim">{METRICS.series.others(otherCount)}</li>}

@@ -204,18 +204,28 @@ function CopyRow({ copy: { row, cell, holder }, newest }: { copy: Copy; newest: 
   return (
     <tr>
       <td data-name={words.rank}>{shard.Rank}</td>
-      <td data-name={words.node}><NodeLink id={holder.NodeId} /></td>
-      <td className={`n${held < wanted ? ' tone-warn' : ''}`} data-name={words.copies}>{MATRIX.of(held, wanted)}</td>
-      <td data-name={words.state}><Status tone={TONES[cell]} word={WORDS[cell]} /></td>
+      <td data-name={words.node}>
+        <NodeLink id={holder.NodeId} />
+      </td>
+      <td className={`n${held < wanted ? ' tone-warn' : ''}`} data-name={words.copies}>
+        {MATRIX.of(held, wanted)}
+      </td>
+      <td data-name={words.state}>
+        <Status tone={TONES[cell]} word={WORDS[cell]} />
+      </td>
       <td className="n" data-name={words.step}>
         {holder.VerifiedStep === undefined ? '–' : count(holder.VerifiedStep)}
       </td>
       <td className="n" data-name={words.lag}>
         {holder.LagSteps === undefined ? '–' : plural(holder.LagSteps, 'step')}
       </td>
-      <td className="moment" data-name={words.verified}><Ago at={holder.VerifiedTime} /></td>
+      <td className="moment" data-name={words.verified}>
+        <Ago at={holder.VerifiedTime} />
+      </td>
       <td data-name={words.domain}>{holder.FailureDomain ?? MATRIX.unknownDomain}</td>
-      <td className="n" data-name={words.size}>{bytes(shard.Bytes)}</td>
+      <td className="n" data-name={words.size}>
+        {bytes(shard.Bytes)}
+      </td>
       <td className="reason">{shard.Reason || behind}</td>
     </tr>
   )

@@ -11,7 +11,12 @@ interface Props {
 export function Sparkline({ values, label, width = 88, height = 22 }: Props) {
   return (
     <svg
-      className="spark" width={width} height={height} viewBox={`0 0 ${width} ${height}`} role="img" aria-label={label}
+      className="spark"
+      width={width}
+      height={height}
+      viewBox={`0 0 ${width} ${height}`}
+      role="img"
+      aria-label={label}
     >
       <path d={outline(values, width, height)} />
     </svg>

@@ -10,9 +10,22 @@ import { MOST_NODES, ticks, timeline, type Fault, type Lane, type Span } from '.
 import { TIMELINE } from '../words/jobTabs'
 
 const COLORS: Readonly<Record<string, string>> = {
-  training: 'train', pending: 'queue', starting: 'start', downloading: 'start', restarting: 'replace',
-  stopping: 'stopping', detect: 'detect', replace: 'replace', restore: 'restore', rework: 'rework', node: 'node',
-  completed: 'train', failed: 'detect', stopped: 'stopping', pausing: 'stopping', paused: 'paused',
+  training: 'train',
+  pending: 'queue',
+  starting: 'start',
+  downloading: 'start',
+  restarting: 'replace',
+  stopping: 'stopping',
+  detect: 'detect',
+  replace: 'replace',
+  restore: 'restore',
+  rework: 'rework',
+  node: 'node',
+  completed: 'train',
+  failed: 'detect',
+  stopped: 'stopping',
+  pausing: 'stopping',
+  paused: 'paused',
   interrupted: 'paused',
 }
 const color = (kind: string) => `var(--b-${COLORS[kind] ?? 'rest'})`
@@ -182,7 +195,11 @@ function Bar({ span, y, least, x }: { span: Span; y: number; least: number; x: (
     </>
   )
   if (span.incidentId === undefined) return bar
-  return <Marked to={span.incidentId} label={`${span.label}, ${length}`}>{bar}</Marked>
+  return (
+    <Marked to={span.incidentId} label={`${span.label}, ${length}`}>
+      {bar}
+    </Marked>
+  )
 }
 
 function FaultMark({ fault, x, y }: { fault: Fault; x: number; y: number }) {

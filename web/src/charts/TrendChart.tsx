@@ -42,9 +42,7 @@ export function TrendChart({ title, bars, axis, format, tick, summary, parts, co
   return (
     <div className="trend" ref={ref}>
       <h2>{title}</h2>
-      <p className="readout">
-        {bar ? `${bucketWords(bar.start, hasHours)}: ${readout(bar, format, parts)}` : summary}
-      </p>
+      <p className="readout">{bar ? `${bucketWords(bar.start, hasHours)}: ${readout(bar, format, parts)}` : summary}</p>
       <svg
         width={width}
         height={HEIGHT}

@@ -4,7 +4,14 @@ import { ACT, STATE } from '../words/job'
 import { logsCommand } from '../words/commands'
 import { DUTIES, DUTY } from '../words/duty'
 import {
-  decision, dutySentence, nodeSteps, stepsOf, urgencyOf, withResubmission, type Step, type Urgency,
+  decision,
+  dutySentence,
+  nodeSteps,
+  stepsOf,
+  urgencyOf,
+  withResubmission,
+  type Step,
+  type Urgency,
 } from './duty'
 import { STALE_SECONDS } from './figures'
 import { ago, clock, duration, minute, sentence } from './format'
@@ -113,8 +120,7 @@ function ofSuspendedLaunches({ job, fleet }: Facts, isRecovering: boolean): Rule
 }
 
 /** Whether a person must end a suspension of the Auto Scaling group's launches. Everstep ends suspensions by AWS. */
-export const isLaunchSuspended = (fleet: Facts['fleet']): boolean =>
-  (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
+export const isLaunchSuspended = (fleet: Facts['fleet']): boolean => (fleet?.Reason ?? '').includes(RESUMED_BY_A_PERSON)
 
 /** Words in a fleet's Reason that show a suspension by a person (`waiting_words`, control_plane/core/capacity.py). */
 export const RESUMED_BY_A_PERSON = 'resume the process to launch instances'
@@ -123,7 +129,10 @@ function ofStalePage({ staleSeconds = 0, refusal }: Facts): Rule | undefined {
   if (staleSeconds <= STALE_SECONDS) return undefined
   const words = ACT.noNews
   return must({
-    section: 'no-news', tone: 'warn', brief: words.brief, text: words.text,
+    section: 'no-news',
+    tone: 'warn',
+    brief: words.brief,
+    text: words.text,
     steps: [step('Now', refusal ? words.log : words.check)],
   })
 }
@@ -136,7 +145,10 @@ function ofEndedJob({ job, actions, protection }: Facts, { checkpointStep }: Der
   const named = stepsOf(actions, job.RunId).filter((each) => each.urgency === 'Now')
   const own = [step('Now', words.read, logsCommand(job.TrainingJobName))]
   return must({
-    section: 'failed', tone: 'bad', brief: words.brief, text: words.text,
+    section: 'failed',
+    tone: 'bad',
+    brief: words.brief,
+    text: words.text,
     steps: withResubmission(named.length ? named : own, protection === undefined ? {} : job, checkpointStep),
   })
 }
@@ -151,9 +163,12 @@ function ofPersonsJob(job: Facts['job']): Rule | undefined {
     const command = `everstep jobs hand-back ${name}`
     if (undone) {
       return must({
-        section: 'taken-over', tone: 'bad', brief: words.brief,
+        section: 'taken-over',
+        tone: 'bad',
+        brief: words.brief,
         text: words.undone(person, undone.replace(/\.$/, '')),
-        steps: [step('Now', words.ask(person), command)], about: 'takenOver',
+        steps: [step('Now', words.ask(person), command)],
+        about: 'takenOver',
       })
     }
     const waits = words.waits(person)
@@ -173,9 +188,10 @@ function ofPersonsJob(job: Facts['job']): Rule | undefined {
 function ofShortage({ job, fleet, pausable, actions, now }: Facts, wait: CapacityWait): Rule {
   const words = ACT.shortage
   const name = job.FleetName ?? fleet?.FleetName ?? ''
-  const command = fleet?.SparePolicy === undefined
-    ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}`
-    : `everstep fleets describe ${name}`
+  const command =
+    fleet?.SparePolicy === undefined
+      ? `everstep fleets update ${name} --spare-count ${(fleet?.SpareCount ?? 0) + 1}`
+      : `everstep fleets describe ${name}`
   const free = pausable === undefined ? [] : [step('Optional', words.free(pausable), `everstep jobs pause ${pausable}`)]
   const choice = stepsOf(actions, job.RunId).find((each) => each.urgency === 'Later' && each.nodeId === undefined)
   return none(shortageWords(wait, now), choice ? 'warn' : 'busy', {
@@ -200,11 +216,14 @@ function ofRecovery({ job, fleet }: Facts, recovery: PhaseNow): Rule {
   const words = ACT.late
   const why = recovery.usualSeconds === undefined ? words.noUsual : words.usual(duration(recovery.usualSeconds))
   const name = job.TrainingJobName
-  const first = recovery.phase === 'replace'
-    ? step('Now', words.fleet, `everstep fleets describe ${job.FleetName ?? fleet?.FleetName ?? ''}`)
-    : step('Now', words.logs, logsCommand(name))
+  const first =
+    recovery.phase === 'replace'
+      ? step('Now', words.fleet, `everstep fleets describe ${job.FleetName ?? fleet?.FleetName ?? ''}`)
+      : step('Now', words.logs, logsCommand(name))
   return must({
-    section: 'late-recovery', tone: 'warn', brief: words.brief,
+    section: 'late-recovery',
+    tone: 'warn',
+    brief: words.brief,
     text: words.text(duration(recovery.lateAfterSeconds), why),
     steps: [first, step('Now', words.events, `everstep events list --job ${name}`)],
   })
@@ -219,11 +238,11 @@ function ofTraining({ job, progress, now }: Facts, { state, protection, isBefore
   if (state.title === STATE.titles.stalled) {
     const words = ACT.stalled
     return must({
-      section: 'standing-still', tone: 'warn', brief: words.brief, text: words.text,
-      steps: [
-        step('Now', words.logs, logsCommand(name)),
-        step('Optional', words.stop, `everstep jobs stop ${name}`),
-      ],
+      section: 'standing-still',
+      tone: 'warn',
+      brief: words.brief,
+      text: words.text,
+      steps: [step('Now', words.logs, logsCommand(name)), step('Optional', words.stop, `everstep jobs stop ${name}`)],
     })
   }
   if (progress?.rate && progress.usualRate && progress.rate < 0.5 * progress.usualRate && isTraining) {
@@ -276,7 +295,8 @@ function withHeldNodes(rule: Rule, { heldNodes = [] }: Pick<Facts, 'heldNodes'>)
 
 /** Return the nodes that the incidents lost. */
 export function lostBy<T extends { NodeId: string }>(
-  incidents: readonly { InstanceIds?: string[] }[], nodes: readonly T[],
+  incidents: readonly { InstanceIds?: string[] }[],
+  nodes: readonly T[],
 ): T[] {
   const lost = new Set(incidents.flatMap((each) => each.InstanceIds ?? []))
   return nodes.filter((node) => lost.has(node.NodeId))

@@ -71,7 +71,10 @@ export function pieces(line: string): Piece[] {
 
 /** Split the pieces where each match of `wanted` begins and ends. `isMarked` is true for the pieces of a match. */
 export function marked(line: readonly Piece[], wanted: string): (Piece & { isMarked: boolean })[] {
-  const whole = line.map((piece) => piece.text).join('').toLowerCase()
+  const whole = line
+    .map((piece) => piece.text)
+    .join('')
+    .toLowerCase()
   const needle = wanted.toLowerCase()
   if (!needle || !whole.includes(needle)) return line.map((piece) => ({ ...piece, isMarked: false }))
   const cuts: [number, number][] = []
@@ -82,7 +85,10 @@ export function marked(line: readonly Piece[], wanted: string): (Piece & { isMar
   let offset = 0
   for (const piece of line) {
     const { length } = piece.text
-    const inside = cuts.flat().map((at) => at - offset).filter((at) => at > 0 && at < length)
+    const inside = cuts
+      .flat()
+      .map((at) => at - offset)
+      .filter((at) => at > 0 && at < length)
     const edges = [0, ...inside, length]
     for (let index = 0; index + 1 < edges.length; index += 1) {
       const from = edges[index]!

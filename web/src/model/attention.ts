@@ -21,7 +21,10 @@ const SEVERITY: Tone[] = ['bad', 'warn', 'busy', 'idle', 'good']
 
 /** Return what needs a person, failures first, and the newest first among items of the same tone. */
 export function attention(
-  jobs: readonly TrainingJobSummary[], fleets: readonly Fleet[], nodes: readonly Node[], now: number,
+  jobs: readonly TrainingJobSummary[],
+  fleets: readonly Fleet[],
+  nodes: readonly Node[],
+  now: number,
 ): AttentionItem[] {
   const addressOf = addressesOf(jobs)
   const ofJobs = jobs.flatMap((job): AttentionItem[] => {
@@ -45,11 +48,10 @@ export function attention(
       title: node.NodeId,
       text,
       to: `/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}`,
-    })))
-  const severity = ({ tone }: AttentionItem) => SEVERITY.indexOf(tone)
-  return [...ofJobs, ...ofFleets, ...ofNodes].toSorted(
-    (a, b) => severity(a) - severity(b) || (b.at ?? 0) - (a.at ?? 0),
+    })),
   )
+  const severity = ({ tone }: AttentionItem) => SEVERITY.indexOf(tone)
+  return [...ofJobs, ...ofFleets, ...ofNodes].toSorted((a, b) => severity(a) - severity(b) || (b.at ?? 0) - (a.at ?? 0))
 }
 
 /** How many jobs have a status. `word`: what the pages call the status. */
@@ -64,7 +66,10 @@ export interface StatusCount {
 export const jobsByStatus = (jobs: readonly TrainingJobSummary[]): StatusCount[] =>
   Object.entries(STATUSES)
     .map(([status, tone]) => ({
-      status, word: statusWord(status), tone, count: jobs.filter((job) => job.SecondaryStatus === status).length,
+      status,
+      word: statusWord(status),
+      tone,
+      count: jobs.filter((job) => job.SecondaryStatus === status).length,
     }))
     .filter(({ count }) => count > 0)
 

@@ -11,8 +11,10 @@ export const drillStatus = (status: string): { tone: Tone; word: string } =>
 
 /** Return the training jobs of the fleets that allow drills. The server also refuses jobs that a person took over. */
 export const drillable = (jobs: readonly TrainingJobSummary[], allowed: readonly string[]): TrainingJobSummary[] =>
-  jobs.filter((job) =>
-    allowed.includes(job.FleetName) && job.TrainingJobStatus === 'InProgress' && job.SecondaryStatus === 'Training')
+  jobs.filter(
+    (job) =>
+      allowed.includes(job.FleetName) && job.TrainingJobStatus === 'InProgress' && job.SecondaryStatus === 'Training',
+  )
 
 interface Line {
   tone: Tone

@@ -50,7 +50,11 @@ export function statedStep(steps: readonly Step[], isWaiting: boolean): Step | u
 }
 
 /** Return the text of a step without its first sentence. */
-export const restOf = ({ text }: Pick<Step, 'text'>): string => text.split(/(?<=\.) (?=[A-Z])/).slice(1).join(' ')
+export const restOf = ({ text }: Pick<Step, 'text'>): string =>
+  text
+    .split(/(?<=\.) (?=[A-Z])/)
+    .slice(1)
+    .join(' ')
 
 /** Return the sentence of a verdict that says whether a person must act. */
 export function dutySentence(steps: readonly Step[]): string {
@@ -66,7 +70,10 @@ const uncapitalized = (text: string): string => text.charAt(0).toLowerCase() + t
 /** Return the steps that the API names for an incident. `runId`: RunId of the incident's job. */
 export const stepsOf = (actions: readonly IncidentAction[] = [], runId?: string): Step[] =>
   actions.map(({ Urgency: urgency, Description: text, Command, FurtherCommands, InstanceId: nodeId, ...rest }) => ({
-    urgency, text, commands: [Command, ...(FurtherCommands ?? [])], ...(nodeId === undefined ? {} : { nodeId }),
+    urgency,
+    text,
+    commands: [Command, ...(FurtherCommands ?? [])],
+    ...(nodeId === undefined ? {} : { nodeId }),
     ...(rest.IsRecommended ? { isRecommended: true } : {}),
     ...(rest.MinNodeCount === undefined || runId === undefined ? {} : { shrink: { runId, nodes: rest.MinNodeCount } }),
   }))
@@ -76,10 +83,15 @@ export const nodeSteps = (nodes: readonly Pick<Node, 'NodeId' | 'HoldAdvice'>[])
   nodes.flatMap(({ NodeId: nodeId, HoldAdvice: advice }): Step[] =>
     advice === undefined
       ? []
-      : [{
-          urgency: 'Later', text: advice.Description, nodeId,
-          commands: [advice.Command, ...(advice.FurtherCommands ?? [])],
-        }])
+      : [
+          {
+            urgency: 'Later',
+            text: advice.Description,
+            nodeId,
+            commands: [advice.Command, ...(advice.FurtherCommands ?? [])],
+          },
+        ],
+  )
 
 type Ended = Partial<Pick<TrainingJob, 'RunId' | 'TrainingJobStatus'>>
 
@@ -97,7 +109,8 @@ export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(t
 
 /** The verdict of an incident: whether a person must act. The title and the answers of the page say what happened. */
 export function incidentLine(
-  { ClosedAt, Headline, Wait }: Pick<Incident, 'ClosedAt' | 'Headline' | 'Wait'>, steps: readonly Step[],
+  { ClosedAt, Headline, Wait }: Pick<Incident, 'ClosedAt' | 'Headline' | 'Wait'>,
+  steps: readonly Step[],
 ): { tone: Tone; lead: string } {
   const { tone } = DUTIES[urgencyOf(steps)]
   if (Wait !== undefined && urgencyOf(steps) !== 'Now') {

@@ -76,7 +76,7 @@ export class EventStreamDecoder {
 
   private header(bytes: Uint8Array, wanted: string): string {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length)
-    for (let at = 0; at + 4 <= bytes.length; ) {
+    for (let at = 0; at + 4 <= bytes.length;) {
       const name = this.text.decode(bytes.subarray(at + 1, at + 1 + view.getUint8(at)))
       at += 1 + view.getUint8(at)
       if (view.getUint8(at) !== TEXT) throw new BrokenStream('a header is not text')

@@ -14,7 +14,13 @@
  * it, and equal hooks must have equal values on one page and across pages.
  */
 import type {
-  DescribeProtectionResponse, Fleet, Incident, Node, SimilarIncident, TrainingJob, TrainingJobSummary,
+  DescribeProtectionResponse,
+  Fleet,
+  Incident,
+  Node,
+  SimilarIncident,
+  TrainingJob,
+  TrainingJobSummary,
 } from '../contract'
 import { phaseWords } from './causes'
 import { count, dollars, duration, percent, plural } from './format'
@@ -73,8 +79,13 @@ export type ProtectionWord =
   'Protected' | 'Degraded' | 'Unprotected' | 'Unconfirmed' | 'Not yet protected' | 'Released' | 'Unknown'
 
 const PROTECTION_TONES: Record<ProtectionWord, Tone> = {
-  Protected: 'good', Degraded: 'warn', Unconfirmed: 'warn', Unprotected: 'bad',
-  'Not yet protected': 'idle', Released: 'idle', Unknown: 'idle',
+  Protected: 'good',
+  Degraded: 'warn',
+  Unconfirmed: 'warn',
+  Unprotected: 'bad',
+  'Not yet protected': 'idle',
+  Released: 'idle',
+  Unknown: 'idle',
 }
 
 export interface Context {
@@ -213,7 +224,10 @@ export interface IncidentFigures {
  * `job` and `protection`: of the incident's job. Without them, `unsavedSteps` is absent.
  */
 export function incidentFigures(
-  incident: Incident, now: number, job?: AnyJob, { protection }: Context = {},
+  incident: Incident,
+  now: number,
+  job?: AnyJob,
+  { protection }: Context = {},
 ): IncidentFigures {
   const isOpen = incident.ClosedAt === undefined
   const phases = phaseLengths(incident, now)
@@ -237,7 +251,8 @@ export function incidentFigures(
 
 /** Return the figures of an incident that ListSimilarIncidents lists. */
 export const similarFigures = (incident: SimilarIncident): { of: string; recomputedSteps?: number } => ({
-  of: `incident/${incident.IncidentId}`, recomputedSteps: incident.LostSteps,
+  of: `incident/${incident.IncidentId}`,
+  recomputedSteps: incident.LostSteps,
 })
 
 const PHASES: readonly Phase[] = ['detect', 'replace', 'restore', 'rework']
@@ -281,7 +296,10 @@ export function phaseTexts(phases: readonly PhaseLength[]): string[] {
 }
 /** The seconds below which a duration is shown in a unit, the unit in seconds, and its name, as in `duration`. */
 const UNITS: readonly (readonly [below: number, unit: number, name: string])[] = [
-  [9.95, 0.1, '0.1 s'], [3600, 1, '1 s'], [172_800, 60, '1 min'], [Infinity, 3600, '1 h'],
+  [9.95, 0.1, '0.1 s'],
+  [3600, 1, '1 s'],
+  [172_800, 60, '1 min'],
+  [Infinity, 3600, '1 h'],
 ]
 
 export interface FleetFigures {
@@ -332,7 +350,13 @@ export interface NodeFigures {
 }
 
 const NODE_TONES: Record<Node['NodeStatus'], Tone> = {
-  joining: 'busy', spare: 'idle', assigned: 'good', held: 'warn', rebooting: 'busy', draining: 'warn', gone: 'idle',
+  joining: 'busy',
+  spare: 'idle',
+  assigned: 'good',
+  held: 'warn',
+  rebooting: 'busy',
+  draining: 'warn',
+  gone: 'idle',
 }
 
 /** Return the figures of a node. An assigned node is green only while its agent is connected and reports no problem. */
@@ -352,20 +376,27 @@ export function nodeFigures(node: Node, { staleSeconds = 0 }: Context = {}): Nod
 
 /** Return the attributes of the element that shows the length of one phase of an incident. */
 export const phaseHook = ({ IncidentId }: Pick<Incident, 'IncidentId'>, phase: Phase, seconds: number) => ({
-  'data-figure': `${phase}-seconds`, 'data-of': `incident/${IncidentId}`, 'data-value': String(seconds),
+  'data-figure': `${phase}-seconds`,
+  'data-of': `incident/${IncidentId}`,
+  'data-value': String(seconds),
 })
 
 /** Return the attributes of the element that shows a statement of the verdict: `moving`, `safe` or `act`. */
 export const statementHook = (figures: JobFigures, name: string, { tone, title }: { tone: Tone; title: string }) => ({
-  'data-figure': name, 'data-of': figures.of, 'data-value': title, 'data-tone': tone,
+  'data-figure': name,
+  'data-of': figures.of,
+  'data-value': title,
+  'data-tone': tone,
 })
 
-type AnyFigures =
-  JobFigures | IncidentFigures | FleetFigures | NodeFigures | ReturnType<typeof similarFigures>
+type AnyFigures = JobFigures | IncidentFigures | FleetFigures | NodeFigures | ReturnType<typeof similarFigures>
 /** Names of the fields with a single number or word. Only such fields can be shown as a figure. */
 export type Field<F extends AnyFigures> = {
-  [K in keyof F & string]:
-    K extends 'of' | `${string}Tone` ? never : NonNullable<F[K]> extends string | number ? K : never
+  [K in keyof F & string]: K extends 'of' | `${string}Tone`
+    ? never
+    : NonNullable<F[K]> extends string | number
+      ? K
+      : never
 }[keyof F & string]
 
 /** Return the attributes of the element that shows a figure. */

@@ -53,8 +53,10 @@ export interface FleetForm {
 }
 
 /** Return the initial values of the form. The field of spares is empty for a fleet with a spare policy. */
-export const formOf = (fleet: Desired): FleetForm =>
-  ({ spares: fleet.SparePolicy === undefined ? fleet.SpareCount : '', least: fleet.MinNodeCount })
+export const formOf = (fleet: Desired): FleetForm => ({
+  spares: fleet.SparePolicy === undefined ? fleet.SpareCount : '',
+  least: fleet.MinNodeCount,
+})
 
 /** Return the changed fields of the form. A number in the field of spares replaces the fleet's spare policy. */
 export function changesOf(fleet: Desired, form: FleetForm): Pick<UpdateFleetRequest, 'SpareCount' | 'MinNodeCount'> {

@@ -106,7 +106,10 @@ export const sentence = (text: string): string => {
 
 /** Return the first and the last line of a text as sentences, for example of a failure with its traceback. */
 export function headline(text: string): string {
-  const lines = text.split('\n').map((line) => line.trim()).filter(Boolean)
+  const lines = text
+    .split('\n')
+    .map((line) => line.trim())
+    .filter(Boolean)
   return lines.length < 2 ? sentence(lines[0] ?? '') : `${sentence(lines[0]!)} ${sentence(lines.at(-1)!)}`
 }
 

@@ -45,7 +45,10 @@ export function momentsOf(incident: Incident, events: readonly Event[], lines: r
     .filter((event) => !REPEATED.has(event.Type))
     .map((event) => ({ key: `event-${event.EventId}`, at: event.Time, title: sentence(event.Message), event }))
   const notes = (incident.Notes ?? []).map((note) => ({
-    key: `note-${note.NoteId}`, at: note.CreationTime, title: words.note(note.Author), note,
+    key: `note-${note.NoteId}`,
+    at: note.CreationTime,
+    title: words.note(note.Author),
+    note,
   }))
   return [...printed, ...milestones, ...told, ...notes].toSorted((a, b) => a.at - b.at)
 }

@@ -20,7 +20,15 @@ const FIRST_STEPS = 3
 
 /** The urgencies of jobs, the most urgent first. A job that failed long ago is `finished`, not `failed`. */
 const TROUBLES = [
-  'failed', 'unprotected', 'recovering', 'degraded', 'queued', 'starting', 'training', 'paused', 'finished',
+  'failed',
+  'unprotected',
+  'recovering',
+  'degraded',
+  'queued',
+  'starting',
+  'training',
+  'paused',
+  'finished',
 ] as const
 export type Trouble = (typeof TROUBLES)[number]
 
@@ -47,7 +55,8 @@ export function troubleOf(job: TrainingJobSummary, now: number): Trouble {
  * The job has the lowest priority, and is the newest among equals.
  */
 export function pausableJob(
-  jobs: readonly TrainingJobSummary[], { RunId, FleetName }: Pick<TrainingJobSummary, 'RunId' | 'FleetName'>,
+  jobs: readonly TrainingJobSummary[],
+  { RunId, FleetName }: Pick<TrainingJobSummary, 'RunId' | 'FleetName'>,
 ): TrainingJobSummary | undefined {
   return jobs
     .filter((job) => job.FleetName === FleetName && job.RunId !== RunId && job.SecondaryStatus === 'Training')
@@ -55,7 +64,17 @@ export function pausableJob(
 }
 
 export const ORDERS = [
-  'trouble', 'created', 'name', 'step', 'left', 'fleet', 'ettr', 'cost', 'nodes', 'incidents', 'priority',
+  'trouble',
+  'created',
+  'name',
+  'step',
+  'left',
+  'fleet',
+  'ettr',
+  'cost',
+  'nodes',
+  'incidents',
+  'priority',
 ] as const
 export type Order = (typeof ORDERS)[number]
 /** Return the sort order that an address names. Without one, the most urgent jobs come first. */
@@ -113,8 +132,22 @@ export function troubleCounts(jobs: readonly TrainingJobSummary[], now: number):
 
 /** Columns of the list, in the order of the table. */
 export const COLUMNS = [
-  'name', 'status', 'reason', 'progress', 'loss', 'left', 'protection', 'nodes', 'incidents', 'ettr', 'cost', 'fleet',
-  'project', 'priority', 'duration', 'created',
+  'name',
+  'status',
+  'reason',
+  'progress',
+  'loss',
+  'left',
+  'protection',
+  'nodes',
+  'incidents',
+  'ettr',
+  'cost',
+  'fleet',
+  'project',
+  'priority',
+  'duration',
+  'created',
 ] as const
 export type Column = (typeof COLUMNS)[number]
 export const DEFAULT_COLUMNS: readonly Column[] = COLUMNS.slice(0, 8)

@@ -110,7 +110,8 @@ const AFTER_MS = 2_000
 
 /** Return the line that explains an incident: the last line about a failure in its launch, up to the failure. */
 export function failureLine(
-  { FailedAt, GenerationBefore }: Pick<Incident, 'FailedAt' | 'GenerationBefore'>, lines: readonly Line[],
+  { FailedAt, GenerationBefore }: Pick<Incident, 'FailedAt' | 'GenerationBefore'>,
+  lines: readonly Line[],
 ): Line | undefined {
   const end = FailedAt * 1000 + AFTER_MS
   const mine = lines.filter((line) => line.generation === GenerationBefore && line.at <= end)

@@ -18,7 +18,9 @@ const MOST_HELD = 1_000
 
 /** Return the runs whose curve is missing, or is old and lacks steps that the job has made since its request. */
 export function curvesToRequest(
-  jobs: readonly { RunId: string; Boundary: number }[], held: HeldCurves, now: number,
+  jobs: readonly { RunId: string; Boundary: number }[],
+  held: HeldCurves,
+  now: number,
 ): string[] {
   return jobs
     .filter(({ Boundary }) => Boundary > 0)
@@ -32,7 +34,10 @@ export function curvesToRequest(
 
 /** Return the held curves with the answers for `requested`. A job without a loss has a curve without values. */
 export function withCurves(
-  held: HeldCurves, requested: ReadonlyMap<string, number>, answers: readonly LossCurve[], now: number,
+  held: HeldCurves,
+  requested: ReadonlyMap<string, number>,
+  answers: readonly LossCurve[],
+  now: number,
 ): HeldCurves {
   const values = new Map(answers.map((curve) => [curve.RunId, curve.Values.map(finite)]))
   const fresh = [...requested].map(([run, step]) => [run, { values: values.get(run) ?? [], step, at: now }] as const)

@@ -43,15 +43,19 @@ export function matrix(protection: Protection): { nodes: string[]; rows: Row[]; 
       const held = holders.filter((holder) => holder.InView).length
       const wanted = protection.ParityGroupSize === undefined ? protection.Copies : holders.length
       return {
-        shard, held, wanted,
+        shard,
+        held,
+        wanted,
         hasProblem: held < wanted || Boolean(shard.Reason) || shard.CommittedStep < newest,
         cells: new Map(holders.map((holder) => [holder.NodeId, cellOf(shard, holder)] as const)),
       }
     })
     .sort((a, b) => a.held - b.held || a.shard.CommittedStep - b.shard.CommittedStep || a.shard.Rank - b.shard.Rank)
   const byRank = shards.toSorted((a, b) => a.Rank - b.Rank)
-  const nodesOf = ({ OwnerNodeId, Holders = [] }: ShardProtection) =>
-    [OwnerNodeId, ...Holders.map((holder) => holder.NodeId)]
+  const nodesOf = ({ OwnerNodeId, Holders = [] }: ShardProtection) => [
+    OwnerNodeId,
+    ...Holders.map((holder) => holder.NodeId),
+  ]
   const nodes = new Set(byRank.flatMap(nodesOf))
   return { nodes: [...nodes], rows, newest }
 }
@@ -73,8 +77,10 @@ export function copies(rows: readonly Row[]): Copy[] {
   const badness = (copy: Copy) => Math.min(2, WORST.indexOf(copy.cell))
   return all.sort(
     (a, b) =>
-      badness(a) - badness(b) || Number(b.row.hasProblem) - Number(a.row.hasProblem) ||
-      (b.holder.LagSteps ?? 0) - (a.holder.LagSteps ?? 0) || a.row.shard.Rank - b.row.shard.Rank,
+      badness(a) - badness(b) ||
+      Number(b.row.hasProblem) - Number(a.row.hasProblem) ||
+      (b.holder.LagSteps ?? 0) - (a.holder.LagSteps ?? 0) ||
+      a.row.shard.Rank - b.row.shard.Rank,
   )
 }
 
@@ -107,7 +113,8 @@ export function losses({ RecoveryOdds = [], DomainOdds = [] }: Partial<DescribeP
  * undefined: the odds are unknown, or a node is silent, so that the reported holders may be out of date.
  */
 export function survivesOneLoss(
-  { RecoveryOdds = [] }: Partial<DescribeProtectionResponse>, state: ProtectionWord,
+  { RecoveryOdds = [] }: Partial<DescribeProtectionResponse>,
+  state: ProtectionWord,
 ): boolean | undefined {
   if (state !== 'Protected' && state !== 'Degraded') return undefined
   const odds = RecoveryOdds.find((each) => each.LostNodes === 1)

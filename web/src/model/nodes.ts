@@ -113,7 +113,10 @@ const NOTICES = new Set(['NoticeReceived', 'NodesToBeLeft'])
 
 /** Return the newest `most` notices of AWS, the newest first. */
 export const noticesIn = (events: readonly Event[], most = 5): Event[] =>
-  events.filter((event) => NOTICES.has(event.Type)).toReversed().slice(0, most)
+  events
+    .filter((event) => NOTICES.has(event.Type))
+    .toReversed()
+    .slice(0, most)
 
 /** Return the versions of the agents with their numbers of nodes. There are several during an update. */
 export function versionsOf(nodes: readonly Pick<Node, 'AgentVersion' | 'NodeStatus'>[]): string {

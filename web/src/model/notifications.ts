@@ -21,7 +21,10 @@ export function alertsOf(jobs: readonly TrainingJobSummary[], watched: ReadonlyS
   return attention(jobs, [], [], now)
     .filter((item) => item.tone === 'bad' && paths.has(item.to))
     .map((item) => ({
-      key: `${paths.get(item.to)} ${item.text}`, title: WATCH.heading(item.title), body: item.text, to: item.to,
+      key: `${paths.get(item.to)} ${item.text}`,
+      title: WATCH.heading(item.title),
+      body: item.text,
+      to: item.to,
     }))
 }
 

@@ -48,26 +48,36 @@ export function entriesOf({ jobs, fleets, incidents, nodes }: Lists, { mayRun, i
     page('/settings', SHELL.places.settings),
     ...jobs.map((job) =>
       page(
-        `/jobs/${encodeURIComponent(addressOf(job))}`, job.TrainingJobName,
+        `/jobs/${encodeURIComponent(addressOf(job))}`,
+        job.TrainingJobName,
         kinds.job(statusWord(job.SecondaryStatus)),
-      )),
+      ),
+    ),
     ...fleets.map(({ FleetName }) => page(`/fleets/${encodeURIComponent(FleetName)}`, FleetName, kinds.fleet)),
-    ...incidents.toReversed().map((incident) =>
-      page(
-        `/incidents/${encodeURIComponent(incident.IncidentId)}`,
-        incident.IncidentId,
-        kinds.incident(causeWords(incident.Cause)),
-      )),
+    ...incidents
+      .toReversed()
+      .map((incident) =>
+        page(
+          `/incidents/${encodeURIComponent(incident.IncidentId)}`,
+          incident.IncidentId,
+          kinds.incident(causeWords(incident.Cause)),
+        ),
+      ),
     ...nodes.map((node) =>
-      page(`/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}`, node.NodeId, kinds.node(node.FleetName))),
+      page(`/fleets/${encodeURIComponent(node.FleetName)}#${node.NodeId}`, node.NodeId, kinds.node(node.FleetName)),
+    ),
     ...(mayRun ? jobs.flatMap((job) => jobActions(job, addressOf(job))) : []),
     ...(isAdmin ? nodes.flatMap(nodeActions) : []),
     ...ownActions(),
   ]
 }
 
-const action = (label: string, run: Action): Entry =>
-  ({ id: `action ${label}`, label, kind: PALETTE.kinds.action, action: run })
+const action = (label: string, run: Action): Entry => ({
+  id: `action ${label}`,
+  label,
+  kind: PALETTE.kinds.action,
+  action: run,
+})
 
 function jobActions(job: TrainingJobSummary, address: string): Entry[] {
   if (isOver(job) || job.TrainingJobStatus === 'Stopping') return []

@@ -42,8 +42,10 @@ function factsOf(plan: TrainingJobPlan): [string, string | undefined][] {
     plan.ParityGroupSize === undefined
       ? [labels.copies, count(plan.Copies)]
       : [labels.parity, PLAN.groups(plan.ParityGroupSize)],
-    [labels.memory, optional(plan.CopiesMemoryRatio, (copies) =>
-      PLAN.memory(plan.MemoryRatio.toFixed(2), copies.toFixed(2)))],
+    [
+      labels.memory,
+      optional(plan.CopiesMemoryRatio, (copies) => PLAN.memory(plan.MemoryRatio.toFixed(2), copies.toFixed(2))),
+    ],
     [labels.losses, odds.join('; ') || undefined],
     [labels.state, optional(plan.LargestShardBytes, (largest) => PLAN.state(bytes(largest), slots, memory))],
     [labels.price, optional(plan.CostUsdPerHour, (price) => PLAN.perHour(dollars(price)))],

@@ -49,7 +49,8 @@ export function progressOf(samples: readonly Sample[], usualRate: number | undef
 }
 
 type Ahead = Pick<
-  TrainingJobSummary, 'Boundary' | 'TargetStep' | 'EstimatedRemainingSeconds' | 'SecondaryStatus' | 'TrainingJobStatus'
+  TrainingJobSummary,
+  'Boundary' | 'TargetStep' | 'EstimatedRemainingSeconds' | 'SecondaryStatus' | 'TrainingJobStatus'
 >
 
 /** Return the finished share of a job, 0 to 1. undefined if the script declares no target step. */

@@ -28,7 +28,10 @@ type Limits = Pick<Fleet, 'MaxNodeCount' | 'FleetStatus' | 'AutoScalingGroupName
  * `queued`: RunIds of all waiting jobs.
  */
 export function waysOutOfQueue(
-  job: Waiting, jobs: readonly TrainingJobSummary[], fleet?: Limits, queued: ReadonlySet<string> = new Set(),
+  job: Waiting,
+  jobs: readonly TrainingJobSummary[],
+  fleet?: Limits,
+  queued: ReadonlySet<string> = new Set(),
 ): string[] {
   const words = QUEUE.ways
   const ways: string[] = []

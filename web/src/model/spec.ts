@@ -35,7 +35,8 @@ export function requestOf(job: TrainingJob): Draft {
     ...Object.fromEntries(jobSettings.map((name) => [name, job[name]])),
     AlternativeFleetNames: job.AlternativeFleetNames?.length ? job.AlternativeFleetNames : undefined,
     CheckpointConfig: {
-      ...job.CheckpointConfig, S3Uri: requested(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`),
+      ...job.CheckpointConfig,
+      S3Uri: requested(job.CheckpointConfig?.S3Uri, `${job.TrainingJobName}/`),
     },
     InputDataConfig: job.InputDataConfig?.length ? job.InputDataConfig : undefined,
     OutputDataConfig: { S3OutputPath: requested(job.OutputDataConfig?.S3OutputPath, `${job.TrainingJobName}/${run}`) },

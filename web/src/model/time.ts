@@ -26,7 +26,9 @@ const LEAST_REST_RATIO = 0.001
  * `open`: the job's open incident. The time since the control plane last counted is added to the incident's phase.
  */
 export function buckets(
-  job: Partial<TrainingJob>, now: number, open?: Incident,
+  job: Partial<TrainingJob>,
+  now: number,
+  open?: Incident,
 ): { buckets: Bucket[]; wallSeconds: number } {
   const seconds: Record<string, number> = { ...job.AccountingSeconds }
   const until = job.AccountedUntil
@@ -37,7 +39,8 @@ export function buckets(
   const names = [...Object.keys(WORDS), ...Object.keys(seconds).filter((name) => !(name in WORDS))]
   const parts = names
     .map((name) => ({
-      name, seconds: Math.max(0, seconds[name] ?? 0),
+      name,
+      seconds: Math.max(0, seconds[name] ?? 0),
       ...(WORDS[name] ?? { label: name, owner: TIME.unknownOwner, what: '' }),
     }))
     .filter((bucket) => bucket.seconds > 0)

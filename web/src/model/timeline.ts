@@ -50,7 +50,10 @@ export const MOST_NODES = 64
  * A node's span ends where the node left the job, or where the incident that lost it failed.
  */
 export function timeline(
-  job: Partial<TrainingJob>, incidents: Incident[], nodeSpans: readonly TrainingJobNode[], now: number,
+  job: Partial<TrainingJob>,
+  incidents: Incident[],
+  nodeSpans: readonly TrainingJobNode[],
+  now: number,
   maxNodes = MOST_NODES,
 ): Timeline {
   const from = job.CreationTime ?? now - 60
@@ -97,8 +100,12 @@ function recoverySpans(incident: Incident, now: number, within: (at: number) => 
   let at = incident.FailedAt
   return phaseLengths(incident, now).map(({ phase, seconds }) => {
     const span = {
-      from: within(at), to: within(at + seconds), kind: phase, word: phaseWord(phase, incident),
-      label: TIMELINE.phase(phaseWords(phase, incident), incident.IncidentId), incidentId: incident.IncidentId,
+      from: within(at),
+      to: within(at + seconds),
+      kind: phase,
+      word: phaseWord(phase, incident),
+      label: TIMELINE.phase(phaseWords(phase, incident), incident.IncidentId),
+      incidentId: incident.IncidentId,
     }
     at += seconds
     return span
@@ -110,7 +117,10 @@ function workSpan(span: TrainingJobNode, losses: readonly number[], end: number,
   const last = span.EndTime ?? end
   const failed = losses.filter((at) => at > span.StartTime && at < last)
   return {
-    from: within(span.StartTime), to: within(Math.min(last, ...failed)), kind: 'node', word: '',
+    from: within(span.StartTime),
+    to: within(Math.min(last, ...failed)),
+    kind: 'node',
+    word: '',
     label: TIMELINE.works(span.NodeId),
   }
 }
@@ -140,8 +150,28 @@ const HOUR = 3600
 const DAY = 86_400
 /** Possible distances of ticks on the time axis, in seconds. */
 const STEPS = [
-  1, 2, 5, 10, 15, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 4 * HOUR,
-  6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 30 * DAY, 90 * DAY,
+  1,
+  2,
+  5,
+  10,
+  15,
+  30,
+  MINUTE,
+  2 * MINUTE,
+  5 * MINUTE,
+  10 * MINUTE,
+  15 * MINUTE,
+  30 * MINUTE,
+  HOUR,
+  2 * HOUR,
+  4 * HOUR,
+  6 * HOUR,
+  12 * HOUR,
+  DAY,
+  2 * DAY,
+  7 * DAY,
+  30 * DAY,
+  90 * DAY,
 ]
 
 /** Return at most `most` + 1 moments at round times of the clock. */

@@ -48,7 +48,11 @@ export function verdict(facts: Facts): Verdict {
   const fresh = stateOfJob(facts, figures, recovery, wait)
   const protection = protectionOf(facts, figures)
   const act = actOf(facts, {
-    state: fresh, protection, recovery, wait, checkpointStep: figures.checkpointStep,
+    state: fresh,
+    protection,
+    recovery,
+    wait,
+    checkpointStep: figures.checkpointStep,
     isBeforeFirstStep: isBeforeFirstStep(job),
   })
   const isOld = (facts.staleSeconds ?? 0) > STALE_SECONDS
@@ -163,9 +167,10 @@ function stateInTraining({ job, progress, protection, now }: Facts, isRecovering
   const limit = Math.max(STALLED_SECONDS, progress?.usualRate ? STALLED_STEPS / progress.usualRate : 0)
   if ((moved === undefined ? watched : now - moved) > limit) {
     const at = step ?? '0'
-    const text = moved === undefined
-      ? STATE.stalledUnseen(at, ago(progress!.watchedSince, now))
-      : STATE.stalled(at, ago(Math.min(moved, now), now))
+    const text =
+      moved === undefined
+        ? STATE.stalledUnseen(at, ago(progress!.watchedSince, now))
+        : STATE.stalled(at, ago(Math.min(moved, now), now))
     return stated('warn', TITLES.stalled, text, sentence(job.Reason ?? ''))
   }
   if (isRecovering && step !== undefined) {
@@ -318,13 +323,17 @@ const ALIKE_SECONDS = 300
  * These jobs have an incident of the same cause that failed at about the same time as this job's open incident.
  */
 export function hitAlike(
-  job: Partial<TrainingJob>, open: Incident | undefined, incidents: readonly Incident[],
+  job: Partial<TrainingJob>,
+  open: Incident | undefined,
+  incidents: readonly Incident[],
   runsOfFleet: ReadonlySet<string>,
 ): string[] {
   if (open === undefined || OWN_CAUSES.has(open.Cause)) return []
   const alike = incidents.filter(
     (each) =>
-      each.RunId !== job.RunId && runsOfFleet.has(each.RunId) && each.Cause === open.Cause &&
+      each.RunId !== job.RunId &&
+      runsOfFleet.has(each.RunId) &&
+      each.Cause === open.Cause &&
       Math.abs(each.FailedAt - open.FailedAt) <= ALIKE_SECONDS,
   )
   return [...new Set(alike.map((each) => each.TrainingJobName))]

@@ -67,7 +67,11 @@ function DrillForm({ allowed }: { allowed: string[] }) {
   const job = useQuery({ ...jobQuery(address ?? ''), enabled: address !== undefined }).data
   const words = DRILLS.form
   if (chosen === undefined || address === undefined) {
-    return <Empty title={DRILLS.noJob.title} command="everstep jobs list">{DRILLS.noJob.text(allowed)}</Empty>
+    return (
+      <Empty title={DRILLS.noJob.title} command="everstep jobs list">
+        {DRILLS.noJob.text(allowed)}
+      </Empty>
+    )
   }
   const isAble = able.includes(chosen)
   const choices = isAble ? able : [chosen, ...able]
@@ -120,7 +124,9 @@ function DrillForm({ allowed }: { allowed: string[] }) {
           void client.invalidateQueries()
         }}
       >
-        <p>{words.effect(fault.label, node || words.lastNode)} {fault.effect}</p>
+        <p>
+          {words.effect(fault.label, node || words.lastNode)} {fault.effect}
+        </p>
         <p>{words.warning}</p>
       </ConfirmByName>
     </Card>
@@ -137,27 +143,44 @@ function History({ drills }: { drills: Drill[] }) {
     <div className="scroll" tabIndex={0} role="region" aria-label={DRILLS.history.title}>
       <table className="grid stacked">
         <thead>
-          <tr>{Object.values(columns).map((label) => <th key={label}>{label}</th>)}</tr>
+          <tr>
+            {Object.values(columns).map((label) => (
+              <th key={label}>{label}</th>
+            ))}
+          </tr>
         </thead>
         <tbody>
-          {drills.toReversed().slice(0, MOST).map((drill) => (
-            <tr key={drill.DrillId}>
-              <td className="moment" data-name={columns.requested}><Ago at={drill.CreationTime} /></td>
-              <td data-name={columns.status}><Status {...drillStatus(drill.DrillStatus)} /></td>
-              <td className="name" data-name={columns.job}><JobLink name={drill.TrainingJobName} /></td>
-              <td className="nowrap" data-name={columns.fault}>{faultOf(drill)}</td>
-              <td className="nowrap" data-name={columns.node}>
-                <NodeLink id={drill.NodeId} fleet={drill.FleetName} />
-              </td>
-              <td className="nowrap" data-name={columns.by}>{drill.RequestedBy}</td>
-              <td className="reason">
-                {sentence(drill.Outcome ?? '')}{' '}
-                {drill.IncidentId && (
-                  <Link to={`/incidents/${encodeURIComponent(drill.IncidentId)}`}>{incident}</Link>
-                )}
-              </td>
-            </tr>
-          ))}
+          {drills
+            .toReversed()
+            .slice(0, MOST)
+            .map((drill) => (
+              <tr key={drill.DrillId}>
+                <td className="moment" data-name={columns.requested}>
+                  <Ago at={drill.CreationTime} />
+                </td>
+                <td data-name={columns.status}>
+                  <Status {...drillStatus(drill.DrillStatus)} />
+                </td>
+                <td className="name" data-name={columns.job}>
+                  <JobLink name={drill.TrainingJobName} />
+                </td>
+                <td className="nowrap" data-name={columns.fault}>
+                  {faultOf(drill)}
+                </td>
+                <td className="nowrap" data-name={columns.node}>
+                  <NodeLink id={drill.NodeId} fleet={drill.FleetName} />
+                </td>
+                <td className="nowrap" data-name={columns.by}>
+                  {drill.RequestedBy}
+                </td>
+                <td className="reason">
+                  {sentence(drill.Outcome ?? '')}{' '}
+                  {drill.IncidentId && (
+                    <Link to={`/incidents/${encodeURIComponent(drill.IncidentId)}`}>{incident}</Link>
+                  )}
+                </td>
+              </tr>
+            ))}
         </tbody>
       </table>
     </div>

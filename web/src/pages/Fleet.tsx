@@ -88,7 +88,9 @@ function Drift({ differences }: { differences: readonly string[] }) {
       <h2>{FLEET.drift.title}</h2>
       <p>{FLEET.drift.text}</p>
       <ul>
-        {differences.map((each) => <li key={each}>{each}</li>)}
+        {differences.map((each) => (
+          <li key={each}>{each}</li>
+        ))}
       </ul>
     </section>
   )
@@ -98,11 +100,18 @@ function factsOf(fleet: Fleet, figures: FleetFigures, nodes: readonly Node[]): F
   const labels = FLEET.labels
   const figure = (field: Parameters<typeof shown<FleetFigures>>[1]) => shown(figures, field)
   const ofDesired = FLEET.ofDesired(figure('nodes'), figure('desiredNodes'), count(fleet.MaxNodeCount))
-  const price = fleet.PriceUsdPerHour === undefined
-    ? FLEETS.unknown
-    : FLEET.prices(dollars(fleet.PriceUsdPerHour), figure('priceUsdPerHour'))
+  const price =
+    fleet.PriceUsdPerHour === undefined
+      ? FLEETS.unknown
+      : FLEET.prices(dollars(fleet.PriceUsdPerHour), figure('priceUsdPerHour'))
   const cost = figures.costUsd === undefined ? FLEETS.unknown : figure('costUsd')
-  const drills = fleet.AllowDrills ? <Link key="drills" to="/drills">{FLEET.allowed}</Link> : FLEET.notAllowed
+  const drills = fleet.AllowDrills ? (
+    <Link key="drills" to="/drills">
+      {FLEET.allowed}
+    </Link>
+  ) : (
+    FLEET.notAllowed
+  )
   return [
     [labels.nodes, ofDesired, hook(figures, 'nodes')],
     [labels.connected, figure('connectedNodes'), hook(figures, 'connectedNodes')],
@@ -176,14 +185,18 @@ function Attention({ fleet }: { fleet: Fleet }) {
         {held.map(({ nodeId, title, text }) => (
           <li key={nodeId}>
             {link(nodeId)}
-            <span className="grow"><strong>{title}.</strong> <span className="dim">{text}</span></span>
+            <span className="grow">
+              <strong>{title}.</strong> <span className="dim">{text}</span>
+            </span>
           </li>
         ))}
         {exposed.map(({ text, nodeIds }) => (
           <li key={text}>
-            {nodeIds.length <= MOST_NAMED
-              ? nodeIds.map((id) => <span key={id}>{link(id)}</span>)
-              : <span>{plural(nodeIds.length, 'node')}</span>}
+            {nodeIds.length <= MOST_NAMED ? (
+              nodeIds.map((id) => <span key={id}>{link(id)}</span>)
+            ) : (
+              <span>{plural(nodeIds.length, 'node')}</span>
+            )}
             <span className="grow">
               <strong>{FLEET.attention.exposed}</strong> <span className="dim">{text}</span>
             </span>
@@ -193,7 +206,9 @@ function Attention({ fleet }: { fleet: Fleet }) {
           <li key={event.EventId}>
             {event.NodeId && link(event.NodeId)}
             <span className="grow">{sentence(event.Message)}</span>
-            <span className="when"><Ago at={event.Time} /></span>
+            <span className="when">
+              <Ago at={event.Time} />
+            </span>
           </li>
         ))}
       </ul>

@@ -54,7 +54,11 @@ function FleetTable({ fleets }: { fleets: Fleet[] }) {
               <th className="n">{columns.price}</th>
             </tr>
           </thead>
-          <tbody>{fleets.map((fleet) => <FleetRow key={fleet.FleetName} fleet={fleet} />)}</tbody>
+          <tbody>
+            {fleets.map((fleet) => (
+              <FleetRow key={fleet.FleetName} fleet={fleet} />
+            ))}
+          </tbody>
         </table>
       </div>
     </Card>
@@ -78,14 +82,27 @@ function FleetRow({ fleet }: { fleet: Fleet }) {
       <td data-name={columns.status} {...hook(figures, 'status')}>
         <Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} />
       </td>
-      <td className="reason">{sentence(fleet.Reason ?? '')}{differences}</td>
-      <td className="n" data-name={columns.nodes}>
-        <span>{figure('connectedNodes')} / {figure('nodes')} / {figure('desiredNodes')}</span>
+      <td className="reason">
+        {sentence(fleet.Reason ?? '')}
+        {differences}
       </td>
-      <td className="n" data-name={columns.spares}>{spares(fleet)}</td>
-      <td className="nowrap" data-name={columns.type}>{fleet.InstanceType || '–'}</td>
-      <td className="nowrap" data-name={columns.zone}>{fleet.AvailabilityZone || '–'}</td>
-      <td className="n" data-name={columns.price} {...hook(figures, 'priceUsdPerHour')}>{price}</td>
+      <td className="n" data-name={columns.nodes}>
+        <span>
+          {figure('connectedNodes')} / {figure('nodes')} / {figure('desiredNodes')}
+        </span>
+      </td>
+      <td className="n" data-name={columns.spares}>
+        {spares(fleet)}
+      </td>
+      <td className="nowrap" data-name={columns.type}>
+        {fleet.InstanceType || '–'}
+      </td>
+      <td className="nowrap" data-name={columns.zone}>
+        {fleet.AvailabilityZone || '–'}
+      </td>
+      <td className="n" data-name={columns.price} {...hook(figures, 'priceUsdPerHour')}>
+        {price}
+      </td>
     </tr>
   )
 }

@@ -7,16 +7,27 @@ import { Link, useParams } from 'react-router'
 import { useJobAddresses } from '../api/addresses'
 import { call } from '../api/client'
 import {
-  eventsAroundQuery, incidentQuery, jobQuery, printedQuery, protectionQuery, similarIncidentsQuery, useRole,
+  eventsAroundQuery,
+  incidentQuery,
+  jobQuery,
+  printedQuery,
+  protectionQuery,
+  similarIncidentsQuery,
+  useRole,
 } from '../api/queries'
 import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
 import { phaseColor, phaseWords, sourceWords } from '../model/causes'
+import { incidentLine, isPressing, statedStep, stepsOf, urgencyOf, withResubmission, type Step } from '../model/duty'
 import {
-  incidentLine, isPressing, statedStep, stepsOf, urgencyOf, withResubmission, type Step,
-} from '../model/duty'
-import {
-  hook, incidentFigures, jobFigures, phaseHook, phaseTexts, shown, similarFigures, type IncidentFigures,
+  hook,
+  incidentFigures,
+  jobFigures,
+  phaseHook,
+  phaseTexts,
+  shown,
+  similarFigures,
+  type IncidentFigures,
 } from '../model/figures'
 import { capitalized, clock, count, duration, utc } from '../model/format'
 import { standingOf } from '../model/incident'
@@ -74,11 +85,7 @@ function Described({ incident }: { incident: Incident }) {
       <div className="incident">
         <div className="stack">
           <Card label={INCIDENT.happened.title}>
-            <Happened
-              {...shared}
-              isTitled
-              jobReason={figures.isOpen ? job?.Reason : undefined}
-            />
+            <Happened {...shared} isTitled jobReason={figures.isOpen ? job?.Reason : undefined} />
           </Card>
         </div>
         <div className="stack">
@@ -114,8 +121,10 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
     <PageHead
       crumbs={
         <>
-          <Link to="/incidents">{INCIDENT.crumb}</Link> /{' '}
-          <JobLink name={incident.TrainingJobName} address={address} /> /{' '}
+          <Link to="/incidents">{INCIDENT.crumb}</Link>
+          {' / '}
+          <JobLink name={incident.TrainingJobName} address={address} />
+          {' / '}
           <span className="dim">
             <CopyId id={incident.IncidentId} />
           </span>
@@ -137,7 +146,11 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           <Acknowledge incident={incident} />
           <ActionButton action={save}>{INCIDENT.export}</ActionButton>
           <Button
-            component="a" size="xs" variant="default" target="_blank" rel="noreferrer"
+            component="a"
+            size="xs"
+            variant="default"
+            target="_blank"
+            rel="noreferrer"
             href={`/runbook.html#${encodeURIComponent(incident.Cause)}`}
           >
             {INCIDENT.runbook}
@@ -312,7 +325,8 @@ function Facts({ incident, figures, fleet }: Shared) {
   const after = incident.GenerationAfter === undefined ? '…' : String(incident.GenerationAfter)
   const size = (nodeCount?: number) => (nodeCount === undefined ? '…' : count(nodeCount))
   const figure = (label: string, field: 'reachedStep' | 'resumedStep' | 'recomputedSteps' | 'unsavedSteps') => ({
-    label, value: <span {...hook(figures, field)}>{shown(figures, field)}</span>,
+    label,
+    value: <span {...hook(figures, field)}>{shown(figures, field)}</span>,
   })
   return (
     <Card title={words.title}>
@@ -334,7 +348,9 @@ function Facts({ incident, figures, fleet }: Shared) {
           {
             label: words.cost,
             value:
-              figures.costUsd === undefined ? words.noPrice : (
+              figures.costUsd === undefined ? (
+                words.noPrice
+              ) : (
                 <span {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</span>
               ),
           },

@@ -64,7 +64,9 @@ function Create({ job, checkpoints }: { job: TrainingJob; checkpoints: readonly 
       >
         {create}
       </ActionButton>
-      <span className="dim" role="status">{step !== undefined && !isStored && requestedStep(count(step))}</span>
+      <span className="dim" role="status">
+        {step !== undefined && !isStored && requestedStep(count(step))}
+      </span>
     </div>
   )
 }
@@ -104,7 +106,11 @@ function CheckpointTable({ job, checkpoints }: TableProps) {
               <th>{columns.complete}</th>
               <th>{columns.verified}</th>
               <th>{columns.manifest}</th>
-              {mayRun && <th><span className="visually-hidden">{columns.actions}</span></th>}
+              {mayRun && (
+                <th>
+                  <span className="visually-hidden">{columns.actions}</span>
+                </th>
+              )}
             </tr>
           </thead>
           <tbody>
@@ -112,7 +118,9 @@ function CheckpointTable({ job, checkpoints }: TableProps) {
               <tr key={`${each.Step}-${each.Generation}`}>
                 <td data-name={columns.step}>{count(each.Step)}</td>
                 <StateCells checkpoint={each} />
-                <td className="reason"><CopyId id={each.S3Uri} /></td>
+                <td className="reason">
+                  <CopyId id={each.S3Uri} />
+                </td>
                 {mayRun && (
                   <td>
                     {each.Status === 'Complete' && (
@@ -159,15 +167,24 @@ function StateCells({ checkpoint }: { checkpoint: Checkpoint }) {
         {checkpoint.IsPinned && <div className="dim">{pinned}</div>}
       </td>
       <td data-name={columns.launch}>{checkpoint.Generation}</td>
-      <td className="n" data-name={columns.size}>{bytes(checkpoint.Bytes)}</td>
-      <td className="moment" data-name={columns.complete}><Ago at={checkpoint.CompletionTime} /></td>
+      <td className="n" data-name={columns.size}>
+        {bytes(checkpoint.Bytes)}
+      </td>
+      <td className="moment" data-name={columns.complete}>
+        <Ago at={checkpoint.CompletionTime} />
+      </td>
       <td data-name={columns.verified}>
         {verification === 'NotVerified' ? (
           <span className="dim">{notVerified}</span>
         ) : (
           <Status tone={toneOf(verification)} word={verification} />
         )}
-        {checkpoint.VerificationTime !== undefined && <> <Ago at={checkpoint.VerificationTime} /></>}
+        {checkpoint.VerificationTime !== undefined && (
+          <>
+            {' '}
+            <Ago at={checkpoint.VerificationTime} />
+          </>
+        )}
         {checkpoint.VerificationMessage && <div className="dim">{checkpoint.VerificationMessage}</div>}
       </td>
     </>
@@ -202,11 +219,7 @@ function Actions({ runId, checkpoint, onDelete }: ActionsProps) {
         </ActionButton>
       ) : (
         <>
-          <ActionButton
-            action={() => call('PinCheckpoint', address)}
-            title={words.pinTitle}
-            label={label(words.pin)}
-          >
+          <ActionButton action={() => call('PinCheckpoint', address)} title={words.pinTitle} label={label(words.pin)}>
             {words.pin}
           </ActionButton>
           <Button size="xs" color="red" variant="outline" onClick={onDelete} aria-label={label(words.delete)}>

@@ -13,7 +13,17 @@ import type { Incident, TrainingJob } from '../contract'
 import { marked } from '../model/ansi'
 import { count, plural } from '../model/format'
 import {
-  asText, failureLine, hitOf, hits, lineAt, look, MOST_LINES, placeOf, readPlace, tellsOfFailure, type Line,
+  asText,
+  failureLine,
+  hitOf,
+  hits,
+  lineAt,
+  look,
+  MOST_LINES,
+  placeOf,
+  readPlace,
+  tellsOfFailure,
+  type Line,
 } from '../model/logs'
 import { isOver } from '../model/standing'
 import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
@@ -44,7 +54,11 @@ function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState,
     let stop: (() => void) | undefined
     let isClosed = false
     void created.start(ms === undefined ? { at: 'end' } : { at: 'time', ms }).then(() => {
-      if (ms === undefined && !isClosed) stop = whileVisible(() => created.follow(), () => created.pause())
+      if (ms === undefined && !isClosed)
+        stop = whileVisible(
+          () => created.follow(),
+          () => created.pause(),
+        )
     })
     return () => {
       isClosed = true
@@ -124,7 +138,12 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
   const mode = state.isLive ? LOGS.following : state.isOver ? LOGS.complete : waiting
   const tone = state.isLive ? 'good' : isFollowing && !state.isOver ? 'warn' : 'idle'
   const toFailure = {
-    failure: newest?.IncidentId, at: undefined, launch: undefined, rank: undefined, q: undefined, only: undefined,
+    failure: newest?.IncidentId,
+    at: undefined,
+    launch: undefined,
+    rank: undefined,
+    q: undefined,
+    only: undefined,
   }
   return (
     <section className="card stack">
@@ -139,8 +158,12 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
         {find && !isNarrow && (
           <span className="row" role="group" aria-label={LOGS.hits}>
             <span className="dim">{matches.length ? LOGS.hit(count(nth + 1), count(matches.length)) : LOGS.noHit}</span>
-            <Small isDisabled={!matches.length} onClick={() => go(-1)}>{LOGS.previous}</Small>
-            <Small isDisabled={!matches.length} onClick={() => go(1)}>{LOGS.next}</Small>
+            <Small isDisabled={!matches.length} onClick={() => go(-1)}>
+              {LOGS.previous}
+            </Small>
+            <Small isDisabled={!matches.length} onClick={() => go(1)}>
+              {LOGS.next}
+            </Small>
           </span>
         )}
         <Checkbox
@@ -227,7 +250,8 @@ function Choices({ job, view: { rank, launch, set } }: { job: TrainingJob; view:
 
 /** The choices of a select: all, then one for each number. */
 const choicesOf = (all: string, numbers: readonly number[], label: (number: number) => string) => [
-  { value: '', label: all }, ...numbers.map((each) => ({ value: String(each), label: label(each) })),
+  { value: '', label: all },
+  ...numbers.map((each) => ({ value: String(each), label: label(each) })),
 ]
 
 interface SmallProps {
@@ -320,7 +344,10 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
                 ref={isWrapped ? virtual.measureElement : undefined}
                 data-index={item.index}
                 className={[
-                  'line', line.stream, tellsOfFailure(line) ? 'bad' : '', item.index === index ? 'here' : '',
+                  'line',
+                  line.stream,
+                  tellsOfFailure(line) ? 'bad' : '',
+                  item.index === index ? 'here' : '',
                 ].join(' ')}
                 style={{ transform: `translateY(${item.start}px)` }}
               >

@@ -108,9 +108,10 @@ function factsOf(job: TrainingJob, { verdict, progress }: JobVerdict, now: numbe
   const memory: Fact[] = [
     [words.nodes, figures.healthyNodes === undefined ? '–' : healthy, hook(figures, 'healthyNodes')],
   ]
-  const lost: Fact[] = figures.unsavedSteps === undefined
-    ? []
-    : [[words.unsaved, shown(figures, 'unsavedSteps'), hook(figures, 'unsavedSteps'), words.unsavedNote]]
+  const lost: Fact[] =
+    figures.unsavedSteps === undefined
+      ? []
+      : [[words.unsaved, shown(figures, 'unsavedSteps'), hook(figures, 'unsavedSteps'), words.unsavedNote]]
   const protection = <Status key="safe" tone={figures.protectionTone} word={figures.protection} />
   const ran = job.TrainingStartTime === undefined ? '–' : duration(end - job.TrainingStartTime)
   return [
@@ -127,13 +128,23 @@ function factsOf(job: TrainingJob, { verdict, progress }: JobVerdict, now: numbe
     ...lost,
     [words.incidents, `${shown(figures, 'incidents')}${open}`, hook(figures, 'incidents'), words.incidentsNote],
     [words.ranks, `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
-    [words.fleet, <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link>],
+    [
+      words.fleet,
+      <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>
+        {job.FleetName}
+      </Link>,
+    ],
     [words.launches, count(job.Generation)],
     [words.created, <Ago key="created" at={job.CreationTime} />],
   ]
 }
 
-const RANGES = [[undefined, TIMELINE.all], [60, '1 h'], [10, '10 min'], [2, '2 min']] as const
+const RANGES = [
+  [undefined, TIMELINE.all],
+  [60, '1 h'],
+  [10, '10 min'],
+  [2, '2 min'],
+] as const
 
 function JobTimeline({ job, known: { incidents }, now }: { job: TrainingJob; known: JobVerdict; now: number }) {
   const nodes = useQuery(jobNodesQuery(useJobAddress(job))).data ?? []

@@ -11,9 +11,7 @@ import { count, percent, plural } from '../model/format'
 import { losses, survivesOneLoss } from '../model/matrix'
 import type { Tone } from '../model/standing'
 import { ActionButton } from '../parts/ActionButton'
-import {
-  Ago, Empty, FactList, Filter, NodeLink, Shown, Status, useStaleSeconds, type Fact,
-} from '../parts/Basics'
+import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, useStaleSeconds, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { Stacks } from '../parts/Stacks'
 import { JOB } from '../words/job'
@@ -54,13 +52,20 @@ function protectionFacts(protection: DescribeProtectionResponse, figures: JobFig
   const checkpoint = protection.LastCheckpoint
   return [
     [
-      words.state, <Status key="state" tone={figures.protectionTone} word={figures.protection} />,
+      words.state,
+      <Status key="state" tone={figures.protectionTone} word={figures.protection} />,
       hook(figures, 'protection'),
     ],
     [words.survives, survives === undefined ? JOB.figures.unknown : survives ? JOB.figures.yes : JOB.figures.no],
     [
       words.committed,
-      figures.committedStep === undefined ? '–' : <>{step('committedStep')}, <Ago at={protection.CommittedAt} /></>,
+      figures.committedStep === undefined ? (
+        '–'
+      ) : (
+        <>
+          {step('committedStep')}, <Ago at={protection.CommittedAt} />
+        </>
+      ),
       hook(figures, 'committedStep'),
     ],
     [words.proposed, protection.ProposedStep < 0 ? '–' : JOB.figures.step(count(protection.ProposedStep))],
@@ -69,7 +74,13 @@ function protectionFacts(protection: DescribeProtectionResponse, figures: JobFig
       : [words.parity, words.parityGroup(count(protection.ParityGroupSize))],
     [
       words.checkpoint,
-      checkpoint ? <>{step('checkpointStep')}, <Ago at={checkpoint.CompletedAt} /></> : JOB.figures.none,
+      checkpoint ? (
+        <>
+          {step('checkpointStep')}, <Ago at={checkpoint.CompletedAt} />
+        </>
+      ) : (
+        JOB.figures.none
+      ),
       hook(figures, 'checkpointStep'),
     ],
   ]
@@ -189,7 +200,9 @@ function EventTable({ events }: { events: Event[] }) {
         <tbody>
           {events.map((event) => (
             <tr key={event.EventId}>
-              <td className="moment" data-name={columns.when}><Ago at={event.Time} /></td>
+              <td className="moment" data-name={columns.when}>
+                <Ago at={event.Time} />
+              </td>
               <td data-name={columns.event}>{event.Type}</td>
               <td className="reason wide">
                 {event.Message}

@@ -13,7 +13,14 @@ import type { TrainingJobSummary } from '../contract'
 import { jobsByStatus } from '../model/attention'
 import { count } from '../model/format'
 import {
-  addressesOf, arranged, columnsOf, columnsText, orderOf, troubleCounts, type Column, type Order,
+  addressesOf,
+  arranged,
+  columnsOf,
+  columnsText,
+  orderOf,
+  troubleCounts,
+  type Column,
+  type Order,
 } from '../model/jobs'
 import { isOver } from '../model/standing'
 import { Empty, Filter, Shown, ToneIcon, useNow } from '../parts/Basics'
@@ -41,7 +48,11 @@ export default function JobsPage() {
   const query = useQuery(jobsQuery)
   const { mayRun } = useRole()
   const now = useCoarseNow()
-  const submit = mayRun && <Button component={Link} to="/submit" size="xs">{JOBS.submit}</Button>
+  const submit = mayRun && (
+    <Button component={Link} to="/submit" size="xs">
+      {JOBS.submit}
+    </Button>
+  )
   return (
     <div className="stack">
       <PageHead title={JOBS.title} actions={submit} verdict={query.data && verdictOf(query.data, now)} />
@@ -50,7 +61,9 @@ export default function JobsPage() {
           jobs.length ? (
             <JobList jobs={jobs} now={now} />
           ) : (
-            <Empty title={JOBS.empty.title} command={FIRST_COMMAND}>{JOBS.empty.text}</Empty>
+            <Empty title={JOBS.empty.title} command={FIRST_COMMAND}>
+              {JOBS.empty.text}
+            </Empty>
           )
         }
       </Shown>
@@ -74,7 +87,9 @@ function verdictOf(jobs: readonly TrainingJobSummary[], now: number): VerdictLin
     counts.starting ? words.starting(counts.starting) : '',
     counts.queued ? words.queued(counts.queued) : '',
     counts.paused ? words.paused(counts.paused) : '',
-  ].filter(Boolean).join(' ')
+  ]
+    .filter(Boolean)
+    .join(' ')
   if (attention) return { tone: 'bad', lead: words.attention(attention), text }
   if (isRecoveringFirst) return { tone: 'busy', lead: words.recovering(counts.recovering), text }
   if (!jobs.length) return undefined
@@ -117,7 +132,9 @@ function JobList({ jobs, now }: { jobs: TrainingJobSummary[]; now: number }) {
           {canStop.length > 0 && <BulkActions jobs={canStop} onDone={() => setChosen(new Set())} />}
         </div>
         <div className="row">
-          <span className="dim" role="status">{JOBS.shown(rows.length, jobs.length)}</span>
+          <span className="dim" role="status">
+            {JOBS.shown(rows.length, jobs.length)}
+          </span>
           <ListMenus columns={columns} search={search} set={set} />
         </div>
       </div>
@@ -130,9 +147,12 @@ function JobList({ jobs, now }: { jobs: TrainingJobSummary[]; now: number }) {
           onChoose={mayRun ? choose : undefined}
           order={order}
           isReversed={isReversed}
-          onOrder={(next) => set({
-            sort: next === 'trouble' ? '' : next, reverse: order === next && !isReversed ? '1' : '',
-          })}
+          onOrder={(next) =>
+            set({
+              sort: next === 'trouble' ? '' : next,
+              reverse: order === next && !isReversed ? '1' : '',
+            })
+          }
         />
         {!rows.length && (
           <p className="empty dim">
@@ -171,7 +191,9 @@ function StatusSummary({ jobs, status, onChange }: Summary) {
           onClick={() => onChange(status === name ? '' : name)}
         >
           <ToneIcon tone={tone} size={13} /> {word}{' '}
-          <span className="number" data-figure={`jobs-${name.toLowerCase()}`}>{count(number)}</span>
+          <span className="number" data-figure={`jobs-${name.toLowerCase()}`}>
+            {count(number)}
+          </span>
         </button>
       ))}
     </div>
@@ -237,7 +259,9 @@ function ListMenus({ columns, search, set }: Menus) {
     <>
       {open === 'views' ? (
         <Suspense fallback={button('views')}>
-          <ViewsMenu search={search} onClose={close}>{button('views')}</ViewsMenu>
+          <ViewsMenu search={search} onClose={close}>
+            {button('views')}
+          </ViewsMenu>
         </Suspense>
       ) : (
         button('views')
@@ -256,8 +280,17 @@ function ListMenus({ columns, search, set }: Menus) {
 }
 
 const ORDER_OF_COLUMN: Partial<Record<Column, Order>> = {
-  name: 'name', status: 'trouble', progress: 'step', left: 'left', nodes: 'nodes', incidents: 'incidents',
-  ettr: 'ettr', cost: 'cost', fleet: 'fleet', priority: 'priority', created: 'created',
+  name: 'name',
+  status: 'trouble',
+  progress: 'step',
+  left: 'left',
+  nodes: 'nodes',
+  incidents: 'incidents',
+  ettr: 'ettr',
+  cost: 'cost',
+  fleet: 'fleet',
+  priority: 'priority',
+  created: 'created',
 }
 const NUMBERS: ReadonlySet<Column> = new Set(['left', 'nodes', 'incidents', 'ettr', 'cost', 'priority', 'duration'])
 
@@ -285,7 +318,11 @@ function Rows({ jobs, columns, addressOf, chosen, onChoose, order, isReversed, o
     <table className="grid jobs" aria-rowcount={jobs.length + 1}>
       <thead>
         <tr aria-rowindex={1}>
-          {onChoose && <th><span className="visually-hidden">{JOBS.choose('')}</span></th>}
+          {onChoose && (
+            <th>
+              <span className="visually-hidden">{JOBS.choose('')}</span>
+            </th>
+          )}
           {columns.map((column) => (
             <ColumnHead key={column} column={column} order={order} isReversed={isReversed} onOrder={onOrder} />
           ))}
@@ -314,7 +351,11 @@ const NO_JOBS: readonly TrainingJobSummary[] = []
 
 /** A table row that takes the place of rows out of view, which are not rendered. */
 function Spacer({ height, width }: { height: number; width: number }) {
-  return height > 0 ? <tr className="spacer" aria-hidden="true"><td colSpan={width} style={{ height }} /></tr> : null
+  return height > 0 ? (
+    <tr className="spacer" aria-hidden="true">
+      <td colSpan={width} style={{ height }} />
+    </tr>
+  ) : null
 }
 
 interface ColumnHeadProps {
@@ -335,7 +376,14 @@ function ColumnHead({ column, order, isReversed, onOrder }: ColumnHeadProps) {
       title={words.title}
       aria-sort={isOwn ? (isReversed ? 'descending' : 'ascending') : undefined}
     >
-      {own ? <button type="button" onClick={() => onOrder(own)}>{words.label}{arrow}</button> : words.label}
+      {own ? (
+        <button type="button" onClick={() => onOrder(own)}>
+          {words.label}
+          {arrow}
+        </button>
+      ) : (
+        words.label
+      )}
     </th>
   )
 }

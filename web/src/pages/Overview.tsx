@@ -56,7 +56,9 @@ export default function OverviewPage() {
 }
 
 function verdictOf(
-  items: readonly AttentionItem[], jobs: readonly TrainingJobSummary[], incidents: readonly Incident[],
+  items: readonly AttentionItem[],
+  jobs: readonly TrainingJobSummary[],
+  incidents: readonly Incident[],
 ): VerdictLine {
   const words = OVERVIEW.verdict
   const training = jobs.filter((job) => job.SecondaryStatus === 'Training').length
@@ -204,9 +206,15 @@ function CapacityTable({ fleets, nodes }: { fleets: Fleet[]; nodes: Node[] }) {
                     <td data-name={columns.status} {...hook(figures, 'status')}>
                       <Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} />
                     </td>
-                    <td className="n" data-name={columns.use}>{count(inUse)}</td>
-                    <td className="n" data-name={columns.spare}>{count(spare)}</td>
-                    <td className="n" data-name={columns.held}>{count(held)}</td>
+                    <td className="n" data-name={columns.use}>
+                      {count(inUse)}
+                    </td>
+                    <td className="n" data-name={columns.spare}>
+                      {count(spare)}
+                    </td>
+                    <td className="n" data-name={columns.held}>
+                      {count(held)}
+                    </td>
                     <td
                       className={`n${figures.missingNodes ? ' tone-warn' : ''}`}
                       data-name={columns.missing}
@@ -214,7 +222,9 @@ function CapacityTable({ fleets, nodes }: { fleets: Fleet[]; nodes: Node[] }) {
                     >
                       {shown(figures, 'missingNodes')}
                     </td>
-                    <td className="n" data-name={columns.limit}>{count(fleet.MaxNodeCount)}</td>
+                    <td className="n" data-name={columns.limit}>
+                      {count(fleet.MaxNodeCount)}
+                    </td>
                   </tr>
                 )
               })}

@@ -47,7 +47,9 @@ export default function QueuePage() {
           ) : isLoading ? (
             <Loading />
           ) : (
-            <Empty title={QUEUE.empty.title} command="everstep jobs list">{QUEUE.empty.text}</Empty>
+            <Empty title={QUEUE.empty.title} command="everstep jobs list">
+              {QUEUE.empty.text}
+            </Empty>
           )
         }
       </Shown>
@@ -62,7 +64,9 @@ function verdictOf(waiting: readonly TrainingJob[]): VerdictLine {
   const first = waiting[0]!
   const nodes = waiting.reduce((sum, job) => sum + job.NodeCount, 0)
   return {
-    tone: 'busy', lead: words.waiting(waiting.length, nodes), text: words.first(first.TrainingJobName, first.FleetName),
+    tone: 'busy',
+    lead: words.waiting(waiting.length, nodes),
+    text: words.first(first.TrainingJobName, first.FleetName),
   }
 }
 
@@ -103,23 +107,35 @@ function FleetQueue({ name, fleet, jobs, waiting, queued }: FleetQueueProps) {
           <tbody>
             {waiting.map((job) => (
               <tr key={job.RunId}>
-                <td className="n" data-name={columns.place}>{job.QueuePosition ?? '–'}</td>
+                <td className="n" data-name={columns.place}>
+                  {job.QueuePosition ?? '–'}
+                </td>
                 <td className="name" data-name={columns.job}>
                   <JobLink name={job.TrainingJobName} address={addressOf(job)} />
                 </td>
                 <td data-name={columns.status}>
                   <Status tone={toneOf(job.SecondaryStatus)} word={statusWord(job.SecondaryStatus)} />
                 </td>
-                <td className="n" data-name={columns.nodes}>{count(job.NodeCount)}</td>
-                <td className="n" data-name={columns.priority}>{job.Priority}</td>
+                <td className="n" data-name={columns.nodes}>
+                  {count(job.NodeCount)}
+                </td>
+                <td className="n" data-name={columns.priority}>
+                  {job.Priority}
+                </td>
                 <td className="reason">{sentence(job.Reason)}</td>
-                <td data-name={columns.ahead}><JobsAhead names={job.QueuedBehind ?? []} /></td>
+                <td data-name={columns.ahead}>
+                  <JobsAhead names={job.QueuedBehind ?? []} />
+                </td>
                 <td className="reason">
                   <ul className="plain">
-                    {waysOutOfQueue(job, jobs, fleet, queued).map((way) => <li key={way}>{way}</li>)}
+                    {waysOutOfQueue(job, jobs, fleet, queued).map((way) => (
+                      <li key={way}>{way}</li>
+                    ))}
                   </ul>
                 </td>
-                <td className="moment" data-name={columns.created}><Ago at={job.CreationTime} /></td>
+                <td className="moment" data-name={columns.created}>
+                  <Ago at={job.CreationTime} />
+                </td>
               </tr>
             ))}
           </tbody>
@@ -131,5 +147,13 @@ function FleetQueue({ name, fleet, jobs, waiting, queued }: FleetQueueProps) {
 
 function JobsAhead({ names }: { names: readonly string[] }) {
   if (!names.length) return QUEUE.noneAhead
-  return <span>{names.map((name) => <div key={name} className="nowrap"><JobLink name={name} /></div>)}</span>
+  return (
+    <span>
+      {names.map((name) => (
+        <div key={name} className="nowrap">
+          <JobLink name={name} />
+        </div>
+      ))}
+    </span>
+  )
 }

@@ -242,10 +242,7 @@ function Totals({ total }: { total: ReportFigures }) {
               name: 'report-drills',
               value: count(total.Drills.Count),
               note: total.Drills.Count
-                ? words.drillsNote(
-                    money(total.Drills.CostUsd),
-                    plural(total.Drills.RecomputedSteps, 'recomputed step'),
-                  )
+                ? words.drillsNote(money(total.Drills.CostUsd), plural(total.Drills.RecomputedSteps, 'recomputed step'))
                 : undefined,
             },
           ]}
@@ -258,8 +255,7 @@ function Totals({ total }: { total: ReportFigures }) {
 function Trends({ report }: { report: Report }) {
   const words = REPORTS.trends
   const costs = costBars(report)
-  const greatest = (parts: number[][]) =>
-    Math.max(0, ...parts.map((each) => each.reduce((sum, part) => sum + part, 0)))
+  const greatest = (parts: number[][]) => Math.max(0, ...parts.map((each) => each.reduce((sum, part) => sum + part, 0)))
   const mttf = mttfBars(report)
   const mttr = mttrBars(report)
   const { Total } = report

@@ -59,7 +59,12 @@ function SessionFacts({ session }: { session: Session }) {
       facts={[
         [labels.role, permissions[session.Role] ?? otherPermissions],
         [labels.project, session.Project || allProjects],
-        [labels.token, <span key="token"><CopyId id={session.TokenId} /> {session.Description}</span>],
+        [
+          labels.token,
+          <span key="token">
+            <CopyId id={session.TokenId} /> {session.Description}
+          </span>,
+        ],
         [labels.ends, `${ends}, ${utc(session.ExpiresAt)}`],
         [labels.server, server(session.Version)],
         [labels.agents, nodes === undefined ? '…' : versionsOf(nodes)],

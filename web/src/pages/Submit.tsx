@@ -18,7 +18,12 @@ import { PageHead, Verdict, type VerdictLine } from '../parts/PageHead'
 import { SUBMIT } from '../words/submit'
 
 const EMPTY: Draft = {
-  TrainingJobName: '', FleetName: '', Source: { SourceId: '' }, EntryPoint: 'train.py', NodeCount: 2, RanksPerNode: 1,
+  TrainingJobName: '',
+  FleetName: '',
+  Source: { SourceId: '' },
+  EntryPoint: 'train.py',
+  NodeCount: 2,
+  RanksPerNode: 1,
   Protection: { Copies: 2 },
 }
 
@@ -29,7 +34,9 @@ export default function SubmitPage() {
   return (
     <div className="stack">
       <PageHead title={SUBMIT.title} />
-      <Empty title={SUBMIT.viewer.title} command="everstep jobs list">{SUBMIT.viewer.text}</Empty>
+      <Empty title={SUBMIT.viewer.title} command="everstep jobs list">
+        {SUBMIT.viewer.text}
+      </Empty>
     </div>
   )
 }
@@ -167,7 +174,9 @@ function SubmitForm() {
       </div>
       {error !== undefined && <Problem error={error} title={SUBMIT.failed} />}
       {wrong.length > 0 && (
-        <p role="alert" className="dim">{wrong.map(([field, text]) => SUBMIT.problem(field, text)).join('; ')}.</p>
+        <p role="alert" className="dim">
+          {wrong.map(([field, text]) => SUBMIT.problem(field, text)).join('; ')}.
+        </p>
       )}
       <div className="row">
         <Button type="submit" loading={isBusy}>
@@ -193,7 +202,9 @@ function verdictOf(wrongFields: number, isPlanned: boolean): VerdictLine {
 }
 
 const linesOf = (parameters: Draft['HyperParameters']): string =>
-  Object.entries(parameters ?? {}).map(([name, value]) => `${name}=${value}`).join('\n')
+  Object.entries(parameters ?? {})
+    .map(([name, value]) => `${name}=${value}`)
+    .join('\n')
 
 interface CopyFromProps {
   names: readonly string[]
@@ -215,7 +226,9 @@ function CopyFrom({ names, copied, onChange }: CopyFromProps) {
         onChange={(event) => onChange(event.currentTarget.value)}
       />
       <datalist id="earlier-jobs">
-        {[...new Set(names)].map((name) => <option key={name} value={name} />)}
+        {[...new Set(names)].map((name) => (
+          <option key={name} value={name} />
+        ))}
       </datalist>
     </div>
   )

@@ -5,7 +5,13 @@ import { useMemo } from 'react'
 import { useJobAddress } from '../api/addresses'
 import { ApiError, serverTime } from '../api/client'
 import {
-  fleetsQuery, incidentQuery, incidentsQuery, jobsQuery, nodesQuery, openIncidentsQuery, protectionQuery,
+  fleetsQuery,
+  incidentQuery,
+  incidentsQuery,
+  jobsQuery,
+  nodesQuery,
+  openIncidentsQuery,
+  protectionQuery,
 } from '../api/queries'
 import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
 import { lostBy } from '../model/act'
@@ -57,7 +63,14 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
   const progress = progressOf(samples, usualRate(job))
   const incident = useAccount(openIncident(incidents) ?? incidents.at(-1))
   const result = verdict({
-    job, protection, incidents, fleet, progress, staleSeconds, refusal, now,
+    job,
+    protection,
+    incidents,
+    fleet,
+    progress,
+    staleSeconds,
+    refusal,
+    now,
     othersHit: hitAlike(job, openIncident(incidents), open, neighbours),
     heldNodes: lostBy(incidents, nodes ?? []),
     actions: incident && isRecent(incident, now) && incident.Outcome !== 'JobPaused' ? incident.Actions : undefined,

@@ -20,8 +20,16 @@ const ICONS: Record<Tone, ReactNode> = {
 export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
   return (
     <svg
-      className="icon" width={size} height={size} viewBox="0 0 16 16" aria-hidden="true" fill="none"
-      stroke="currentColor" strokeWidth="1.9" strokeLinecap="round" strokeLinejoin="round"
+      className="icon"
+      width={size}
+      height={size}
+      viewBox="0 0 16 16"
+      aria-hidden="true"
+      fill="none"
+      stroke="currentColor"
+      strokeWidth="1.9"
+      strokeLinecap="round"
+      strokeLinejoin="round"
     >
       {ICONS[tone]}
     </svg>
@@ -32,7 +40,15 @@ export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
 export function Unbroken({ text }: { text: string }) {
   const pieces = text.split(/(\bi-[0-9a-f]{8,17}\b|\b[a-z]{2}(?:-[a-z]+)+-\d[a-z]\b)/)
   const kind = (piece: string) => (piece.startsWith('i-') ? 'id' : 'nowrap')
-  return pieces.map((piece, index) => (index % 2 ? <span key={index} className={kind(piece)}>{piece}</span> : piece))
+  return pieces.map((piece, index) =>
+    index % 2 ? (
+      <span key={index} className={kind(piece)}>
+        {piece}
+      </span>
+    ) : (
+      piece
+    ),
+  )
 }
 
 /** A state: icon, word and colour, never colour alone. */
@@ -47,11 +63,27 @@ export function Status({ tone, word, title }: { tone: Tone; word: string; title?
 
 const TONES: Record<string, Tone> = {
   ...STATUSES,
-  active: 'good', assigned: 'good', Complete: 'good', closed: 'good', Protected: 'good', Intact: 'good',
-  joining: 'busy', detect: 'busy', replace: 'busy', restore: 'busy', rework: 'busy', Uploading: 'busy',
+  active: 'good',
+  assigned: 'good',
+  Complete: 'good',
+  closed: 'good',
+  Protected: 'good',
+  Intact: 'good',
+  joining: 'busy',
+  detect: 'busy',
+  replace: 'busy',
+  restore: 'busy',
+  rework: 'busy',
+  Uploading: 'busy',
   Verifying: 'busy',
-  frozen: 'warn', held: 'warn', draining: 'warn', deleting: 'warn', Degraded: 'warn',
-  Unprotected: 'bad', Aborted: 'bad', Damaged: 'bad',
+  frozen: 'warn',
+  held: 'warn',
+  draining: 'warn',
+  deleting: 'warn',
+  Degraded: 'warn',
+  Unprotected: 'bad',
+  Aborted: 'bad',
+  Damaged: 'bad',
 }
 export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
 
@@ -158,7 +190,9 @@ export function Empty({ title, children, command }: { title: string; children?: 
 export function Command({ text }: { text: string }) {
   return (
     <div className="command">
-      <Code block tabIndex={0}>{text}</Code>
+      <Code block tabIndex={0}>
+        {text}
+      </Code>
       <CopyButton value={text}>
         {({ copied, copy }) => (
           <Button size="xs" variant="default" onClick={copy}>
@@ -272,4 +306,3 @@ export function FactList({ facts }: { facts: Fact[] }) {
     </dl>
   )
 }
-

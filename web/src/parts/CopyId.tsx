@@ -17,7 +17,12 @@ export function CopyId({ id, children }: { id: string; children?: ReactNode }) {
             title="Copy"
           >
             <svg
-              width="14" height="14" viewBox="0 0 16 16" fill="none" stroke="currentColor" strokeWidth="1.5"
+              width="14"
+              height="14"
+              viewBox="0 0 16 16"
+              fill="none"
+              stroke="currentColor"
+              strokeWidth="1.5"
               aria-hidden="true"
             >
               {copied ? <path d="M3 8.5l3.2 3.2L13 4.8" /> : <path d="M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z" />}

@@ -81,7 +81,11 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
               <th>{columns.address}</th>
               <th className="n">{columns.memory}</th>
               <th>{columns.since}</th>
-              {isAdmin && <th><span className="visually-hidden">{columns.act}</span></th>}
+              {isAdmin && (
+                <th>
+                  <span className="visually-hidden">{columns.act}</span>
+                </th>
+              )}
             </tr>
           </thead>
           <tbody>
@@ -123,18 +127,31 @@ function NodeRow({ node, isTarget, onAct }: NodeRowProps) {
   const requested = node.Request ? `${sentence(NODES.requested(node.Request))} ` : ''
   return (
     <tr id={node.NodeId} className={isTarget ? 'target' : undefined}>
-      <td data-name={columns.node}><CopyId id={node.NodeId} /></td>
+      <td data-name={columns.node}>
+        <CopyId id={node.NodeId} />
+      </td>
       <td data-name={columns.status} {...hook(figures, 'status')}>
         <Status tone={figures.statusTone} word={figures.status} />
       </td>
-      <td data-name={columns.agent}><Agent node={node} figures={figures} /></td>
+      <td data-name={columns.agent}>
+        <Agent node={node} figures={figures} />
+      </td>
       <td className="name" data-name={columns.job}>
         {node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}
       </td>
-      <td className="reason">{requested}{sentence(node.Reason)}</td>
-      <td className="mono nowrap" data-name={columns.address}>{node.Address || '–'}</td>
-      <td className="n" data-name={columns.memory}>{node.MemoryBytes ? bytes(node.MemoryBytes) : '–'}</td>
-      <td className="moment" data-name={columns.since}><Ago at={node.EndTime ?? node.CreationTime} /></td>
+      <td className="reason">
+        {requested}
+        {sentence(node.Reason)}
+      </td>
+      <td className="mono nowrap" data-name={columns.address}>
+        {node.Address || '–'}
+      </td>
+      <td className="n" data-name={columns.memory}>
+        {node.MemoryBytes ? bytes(node.MemoryBytes) : '–'}
+      </td>
+      <td className="moment" data-name={columns.since}>
+        <Ago at={node.EndTime ?? node.CreationTime} />
+      </td>
       {onAct && (
         <td data-name={columns.act}>
           {actionsOf(node).length > 0 && (
@@ -165,10 +182,14 @@ function Agent({ node, figures }: { node: Node; figures: NodeFigures }) {
         <div className="dim">{WORDS.refused(count(node.RefusedMessageCount), count(node.RefusedSessionCount))}</div>
       )}
       {conditionLines(node.Conditions).map((line) => (
-        <div key={line.key}><Status tone="warn" word={line.title} title={line.text} /></div>
+        <div key={line.key}>
+          <Status tone="warn" word={line.title} title={line.text} />
+        </div>
       ))}
       {node.Exposure && node.NodeStatus !== 'gone' && (
-        <div><Status tone="warn" word={WORDS.exposed} title={node.Exposure} /></div>
+        <div>
+          <Status tone="warn" word={WORDS.exposed} title={node.Exposure} />
+        </div>
       )}
     </div>
   )

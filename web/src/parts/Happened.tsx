@@ -55,7 +55,10 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
         <>
           <dt>{words.what}</dt>
           <dd>
-            <strong><Unbroken text={title} /></strong> {where}
+            <strong>
+              <Unbroken text={title} />
+            </strong>{' '}
+            {where}
           </dd>
         </>
       )}
@@ -107,7 +110,10 @@ export function ContinuingCost({ incident, fleet = '' }: Pick<Props, 'incident' 
       {after !== undefined && (
         <>
           {' fleet '}
-          <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>{fleet}</Link> <Unbroken text={after} />
+          <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
+            {fleet}
+          </Link>{' '}
+          <Unbroken text={after} />
         </>
       )}
     </p>

@@ -4,7 +4,13 @@ import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { duration } from '../model/format'
 import {
-  hook, incidentFigures, phaseHook, phaseLengths, phaseTexts, shown, type IncidentFigures,
+  hook,
+  incidentFigures,
+  phaseHook,
+  phaseLengths,
+  phaseTexts,
+  shown,
+  type IncidentFigures,
 } from '../model/figures'
 import { phaseColor, phaseWords, sourceWords } from '../model/causes'
 import { Ago, JobLink, Status, Unbroken, useNow } from './Basics'
@@ -39,37 +45,39 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
           </tr>
         </thead>
         <tbody>
-          {incidents.map((each) => ({ each, figures: of(each) })).map(({ each, figures }) => (
-            <tr key={each.IncidentId}>
-              <td data-name="What failed">
-                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>
-                  <Unbroken text={each.Headline} />
-                </Link>
-              </td>
-              {withJob && (
-                <td className="nowrap" data-name="Job">
-                  <JobLink name={each.TrainingJobName} address={addressOf(each)} />
+          {incidents
+            .map((each) => ({ each, figures: of(each) }))
+            .map(({ each, figures }) => (
+              <tr key={each.IncidentId}>
+                <td data-name="What failed">
+                  <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>
+                    <Unbroken text={each.Headline} />
+                  </Link>
                 </td>
-              )}
-              <td data-name="Phase" {...hook(figures, 'phase')}>
-                <Status tone={figures.phaseTone} word={figures.phase} />
-              </td>
-              <td className="nowrap" data-name="Failed">
-                <Ago at={each.FailedAt} />
-              </td>
-              <td className="n" data-name="Interrupted" {...hook(figures, 'totalSeconds')}>
-                {shown(figures, 'totalSeconds')}
-              </td>
-              <td data-name="In phases">
-                <PhaseBar incident={each} width={88} />
-              </td>
-              <td className="n" data-name="Recomputed steps" {...hook(figures, 'recomputedSteps')}>
-                {shown(figures, 'recomputedSteps')}
-              </td>
-              <td data-name="Restored from">{sourceWords(each.RestoreSource) || '–'}</td>
-              {withOwner && <td data-name="Owner">{each.Owner ?? '–'}</td>}
-            </tr>
-          ))}
+                {withJob && (
+                  <td className="nowrap" data-name="Job">
+                    <JobLink name={each.TrainingJobName} address={addressOf(each)} />
+                  </td>
+                )}
+                <td data-name="Phase" {...hook(figures, 'phase')}>
+                  <Status tone={figures.phaseTone} word={figures.phase} />
+                </td>
+                <td className="nowrap" data-name="Failed">
+                  <Ago at={each.FailedAt} />
+                </td>
+                <td className="n" data-name="Interrupted" {...hook(figures, 'totalSeconds')}>
+                  {shown(figures, 'totalSeconds')}
+                </td>
+                <td data-name="In phases">
+                  <PhaseBar incident={each} width={88} />
+                </td>
+                <td className="n" data-name="Recomputed steps" {...hook(figures, 'recomputedSteps')}>
+                  {shown(figures, 'recomputedSteps')}
+                </td>
+                <td data-name="Restored from">{sourceWords(each.RestoreSource) || '–'}</td>
+                {withOwner && <td data-name="Owner">{each.Owner ?? '–'}</td>}
+              </tr>
+            ))}
         </tbody>
       </table>
     </div>
@@ -85,8 +93,8 @@ export function PhaseLengths({ incident }: { incident: Incident }) {
     <ul className="phases" aria-label="Phases">
       {lengths.map(({ phase, seconds, isOpen }, index) => (
         <li key={phase} title={duration(seconds)} {...phaseHook(incident, phase, seconds)}>
-          <span className="key" style={{ background: phaseColor(phase, incident) }} />{' '}
-          {phaseWords(phase, incident)} {texts[index]}
+          <span className="key" style={{ background: phaseColor(phase, incident) }} />
+          {` ${phaseWords(phase, incident)} ${texts[index]}`}
           {isOpen && ' so far'}
         </li>
       ))}
@@ -109,7 +117,9 @@ export function PhaseBar({ incident, height = 14, width = 140 }: Bar) {
   const texts = phaseTexts(lengths)
   const label = lengths.map(({ phase }, index) => `${phaseWords(phase, incident)} ${texts[index]}`).join(', ')
   const style = (phase: string, seconds: number) => ({
-    flexGrow: Math.max(0.001, seconds), flexBasis: 0, background: phaseColor(phase, incident),
+    flexGrow: Math.max(0.001, seconds),
+    flexBasis: 0,
+    background: phaseColor(phase, incident),
   })
   return (
     <div className="bar" style={{ height, width, borderRadius: 3 }} role="img" aria-label={label} title={label}>

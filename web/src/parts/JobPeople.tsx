@@ -99,12 +99,22 @@ function NewTag({ add }: { add: (key: string, value: string) => Promise<unknown>
       }}
     >
       <TextInput
-        size="xs" aria-label={JOB_PEOPLE.key} placeholder="team" maxLength={MAX_CHARACTERS} w={120}
-        value={key} onChange={(event) => setKey(event.currentTarget.value)}
+        size="xs"
+        aria-label={JOB_PEOPLE.key}
+        placeholder="team"
+        maxLength={MAX_CHARACTERS}
+        w={120}
+        value={key}
+        onChange={(event) => setKey(event.currentTarget.value)}
       />
       <TextInput
-        size="xs" aria-label={JOB_PEOPLE.value} placeholder="vision" maxLength={MAX_CHARACTERS} w={140}
-        value={value} onChange={(event) => setValue(event.currentTarget.value)}
+        size="xs"
+        aria-label={JOB_PEOPLE.value}
+        placeholder="vision"
+        maxLength={MAX_CHARACTERS}
+        w={140}
+        value={value}
+        onChange={(event) => setValue(event.currentTarget.value)}
       />
       <Button type="submit" size="xs" variant="default" disabled={!key.trim()}>
         {JOB_PEOPLE.add}

@@ -11,7 +11,11 @@ export function KeyTables() {
           <dl className="keylist">
             {keys.map(([key, effect]) => (
               <div key={key}>
-                <dt>{key.split(' ').map((one) => <kbd key={one}>{one}</kbd>)}</dt>
+                <dt>
+                  {key.split(' ').map((one) => (
+                    <kbd key={one}>{one}</kbd>
+                  ))}
+                </dt>
                 <dd>{effect}</dd>
               </div>
             ))}

@@ -44,8 +44,12 @@ export function LatestIncident({ incident, figures, job }: Props) {
           </ActionButton>
         )
       )}
-      <Link className="link" to={`/jobs/${encodeURIComponent(address)}/logs?failure=${id}`}>{words.log}</Link>
-      <Link className="link" to={`/incidents/${id}`}>{words.all}</Link>
+      <Link className="link" to={`/jobs/${encodeURIComponent(address)}/logs?failure=${id}`}>
+        {words.log}
+      </Link>
+      <Link className="link" to={`/incidents/${id}`}>
+        {words.all}
+      </Link>
     </>
   )
   const heading = (
@@ -55,11 +59,7 @@ export function LatestIncident({ incident, figures, job }: Props) {
   )
   return (
     <Card title={heading} label={title} actions={actions}>
-      <Happened
-        incident={incident}
-        figures={figures}
-        fleet={job.FleetName}
-      />
+      <Happened incident={incident} figures={figures} fleet={job.FleetName} />
       <div className="below">
         <PhaseBar incident={incident} width="100%" height={6} />
         <PhaseLengths incident={incident} />

@@ -15,8 +15,16 @@ export type NavIconName = keyof typeof PATHS
 export function NavIcon({ name }: { name: NavIconName }) {
   return (
     <svg
-      className="icon" width="16" height="16" viewBox="0 0 16 16" aria-hidden="true" fill="none" stroke="currentColor"
-      strokeWidth="1.5" strokeLinecap="round" strokeLinejoin="round"
+      className="icon"
+      width="16"
+      height="16"
+      viewBox="0 0 16 16"
+      aria-hidden="true"
+      fill="none"
+      stroke="currentColor"
+      strokeWidth="1.5"
+      strokeLinecap="round"
+      strokeLinejoin="round"
     >
       <path d={PATHS[name]} />
     </svg>

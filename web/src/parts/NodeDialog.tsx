@@ -65,9 +65,7 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
               mt={8}
               value={each.verb}
               label={each.verb}
-              description={
-                each.verb === recommended ? `${each.effect} ${advice}` : each.effect
-              }
+              description={each.verb === recommended ? `${each.effect} ${advice}` : each.effect}
             />
           ))}
         </Radio.Group>

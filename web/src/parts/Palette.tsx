@@ -46,9 +46,11 @@ export default function Palette({ text, isEntered, onType, onEnter, onClose, onS
   // Enter waits only for the first answers since this box was opened, and not for the answers of later polls.
   const isSearching = lists.some((list) => list.isFetching && !list.isFetchedAfterMount)
   const entries = useMemo(
-    () => entriesOf(
-      { jobs: jobs ?? [], fleets: fleets ?? [], incidents: incidents ?? [], nodes: nodes ?? [] }, { mayRun, isAdmin },
-    ),
+    () =>
+      entriesOf(
+        { jobs: jobs ?? [], fleets: fleets ?? [], incidents: incidents ?? [], nodes: nodes ?? [] },
+        { mayRun, isAdmin },
+      ),
     [jobs, incidents, fleets, nodes, mayRun, isAdmin],
   )
   const found = matching(entries, text, MOST)

@@ -51,8 +51,8 @@ const GO_MS = 1500
 const KEYS: Readonly<Record<string, string>> = Object.fromEntries([...PLACES, SUBMIT].map(({ key, to }) => [key, to]))
 
 const isTyping = (target: HTMLElement): boolean =>
-  /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) && !/^(checkbox|radio)$/.test((target as HTMLInputElement).type)
-  || target.isContentEditable
+  (/^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName) && !/^(checkbox|radio)$/.test((target as HTMLInputElement).type)) ||
+  target.isContentEditable
 
 export function Shell() {
   const signedIn = useQuery(sessionQuery)

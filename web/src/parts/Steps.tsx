@@ -49,13 +49,25 @@ function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated:
   const { mayRun } = useRole()
   const { text, commands, nodeId, shrink, link } = step
   const isOfNode = nodeId !== undefined && fleet !== undefined
-  const button = isOfNode ? <NodeButton id={nodeId} fleet={fleet} />
-    : shrink && mayRun ? <Shrink {...shrink} />
-      : link && <Button component={Link} to={link.to} size="xs" variant="default">{link.label}</Button>
+  const button = isOfNode ? (
+    <NodeButton id={nodeId} fleet={fleet} />
+  ) : shrink && mayRun ? (
+    <Shrink {...shrink} />
+  ) : (
+    link && (
+      <Button component={Link} to={link.to} size="xs" variant="default">
+        {link.label}
+      </Button>
+    )
+  )
   const isTextFolded = isStated && Boolean(button)
   const isFolded = isTextFolded || isOfNode
   const shownText = isStated ? restOf(step) : text
-  const words = shownText && <p><Unbroken text={shownText} /></p>
+  const words = shownText && (
+    <p>
+      <Unbroken text={shownText} />
+    </p>
+  )
   const shown = shrink && mayRun ? null : <Commands texts={commands} />
   return (
     <>

@@ -145,7 +145,9 @@ function TokenTable({ tokens, own }: { tokens: Token[]; own: string }) {
             <th>{columns.owner}</th>
             <th>{columns.created}</th>
             <th>{columns.ends}</th>
-            <th><span className="visually-hidden">{columns.action}</span></th>
+            <th>
+              <span className="visually-hidden">{columns.action}</span>
+            </th>
           </tr>
         </thead>
         <tbody>
@@ -185,14 +187,22 @@ function TokenRow({ token, isOwn, onRevoke }: TokenRowProps) {
   const owner = token.Description || '–'
   return (
     <tr>
-      <td data-name={columns.token}><CopyId id={token.TokenId} /></td>
-      <td className="nowrap" data-name={columns.role}>{token.Kind === 'join' ? TOKENS.joins : token.Role}</td>
+      <td data-name={columns.token}>
+        <CopyId id={token.TokenId} />
+      </td>
+      <td className="nowrap" data-name={columns.role}>
+        {token.Kind === 'join' ? TOKENS.joins : token.Role}
+      </td>
       <td className="nowrap" data-name={columns.scope}>
         {token.FleetName ? TOKENS.fleet(token.FleetName) : (token.Project ?? TOKENS.form.everyProject)}
       </td>
       <td data-name={columns.owner}>{isOwn ? TOKENS.own(owner) : owner}</td>
-      <td className="moment" data-name={columns.created}><Ago at={token.CreationTime} /></td>
-      <td className="moment" data-name={columns.ends}><Expiry token={token} isExpired={isExpired} /></td>
+      <td className="moment" data-name={columns.created}>
+        <Ago at={token.CreationTime} />
+      </td>
+      <td className="moment" data-name={columns.ends}>
+        <Expiry token={token} isExpired={isExpired} />
+      </td>
       <td data-name={columns.action}>
         {!isOver && (
           <Button
@@ -214,5 +224,9 @@ function Expiry({ token, isExpired }: { token: Token; isExpired: boolean }) {
     return <Status tone="idle" word={TOKENS.revoked} title={utc(token.RevocationTime)} />
   }
   if (token.ExpirationTime === undefined) return TOKENS.never
-  return <>{isExpired && <Status tone="idle" word={TOKENS.expired} />} {utc(token.ExpirationTime)}</>
+  return (
+    <>
+      {isExpired && <Status tone="idle" word={TOKENS.expired} />} {utc(token.ExpirationTime)}
+    </>
+  )
 }

@@ -94,8 +94,12 @@ function SaveDialog({ onClose, onSave }: { onClose: () => void; onSave: (name: s
           onChange={(event) => setName(event.currentTarget.value)}
         />
         <div className="row end">
-          <Button variant="default" onClick={onClose}>{words.cancel}</Button>
-          <Button type="submit" disabled={!name.trim()}>{words.confirm}</Button>
+          <Button variant="default" onClick={onClose}>
+            {words.cancel}
+          </Button>
+          <Button type="submit" disabled={!name.trim()}>
+            {words.confirm}
+          </Button>
         </div>
       </form>
     </Dialog>

@@ -9,7 +9,10 @@ export const DUTIES: Readonly<Record<Urgency, { word: string; title: string; ton
   Now: { word: 'Act now', title: 'Act now', tone: 'bad', lead: 'Act now.' },
   Later: { word: 'Not urgent', title: 'Not urgent', tone: 'warn', lead: 'Not urgent, but something waits for you.' },
   Optional: {
-    word: 'Optional', title: 'You need not act', tone: 'idle', lead: 'You need not act; there are optional steps.',
+    word: 'Optional',
+    title: 'You need not act',
+    tone: 'idle',
+    lead: 'You need not act; there are optional steps.',
   },
   None: { word: 'Nothing to do', title: 'Nothing to do', tone: 'good', lead: 'Nothing to do.' },
 }
@@ -36,7 +39,6 @@ export const DUTY = {
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
   outage: {
     lead: 'The control plane does not answer.',
-    text:
-      'Act now: check the control plane. Training continues, but a recovery waits for it. This page shows old data.',
+    text: 'Act now: check the control plane. Training continues, but a recovery waits for it. This page shows old data.',
   },
 } as const

@@ -52,7 +52,8 @@ export const INCIDENT = {
     recomputed: (steps: number) => `${steps === 1 ? 'step' : 'steps'} recomputed`,
     unsaved: (steps: number) => (steps === 1 ? 'step' : 'steps'),
     unsavedReason: (kept: number) =>
-      kept === 0 ? 'All steps are lost: no checkpoint in S3 has them.'
+      kept === 0
+        ? 'All steps are lost: no checkpoint in S3 has them.'
         : `All steps after step ${count(kept)} are lost: no checkpoint in S3 has them.`,
     downtime: 'downtime',
     /** Label of the recovery time, for an incident with which the job failed or was stopped. */

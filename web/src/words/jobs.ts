@@ -60,13 +60,15 @@ export const JOBS = {
     progress: { label: 'Progress' },
     loss: { label: 'Loss', title: 'The training loss over all steps so far.' },
     left: {
-      label: 'Time left', title: 'Time for the remaining steps at the mean rate so far, without failures and waits.',
+      label: 'Time left',
+      title: 'Time for the remaining steps at the mean rate so far, without failures and waits.',
     },
     protection: { label: 'Protection' },
     nodes: { label: 'Nodes', title: 'Nodes that are connected and report no fault, of the nodes that the job needs.' },
     incidents: { label: 'Incidents' },
     ettr: {
-      label: 'ETTR', title: 'Productive training time divided by the time since the first start, without queueing.',
+      label: 'ETTR',
+      title: 'Productive training time divided by the time since the first start, without queueing.',
     },
     cost: { label: 'Cost' },
     fleet: { label: 'Fleet' },

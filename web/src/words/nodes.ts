@@ -13,7 +13,8 @@ export const NODES = {
       effect: 'The job leaves the node at an agreed stop. Then Everstep ends the instance and starts another one.',
     },
     reboot: {
-      verb: 'Reboot', effect: 'The job leaves the node at an agreed stop. Then the node reboots and is usable again.',
+      verb: 'Reboot',
+      effect: 'The job leaves the node at an agreed stop. Then the node reboots and is usable again.',
     },
     release: { verb: 'Release', effect: 'The node is usable again. Its earlier faults no longer count.' },
     end: {
@@ -31,7 +32,8 @@ export const NODES = {
   heldTitle: (reason: string) => `Held: ${reason}`,
   heldWithoutReason: 'the server gives no reason',
   requested: (action: string) => `Requested: ${action}`,
-  noVersion: 'no agent has joined', noTransport: 'not reported',
+  noVersion: 'no agent has joined',
+  noTransport: 'not reported',
   transport: (transport: string, reason?: string) =>
     reason === undefined ? transport.toUpperCase() : `${transport.toUpperCase()}, because ${reason}`,
   dialog: {

@@ -29,7 +29,12 @@ export const OVERVIEW = {
     title: 'Fleet capacity',
     none: 'No fleet is registered.',
     columns: {
-      fleet: 'Fleet', status: 'Status', use: 'In use', spare: 'Spare', held: 'Out of use', missing: 'Missing',
+      fleet: 'Fleet',
+      status: 'Status',
+      use: 'In use',
+      spare: 'Spare',
+      held: 'Out of use',
+      missing: 'Missing',
       limit: 'Limit',
     },
   },

@@ -16,8 +16,15 @@ export const QUEUE = {
   limit: (shown: number, all: number) => `The page shows the first ${shown} of ${count(all)} jobs.`,
   capacity: (nodes: number, limit: number) => `${count(nodes)} of at most ${count(limit)} nodes`,
   columns: {
-    place: 'Place', job: 'Job', status: 'Status', nodes: 'Nodes', priority: 'Priority', reason: 'Waits for',
-    ahead: 'Jobs ahead', freed: 'What starts it', created: 'Created',
+    place: 'Place',
+    job: 'Job',
+    status: 'Status',
+    nodes: 'Nodes',
+    priority: 'Priority',
+    reason: 'Waits for',
+    ahead: 'Jobs ahead',
+    freed: 'What starts it',
+    created: 'Created',
   },
   noneAhead: 'none',
   ways: {

@@ -16,7 +16,12 @@ export const SETTINGS = {
   session: {
     title: 'Session',
     labels: {
-      role: 'Permissions', project: 'Project', token: 'Token', ends: 'Session ends', server: 'Server', agents: 'Agents',
+      role: 'Permissions',
+      project: 'Project',
+      token: 'Token',
+      ends: 'Session ends',
+      server: 'Server',
+      agents: 'Agents',
     },
     permissions: {
       admin: 'every operation in every project',
@@ -42,7 +47,13 @@ export const TOKENS = {
     everyProject: 'every project',
     owner: 'Owner or purpose',
     lifetime: 'Lifetime',
-    lifetimes: [['30', '30 days'], ['7', '7 days'], ['1', '1 day'], ['365', '1 year'], ['', 'until revoked']] as const,
+    lifetimes: [
+      ['30', '30 days'],
+      ['7', '7 days'],
+      ['1', '1 day'],
+      ['365', '1 year'],
+      ['', 'until revoked'],
+    ] as const,
     create: 'Create token',
     failed: 'The token was not created',
   },
@@ -52,7 +63,12 @@ export const TOKENS = {
     done: 'Done',
   },
   columns: {
-    token: 'Token', role: 'Role', scope: 'Scope', owner: 'Owner or purpose', created: 'Created', ends: 'Expires',
+    token: 'Token',
+    role: 'Role',
+    scope: 'Scope',
+    owner: 'Owner or purpose',
+    created: 'Created',
+    ends: 'Expires',
     action: 'Action',
   },
   joins: 'joins nodes',

@@ -27,7 +27,8 @@ export const SHELL = {
   notSignedOut: 'You are still signed in',
   broken: 'This page has an error',
   notFound: {
-    title: 'Page not found', empty: 'No page has this address',
+    title: 'Page not found',
+    empty: 'No page has this address',
     text: 'Search with ⌘K: it finds jobs, incidents, fleets and pages by name.',
   },
 } as const

@@ -147,7 +147,11 @@ const PAGES = (
   </>
 )
 const ROUTES = <Routes>{PAGES}</Routes>
-const FRAMED = <Routes><Route element={<Shell />}>{PAGES}</Route></Routes>
+const FRAMED = (
+  <Routes>
+    <Route element={<Shell />}>{PAGES}</Route>
+  </Routes>
+)
 const JOB_TABS = ['', '/metrics', '/logs', '/protection', '/checkpoints', '/events', '/spec']
 /** Only the newest incidents of a long story have pages of their own. */
 const MOST_INCIDENTS = 3
@@ -157,7 +161,13 @@ export function pagesOf(moment: Moment): string[] {
   const { jobs, incidents } = listed(moment)
   const fleets = (moment.answers['GET /v1/fleets'] as { Fleets: { FleetName: string }[] }).Fleets
   return [
-    '/', '/jobs', '/incidents', '/queue', '/fleets', '/drills', '/reports',
+    '/',
+    '/jobs',
+    '/incidents',
+    '/queue',
+    '/fleets',
+    '/drills',
+    '/reports',
     ...fleets.map((each) => `/fleets/${each.FleetName}?ended=1`),
     ...jobs.flatMap((each) => JOB_TABS.map((tab) => `/jobs/${each.TrainingJobName}${tab}`)),
     ...incidents.slice(-MOST_INCIDENTS).map((each) => `/incidents/${each.IncidentId}`),
@@ -170,13 +180,18 @@ export function pagesOf(moment: Moment): string[] {
  * `staleSeconds`: how long ago the server last answered. `look` receives the page at each address.
  */
 export async function render_pages(
-  moment: Moment, addresses: string[], look: (page: HTMLElement, address: string) => void, staleSeconds = 0,
+  moment: Moment,
+  addresses: string[],
+  look: (page: HTMLElement, address: string) => void,
+  staleSeconds = 0,
 ): Promise<void> {
   vi.setSystemTime(moment.now * 1000)
   focusManager.setFocused(false) // hidden pages do not poll: a moment's answers do not change
   clock.offset = 0
   serve(moment)
-  const client = new QueryClient({ defaultOptions: { queries: { retry: false, staleTime: Infinity, gcTime: Infinity } } })
+  const client = new QueryClient({
+    defaultOptions: { queries: { retry: false, staleTime: Infinity, gcTime: Infinity } },
+  })
   for (const address of addresses) {
     contact.at = Date.now()
     const { container } = render(frame(client, address))
@@ -205,7 +220,7 @@ const frame = (client: QueryClient, address: string, routes = ROUTES): ReactNode
 
 /** Wait until no request and no part of the application is loading. */
 async function settled(client: QueryClient): Promise<void> {
-  for (let quiet = 0; quiet < 4; ) {
+  for (let quiet = 0; quiet < 4;) {
     await act(async () => {
       await new Promise((resolve) => setTimeout(resolve, 0)) // queries notify their components by such a timer
     })

@@ -1,6 +1,11 @@
 /** Rules for the figures of all pages at one moment. Each rule returns its complaints, or an empty list if it holds. */
 import type {
-  DescribeProtectionResponse, Fleet, GetLogEventsResponse, GetMetricDataResponse, Incident, TrainingJob,
+  DescribeProtectionResponse,
+  Fleet,
+  GetLogEventsResponse,
+  GetMetricDataResponse,
+  Incident,
+  TrainingJob,
   TrainingJobNode,
 } from '../../src/contract'
 import { plain } from '../../src/model/ansi'
@@ -192,7 +197,8 @@ function ofIncident(each: Shown, incident: Incident, now: number, claim: Claim) 
     const seconds = lengthOf(incident, phase as (typeof PHASES)[number], now)
     claim(each, isNear(Math.max(0, seconds)), `the phase takes ${seconds} s`)
   }
-  if (each.figure === 'total-seconds') claim(each, isNear((incident.ClosedAt ?? now) - incident.FailedAt), 'another total')
+  if (each.figure === 'total-seconds')
+    claim(each, isNear((incident.ClosedAt ?? now) - incident.FailedAt), 'another total')
   const repeated = String(incident.LostSteps ?? '')
   if (each.figure === 'recomputed-steps') claim(each, each.value === repeated, 'other steps are repeated')
   if (each.figure === 'cost-usd') claim(each, each.value === String(incident.CostUsd ?? ''), 'another cost')
@@ -209,7 +215,8 @@ export function accounted(moment: Moment): string[] {
     const found = buckets(job, moment.now, open)
     const sum = found.buckets.reduce((total, each) => total + each.seconds, 0)
     const life = (job.TrainingEndTime ?? moment.now) - job.CreationTime
-    if (Math.abs(sum - life) > SAME_SECONDS) wrong.push(`${job.TrainingJobName}: the time adds up to ${sum} s of ${life} s`)
+    if (Math.abs(sum - life) > SAME_SECONDS)
+      wrong.push(`${job.TrainingJobName}: the time adds up to ${sum} s of ${life} s`)
     for (const phase of PHASES) {
       const of = (each: Incident) => lengthOf(each, phase, moment.now)
       const wanted = incidents.reduce((total, each) => total + of(each), 0)
@@ -289,7 +296,7 @@ export function charted(page: HTMLElement, moment: Moment, job: string): string[
   return charts === names.length ? [] : [`${job}: ${charts} charts for the metrics ${names.join(', ')}`]
 }
 
-/** Returns a complaint for each step number on a page that no answer of the moment contains. Durations are not steps. */
+/** Returns a complaint for each step number on a page that no current answer contains. Durations are not steps. */
 export function mentioned(page: HTMLElement, address: string, known: ReadonlySet<string>): string[] {
   // The text of the next element can follow without a space: `23 sTimeline`.
   const steps = /\b[Ss]teps? (\d[\d,]*)(?!\d|[\d,.]* (?:s|min|h|d)(?![a-z]))/g
