@@ -122,12 +122,12 @@ def _post(url: str, path: str, body: dict[str, Any], tls: ssl.SSLContext | None)
     try:
         line.request("POST", path, body=json.dumps(body), headers={"content-type": "application/json"})
         answer = line.getresponse()
-        said = json.loads(answer.read(MAX_ANSWER_BYTES))
+        reply = json.loads(answer.read(MAX_ANSWER_BYTES))
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise AttestationFailed(f"the control plane at {url} did not answer: {error}") from error
     finally:
         line.close()
-    if not isinstance(said, dict) or answer.status not in (200, 201):
-        words = said.get("Message", "") if isinstance(said, dict) else ""
+    if not isinstance(reply, dict) or answer.status not in (200, 201):
+        words = reply.get("Message", "") if isinstance(reply, dict) else ""
         raise AttestationFailed(f"the control plane rejects this instance ({answer.status}): {words}")
-    return said
+    return reply

@@ -172,8 +172,8 @@ def judge(before: NodeHealth, facts: NodeFacts) -> NodeHealth:
         The state for the next call, with the current faults, GPUs first.
     """
     now = facts.at
-    told = {(gpu.index, xid): now for gpu in facts.gpus for xid in gpu.xids}
-    xids = {key: at for key, at in {**before.xids, **told}.items() if now - at < XID_SECONDS}
+    new_xids = {(gpu.index, xid): now for gpu in facts.gpus for xid in gpu.xids}
+    xids = {key: at for key, at in {**before.xids, **new_xids}.items() if now - at < XID_SECONDS}
     slowed = {gpu.index: before.slowed_since.get(gpu.index, now) for gpu in facts.gpus if gpu.slowed_by}
     errors = {link.name: _window(before.errors.get(link.name, ()), now, link.error_count) for link in facts.links}
     kills = _window(before.kills, now, facts.kill_count) if facts.kill_count is not None else ()

@@ -58,7 +58,7 @@ class Shard:
     A vote also waits for these peers, because the owner is sending them the committed step from its slot. A commit
     without them would allow the rank to overwrite this slot.
     """
-    unheard: frozenset[NodeId] = frozenset()
+    silent: frozenset[NodeId] = frozenset()
     """Dropped peers from which no message has arrived since the owner dropped them from the view.
 
     An acknowledgement that such a peer sent before the drop does not return the peer to the view.
@@ -132,7 +132,7 @@ class Shard:
         held = frozenset((peer, step) for peer, step in self.held if step >= committed)
         if proposed == self.proposed:
             return replace(self, committed=committed, held=held)
-        heard = replace(
+        updated = replace(
             self,
             committed=committed,
             held=held,
@@ -146,8 +146,8 @@ class Shard:
         # the peer returns to the view now.
         if committed > self.committed:
             for peer in self.peers:
-                heard = heard if peer in heard.unheard else heard._confirmed(peer)
-        return heard._settled()
+                updated = updated if peer in updated.silent else updated._confirmed(peer)
+        return updated._settled()
 
     def capture(self, step: Step) -> Shard:
         """Record that the rank is copying its state at `step` into a slot, and has finished the first parts.
@@ -186,7 +186,7 @@ class Shard:
 
     def acknowledge(self, peer: NodeId, step: Step) -> Shard:
         """Record that `peer` has verified and sealed a replica of `step`."""
-        return replace(self, held=self.held | {(peer, step)}, unheard=self.unheard - {peer})._confirmed(peer)._settled()
+        return replace(self, held=self.held | {(peer, step)}, silent=self.silent - {peer})._confirmed(peer)._settled()
 
     def inventory(self, peer: NodeId, steps: frozenset[Step]) -> Shard:
         """Record that `peer` has connected, and that it holds exactly the sealed `steps` of this shard.
@@ -195,10 +195,10 @@ class Shard:
         """
         held = frozenset(each for each in self.held if each[0] != peer) | {(peer, step) for step in steps}
         lost = {peer} if self.committed != NONE and peer in self.view and self.committed not in steps else set[NodeId]()
-        heard = replace(
-            self, held=held, view=self.view - lost, returning=self.returning | lost, unheard=self.unheard - {peer}
+        updated = replace(
+            self, held=held, view=self.view - lost, returning=self.returning | lost, silent=self.silent - {peer}
         )
-        return heard._confirmed(peer)._settled()
+        return updated._confirmed(peer)._settled()
 
     def answer(self, peer: NodeId) -> Shard:
         """Record that a `peer` that was dropped from the view accepts data again.
@@ -206,15 +206,15 @@ class Shard:
         The owner's votes ACKED then wait for this peer too, unless the peer is dropped again.
         """
         is_back = peer in self.awaited or peer not in self.peers
-        return self if is_back else replace(self, returning=self.returning | {peer}, unheard=self.unheard - {peer})
+        return self if is_back else replace(self, returning=self.returning | {peer}, silent=self.silent - {peer})
 
     def drop(self, peer: NodeId) -> Shard:
         """Drop `peer` from the view, because it missed the holder deadline.
 
         Commits continue without the peer, and the agent reports the job's protection as degraded.
         """
-        unheard = self.unheard | ({peer} & frozenset(self.peers))
-        return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, unheard=unheard)._settled()
+        silent = self.silent | ({peer} & frozenset(self.peers))
+        return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, silent=silent)._settled()
 
     def wanted(self, peer: NodeId) -> Step:
         """Return the step that the owner sends to the holder `peer` next, or `NONE`.
@@ -272,8 +272,8 @@ class Shard:
 
 
 def _cut(reason: str) -> str:
-    said = reason.encode(errors="replace")
-    return reason if len(said) <= REASON_BYTES else said[: REASON_BYTES - 3].decode(errors="ignore") + "…"
+    encoded = reason.encode(errors="replace")
+    return reason if len(encoded) <= REASON_BYTES else encoded[: REASON_BYTES - 3].decode(errors="ignore") + "…"
 
 
 def echo_of(half: RankHalf, stop: Step, state: StopState) -> tuple[Step, int]:
@@ -520,9 +520,11 @@ class Coordinator:
         if not self.is_recovering or not self.is_complete:
             return self
         newest = max(each.proposed for each in self.ranks)
-        heard = max(each.committed for each in self.ranks)
-        acked = newest > heard and all(each.proposed == newest and each.vote is Vote.ACKED for each in self.ranks)
-        committed = newest if acked else heard
+        newest_committed = max(each.committed for each in self.ranks)
+        acked = newest > newest_committed and all(
+            each.proposed == newest and each.vote is Vote.ACKED for each in self.ranks
+        )
+        committed = newest if acked else newest_committed
         known = replace(
             self,
             is_recovering=False,

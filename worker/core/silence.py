@@ -36,7 +36,7 @@ class HolderSilence:
 
     period_seconds: float
     """Seconds between two of the owner's checks of the holder."""
-    looked_at: float = -math.inf
+    checked_at: float = -math.inf
     owed_since: float | None = None
     """Time since which the holder has made no progress although it lacks data; None if the holder is not silent.
 
@@ -62,7 +62,7 @@ class HolderSilence:
     The next drop at least doubles this time, unless a success of the holder resets it.
     """
 
-    def looked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> HolderSilence:
+    def checked(self, now: float, *, is_owed: bool, is_asked: bool, is_occupied: bool) -> HolderSilence:
         """Return the state after the owner's next periodic check of the holder.
 
         While `is_owed` and `is_asked` are True, the time since the last check counts as silence. It does not count if
@@ -78,12 +78,14 @@ class HolderSilence:
         Returns:
             The new state.
         """
-        elapsed = now - self.looked_at
+        elapsed = now - self.checked_at
         left_out = elapsed if is_occupied or elapsed > LATE_RATIO * self.period_seconds else 0.0
         owed = now if self.owed_since is None else self.owed_since + left_out
         failing = None if self.failing_since is None else min(now, self.failing_since + left_out)
-        looked = replace(self, looked_at=now, owed_since=owed if is_owed and is_asked else None, failing_since=failing)
-        return looked if is_owed else looked.succeeded()
+        checked = replace(
+            self, checked_at=now, owed_since=owed if is_owed and is_asked else None, failing_since=failing
+        )
+        return checked if is_owed else checked.succeeded()
 
     def progressed(self) -> HolderSilence:
         """Record that the holder has made progress: it has answered, or accepted data."""
@@ -121,16 +123,16 @@ class HolderSilence:
             return self
         in_vain = self.failing_since is not None or self.returns_at > -math.inf
         apart = max(self.seconds, 2 * self.apart_seconds) if in_vain else 0.0
-        return replace(self, returns_at=self.looked_at + apart, apart_seconds=apart)
+        return replace(self, returns_at=self.checked_at + apart, apart_seconds=apart)
 
     @property
     def may_return(self) -> bool:
         """True if, at the last check, the holder had been dropped from the view for `apart_seconds`."""
-        return self.looked_at >= self.returns_at
+        return self.checked_at >= self.returns_at
 
     @property
     def seconds(self) -> float:
         """Seconds for which the holder had been silent or failing at the last check."""
         return max(
-            (self.looked_at - each for each in (self.owed_since, self.failing_since) if each is not None), default=0.0
+            (self.checked_at - each for each in (self.owed_since, self.failing_since) if each is not None), default=0.0
         )

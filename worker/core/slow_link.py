@@ -77,7 +77,7 @@ class SlowLink:
         """Return the link's state at the start of the next transfer, without the last transfer's rate limit."""
         return replace(self, limit=None, begun=(0, 0.0))
 
-    def looked(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:
+    def measured(self, sent_bytes: int, seconds: float, *, sound: float) -> SlowLink:
         """Measure the rate of the running transfer, and set or lift the rate limit for snapshots on this link.
 
         Args:

@@ -84,7 +84,10 @@ class Strays:
     Until then, another node may have to fetch the base from a stray on this node.
     """
     committed: Step = NONE
-    """The newest committed step of the generation that the coordinator has announced to this node; set by `heard`."""
+    """The newest committed step of the generation that the coordinator has announced to this node.
+
+    `announced` sets it.
+    """
     sole: frozenset[tuple[Rank, Content]] | None = None
     """Contents that this node must keep, because no earlier node in the plan's order keeps them.
 
@@ -98,7 +101,10 @@ class Strays:
     See `slots_ahead`.
     """
     held: frozenset[Rank] = frozenset()
-    """Ranks with a stray whose shards all planned holders have sealed at the base or a later step; set by `heard`."""
+    """Ranks with a stray whose shards all planned holders have sealed at the base or a later step.
+
+    `announced` sets it.
+    """
 
     @classmethod
     def of(cls, plan: GenerationPlan, node_id: NodeId) -> Strays:
@@ -128,7 +134,7 @@ class Strays:
         """Record that every node has loaded and verified the base (the step to restore). The ranks begin to train."""
         return replace(self, is_loaded=True)
 
-    def heard(self, committed: Step, held: Iterable[Rank]) -> Strays:
+    def announced(self, committed: Step, held: Iterable[Rank]) -> Strays:
         """Store the committed step that the coordinator has announced, and add the announced ranks to the field `held`.
 
         The argument `held` names ranks whose shards are complete on all planned holders, so their strays are no longer

@@ -228,10 +228,10 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
         OSError: the file cannot be opened or is refused.
     """
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    told = os.fstat(file)
+    status = os.fstat(file)
     if not (
-        stat.S_ISREG(told.st_mode)
-        and told.st_uid == uid
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == uid
         and Path(os.readlink(f"/proc/self/fd/{file}")).is_relative_to(root)
     ):
         os.close(file)

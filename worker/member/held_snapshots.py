@@ -93,7 +93,7 @@ class HeldSnapshots:
 
         It also contains holds whose release arrived before their first request. These holds never begin.
         """
-        self._heard: Announcement | None = None
+        self._announcement: Announcement | None = None
         self._is_closed = False
         self._turn = asyncio.Lock()
         """Lock of the request that begins or prolongs an export, so that two requests do not pin slots together."""
@@ -170,16 +170,16 @@ class HeldSnapshots:
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
         """Return the reason why this node cannot hold slots for an export now, or an empty string."""
-        heard = self._heard
+        announcement = self._announcement
         if self._is_closed:
             return "the generation has ended on this node"
         if hold_id in self._ends:
             return self._ends[hold_id]
-        if heard is not None and is_superseded(
-            step, committed=heard.committed, proposed=heard.proposed, persist=heard.persist_step
+        if announcement is not None and is_superseded(
+            step, committed=announcement.committed, proposed=announcement.proposed, persist=announcement.persist_step
         ):
-            return f"the job stops, and its final step {heard.proposed} needs the memory"
-        if heard is not None and heard.ends_exports:
+            return f"the job stops, and its final step {announcement.proposed} needs the memory"
+        if announcement is not None and announcement.ends_exports:
             return "AWS announced the end of a node, and the checkpoint that the job stores before needs the memory"
         return ""
 
@@ -251,7 +251,7 @@ class HeldSnapshots:
 
         Training needs these slots for its final step, or for a checkpoint before AWS reclaims a node.
         """
-        self._heard = announcement
+        self._announcement = announcement
         if self._hold is not None and (obstacle := self._obstacle(self._hold.hold_id, self._hold.step)):
             self.release(self._hold.hold_id, obstacle)
 

@@ -417,7 +417,7 @@ class Member:
         Uploads must begin before ranks receive slots, because each upload pins the slot that it reads.
         """
         self.contents.committed = max(self.contents.committed, announcement.committed)
-        self._node.store.strays = self._node.store.strays.heard(announcement.committed, announcement.held)
+        self._node.store.strays = self._node.store.strays.announced(announcement.committed, announcement.held)
         self._node.store.drop_strays()
         self.uploads.hear(announcement)
         self.upload_helper.hear(announcement)

@@ -202,11 +202,11 @@ class RankLines:
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
         """Record how many bytes of the state that a rank restores are verified in its slot, and notify the rank."""
         shard = self._shards[rank]
-        was_told = shard.arriving is not None
+        was_arriving = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)
         line = self._waiting.get(rank)
         if line is not None and self._is_followed and shard.arriving is not None:
-            line.send(WordChanged() if was_told else shard.arriving)
+            line.send(WordChanged() if was_arriving else shard.arriving)
 
     def welcome_all(self) -> None:
         """Start the training of all ranks, because every node has verified its shards.

@@ -320,31 +320,31 @@ class RankSlots:
         late = abandoned.reason.startswith(LATE_REASON) and not refusal
         shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
 
-    def _slot_of(self, shard: OwnedShard, said: Capturing | Captured) -> Slot | None:
+    def _slot_of(self, shard: OwnedShard, message: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank's message names, or None if the rank may not write to this slot."""
         slots = self._store.shards.get(shard.rank, [])
         # A restarted agent may have marked the rank's granted slot as empty, but the rank may still write to it.
-        is_granted = (said.step, said.slot) == (
+        is_granted = (message.step, message.slot) == (
             shard.proposed,
             shard.granted_slot,
         )
-        is_written = said.slot == being_written([slot.view for slot in slots], shard.content(said.step))
-        if said.slot < 0 or not (is_granted or is_written):
+        is_written = message.slot == being_written([slot.view for slot in slots], shard.content(message.step))
+        if message.slot < 0 or not (is_granted or is_written):
             return None
-        capacity = slots[said.slot].file.header.capacity_bytes
+        capacity = slots[message.slot].file.header.capacity_bytes
         if not (
-            0 < said.payload_bytes <= capacity
-            and 0 <= said.index_offset <= said.payload_bytes - said.index_bytes <= said.payload_bytes
+            0 < message.payload_bytes <= capacity
+            and 0 <= message.index_offset <= message.payload_bytes - message.index_bytes <= message.payload_bytes
         ):
             shard.abandon(
-                said.step,
-                f"the captured state of {said.payload_bytes} bytes does not fit into its slot of {capacity} bytes",
+                message.step,
+                f"the captured state of {message.payload_bytes} bytes does not fit into its slot of {capacity} bytes",
             )
             return None
-        return slots[said.slot]
+        return slots[message.slot]
 
-    def _follow(self, shard: OwnedShard, slot: Slot, said: Capturing | Captured) -> ChunkDigests:
-        content = shard.content(said.step)
+    def _follow(self, shard: OwnedShard, slot: Slot, message: Capturing | Captured) -> ChunkDigests:
+        content = shard.content(message.step)
         header = SlotHeader(
             job=self._store.job,
             run=self._plan.run,
@@ -353,14 +353,14 @@ class RankSlots:
             step=content.step,
             state=SlotState.WRITING,
             capacity_bytes=slot.file.header.capacity_bytes,
-            payload_bytes=said.payload_bytes,
-            index_offset=said.index_offset,
-            index_bytes=said.index_bytes,
-            layout_hash=said.layout_hash,
+            payload_bytes=message.payload_bytes,
+            index_offset=message.index_offset,
+            index_bytes=message.index_bytes,
+            layout_hash=message.layout_hash,
         )
         digests, has_begun = self._store.follow(slot, header)
         if has_begun:
-            self._background.begin(self._seal(shard, said.step, slot, digests))
+            self._background.begin(self._seal(shard, message.step, slot, digests))
         return digests
 
     async def _seal(self, shard: OwnedShard, step: Step, slot: Slot, digests: ChunkDigests) -> None:

@@ -35,7 +35,7 @@ Shorter transfers hardly disturb training, and shorter idle spans have no room f
 immediately.
 """
 UNPACED = Unpaced()
-SAID = {
+PACING_SENTENCES = {
     Pacing.AT_ONCE: "replicas are sent immediately",
     Pacing.TRIED: "replicas are sent immediately or in idle network time, in turn, to measure which costs less",
     Pacing.IN_IDLE_SPANS: "replicas wait for idle network time",
@@ -120,7 +120,7 @@ class Traffic:
     def hear(self, pacing: Pacing) -> None:
         """Send snapshots in idle network time or at once, as the coordinator has announced, from the next step on."""
         if pacing is not self._pacing:
-            log.info("%s", SAID[pacing])
+            log.info("%s", PACING_SENTENCES[pacing])
             self._pacing = pacing
 
     def captured(self, rank: Rank) -> None:

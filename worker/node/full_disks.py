@@ -71,14 +71,14 @@ class FullDisks:
         Returns:
             The fault, or None if the output names no full disk.
         """
-        said = _WORDS.search(words)
-        if said is None:
+        match = _WORDS.search(words)
+        if match is None:
             return None
         named = _NAMED.search(words)
         if named is None:
-            return self._note(self._state, said[0])
+            return self._note(self._state, match[0])
         # The job chose this path. Its file system may hang, so the agent must not query the free space.
-        return self._note(Path(named["path"]).parent, said[0], is_ours=False)
+        return self._note(Path(named["path"]).parent, match[0], is_ours=False)
 
     def faults(self, others: Sequence[NodeFault] = ()) -> tuple[NodeFault, ...]:
         """Return a fault for each folder in which a write has recently failed for lack of space.

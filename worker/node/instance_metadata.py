@@ -89,13 +89,13 @@ class InstanceMetadata:
         self._host, self._port = parts.hostname or "", parts.port or 80
         self._on_change = on_change
         self._token = ""
-        self._told: dict[str, tuple[NodeNotice, ...]] = {}
+        self._notices_by_path: dict[str, tuple[NodeNotice, ...]] = {}
         self._is_absent = False
 
     @property
     def notices(self) -> tuple[NodeNotice, ...]:
         """The current notices of AWS about this instance, in a fixed order."""
-        return tuple(notice for path in _READERS for notice in self._told.get(path, ()))
+        return tuple(notice for path in _READERS for notice in self._notices_by_path.get(path, ()))
 
     def identity(self) -> InstanceIdentity:
         """Read the identity of this instance. The call blocks; an agent calls it once, when it starts.
@@ -130,7 +130,7 @@ class InstanceMetadata:
         """Read all of AWS's notices for this instance once."""
         before = self.notices
         try:
-            self._told = await asyncio.to_thread(self._ask, dict(self._told))
+            self._notices_by_path = await asyncio.to_thread(self._ask, dict(self._notices_by_path))
             if self._is_absent:
                 log.info("the instance's metadata service answers again")
             self._is_absent = False
@@ -146,26 +146,26 @@ class InstanceMetadata:
             )
             self._on_change()
 
-    def _ask(self, told: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
-        """Request all kinds of notices, update `told` with them, and return `told`.
+    def _ask(self, notices_by_path: dict[str, tuple[NodeNotice, ...]]) -> dict[str, tuple[NodeNotice, ...]]:
+        """Request all kinds of notices, update `notices_by_path` with them, and return `notices_by_path`.
 
-        The keys of `told` are URL paths, one per kind of notice. If the request of a path fails, its notices do not
-        change. Runs in a thread, one call at a time.
+        The keys of `notices_by_path` are URL paths, one per kind of notice. If the request of a path fails, its notices
+        do not change. Runs in a thread, one call at a time.
         """
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_seconds)
         try:
             for path, read in _READERS.items():
                 status, body = self._get(connection, path)
                 if status == http.client.NOT_FOUND:
-                    told[path] = ()
+                    notices_by_path[path] = ()
                 elif status == http.client.OK:
                     try:
-                        told[path] = read(body)
+                        notices_by_path[path] = read(body)
                     except (ValueError, KeyError, TypeError, AttributeError) as error:
                         log.warning("the metadata at %s does not have the format that AWS documents: %r", path, error)
         finally:
             connection.close()
-        return told
+        return notices_by_path
 
     def _get(self, connection: http.client.HTTPConnection, path: str) -> tuple[int, str]:
         """Return status and body of a path; fetch a new token if the current token is missing or has expired."""
@@ -198,8 +198,8 @@ def _request(
 
 
 def _spot(body: str) -> tuple[NodeNotice, ...]:
-    said = json.loads(body)
-    action, time = said["action"], said["time"]
+    instance_action = json.loads(body)
+    action, time = instance_action["action"], instance_action["time"]
     return (
         NodeNotice(
             kind=NoticeKind.SPOT_INTERRUPTION,

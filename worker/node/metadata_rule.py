@@ -64,7 +64,7 @@ def keep_away(user: RankUser) -> str:
     Returns:
         The reason why these users can still reach the metadata; empty if they cannot reach it.
     """
-    told = []
+    errors = []
     uids = f"{user.uid}-{user.uid + user.uid_count - 1}"
     for family, address in ADDRESSES.items():
         words = [
@@ -85,17 +85,17 @@ def keep_away(user: RankUser) -> str:
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
         except (OSError, subprocess.SubprocessError) as error:
-            told.append(f"ip: {error}")
+            errors.append(f"ip: {error}")
             continue
         if done.returncode and "File exists" not in done.stderr:
-            told.append(f"{' '.join(words[:4])}: {done.stderr.strip()}")
+            errors.append(f"{' '.join(words[:4])}: {done.stderr.strip()}")
     try:
         tried = run_as(user, _TRY, *ADDRESSES.values())
     except (OSError, subprocess.SubprocessError) as error:
         return f"the rule cannot be verified: {error}"
     if tried.returncode:
         return f"the rule cannot be verified: {tried.stderr.strip()[-200:]}"
-    return f"{tried.stdout}{'; '.join(told) or 'in spite of the rule'}" if tried.stdout else ""
+    return f"{tried.stdout}{'; '.join(errors) or 'in spite of the rule'}" if tried.stdout else ""
 
 
 async def keep_on(

@@ -182,7 +182,7 @@ class RoleCredentials:
         if left < RENEW_SECONDS and is_idle and (left <= 0 or self._now() - self._asked_at >= STS_RETRY_SECONDS):
             self._asked_at = self._now()
             self._renewing = asyncio.create_task(self._renew(), name="keys of a role")
-            self._renewing.add_done_callback(_heard)
+            self._renewing.add_done_callback(_retrieve_exception)
         if left <= 0 and self._renewing is not None:
             await asyncio.shield(self._renewing)
         assert self._keys is not None, "they were there, or have come"
@@ -201,6 +201,6 @@ def token_of(plan: GenerationPlan, key: bytes) -> str:
     return hmac.digest(key, f"credentials of run {plan.run} generation {plan.generation}".encode(), "sha256").hex()
 
 
-def _heard(task: asyncio.Task[None]) -> None:
+def _retrieve_exception(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
         task.exception()  # Otherwise asyncio logs the error.

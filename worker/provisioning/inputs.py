@@ -86,9 +86,9 @@ class _Wanted:
 
     @property
     def name(self) -> str:
-        where, told = self.object.reference, self.object
+        where, stored_object = self.object.reference, self.object
         return hashlib.sha256(
-            "\0".join((self.reader, where.bucket, where.key, told.etag, str(told.bytes))).encode()
+            "\0".join((self.reader, where.bucket, where.key, stored_object.etag, str(stored_object.bytes))).encode()
         ).hexdigest()
 
 
@@ -203,8 +203,8 @@ class InputCache:
     def _make_room(self, listed: Mapping[str, Sequence[_Wanted]]) -> None:
         held = []
         for path in self._objects.iterdir():
-            told = path.stat()
-            held.append(HeldFile(path.name, told.st_size, told.st_ctime, told.st_nlink > 1))
+            status = path.stat()
+            held.append(HeldFile(path.name, status.st_size, status.st_ctime, status.st_nlink > 1))
         wanted = {each.name: each.object.bytes for channel in listed.values() for each in channel}
         limit_bytes = self._limit_bytes
         if limit_bytes is None:
@@ -315,10 +315,12 @@ class InputCache:
             sync(parent)
             parent.chmod(_FOLDER_MODE)
         scratch.rename(folder)
-        told = tuple(IndexedFile(place=str(each.place), name=each.name, bytes=each.object.bytes) for each in wanted)
+        indexed_files = tuple(
+            IndexedFile(place=str(each.place), name=each.name, bytes=each.object.bytes) for each in wanted
+        )
         fresh = index.with_suffix(".fresh")
         with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(told))
+            file.write(msgspec.json.encode(indexed_files))
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(index)
@@ -339,13 +341,13 @@ def _listed(
     """Return the objects of an input channel: one object, or all objects below a key prefix."""
     folder = prefix.key if not prefix.key or prefix.key.endswith("/") else f"{prefix.key}/"
     wanted: list[_Wanted] = []
-    for told in store.list(ObjectReference(bucket=prefix.bucket, key=folder)):
+    for stored_object in store.list(ObjectReference(bucket=prefix.bucket, key=folder)):
         if cancelled.is_set():
             raise FetchStopped
         if len(wanted) == MAX_OBJECTS:
             raise Misplaced(f"there are more than {MAX_OBJECTS:,} objects below s3://{prefix.bucket}/{folder}")
-        if (place := place_of(told.reference.key, folder)) is not None:
-            wanted.append(_Wanted(place, told, reader))
+        if (place := place_of(stored_object.reference.key, folder)) is not None:
+            wanted.append(_Wanted(place, stored_object, reader))
     if not wanted and folder != prefix.key and (alone := store.head(prefix)) is not None:
         place = place_of(prefix.key, prefix.key[: prefix.key.rfind("/") + 1])
         assert place is not None, "its key does not end with a slash"
@@ -383,10 +385,10 @@ def _time_of(name: str) -> int:
 
 def _is_sound(path: Path, name: str, size: int) -> bool:
     try:
-        told = path.stat()
+        status = path.stat()
     except OSError:
         return False
-    return stat.S_ISREG(told.st_mode) and told.st_size == size and told.st_mtime == _time_of(name)
+    return stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_mtime == _time_of(name)
 
 
 def _remove(folder: Path) -> None:

@@ -169,9 +169,9 @@ class Supplies:
         """Install the job's packages. pip's output appears in the job's log, as lines of the node's first rank."""
         if not plan.script.requirements:
             return Packages()
-        if told := sorted(name for name in plan.script.environment if name.startswith("PIP_")):
+        if pip_variables := sorted(name for name in plan.script.environment if name.startswith("PIP_")):
             words = (
-                f"Environment.{told[0]}: pip does not read the job's variables. Write its options into "
+                f"Environment.{pip_variables[0]}: pip does not read the job's variables. Write its options into "
                 f"{plan.script.requirements} (--index-url …)"
             )
             raise LoadFailed.lacking(plan.parent, "requirements_failed", words, is_passing=False)

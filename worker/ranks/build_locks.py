@@ -44,11 +44,11 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
     found = {}
     for path in _locks(environment):
         with contextlib.suppress(OSError):
-            told = path.lstat()
-            if not stat.S_ISREG(told.st_mode):
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):
                 continue
             if (kind := file_system_of(path.parent)) in OWN_FILE_SYSTEMS:
-                found[told.st_dev, told.st_ino] = path
+                found[status.st_dev, status.st_ino] = path
             else:
                 log.info(
                     "build lock %s is not removed: it is on %s, where another node may hold it",
@@ -60,8 +60,8 @@ def remove_stale(environment: Mapping[str, str], user: RankUser | None) -> None:
     for lock in found.keys() - _held():
         path = found[lock]
         try:
-            told = path.lstat()
-            if (told.st_dev, told.st_ino) == lock:
+            status = path.lstat()
+            if (status.st_dev, status.st_ino) == lock:
                 _unlink(path, user)
         except OSError as error:
             log.warning(
@@ -102,10 +102,10 @@ def file_system_of(folder: Path) -> str:
     """Return the kernel's name of the file system of `folder`, or an empty string if the name is unknown."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
-        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        fdinfo = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
     finally:
         os.close(descriptor)
-    mount = dict(line.split(":\t", 1) for line in told.splitlines()).get("mnt_id")
+    mount = dict(line.split(":\t", 1) for line in fdinfo.splitlines()).get("mnt_id")
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         where, _, what = line.partition(" - ")
         if where.split()[0] == mount:
@@ -118,6 +118,6 @@ def _held() -> set[tuple[int, int]]:
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):  # The process may have ended or closed the file meanwhile.
             if os.readlink(descriptor).endswith("/lock"):
-                told = descriptor.stat()
-                held.add((told.st_dev, told.st_ino))
+                status = descriptor.stat()
+                held.add((status.st_dev, status.st_ino))
     return held

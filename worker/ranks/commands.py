@@ -162,14 +162,14 @@ async def run_beside(
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    said: list[bytearray] = [bytearray(), bytearray()]
+    outputs: list[bytearray] = [bytearray(), bytearray()]
     is_timed_out = False
     try:
         async with asyncio.timeout(command.timeout_seconds):
             await asyncio.gather(
                 _feed(process, command.stdin),
-                _read(process.stdout, said[0]),
-                _read(process.stderr, said[1]),
+                _read(process.stdout, outputs[0]),
+                _read(process.stderr, outputs[1]),
                 process.wait(),
             )
     except TimeoutError:
@@ -180,9 +180,9 @@ async def run_beside(
     return CommandEnded(
         command_id=command.command_id,
         exit_code=None if is_timed_out or code is None else code if code >= 0 else 128 - code,
-        stdout=bytes(said[0][:MAX_COMMAND_OUTPUT_BYTES]),
-        stderr=bytes(said[1][:MAX_COMMAND_OUTPUT_BYTES]),
-        is_cut=any(len(stream) > MAX_COMMAND_OUTPUT_BYTES for stream in said),
+        stdout=bytes(outputs[0][:MAX_COMMAND_OUTPUT_BYTES]),
+        stderr=bytes(outputs[1][:MAX_COMMAND_OUTPUT_BYTES]),
+        is_cut=any(len(stream) > MAX_COMMAND_OUTPUT_BYTES for stream in outputs),
         is_timed_out=is_timed_out,
     )
 

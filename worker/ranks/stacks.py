@@ -139,8 +139,8 @@ async def _look(program: str, pid: int) -> str:
 
 def _reason(errors: str) -> str:
     """Return py-spy's error message as one line, without py-spy's own backtrace."""
-    told = [line.strip() for line in errors.partition("Stack backtrace")[0].splitlines() if line.strip()]
-    return " ".join(told)[:500] or "py-spy failed without a word"
+    lines = [line.strip() for line in errors.partition("Stack backtrace")[0].splitlines() if line.strip()]
+    return " ".join(lines)[:500] or "py-spy failed without a word"
 
 
 def find_py_spy() -> str | None:

@@ -568,9 +568,9 @@ class Supervisor:
             ShimUnavailable: no shim runs on this node, or it ended during the request.
         """
         await self._connected()
-        heard = self._answer_count
+        answer_count = self._answer_count
         self._send(ListRanks())
-        while self._answer_count == heard:
+        while self._answer_count == answer_count:
             await self.changed.wait(self.changed.version, timeout_seconds=self.gone_seconds)
             if self._writer is None:
                 raise ShimUnavailable("the shim ended during the request")
@@ -694,14 +694,14 @@ class Supervisor:
 
     async def _connect_again(self) -> asyncio.StreamReader:
         """Start a new shim and connect to it. Retry until the connection succeeds."""
-        told = ""
+        logged_error = ""
         while True:
             try:
                 return await self._connect()
             except (ShimUnavailable, OSError) as error:
-                if str(error) != told:
-                    told = str(error)
-                    log.error("no rank can be started until a new shim runs: %s", told)
+                if str(error) != logged_error:
+                    logged_error = str(error)
+                    log.error("no rank can be started until a new shim runs: %s", logged_error)
             await asyncio.sleep(RECORD_RETRY_SECONDS)
 
     def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
@@ -727,10 +727,10 @@ class Supervisor:
         self.changed.notify()
 
     def _note_confinement(self, message: Ranks) -> None:
-        told = (message.confinement, message.confinement_error, message.limits_error)
-        if told == self._confinement:
+        confinement = (message.confinement, message.confinement_error, message.limits_error)
+        if confinement == self._confinement:
             return
-        self._confinement = told
+        self._confinement = confinement
         if message.confinement:
             log.info("ranks run in cgroups below %s", message.confinement)
         if message.confinement_error:

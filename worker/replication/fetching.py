@@ -35,7 +35,7 @@ from worker.shm.store import SlotStore
 from worker.tasks import finish, first_of
 
 log = logging.getLogger(__name__)
-Told = Callable[[], Awaitable[ShardDigests | EndShard]]
+NextMessage = Callable[[], Awaitable[ShardDigests | EndShard]]
 """Type of a function that waits for the holder's next message about an announced shard, and returns it."""
 FETCH_RETRY_SECONDS = 0.1
 LOOKS_PER_SILENCE = 4
@@ -82,13 +82,15 @@ async def fetch_shard(
         TimeoutError: the holder did not answer in time.
     """
 
-    async def receive(session: Session, streams: Streams, receiver: Receiver, begin: BeginShard, told: Told) -> bytes:
+    async def receive(
+        session: Session, streams: Streams, receiver: Receiver, begin: BeginShard, next_message: NextMessage
+    ) -> bytes:
         return await receive_shard(
             session,
             streams,
             receiver,
             begin,
-            told,
+            next_message,
             store,
             keep=keep,
             slot_count=slot_count,
@@ -112,7 +114,7 @@ async def fetch_shard(
 async def fetch(
     dialler: Dialler,
     wanted: FetchShard,
-    receive: Callable[[Session, Streams, Receiver, BeginShard, Told], Awaitable[bytes]],
+    receive: Callable[[Session, Streams, Receiver, BeginShard, NextMessage], Awaitable[bytes]],
     *,
     answer_seconds: float,
     silence_seconds: float,
@@ -161,7 +163,7 @@ async def fetch(
                 )
                 break
 
-        async def told() -> ShardDigests | EndShard:
+        async def next_message() -> ShardDigests | EndShard:
             message = await session.receive()
             if not isinstance(message, ShardDigests | EndShard) or message.transfer != begin.transfer:
                 raise MalformedMessage(
@@ -172,7 +174,7 @@ async def fetch(
             return message
 
         async def take() -> None:
-            digest = await receive(session, streams, receiver, begin, told)
+            digest = await receive(session, streams, receiver, begin, next_message)
             await session.send(ShardSealed(transfer=begin.transfer, digest=digest))
 
         async def deliver(line: socket.socket) -> None:

@@ -21,7 +21,7 @@ from everstep.protocol.plan import ShardSource
 from worker.core.parity import Missing, Stripe
 from worker.core.slots import Content
 from worker.errors import NoRoom, PeerError, PeerLost
-from worker.replication.fetching import Told, fetch
+from worker.replication.fetching import NextMessage, fetch
 from worker.replication.streams import IncomingParts, Receiver, Streams
 from worker.replication.transfers import ShardRejected, announced_digests, receive_parts
 from worker.replication.transport import Dialler, Session
@@ -152,7 +152,7 @@ async def _receive(
     streams: Streams,
     receiver: Receiver,
     begin: BeginShard,
-    next_message: Told,
+    next_message: NextMessage,
 ) -> bytes:
     chunk_digests, digest = await announced_digests(begin, next_message, silence_seconds=silence_seconds)
     wanted = target.wanted(survivor.rank, owner, begin.payload_bytes)

@@ -230,21 +230,23 @@ class ReplicaReceiver:
         taking: asyncio.Task[None] | None = None
         reserving: asyncio.Task[None] | None = None
         saying = asyncio.create_task(self._in_turn(owner, None, partial(self._say_preparing, session, slot_owner)))
-        told: asyncio.Queue[ShardDigests | EndShard] = asyncio.Queue()
+        message_queue: asyncio.Queue[ShardDigests | EndShard] = asyncio.Queue()
         number = 0
         try:
             while True:
                 message = await session.receive()
                 match message:
                     case BeginShard() if message.owner_rank == rank and message.transfer > number:
-                        number, told = message.transfer, asyncio.Queue()
+                        number, message_queue = message.transfer, asyncio.Queue()
                         await end(taking)
                         taking = asyncio.create_task(
-                            self._in_turn(owner, reserving, partial(self._take_one, session, owner, message, told.get))
+                            self._in_turn(
+                                owner, reserving, partial(self._take_one, session, owner, message, message_queue.get)
+                            )
                         )
                     case ShardDigests() | EndShard() if message.transfer <= number:
                         if message.transfer == number:
-                            told.put_nowait(message)
+                            message_queue.put_nowait(message)
                     case PreparingShard() if parity is not None:
                         parity.progress(rank)
                     case PrintedLines():
@@ -305,20 +307,24 @@ class ReplicaReceiver:
         await session.send(ShardReserved(capacity_bytes=wanted.capacity_bytes, layout_hash=wanted.layout_hash))
 
     async def _take_one(
-        self, session: Session, owner: _Open, begin: BeginShard, told: Callable[[], Awaitable[ShardDigests | EndShard]]
+        self,
+        session: Session,
+        owner: _Open,
+        begin: BeginShard,
+        next_message: Callable[[], Awaitable[ShardDigests | EndShard]],
     ) -> None:
         assert owner.receiver is not None
         parity = self._parity(begin.owner_rank)
         try:
             digest = (
-                await parity.take(session, owner.streams, owner.receiver, begin, told, on_emptied=self._cut)
+                await parity.take(session, owner.streams, owner.receiver, begin, next_message, on_emptied=self._cut)
                 if parity is not None
                 else await receive_shard(
                     session,
                     owner.streams,
                     owner.receiver,
                     begin,
-                    told,
+                    next_message,
                     self._store,
                     keep=self._keep(begin.owner_rank, begin.committed),
                     slot_count=self._slot_count,

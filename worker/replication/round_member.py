@@ -112,7 +112,7 @@ class RoundMember:
         self._announced = Announcement(
             generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
         )
-        self._heard = Signal()
+        self._announcement_changed = Signal()
 
     async def run_local(self, server: RoundServer) -> None:
         """Exchange reports and announcements with the coordinator on this node itself, without a connection."""
@@ -199,7 +199,7 @@ class RoundMember:
                 self._silent = silent
                 self._on_silence()
 
-    def _heard_from(self, peer: NodeId) -> None:
+    def _record_message(self, peer: NodeId) -> None:
         self.heard_at[peer] = asyncio.get_running_loop().time()
 
     async def _listen(self, session: Session) -> None:
@@ -210,7 +210,7 @@ class RoundMember:
                     f"{session.peer} sent {type(message).__name__}, not an announcement of this generation"
                 )
             self.silent_since = None
-            self._heard_from(session.peer)
+            self._record_message(session.peer)
             self._listened(message)
 
     def _listened(self, message: Announcement) -> None:
@@ -221,7 +221,7 @@ class RoundMember:
         self._announced = message
         if not message.is_silent:
             self._hear(message)
-        self._heard.notify()
+        self._announcement_changed.notify()
 
     def _begin_term(self, term: int) -> None:
         known = self._known.begin_term(term)
@@ -235,9 +235,9 @@ class RoundMember:
         The period is a third of the time after which a node counts as silent.
         """
         while True:
-            seen = self._heard.version
+            seen = self._announcement_changed.version
             await session.send(self._announced)
-            await self._heard.wait(seen, self._deadline / 3)
+            await self._announcement_changed.wait(seen, self._deadline / 3)
 
     async def _collect(self, session: Session) -> None:
         members = self._tree.below(session.peer)
@@ -245,7 +245,7 @@ class RoundMember:
             message = await session.receive()
             if not isinstance(message, RoundReport) or message.generation != self._generation:
                 raise MalformedMessage(f"{session.peer} sent {type(message).__name__}, not a report of this generation")
-            self._heard_from(session.peer)
+            self._record_message(session.peer)
             for each in message.nodes:
                 if (
                     each.node_id not in members
@@ -279,27 +279,27 @@ class RoundMember:
         alive.
         """
         now = asyncio.get_running_loop().time
-        told, told_at = TreeReports(), now()
+        reported, reported_at = TreeReports(), now()
         new_since: float | None = None
         """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self.newest_reports()
-            due = told_at + self._deadline / 3
-            if news := newest.since(told):
+            due = reported_at + self._deadline / 3
+            if news := newest.since(reported):
                 new_since = now() if new_since is None else new_since
-                due = min(due, new_since + self._patience(newest, told))
+                due = min(due, new_since + self._patience(newest, reported))
             else:
                 new_since = None
             if (left := due - now()) > 0:
                 await self.changed.wait(seen, left)
                 continue
             await send(news)
-            told, told_at, new_since = newest, now(), None
+            reported, reported_at, new_since = newest, now(), None
 
-    def _patience(self, newest: TreeReports, told: TreeReports) -> float:
+    def _patience(self, newest: TreeReports, reported: TreeReports) -> float:
         """Return the seconds for which the node may delay unsent reports; 0 for an urgent report."""
-        if newest.is_pressing(told, self._members):
+        if newest.is_pressing(reported, self._members):
             return 0.0
-        if not newest.is_progress(told):
+        if not newest.is_progress(reported):
             return self._delays.other_seconds
         return min(self._delays.progress_seconds, self._delays.progress_ratio * self._deadline)

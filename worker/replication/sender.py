@@ -454,7 +454,7 @@ class ReplicaSender:
                 f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s "
                 "of sending so far",
             )
-        self._held_to(link.looked(sent, seconds, sound=SLOW_RATIO * self._best_rate))
+        self._held_to(link.measured(sent, seconds, sound=SLOW_RATIO * self._best_rate))
 
     async def _watch(self) -> None:
         """Call `check_holder` at regular intervals, until cancelled."""
@@ -467,7 +467,7 @@ class ReplicaSender:
 
         Later steps are then committed without this holder, until it answers again.
         """
-        self.silence = self.silence.looked(
+        self.silence = self.silence.checked(
             now,
             is_owed=self._shard.is_owed(self._peer),
             is_asked=not self._paused_count,

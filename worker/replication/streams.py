@@ -280,7 +280,7 @@ class ChunkQueue:
         """Time at which the kernel last accepted bytes."""
         self._clock = clock
         self._link = link or SharedLink(clock)
-        self._told_at = clock()
+        self._progress_reported_at = clock()
         self._left: deque[int] = deque()
         self._open_count = 0
         """Number of requested chunks that the kernel has not accepted completely."""
@@ -394,9 +394,9 @@ class ChunkQueue:
                 return False
             self.taken_bytes += size
             self.taken_at = self._clock()
-            is_due = self.taken_at - self._told_at >= PROGRESS_SECONDS
+            is_due = self.taken_at - self._progress_reported_at >= PROGRESS_SECONDS
             if is_due:
-                self._told_at = self.taken_at
+                self._progress_reported_at = self.taken_at
             return is_due
 
     def finish(self) -> None:
@@ -560,7 +560,7 @@ class IncomingShard:
         self._is_closed = False
         self._index: range | None = None
         self._tell: Callable[[int], None] = lambda _: None
-        self._told_count = 0
+        self._notified_count = 0
         """Number of chunks in the verified prefix that was last reported to `notify`."""
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
@@ -589,14 +589,14 @@ class IncomingShard:
     def _look(self) -> None:
         if self._is_closed or self._index is None:
             return
-        count, end = self._told_count, chunk_count(self.payload_bytes)
+        count, end = self._notified_count, chunk_count(self.payload_bytes)
         with self._lock:
             if any(index in self.missing for index in self._index):
                 return
             while count < end and count not in self.missing:
                 count += 1
-        if count > self._told_count or not self._told_count:
-            self._told_count = count
+        if count > self._notified_count or not self._notified_count:
+            self._notified_count = count
             self._tell(chunk_range(count - 1, self.payload_bytes)[1] if count else 0)
 
     def again(self) -> Ranges:

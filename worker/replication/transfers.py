@@ -373,7 +373,7 @@ async def _take(
     session: Session,
     incoming: IncomingShard,
     begin: BeginShard,
-    told: Callable[[], Awaitable[ShardDigests | EndShard]],
+    next_message: Callable[[], Awaitable[ShardDigests | EndShard]],
     store: SlotStore,
     slot: Slot,
     silence_seconds: float | None,
@@ -382,7 +382,7 @@ async def _take(
 ) -> None:
     """Request the missing chunks of each range that the sender announces, until it announces the end of the shard."""
     while True:
-        message = await _next(told, silence_seconds)
+        message = await _next(next_message, silence_seconds)
         known = len(incoming.chunk_digests) // DIGEST_BYTES
         if isinstance(message, EndShard):
             _check_end(begin, message, incoming.chunk_digests)

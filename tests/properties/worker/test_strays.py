@@ -313,7 +313,7 @@ class Relaunch:
         return has_arrived
 
     def announce(self, node: Node) -> None:
-        node.strays = node.strays.heard(self.committed, self.held)
+        node.strays = node.strays.announced(self.committed, self.held)
         node.drop_strays()
 
     def restart(self, node: Node) -> None:

@@ -392,13 +392,13 @@ class Shim:
                 continue
             try:
                 stdout, stderr = _open_output(pending.start)
-                told = _write_down(pending.start)
+                start_file = _write_down(pending.start)
                 theirs, pending.gate = os.pipe()
             except OSError as error:
                 self._refuse(pending.client, pending.start, str(error))
                 continue
             self._forking.append(pending)
-            descriptors = [told, stdout, stderr, theirs]
+            descriptors = [start_file, stdout, stderr, theirs]
             _send_blocking(template.line.socket, FORK, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)

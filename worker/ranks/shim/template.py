@@ -123,8 +123,8 @@ def _serve(line: socket.socket) -> StartRank | None:
             line.sendall(codec.frame(ForkFailed(reason=str(error))))
         else:
             if pid == 0:
-                told, *rest = descriptors
-                start = _read(told)
+                start_file, *rest = descriptors
+                start = _read(start_file)
                 launch.settle(start.user, *rest)
                 return start
             line.sendall(codec.frame(Forked(pid=pid)))
@@ -175,6 +175,6 @@ def _fork_twice() -> int:
 
 def _read(file: int) -> StartRank:
     """Read the start message of the rank that this new process becomes."""
-    with os.fdopen(file, "rb") as told:
-        told.seek(0)
-        return codec.decode(told.read(), StartRank)
+    with os.fdopen(file, "rb") as stream:
+        stream.seek(0)
+        return codec.decode(stream.read(), StartRank)

@@ -770,7 +770,7 @@ def look(sender: ReplicaSender, *, count: int, late_seconds: float = 0.0) -> Non
     """Check the holder for silence `count` times in a row, each check late by `late_seconds`."""
     for _ in range(count):
         silence = sender.silence
-        before = asyncio.get_running_loop().time() if silence.looked_at < 0 else silence.looked_at
+        before = asyncio.get_running_loop().time() if silence.checked_at < 0 else silence.checked_at
         sender.check_holder(before + silence.period_seconds + late_seconds)
 
 

@@ -23,13 +23,13 @@ def after(
 ) -> HolderSilence:
     """Return the state of a silence after `count` further checks of it, each `late` seconds late."""
     for _ in range(count):
-        silence = silence.looked(
-            silence.looked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied
+        silence = silence.checked(
+            silence.checked_at + PERIOD + late, is_owed=is_owed, is_asked=is_asked, is_occupied=is_occupied
         )
     return silence
 
 
-OWED = HolderSilence(PERIOD).looked(BEGIN, is_owed=True, is_asked=True, is_occupied=False)
+OWED = HolderSilence(PERIOD).checked(BEGIN, is_owed=True, is_asked=True, is_occupied=False)
 FAILING = OWED.progressed().failed(BEGIN).progressed().failed(BEGIN)
 
 
@@ -79,13 +79,13 @@ def test_who_was_only_silent_may_return_at_once_who_fails_after_as_long_again() 
 @pytest.mark.parametrize(("silent", "waits"), [(OWED, [0, 8, 16, 32]), (FAILING, [8, 16, 32, 64])])
 def test_each_return_in_vain_is_waited_for_twice_as_late(silent: HolderSilence, waits: list[int]) -> None:
     for wait in waits:
-        silent = after(replace(silent, owed_since=silent.looked_at), 8).given_up()
+        silent = after(replace(silent, owed_since=silent.checked_at), 8).given_up()
         if wait:
             assert not after(silent, wait - 1).may_return
         silent = after(silent, wait)
         assert silent.may_return
         silent = silent.answered()
-    assert after(replace(silent.succeeded(), owed_since=silent.looked_at), 8).given_up().may_return, (
+    assert after(replace(silent.succeeded(), owed_since=silent.checked_at), 8).given_up().may_return, (
         "it has sealed something since"
     )
 
@@ -141,11 +141,11 @@ def test_who_is_owed_nothing_is_not_silent_and_has_failed_at_nothing(silent: Hol
 
 def test_the_first_failure_of_a_row_counts_also_one_that_was_noticed_behind_a_standstill() -> None:
     noticed = OWED.progressed().failed(BEGIN).progressed().failed(BEGIN + STANDSTILL)
-    noticed = noticed.looked(BEGIN + STANDSTILL + 0.125, is_owed=True, is_asked=False, is_occupied=False)
+    noticed = noticed.checked(BEGIN + STANDSTILL + 0.125, is_owed=True, is_asked=False, is_occupied=False)
     assert noticed.seconds == 0.0
     assert after(noticed.failed(BEGIN + 2 * STANDSTILL), 3, is_asked=False).seconds == 3 * PERIOD
 
 
 def test_what_was_before_the_first_look_is_not_counted() -> None:
     begun = HolderSilence(PERIOD).progressed().failed(BEGIN).progressed().failed(BEGIN)
-    assert begun.looked(BEGIN + 1.0, is_owed=True, is_asked=True, is_occupied=False).seconds == 0.0
+    assert begun.checked(BEGIN + 1.0, is_owed=True, is_asked=True, is_occupied=False).seconds == 0.0

@@ -22,11 +22,11 @@ FOUND = SlowLink().found(10e6, 5_000_000, 0.5)
 def after(link: SlowLink, seconds: float, rate: float) -> SlowLink:
     """Return the link's state after `seconds` seconds at `rate` bytes per second."""
     sent, begun = link.begun
-    return link.looked(int(sent + rate * seconds), begun + seconds, sound=SOUND)
+    return link.measured(int(sent + rate * seconds), begun + seconds, sound=SOUND)
 
 
 def test_a_sound_link_is_not_limited() -> None:
-    assert SlowLink().looked(10_000_000, 5.0, sound=SOUND) == SlowLink()
+    assert SlowLink().measured(10_000_000, 5.0, sound=SOUND) == SlowLink()
 
 
 def test_one_that_is_found_slow_is_limited_to_half_of_what_it_carried() -> None:

@@ -31,28 +31,28 @@ def loaded(*, is_doubled: bool = False) -> Strays:
 
 def test_an_older_step_that_is_needed_makes_way_once_the_base_is_committed() -> None:
     assert not loaded().makes_way(STRAY, OLDER)
-    assert loaded().heard(Step(10), []).makes_way(STRAY, OLDER)
+    assert loaded().announced(Step(10), []).makes_way(STRAY, OLDER)
 
 
 def test_a_step_that_the_owner_keeps_too_makes_way_once_all_bases_of_that_owner_are_elsewhere() -> None:
     assert not loaded(is_doubled=True).makes_way(STRAY, OLDER)
-    assert loaded(is_doubled=True).heard(Step(-1), [SIBLING]).makes_way(STRAY, OLDER)
+    assert loaded(is_doubled=True).announced(Step(-1), [SIBLING]).makes_way(STRAY, OLDER)
 
 
 def test_the_base_makes_way_once_its_holders_have_it_or_a_later_step_is_committed() -> None:
-    assert not loaded().heard(Step(10), []).makes_way(STRAY, BASE)
-    assert loaded().heard(Step(-1), [STRAY]).makes_way(STRAY, BASE)
-    assert loaded().heard(Step(11), []).makes_way(STRAY, BASE)
+    assert not loaded().announced(Step(10), []).makes_way(STRAY, BASE)
+    assert loaded().announced(Step(-1), [STRAY]).makes_way(STRAY, BASE)
+    assert loaded().announced(Step(11), []).makes_way(STRAY, BASE)
 
 
 def test_nothing_makes_way_before_every_node_has_loaded_and_no_placed_shard_ever() -> None:
     assert not Strays(placed=frozenset({PLACED}), base=Step(10)).makes_way(STRAY, OLDER)
-    assert not loaded().heard(Step(11), [PLACED]).makes_way(PLACED, BASE)
+    assert not loaded().announced(Step(11), [PLACED]).makes_way(PLACED, BASE)
 
 
 def test_a_late_announcement_takes_nothing_back() -> None:
-    heard = loaded().heard(Step(11), [STRAY]).heard(Step(10), [])
-    assert (heard.committed, heard.held) == (Step(11), {STRAY})
+    announced = loaded().announced(Step(11), [STRAY]).announced(Step(10), [])
+    assert (announced.committed, announced.held) == (Step(11), {STRAY})
 
 
 class TestLastSlots:
@@ -75,7 +75,7 @@ class TestLastSlots:
             patience_seconds=2.0,
         )
         slots: dict[Rank, list[Content | None]] = {PLACED: [BASE, None], STRAY: [OLDER, BASE], **(shards or {})}
-        return strays.heard(committed, []).slots_ahead(rank, slots, waited_seconds=waited_seconds)
+        return strays.announced(committed, []).slots_ahead(rank, slots, waited_seconds=waited_seconds)
 
     def test_a_first_slot_leaves_one_slot_to_each_lower_rank_without_a_slot(self) -> None:
         assert [self.ahead(rank) for rank in (self.LOW, self.MIDDLE, self.HIGH)] == [0, 1, 2]

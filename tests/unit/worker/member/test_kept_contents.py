@@ -58,7 +58,7 @@ def test_a_full_node_drops_an_earlier_shard_only_if_another_node_keeps_it() -> N
     assert second.makes_way(Rank(2), BASE), "the first node keeps this shard"
     assert second.makes_way(Rank(0), BASE), "the shard was fetched for a rank that has loaded"
     assert not first.is_over(Rank(2))
-    assert first.heard(Step(10), ()).is_over(Rank(2))
+    assert first.announced(Step(10), ()).is_over(Rank(2))
 
 
 def test_strays_of_ranks_that_the_new_layout_lacks_do_not_break_a_plan_without_a_relayout() -> None:
@@ -83,7 +83,7 @@ def test_strays_of_ranks_that_the_new_layout_lacks_do_not_break_a_plan_without_a
     assert strayed(later) == frozenset()
     strays = Strays.of(later, FIRST).loaded()
     assert not strays.is_over(Rank(2))
-    assert strays.heard(Step(11), ()).is_over(Rank(2))
+    assert strays.announced(Step(11), ()).is_over(Rank(2))
     assert KeptContents(later, later.node(FIRST)).keep(Rank(2)) == {BASE}
 
 

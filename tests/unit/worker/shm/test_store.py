@@ -882,7 +882,7 @@ class TestStrays:
         store = await self.strayed(tmpfs)
         fetched = store.shards[self.STRAY][1]
         fetched.pins += 1
-        store.strays = store.strays.loaded().heard(Step(2), [self.STRAY])
+        store.strays = store.strays.loaded().announced(Step(2), [self.STRAY])
         store.drop_strays()
         assert store.sealed(self.STRAY, content(2)) is fetched
         fetched.pins -= 1
@@ -905,12 +905,12 @@ class TestStrays:
             with pytest.raises(NoRoom):
                 await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
             assert self.steps(store) == [1, 2]
-        store.strays = store.strays.heard(Step(-1), [self.STRAY])
+        store.strays = store.strays.announced(Step(-1), [self.STRAY])
         with pytest.raises(NoRoom):
             await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0", "rank-5.slot-0"]
         assert self.steps(store) == [1], "the base is not committed, and nobody else keeps what is older"
-        store.strays = store.strays.heard(Step(2), [])
+        store.strays = store.strays.announced(Step(2), [])
         await store.reserve(held, capacity_bytes=CAPACITY, layout_hash=LAYOUT, slot_count=2)
         assert self.files(tmpfs) == ["rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0", "rank-1.slot-1"]
         store.close()
@@ -926,7 +926,7 @@ class TestStrays:
         assert self.steps(store) == [2], "its owner keeps the older step; the base has no other copy"
         with pytest.raises(NoRoom):
             await store.reserve(Rank(2), capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=1)
-        store.strays = store.strays.heard(Step(-1), [self.STRAY])
+        store.strays = store.strays.announced(Step(-1), [self.STRAY])
         with pytest.raises(NoRoom):
             await store.reserve(Rank(2), capacity_bytes=2 * CAPACITY, layout_hash=LAYOUT, slot_count=1)
         assert self.steps(store) == [2], "dropping it would not have been enough"
@@ -948,14 +948,14 @@ class TestStrays:
         await fill(store, 2, rank=self.LOW)
         with pytest.raises(NoRoom):
             await fill(store, 2, rank=self.HIGH)
-        store.strays = store.strays.loaded().heard(Step(-1), [self.STRAY])
+        store.strays = store.strays.loaded().announced(Step(-1), [self.STRAY])
         await fill(store, 2, rank=self.HIGH)
         assert self.steps(store) == [1]
         store.close()
 
     async def test_a_slot_drops_only_as_many_strays_as_it_needs(self, tmpfs: Path) -> None:
         store = await self.waiting(tmpfs, slots=0)
-        store.strays = store.strays.loaded().heard(Step(-1), [self.STRAY])
+        store.strays = store.strays.loaded().announced(Step(-1), [self.STRAY])
         with pytest.raises(NoRoom):
             await fill(store, 2, rank=self.HIGH)
         assert self.steps(store) == [1, 2]
