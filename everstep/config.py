@@ -72,11 +72,11 @@ def load(
     Raises:
         ConfigurationError: a setting is missing, the endpoint is not a URL, or the token would be exposed.
     """
-    said: Mapping[str, str] = environment if profile is None else {}
+    variables: Mapping[str, str] = environment if profile is None else {}
     name = profile or environment.get("EVERSTEP_PROFILE") or DEFAULT_PROFILE
     filed: Mapping[str, str] = _profile(_path(environment), name) if not (endpoint_url and token) else {}
-    url = endpoint_url or said.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
-    secret = token or said.get("EVERSTEP_TOKEN")
+    url = endpoint_url or variables.get("EVERSTEP_ENDPOINT_URL") or filed.get("endpoint_url")
+    secret = token or variables.get("EVERSTEP_TOKEN")
     hint = (
         'Local cloud: eval "$(everstep local env)". Otherwise: everstep configure, or set '
         "EVERSTEP_ENDPOINT_URL and EVERSTEP_TOKEN."
@@ -85,7 +85,7 @@ def load(
         raise ConfigurationError("No endpoint is configured.", hint=hint)
     checked = checked_endpoint(url)
     is_filed = checked == (filed.get("endpoint_url") or checked).rstrip("/")
-    ca_bundle = ca_bundle or said.get("EVERSTEP_CA_BUNDLE") or (filed.get("ca_bundle") if is_filed else None)
+    ca_bundle = ca_bundle or variables.get("EVERSTEP_CA_BUNDLE") or (filed.get("ca_bundle") if is_filed else None)
     if ca_bundle and not Path(ca_bundle).is_file():
         raise ConfigurationError(f"The CA bundle {ca_bundle} is not a file.")
     if not secret and filed.get("token"):

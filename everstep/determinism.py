@@ -233,8 +233,8 @@ def conclude(reports: Sequence[RankReport]) -> Verdict:
     if problem := _problem(ranks):
         return Verdict(False, None, problem, "", ranks)
     first, last = ranks[0].kept_step + 1, min(report.last_step for report in ranks)
-    told = f"Steps {first} to {last} are bit-identical after two restarts, on {_counted(len(ranks), 'rank')}."
-    return Verdict(True, None, told, "", ranks)
+    sentence = f"Steps {first} to {last} are bit-identical after two restarts, on {_counted(len(ranks), 'rank')}."
+    return Verdict(True, None, sentence, "", ranks)
 
 
 def _problem(ranks: Sequence[RankReport]) -> str:

@@ -19,9 +19,9 @@ from everstep.protocol.rank_messages import unordered_machine
 
 GIB: Final = 1024**3
 OLDEST_PYTHON: Final = (3, 11)
-SKEW_TOLD_SECONDS: Final = 2.0
+SKEW_WARNING_SECONDS: Final = 2.0
 SKEW_WRONG_SECONDS: Final = 60.0
-"""Minimum clock skew for a WRONG finding. From `SKEW_TOLD_SECONDS` on, the finding is a WARNING.
+"""Minimum clock skew for a WRONG finding. From `SKEW_WARNING_SECONDS` on, the finding is a WARNING.
 
 The limit is a minute, because the nonce with which an agent proves its identity is valid for one minute. AWS rejects
 signatures that are five minutes off. A smaller skew distorts the durations of incident phases, because their timestamps
@@ -31,7 +31,7 @@ LEAST_SHARED_MEMORY_BYTES: Final = GIB
 LEAST_MEMORY_BYTES: Final = 2 * GIB
 RENDEZVOUS_PORTS: Final = (20_000, 31_999)
 """Port range of torch's rendezvous (docs/reference/settings.md#ports)."""
-EXPIRY_TOLD: Final = timedelta(days=7)
+EXPIRY_WARNING: Final = timedelta(days=7)
 SERVER_ACTIONS: Final = (
     "autoscaling:CompleteLifecycleAction",
     "autoscaling:DescribeAutoScalingGroups",
@@ -250,7 +250,7 @@ def _clock(facts: DoctorFacts) -> Iterator[Finding]:
     advice = "Synchronize it with chrony or systemd-timesyncd; on EC2 use 169.254.169.123."
     if off > SKEW_WRONG_SECONDS:
         yield Finding("clock", Level.WRONG, words, advice)
-    elif off > SKEW_TOLD_SECONDS:
+    elif off > SKEW_WARNING_SECONDS:
         yield Finding("clock", Level.WARNING, words, advice)
     else:
         yield Finding("clock", Level.OK, "the clock of this machine agrees with the service")
@@ -269,7 +269,7 @@ def _token(facts: DoctorFacts) -> Iterator[Finding]:
         )
     elif service.role:
         scope = f"the project {service.project}" if service.project else "every project"
-        if service.expires_at is not None and service.expires_at - facts.now < EXPIRY_TOLD:
+        if service.expires_at is not None and service.expires_at - facts.now < EXPIRY_WARNING:
             words = f"the token ({service.role} of {scope}) expires at {service.expires_at:%Y-%m-%d %H:%M} UTC"
             yield Finding("token", Level.WARNING, words, "Ask an administrator for a new token: everstep tokens create")
         else:

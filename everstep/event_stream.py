@@ -154,12 +154,12 @@ def _lines(answer: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
 
 def _refusal(status: int, body: bytes) -> Json:
     try:
-        said: Json = json.loads(body)
+        refusal: Json = json.loads(body)
     except ValueError:
-        said = {}
-    error = {"Code": str(said.get("Code", "")), "Message": str(said.get("Message", ""))}
+        refusal = {}
+    error = {"Code": str(refusal.get("Code", "")), "Message": str(refusal.get("Message", ""))}
     return {
         "Error": error,
-        "Hint": said.get("Hint", ""),
-        "ResponseMetadata": {"HTTPStatusCode": status, "RequestId": said.get("RequestId", "")},
+        "Hint": refusal.get("Hint", ""),
+        "ResponseMetadata": {"HTTPStatusCode": status, "RequestId": refusal.get("RequestId", "")},
     }

@@ -29,7 +29,7 @@ from everstep.aws_models import SERVICE
 log = logging.getLogger("everstep.http")
 
 MASK: Final = "*****"
-TOLD_LENGTH: Final = 4_000
+MAX_LOGGED_CHARACTERS: Final = 4_000
 """Maximum number of logged characters of a request or response body."""
 _HIDDEN_HEADERS: Final = ("authorization", "proxy-authorization", "cookie", "set-cookie")
 
@@ -47,7 +47,7 @@ def watch(client: Any) -> None:
     def asked(params: Any, event_name: str, **_: Any) -> None:
         if log.isEnabledFor(logging.DEBUG):
             model = operation(event_name)
-            log.debug("%s %s", model.name, _told(params, model.input_shape))
+            log.debug("%s %s", model.name, _body_text(params, model.input_shape))
 
     def sent(request: Any, **_: Any) -> None:
         log_request(request.method, request.url, request.headers.items())
@@ -70,7 +70,8 @@ def watch(client: Any) -> None:
         log_response(f"{status} in {attempt}", response_dict["headers"].items())
         shape = operation(event_name).output_shape if status < 300 else None
         log.debug(
-            "< %s", _told({name: value for name, value in parsed_response.items() if name != "ResponseMetadata"}, shape)
+            "< %s",
+            _body_text({name: value for name, value in parsed_response.items() if name != "ResponseMetadata"}, shape),
         )
 
     log.debug(
@@ -100,12 +101,12 @@ def _tell_headers(mark: str, headers: Iterable[tuple[str, object]]) -> None:
             log.debug("%s %s: %s", mark, name, MASK if name.lower() in _HIDDEN_HEADERS else text)
 
 
-def _told(value: Any, shape: Any) -> str:
+def _body_text(value: Any, shape: Any) -> str:
     text = json.dumps(
         _masked(value, shape),
         default=lambda other: f"<{type(other).__name__}>" if not hasattr(other, "isoformat") else other.isoformat(),
     )
-    return text if len(text) <= TOLD_LENGTH else f"{text[:TOLD_LENGTH]}… ({len(text)} characters)"
+    return text if len(text) <= MAX_LOGGED_CHARACTERS else f"{text[:MAX_LOGGED_CHARACTERS]}… ({len(text)} characters)"
 
 
 def _masked(value: Any, shape: Any) -> Any:

@@ -56,24 +56,25 @@ def _from_waiter(error: WaiterError) -> ServiceFailed | WaitFailed | WaitTimedOu
     last = cast(Any, error.last_response or {})  # botocore's type lacks the fields that the service adds.
     if "Error" in last:
         return _from_answer(ClientError(last, error.kwargs["name"]))
-    told = f" {last['Reason']}" if last.get("Reason") else ""
+    reason = f" {last['Reason']}" if last.get("Reason") else ""
     status = next((f" It is {last[name]}." for name in ("SecondaryStatus", "FleetStatus") if name in last), "")
     if "Max attempts exceeded" in str(error):
-        return WaitTimedOut(f"The condition was not met before the wait timed out.{status}{told}")
-    return WaitFailed(f"The condition can no longer be met.{status}{told}")
+        return WaitTimedOut(f"The condition was not met before the wait timed out.{status}{reason}")
+    return WaitFailed(f"The condition can no longer be met.{status}{reason}")
 
 
 def _from_answer(error: ClientError) -> ServiceFailed:
     answer = cast(Any, error.response)  # botocore's type lacks the fields that the service adds, such as `Hint`.
-    said, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
+    details, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    if not str(said.get("Code", "")).endswith("Exception"):  # The error code is not Everstep's: a proxy has answered.
+    # An error code with another ending is not Everstep's: a proxy has answered.
+    if not str(details.get("Code", "")).endswith("Exception"):
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
         return ServiceFailed(f"HTTP {status} without an error message from the service.", hint=WRONG_ADDRESS, code=code)
     return ServiceFailed(
-        str(said.get("Message", "")),
+        str(details.get("Message", "")),
         hint=str(answer.get("Hint", "")),
-        code=str(said["Code"]),
+        code=str(details["Code"]),
         request_id=str(metadata.get("RequestId", "")),
         fields=[FieldError(field["Field"], field["Message"]) for field in answer.get("Fields", [])],
     )

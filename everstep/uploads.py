@@ -30,7 +30,7 @@ CONNECT_SECONDS: Final = 5.0
 SILENT_SECONDS: Final = 60.0
 PAUSE_SECONDS: Final = 0.5
 """Pause in seconds before the second attempt. Each further pause is twice as long."""
-_SAID: Final = re.compile(rb"<(?:Code|Message)>([^<]*)<")
+_S3_ERROR_TEXT: Final = re.compile(rb"<(?:Code|Message)>([^<]*)<")
 _LATER: Final = (429, 500, 502, 503, 504)
 _pause = threading.Event().wait
 
@@ -102,6 +102,9 @@ def _sent(session: URLLib3Session, url: str, headers: Mapping[str, str], archive
     exchanges.log_response(str(answer.status_code), answer.headers.items())
     if answer.status_code != 200:  # Log only the error code, because other parts of S3's error repeat the URL.
         exchanges.log.debug(
-            "< %s", b" ".join(_SAID.findall(answer.content[: exchanges.TOLD_LENGTH])).decode(errors="replace")
+            "< %s",
+            b" ".join(_S3_ERROR_TEXT.findall(answer.content[: exchanges.MAX_LOGGED_CHARACTERS])).decode(
+                errors="replace"
+            ),
         )
     return int(answer.status_code)

@@ -45,13 +45,13 @@ def incident_words(shown: Json) -> str:
     them.
     """
     found = shown["Reliability"]
-    told = [counted(shown["IncidentCount"], "incident")]
+    parts = [counted(shown["IncidentCount"], "incident")]
     if "MttfSeconds" in found:
-        told.append(f"MTTF {seconds(found['MttfSeconds'])} s")
+        parts.append(f"MTTF {seconds(found['MttfSeconds'])} s")
     if "MttrSeconds" in found:
-        told.append(f"MTTR {seconds(found['MttrSeconds'])} s")
+        parts.append(f"MTTR {seconds(found['MttrSeconds'])} s")
     if found["LostSteps"]:
-        told.append(f"{counted(found['LostSteps'], 'step')} recomputed")
+        parts.append(f"{counted(found['LostSteps'], 'step')} recomputed")
     if "IncidentCostUsd" in found:
-        told.append(dollars(found["IncidentCostUsd"]))
-    return ", ".join(told)
+        parts.append(dollars(found["IncidentCostUsd"]))
+    return ", ".join(parts)

@@ -49,12 +49,12 @@ class Board:
     """Step rate of each unfinished job, by run id."""
     events: tuple[Json, ...] = ()
     """The latest `EVENTS_SHOWN` events, oldest first."""
-    looked_at: datetime | None = None
+    polled_at: datetime | None = None
     trouble: str = ""
     """Reason why the latest poll failed; empty after a successful poll."""
 
 
-def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
+def with_jobs(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
     """Return the board, the content of `jobs top`, after a successful poll of the jobs.
 
     Args:
@@ -66,10 +66,10 @@ def looked(board: Board, jobs: Sequence[Json], now: datetime) -> Board:
         A board with exactly these jobs. It drops the step rates of jobs that are not listed any more.
     """
     paces = {job["RunId"]: _pace(board.paces.get(job["RunId"]), job["Boundary"], now) for job in jobs}
-    return replace(board, jobs=tuple(jobs), paces=paces, looked_at=now, trouble="")
+    return replace(board, jobs=tuple(jobs), paces=paces, polled_at=now, trouble="")
 
 
-def told(board: Board, event: Json) -> Board:
+def with_event(board: Board, event: Json) -> Board:
     """Return the board (the content of `jobs top`) after the arrival of one more event.
 
     The oldest event is dropped if there are more than `EVENTS_SHOWN` events.
@@ -87,8 +87,8 @@ def in_trouble(board: Board, words: str) -> Board:
 
 def picture(board: Board, now: datetime, width: int) -> RenderableType:
     """Return what rich prints for `jobs top` at the time `now`, in a terminal of `width` columns."""
-    seconds = 0 if board.looked_at is None else int((now - board.looked_at).total_seconds())
-    age = "not polled yet" if board.looked_at is None else "now" if seconds < 1 else f"{seconds} s ago"
+    seconds = 0 if board.polled_at is None else int((now - board.polled_at).total_seconds())
+    age = "not polled yet" if board.polled_at is None else "now" if seconds < 1 else f"{seconds} s ago"
     head = Text.assemble(
         (f"everstep · {when(now)} UTC", "bold"), f" · {counted(len(board.jobs), 'job')} in progress, as of {age}"
     )

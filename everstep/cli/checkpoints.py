@@ -265,8 +265,8 @@ def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | No
     def do(service: Service, name: JobName, step: Step, generation: OfGeneration = None) -> Shown:
         operation: Any = getattr(service, f"{verb}_checkpoint")
         checkpoint: Json = operation(**without_none(TrainingJobName=name, Step=step, Generation=generation))
-        told = f"the checkpoint of step {checkpoint['Step']}, generation {checkpoint['Generation']}, {done}"
-        return Shown(checkpoint, told, note.format(name=name, step=step, generation=checkpoint["Generation"]))
+        sentence = f"the checkpoint of step {checkpoint['Step']}, generation {checkpoint['Generation']}, {done}"
+        return Shown(checkpoint, sentence, note.format(name=name, step=step, generation=checkpoint["Generation"]))
 
     do.__doc__ = explanation
     command(app, verb, asks=asks)(do)
@@ -292,6 +292,6 @@ _add(
 def _verified(checkpoint: Json) -> str:
     state = checkpoint["Verification"]
     if state in ("Intact", "Damaged"):
-        told = f": {checkpoint['VerificationMessage']}" if "VerificationMessage" in checkpoint else ""
-        return f"{state.lower()} {when(checkpoint.get('VerificationTime'))}{told}"
+        message = f": {checkpoint['VerificationMessage']}" if "VerificationMessage" in checkpoint else ""
+        return f"{state.lower()} {when(checkpoint.get('VerificationTime'))}{message}"
     return "being read" if state == "Verifying" else ""

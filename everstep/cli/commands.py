@@ -386,8 +386,8 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
 
     def obey(given: dict[str, Any]) -> None:
         options = {parameter.name: given.pop(parameter.name) for parameter in added}
-        said = {**options, **given}
-        output, query = said["output"], said["query"]
+        arguments = {**options, **given}
+        output, query = arguments["output"], arguments["query"]
         if query is not None:
             with _refusing(query):
                 _compiled(query)  # Reject an invalid query before calling the service.
@@ -407,7 +407,7 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
                         region_name=options["region"],
                     )
                 )
-            question = None if asks is None else asks(said)
+            question = None if asks is None else asks(arguments)
             if question is not None and not confirmed(question, yes=options["yes"]):
                 raise typer.Exit(FAILED)
             shown: Shown | None = function(**given)

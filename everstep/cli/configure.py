@@ -50,7 +50,7 @@ def configure(
         aws_models.default_directory(Path.home()), others.pop(config.DEFAULT_PROFILE, None), *others.values()
     )
     aws_profile = AWS_PROFILE if profile == config.DEFAULT_PROFILE else f"{AWS_PROFILE}-{profile}"
-    unsaid = _add_profile(
+    missing_lines = _add_profile(
         Path.home() / ".aws" / "config",
         aws_profile,
         region,
@@ -59,8 +59,8 @@ def configure(
     )
     by_hand = (
         f"\nthe profile {aws_profile!r} is yours; change it by hand: it must say this, and no other "
-        f"ca_bundle:\n{unsaid}"
-        if unsaid
+        f"ca_bundle:\n{missing_lines}"
+        if missing_lines
         else ""
     )
     named = "" if profile == config.DEFAULT_PROFILE else f" --profile {profile}"
@@ -110,7 +110,9 @@ def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endp
             text = written.sub(lambda _: endpoint_url, text)
             path.write_text(text)
         meant = f"[profile {name}]\n{bundle}{services}"
-        return "" if _said(text, name, endpoint_url) == _said(meant, name, endpoint_url) else meant
+        return (
+            "" if _profile_settings(text, name, endpoint_url) == _profile_settings(meant, name, endpoint_url) else meant
+        )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("a") as file:
         gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
@@ -118,7 +120,7 @@ def _add_profile(path: Path, name: str, region: str, ca_bundle: str | None, endp
     return ""
 
 
-def _said(text: str, name: str, endpoint_url: str | None) -> tuple[str | None, bool] | None:
+def _profile_settings(text: str, name: str, endpoint_url: str | None) -> tuple[str | None, bool] | None:
     """Return the CA bundle of a profile in an AWS configuration file, and whether the profile sets `endpoint_url`.
 
     Return None if the file cannot be parsed. The function parses the file as the AWS clients do.

@@ -101,20 +101,20 @@ def kept_up(
 
     from everstep import failures
 
-    heard_at = monotonic()
+    last_data_at = monotonic()
     while True:
         trouble: Exception | None = None
         try:
             with failures.translated():
                 stream, has_given = connect(), False
                 try:
-                    for said in stream:
+                    for item in stream:
                         has_given = True
-                        yield said
+                        yield item
                 finally:
                     stream.close()
                     if has_given or has_spoken():
-                        heard_at = monotonic()  # The service sent data, so its silence counts from now.
+                        last_data_at = monotonic()  # The service sent data, so its silence counts from now.
                 if is_over():
                     return
         except HTTPError as error:
@@ -123,7 +123,7 @@ def kept_up(
             if error.code != failures.UNAVAILABLE:
                 raise
             trouble = error
-        if monotonic() - heard_at >= UNANSWERED_SECONDS:
+        if monotonic() - last_data_at >= UNANSWERED_SECONDS:
             if isinstance(trouble, ServiceFailed):
                 raise trouble
             silence = f"The service accepts connections but has sent nothing for {UNANSWERED_SECONDS:.0f} s"

@@ -132,11 +132,11 @@ def notes_words(notes: Sequence[Json]) -> str | None:
 
 def _sources(incident: Json) -> str:
     """Return, as text, the source from which each range of ranks restored its state."""
-    told: list[str] = []
+    sources: list[str] = []
     for run in incident["RankSources"]:
         first, last = run["FirstRank"], run["LastRank"]
-        told.append(f"{run['Source']} ({f'rank {first}' if first == last else f'ranks {first}-{last}'})")
-    return ", ".join(told)
+        sources.append(f"{run['Source']} ({f'rank {first}' if first == last else f'ranks {first}-{last}'})")
+    return ", ".join(sources)
 
 
 def _stacks(incident: Json) -> str | None:

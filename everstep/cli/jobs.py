@@ -18,7 +18,7 @@ import typer
 from everstep.cli import determinism, plans, steps, submission
 from everstep.cli import logs as lines
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
-from everstep.cli.board import Board, looked, picture
+from everstep.cli.board import Board, picture, with_jobs
 from everstep.cli.commands import (
     Columns,
     Detail,
@@ -392,7 +392,7 @@ def top(
         live(service, name, console)
     else:
         now = datetime.now(UTC)
-        console.print(picture(looked(Board(), jobs_under_way(service, name), now), now, console.width))
+        console.print(picture(with_jobs(Board(), jobs_under_way(service, name), now), now, console.width))
     return None
 
 
@@ -409,8 +409,8 @@ def wait(
     status = job["TrainingJobStatus"]
     if status != "Completed":
         raise WaitFailed(f"{name} is {status}: {job['Reason']}", hint=f"everstep jobs logs {name} --rank 0 --tail 50")
-    told = f"{name} is Completed at step {step(job['MaxBoundary'])}, {counted(job['IncidentCount'], 'incident')}"
-    return Shown(job, told, f"next: everstep jobs output {name} --to DIR")
+    sentence = f"{name} is Completed at step {step(job['MaxBoundary'])}, {counted(job['IncidentCount'], 'incident')}"
+    return Shown(job, sentence, f"next: everstep jobs output {name} --to DIR")
 
 
 @command(app)
@@ -492,9 +492,9 @@ def execute(
     answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout, **given)
     cut = ["the rest of the output was discarded"] if answer["IsOutputCut"] else []
     late = [f"ended after {timeout} s"] if answer["IsTimedOut"] else []
-    told = [answer["Stderr"].removesuffix("\n")] if answer["Stderr"] else []
+    error_output = [answer["Stderr"].removesuffix("\n")] if answer["Stderr"] else []
     person = answer["Stdout"].removesuffix("\n") if answer["Stdout"] else ()
-    return Shown(answer, person, "\n".join([*told, *cut, *late]), exit_code=answer.get("ExitCode", FAILED))
+    return Shown(answer, person, "\n".join([*error_output, *cut, *late]), exit_code=answer.get("ExitCode", FAILED))
 
 
 def _stdin_text() -> str:

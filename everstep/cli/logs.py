@@ -98,8 +98,8 @@ def _answered_at(page: Json) -> datetime:
     """Return the service's time of an answer plus one second, because the HTTP date omits fractions of a second."""
     from email.utils import parsedate_to_datetime  # Import here to keep `--help` fast.
 
-    told = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    return (parsedate_to_datetime(told) if told else datetime.now(UTC)) + timedelta(seconds=1)
+    server_date = page.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return (parsedate_to_datetime(server_date) if server_date else datetime.now(UTC)) + timedelta(seconds=1)
 
 
 def follow(
@@ -133,9 +133,9 @@ def follow(
     def connect() -> Any:
         return service.follow_logs(TrainingJobName=name, **place)["EventStream"]
 
-    for said in kept_up(connect, is_over=is_over, pause=pause, monotonic=monotonic):
-        yield from said["LogEvents"]["Events"]
-        place["NextToken"] = said["LogEvents"]["NextForwardToken"]
+    for stream_event in kept_up(connect, is_over=is_over, pause=pause, monotonic=monotonic):
+        yield from stream_event["LogEvents"]["Events"]
+        place["NextToken"] = stream_event["LogEvents"]["NextForwardToken"]
 
 
 def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:

@@ -182,8 +182,8 @@ def _rank_memory(node: Json) -> str | None:
 
 
 def _refusals(node: Json) -> str | None:
-    said = [
+    counts = [
         (node["RefusedMessageCount"], "messages, by the control plane"),
         (node["RefusedSessionCount"], "sessions, by its agent"),
     ]
-    return ", ".join(f"{count} {what}" for count, what in said if count) or None
+    return ", ".join(f"{count} {what}" for count, what in counts if count) or None

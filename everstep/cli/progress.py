@@ -61,8 +61,8 @@ class Progress:
         self._console = console or stderr()
         self._monotonic = monotonic
         self._live: Status | None = self._console.status("") if sys.stderr.isatty() and console is None else None
-        self._told: tuple[object, ...] | None = None
-        self._told_at = 0.0
+        self._shown_state: tuple[object, ...] | None = None
+        self._shown_at = 0.0
         self._incidents: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -85,9 +85,9 @@ class Progress:
             return
         news = (job["SecondaryStatus"], job["Generation"], _AGES.sub("", job["Reason"]))
         now = self._monotonic()
-        if news != self._told or now - self._told_at >= QUIET_SECONDS:
+        if news != self._shown_state or now - self._shown_at >= QUIET_SECONDS:
             self._console.print(cell(line), soft_wrap=True)
-            self._told, self._told_at = news, now
+            self._shown_state, self._shown_at = news, now
 
     def _show_incidents(self, job: Json) -> None:
         if not job["IncidentCount"]:

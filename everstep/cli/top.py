@@ -89,7 +89,7 @@ def boards(
     while True:
         try:
             with failures.translated():
-                seen = board.looked(seen, jobs_under_way(service, name), now())
+                seen = board.with_jobs(seen, jobs_under_way(service, name), now())
         except ServiceFailed as error:
             if error.code != failures.UNAVAILABLE:
                 raise
@@ -98,5 +98,5 @@ def boards(
         event = wait(REFRESH_SECONDS)
         # Process all events that have arrived, and then poll the service once.
         while event is not None:
-            seen = board.told(seen, event)
+            seen = board.with_event(seen, event)
             event = wait(0)

@@ -240,7 +240,7 @@ class UnixAgentLink:
         self._inbox = bytearray()
         self._outbox = bytearray()
         self._held = b""
-        self._heard_count = 0
+        self._received_count = 0
         """Number of messages received from the agent."""
         self._welcome: Arriving | Welcome | None = None
         """The agent's newest message about the snapshot to restore.
@@ -307,10 +307,10 @@ class UnixAgentLink:
         """
         deadline = self._clock() + self._welcome_seconds
         while True:
-            heard = self._heard_count
+            received_count = self._received_count
             if is_enough(self.poll()):
                 return
-            if self._heard_count != heard:
+            if self._received_count != received_count:
                 # `poll` read the page before it received this message, so read the page again. `wait` would wait for
                 # another message.
                 continue
@@ -493,7 +493,7 @@ class UnixAgentLink:
         return found
 
     def _take(self, message: AgentToRank) -> None:
-        self._heard_count += 1
+        self._received_count += 1
         if isinstance(message, (Arriving, Welcome)):
             if message.generation != self._hello.generation:
                 # The agent already runs a newer generation and will end this rank. Continue to train until then.
@@ -542,14 +542,14 @@ def _sendable(message: Sent) -> Sent:
     """
     match message:
         case Abandoned(reason=reason):
-            return msgspec.structs.replace(message, reason=_told(reason))
+            return msgspec.structs.replace(message, reason=_sendable_reason(reason))
         case RankFault(message=reason):
-            return msgspec.structs.replace(message, message=_told(reason))
+            return msgspec.structs.replace(message, message=_sendable_reason(reason))
         case _:
             return message
 
 
-def _told(reason: str) -> str:
+def _sendable_reason(reason: str) -> str:
     return reason[:MAX_REASON_CHARACTERS].encode(errors="backslashreplace").decode()
 
 

@@ -163,7 +163,7 @@ class MetricRing:
         self._records: deque[LogRecord] = deque()
         self._dropped_count = 0
         """Number of records that were dropped in this process. Only the thread that adds records changes it."""
-        self._told_count = 0
+        self._reported_count = 0
         """Number of dropped records that the rank has reported to the agent.
 
         Only the thread that sends records changes it.
@@ -203,8 +203,8 @@ class MetricRing:
         # Remove only the records that are waiting now, because the training thread may add further records meanwhile.
         pieces, left, too_large_count = divide([self._records.popleft() for _ in range(len(self._records))])
         self._records.extendleft(reversed(left))
-        known_count, self._told_count = self._told_count, self._dropped_count
-        dropped_count = self._told_count - known_count + too_large_count
+        known_count, self._reported_count = self._reported_count, self._dropped_count
+        dropped_count = self._reported_count - known_count + too_large_count
         for piece in pieces or ([()] if dropped_count else []):
             self._send(Logged(generation=self._generation, records=piece, dropped_count=dropped_count))
             dropped_count = 0

@@ -184,7 +184,7 @@ class TrainingSession:
         # The training thread and the copier both write the page, so they need a lock. The lock is reentrant, because a
         # signal handler may interrupt a write and write the page itself.
         self._half_lock = threading.RLock()
-        self._said = _Half()
+        self._half_fields = _Half()
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
         self._boundary = 0
@@ -205,8 +205,8 @@ class TrainingSession:
 
         `close` ignores this exception when it checks whether the script failed.
         """
-        self._told_blocked_seconds = 0.0
-        self._told_at = -math.inf
+        self._reported_blocked_seconds = 0.0
+        self._reported_at = -math.inf
         """Time at which the rank last reported a finished step without delay, in seconds of `clock`."""
         self._profiler: NetworkProfiler | None = None
         # Only local rank 0 profiles the network, because the ranks of a node have the same idle times.
@@ -378,7 +378,7 @@ class TrainingSession:
             decision = self._attend()
             if self._snapshotter.telling != self._boundary and not self._may_wait(decision, passed_at):
                 self._link.let_go()
-                self._told_at = passed_at
+                self._reported_at = passed_at
             self._snapshotter.prepare()
             if decision.is_held:
                 decision = self._await_upload()
@@ -596,7 +596,7 @@ class TrainingSession:
 
         Fewer reports are better, because each report takes processor time from the running step.
         """
-        return decision.is_quiet and passed_at - self._told_at < QUIET_SECONDS
+        return decision.is_quiet and passed_at - self._reported_at < QUIET_SECONDS
 
     def _act(self, half: AgentHalf) -> StepDecision:
         if half.proposed != self._snapshotter.settled:
@@ -733,8 +733,8 @@ class TrainingSession:
 
         The message also reports for how many seconds snapshots and uploads have blocked training since the last report.
         """
-        blocked = self._guard.total_blocked_seconds - self._told_blocked_seconds
-        self._told_blocked_seconds += blocked
+        blocked = self._guard.total_blocked_seconds - self._reported_blocked_seconds
+        self._reported_blocked_seconds += blocked
         return Boundary(
             generation=self._link.generation,
             boundary=Step(self._boundary),
@@ -753,11 +753,11 @@ class TrainingSession:
         with self._half_lock:
             # Update all fields in one call. A signal handler, which may publish other fields, cannot interrupt this
             # call, so no field is lost.
-            self._said.update(changes)
-            said = None
-            while said != self._said:
+            self._half_fields.update(changes)
+            fields = None
+            while fields != self._half_fields:
                 # A signal handler of the script may interrupt this write and publish newer fields, which this write
                 # then replaces with the older ones. Write again in that case.
-                said = self._said.copy()
-                self._half = RankHalf(self._link.generation, **said)
+                fields = self._half_fields.copy()
+                self._half = RankHalf(self._link.generation, **fields)
                 self._link.publish(self._half)

@@ -74,7 +74,7 @@ If this part is larger than the limit and than the part that is copied in the ba
 instead. The copier would otherwise compute for so long that training waits at the guard.
 """
 
-Told = TypeVar("Told", Capturing, Captured)
+CaptureMessage = TypeVar("CaptureMessage", Capturing, Captured)
 
 logger = logging.getLogger("everstep.training")
 
@@ -538,12 +538,12 @@ class Snapshotter:
             elif changed:
                 self._answer(capture, self._abandoned(written.step, f"{changed[0]} changed outside an optimizer step"))
             else:
-                told = partial(
+                kind = partial(
                     Captured,
                     chunk_digests=chunks.all() if chunks is not None else b"",
                     seconds=time.perf_counter() - capture.begun,
                 )
-                self._answer(capture, self._told(written, told))
+                self._answer(capture, self._capture_message(written, kind))
 
         verdict = _Verdict(partial(sources.moved, marks), settle)
         has_pauses = self._has_pauses(sources)
@@ -621,12 +621,12 @@ class Snapshotter:
             logger.warning("snapshots fail, so a restart returns to the last committed step: %s", reason)
 
     def _hint_capturing(self, written: _Written, final_bytes: int) -> None:
-        self._link.hint(self._told(written, partial(Capturing, final_bytes=final_bytes)))
+        self._link.hint(self._capture_message(written, partial(Capturing, final_bytes=final_bytes)))
 
     def _abandoned(self, step: int, reason: str) -> Abandoned:
         return Abandoned(generation=self._link.generation, step=Step(step), reason=reason)
 
-    def _told(self, written: _Written, kind: Callable[..., Told]) -> Told:
+    def _capture_message(self, written: _Written, kind: Callable[..., CaptureMessage]) -> CaptureMessage:
         return kind(
             generation=self._link.generation,
             step=Step(written.step),

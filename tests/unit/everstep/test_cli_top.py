@@ -64,7 +64,9 @@ def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
         Reason="Waiting for [2] nodes.",
         TrainingStartTime=None,
     )
-    seen = board.told(board.looked(Board(), [job(EttrRatio=0.91), waiting], NOW), event("Generation [3] trains."))
+    seen = board.with_event(
+        board.with_jobs(Board(), [job(EttrRatio=0.91), waiting], NOW), event("Generation [3] trains.")
+    )
     lines = drawn(seen, NOW + timedelta(seconds=3)).splitlines()
     assert lines[0].startswith("everstep · 2026-03-01 12:00:03 UTC · 2 jobs in progress, as of 3 s ago")
     assert lines[3].split()[:7] == ["gpt", "Training", "200", "-", "-", "0.910", "199"]
@@ -74,28 +76,28 @@ def test_the_board_says_where_each_job_stands_and_what_happened() -> None:
 
 
 def test_an_empty_board_says_so() -> None:
-    assert "No job is in progress." in drawn(board.looked(Board(), [], NOW))
+    assert "No job is in progress." in drawn(board.with_jobs(Board(), [], NOW))
     assert "not polled yet · the service does not answer" in drawn(
         board.in_trouble(Board(), "the service does not answer")
     )
 
 
 def test_a_pace_is_taken_over_some_seconds_and_begins_anew_with_an_older_step() -> None:
-    seen = board.looked(Board(), [job(Boundary=100)], NOW)
-    seen = board.looked(seen, [job(Boundary=104)], NOW + timedelta(seconds=2))
+    seen = board.with_jobs(Board(), [job(Boundary=100)], NOW)
+    seen = board.with_jobs(seen, [job(Boundary=104)], NOW + timedelta(seconds=2))
     assert seen.paces["gpt"].steps_per_second is None
-    seen = board.looked(seen, [job(Boundary=120)], NOW + timedelta(seconds=10))
+    seen = board.with_jobs(seen, [job(Boundary=120)], NOW + timedelta(seconds=10))
     assert seen.paces["gpt"].steps_per_second == 2.0
     assert " 2.00 " in drawn(seen)
-    seen = board.looked(seen, [job(Boundary=90)], NOW + timedelta(seconds=12))
+    seen = board.with_jobs(seen, [job(Boundary=90)], NOW + timedelta(seconds=12))
     assert seen.paces["gpt"].steps_per_second is None
-    assert board.looked(seen, [], NOW).paces == {}
+    assert board.with_jobs(seen, [], NOW).paces == {}
 
 
 def test_the_newest_events_alone_are_kept() -> None:
     seen = Board()
     for number in range(20):
-        seen = board.told(seen, event(f"m{number}"))
+        seen = board.with_event(seen, event(f"m{number}"))
     assert [each["Message"] for each in seen.events] == [f"m{number}" for number in range(20 - board.EVENTS_SHOWN, 20)]
 
 

@@ -14,7 +14,7 @@ from control_plane.db import events as stored
 from control_plane.db.events import NewEvent
 from everstep import exchanges
 from everstep.cli import main as cli
-from everstep.exchanges import MASK, TOLD_LENGTH
+from everstep.exchanges import MASK, MAX_LOGGED_CHARACTERS
 from tests.unit.control_plane.api.conftest import Service
 from tests.unit.everstep.test_sdk import GONE, Wire, refusal
 
@@ -80,7 +80,7 @@ def test_values_that_people_hide_in_requests_are_hidden(monkeypatch, caplog) -> 
 def test_a_long_answer_is_cut(monkeypatch, caplog) -> None:
     caplog.set_level(logging.DEBUG, logger=exchanges.log.name)
     Wire(monkeypatch, {"TrainingJobSummaries": [{"TrainingJobName": "n" * 60}] * 1000}).client().list_training_jobs()
-    assert max(len(record.getMessage()) for record in caplog.records) < TOLD_LENGTH + 100
+    assert max(len(record.getMessage()) for record in caplog.records) < MAX_LOGGED_CHARACTERS + 100
 
 
 def test_a_stream_of_events_is_told_too(service, caplog) -> None:
@@ -99,6 +99,6 @@ def test_a_stream_of_events_is_told_too(service, caplog) -> None:
 
 def test_nobody_who_does_not_listen_pays_for_it(monkeypatch) -> None:
     told: list[object] = []
-    monkeypatch.setattr(exchanges, "_told", lambda *said: told.append(said))
+    monkeypatch.setattr(exchanges, "_body_text", lambda *said: told.append(said))
     Wire(monkeypatch, {"Fleets": []}).client().list_fleets()
     assert told == []
