@@ -190,28 +190,28 @@ def clean(client: Callable[[str], Any], pause: Callable[[float], None], *, patie
         One sentence per deleted resource, in the order of the deletions.
     """
     scaling, ec2, sqs, events = (client(service) for service in ("autoscaling", "ec2", "sqs", "events"))
-    said: list[str] = []
+    sentences: list[str] = []
     for name in _groups(scaling):
         scaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
-        said.append(f"deleted the Auto Scaling group {name} and its instances")
+        sentences.append(f"deleted the Auto Scaling group {name} and its instances")
     for _ in range(patience):
         if not list(_groups(scaling)):
             break
         pause(1.0)
     else:
-        said.append("a deleted group still exists; run --clean again")
+        sentences.append("a deleted group still exists; run --clean again")
     tagged = [{"Name": "tag-key", "Values": [TAG]}]
     for template in ec2.describe_launch_templates(Filters=tagged)["LaunchTemplates"]:
         ec2.delete_launch_template(LaunchTemplateId=template["LaunchTemplateId"])
-        said.append(f"deleted the launch template {template['LaunchTemplateName']}")
+        sentences.append(f"deleted the launch template {template['LaunchTemplateName']}")
     for rule in events.list_rules(NamePrefix=PREFIX)["Rules"]:
         events.remove_targets(Rule=rule["Name"], Ids=["queue"])
         events.delete_rule(Name=rule["Name"])
-        said.append(f"deleted the event rule {rule['Name']}")
+        sentences.append(f"deleted the event rule {rule['Name']}")
     for url in sqs.list_queues(QueueNamePrefix=PREFIX).get("QueueUrls", ()):
         sqs.delete_queue(QueueUrl=url)
-        said.append(f"deleted the queue {url}")
-    return said
+        sentences.append(f"deleted the queue {url}")
+    return sentences
 
 
 def code_of(error: ClientError) -> str:

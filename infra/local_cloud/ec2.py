@@ -119,7 +119,7 @@ class Life:
     boots_at: float = 0.0
     ended_at: float | None = None
     slot_free_at: float = 0.0
-    told: str = ""
+    announced_state: str = ""
     """The instance's state in the last event about it; empty before the first event."""
     failed_checks: dict[StatusCheck, datetime] = field(default_factory=dict)
     """Failing status checks, each with the time at which the check began to fail."""
@@ -365,15 +365,15 @@ class Ec2:
             self._announce(backend, instance, life)
 
     def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
-        if instance.state == life.told:
+        if instance.state == life.announced_state:
             return
         # Also send the event of the preceding state, such as pending. moto skips this state, or leaves it before this
         # method sees it.
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
-            if state and state != life.told:
+            if state and state != life.announced_state:
                 self._announcements.put(state_change(self.owner(backend), instance.id, state))
-        life.told = instance.state
+        life.announced_state = instance.state
 
     def running(self) -> list[RunningInstance]:
         """Return the instances whose processes should run now."""

@@ -69,11 +69,11 @@ def clear(
     state_dir: StateDir = DEFAULT_STATE_DIR,
 ) -> None:
     """Undo lasting faults: conditions, warnings, partitions, slow links, stopped ranks … Ended processes stay ended."""
-    said = open_cluster(state_dir).clear_faults(name)
+    sentences = open_cluster(state_dir).clear_faults(name)
     if output == "json":
-        print(msgspec.json.encode({"Cleared": said}).decode())
+        print(msgspec.json.encode({"Cleared": sentences}).decode())
         return
-    for line in said or ["there was nothing to clear"]:
+    for line in sentences or ["there was nothing to clear"]:
         console.print(escape(line))
 
 

@@ -239,9 +239,9 @@ def _struck(
 def _flat(moment: Moment) -> dict[str, Any]:
     if moment.fault is None:
         return {"at_seconds": moment.at_seconds, "fault": "clear", **({"name": moment.clears} if moment.clears else {})}
-    said = {name: value for name, value in msgspec.to_builtins(moment.fault).items() if name != "fault"}
-    unsaid = msgspec.to_builtins(type(moment.fault)())
-    changed = {name: value for name, value in said.items() if value != unsaid[name]}
+    values = {name: value for name, value in msgspec.to_builtins(moment.fault).items() if name != "fault"}
+    defaults = msgspec.to_builtins(type(moment.fault)())
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
     timing = {"within_seconds": moment.within_seconds or None, "lasts_seconds": moment.lasts_seconds}
     return {
         "at_seconds": moment.at_seconds,

@@ -235,7 +235,7 @@ class Injector:
         return [f"the GPUs of {instance_id} are well" for instance_id in sick]
 
     def _mend_lines(self, fault: str, target: str = "") -> list[str]:
-        network, said = self._places.network, []
+        network, sentences = self._places.network, []
         for instance_id, link in network.links().items() if network else ():
             if target not in ("", instance_id):
                 continue
@@ -244,14 +244,14 @@ class Injector:
                 # removes them.
                 counters = network.counters(instance_id)
                 network.cut(instance_id, ())
-                said.append(
+                sentences.append(
                     f"{instance_id} is reached again; {counters['dropped_to'] + counters['dropped_from']} "
                     "packets were dropped"
                 )
             elif network and fault == "slow-network" and link.bits_per_second:
                 network.slow(instance_id, None)
-                said.append(f"the line of {instance_id} carries what it can")
-        return said
+                sentences.append(f"the line of {instance_id} carries what it can")
+        return sentences
 
     # The methods below inject faults of AWS on one instance.
 

@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
         _reap(user_data_pid, exit_file(Path(script)))
     kill_descendants(os.getpid())
     # The instance ends while the user data script may still run, so this call stores no exit code for the script.
-    _reap(user_data_pid, told_in=None)
+    _reap(user_data_pid, exit_code_file=None)
     remove_memory(instance_id)
     remove_cgroups(instance_id)
     return 0
@@ -93,7 +93,7 @@ def exit_file(script: Path) -> Path:
     return script.with_name("user-data.exit")
 
 
-def _reap(user_data_pid: int, told_in: Path | None) -> None:
+def _reap(user_data_pid: int, exit_code_file: Path | None) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -101,10 +101,10 @@ def _reap(user_data_pid: int, told_in: Path | None) -> None:
             return
         if pid == 0:
             return
-        if pid == user_data_pid and told_in is not None:
+        if pid == user_data_pid and exit_code_file is not None:
             code = os.waitstatus_to_exitcode(status)
             print(f"user data ended with code {code}", flush=True)
-            told_in.write_text(str(code))
+            exit_code_file.write_text(str(code))
 
 
 if __name__ == "__main__":

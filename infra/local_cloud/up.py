@@ -501,10 +501,10 @@ class LocalCluster:
             FaultRefused: the fault is not a lasting fault, or cannot be cleared for a single target.
             NotUp: the local AWS does not run.
         """
-        said: list[str] = _accepted(
+        sentences: list[str] = _accepted(
             self._admin("DELETE", f"faults?{urlencode({'name': name, 'target': target})}")
         ).json()
-        return said
+        return sentences
 
     def calls(self) -> list[RecordedCall]:
         """Return the newest calls of EC2 and Auto Scaling that are not read-only, by any caller.
