@@ -47,11 +47,11 @@ class Ec2State(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether AWS reports the instance as ended or ending.
+        """Whether EC2 lists the instance as ended or ending. False for ABSENT.
 
         The memory of the instance is lost, so the control plane needs no other evidence to exclude the node.
         """
-        return self not in (Ec2State.PENDING, Ec2State.RUNNING)
+        return self not in (Ec2State.PENDING, Ec2State.RUNNING, Ec2State.ABSENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

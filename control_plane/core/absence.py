@@ -1,15 +1,62 @@
-"""The rule for instances that EC2's answers omit (docs/design.md#failures).
+"""The rules for instances that EC2's answers omit (docs/design.md#failures).
 
-EC2 is eventually consistent: an answer may omit an instance that runs. An omitted instance counts as ended only if a
-second answer omits it too and its agent is silent.
+EC2 is eventually consistent: an answer may omit an instance that runs. An omitted instance counts as ended only if
 
-Invariant: the node of a connected agent never counts as ended because EC2's answers omit its instance.
+    a second answer in a row omits it too;
+    its agent has joined the fleet, or EC2's answers have omitted it for longer than `UNJOINED_SECONDS`; and
+    its agent is silent.
+
+The agent of a new instance cannot speak: the instance still boots, or the agent may not join because EC2's answers omit
+the instance. Its silence therefore proves nothing.
+
+Invariants: the node of a connected agent never counts as ended because EC2's answers omit its instance. An instance
+whose agent has not joined never counts as ended because EC2's answers omit it for at most `UNJOINED_SECONDS`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
 from control_plane.core.observed.nodes import InstanceCondition
+from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import Timeouts
+
+UNJOINED_SECONDS: Final = 300.0
+"""How long EC2's answers may omit an instance whose agent has not joined.
+
+AWS says that changes usually become visible within seconds, but can take minutes. Source: Amazon EC2 Developer Guide,
+eventual consistency.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Omissions:
+    """The instances of one fleet that EC2's newest answers omit."""
+
+    since: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
+    """Instances that the newest answer omits. The value is the time of the first such answer in a row, in seconds."""
+    absent: frozenset[NodeId] = frozenset()
+    """Those of these instances that have ended if their agents are silent (`settled`)."""
+
+    def with_answer(self, omitted: Iterable[NodeId], at: float, joined: Collection[NodeId]) -> Omissions:
+        """Return the omissions after a further answer of EC2.
+
+        Args:
+            omitted: instances of the fleet that the answer does not list.
+            at: time of the answer in monotonic seconds, at or after that of the previous answer.
+            joined: nodes whose agents have joined the fleet.
+        """
+        since = {node_id: self.since.get(node_id, at) for node_id in omitted}
+        return Omissions(
+            since,
+            frozenset(
+                node_id
+                for node_id, first in since.items()
+                if node_id in self.since and (node_id in joined or at - first > UNJOINED_SECONDS)
+            ),
+        )
 
 
 def settled(

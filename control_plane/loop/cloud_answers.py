@@ -104,29 +104,25 @@ def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -
         member
         for member in group.members
         if member.awaits_termination
-        or (has_hook and member.lifecycle_state == "Terminating" and not _has_ended(instances[member.instance_id]))
+        or (has_hook and member.lifecycle_state == "Terminating" and not instances[member.instance_id].state.has_ended)
     ]
 
 
-def _has_ended(instance: InstanceState) -> bool:
-    """Return whether EC2 lists the instance as ended. An answer that omits the instance does not count."""
-    return instance.state.has_ended and instance.state is not Ec2State.ABSENT
-
-
 def conditions_of(
-    group: GroupState, instances: Mapping[NodeId, InstanceState], absent_twice: frozenset[NodeId]
+    group: GroupState, instances: Mapping[NodeId, InstanceState], absent: frozenset[NodeId]
 ) -> dict[NodeId, tuple[InstanceCondition, str]]:
     """Return the condition of each node's instance, and AWS's description of the instance.
 
     The Auto Scaling group reports the termination of a member earlier than EC2, so the group's answer takes precedence.
-    A member that a lifecycle hook still holds is not ENDED. An instance that EC2 does not list is UNKNOWN at first, and
-    ABSENT if EC2's previous answer did not list it either. It stays UNKNOWN while the group lists it as Pending.
+    A member that a lifecycle hook still holds is not ENDED. An instance that EC2 does not list is ABSENT if it belongs
+    to `absent` (`control_plane.core.absence.Omissions`), and otherwise UNKNOWN. It stays UNKNOWN while the group lists
+    it as Pending.
     """
     conditions = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}
     for node_id, instance in instances.items():
         if instance.state is Ec2State.ABSENT:
-            is_absent = node_id in absent_twice and node_id not in launching
+            is_absent = node_id in absent and node_id not in launching
             conditions[node_id] = (
                 (InstanceCondition.ABSENT, "not listed in two answers in a row")
                 if is_absent

@@ -28,6 +28,7 @@ from functools import partial
 
 from control_plane.cloud.errors import CloudError, NotFound, Throttled
 from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure
+from control_plane.core.absence import Omissions
 from control_plane.core.capacity import failed_launches, waiting_words
 from control_plane.core.observed.fleets import GroupObserved
 from control_plane.core.observed.jobs import FailedLaunches
@@ -92,8 +93,8 @@ class _Known:
     looked_at_suspects_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     """Failed EC2 status checks by node, each with the time of the server's request in monotonic seconds."""
-    absent: frozenset[NodeId] = frozenset()
-    """Nodes that EC2's newest answer does not list. If the next answer omits them too, their condition is ABSENT."""
+    omissions: Omissions = field(default_factory=Omissions)
+    """Instances of the fleet that EC2's newest answers omit."""
     domains: dict[NodeId, str] = field(default_factory=dict)
     launch_failures: tuple[LaunchFailure, ...] = ()
     """AWS's newest list of failed launches. Empty while the Auto Scaling group has its desired number of instances."""
@@ -372,22 +373,26 @@ class CloudWatch:
             raise NotFound(f"Auto Scaling group {fleet.auto_scaling_group_name!r} does not exist")
         group = self._operator.complete_group(listed)
         with self._database.read() as session:
-            known = {NodeId(node.id) for node in nodes.of_fleet(session, fleet.name) if node.state != NodeState.GONE}
-        ids = known | {member.instance_id for member in group.members}
+            known = {NodeId(node.id): node for node in nodes.of_fleet(session, fleet.name)}
+        known = {node_id: node for node_id, node in known.items() if node.state != NodeState.GONE}
+        ids = known.keys() | {member.instance_id for member in group.members}
         instances = self._operator.describe_instances(sorted(ids))
         about = self._known.setdefault(FleetName(fleet.name), _Known())
         self._note_held(group, instances, about)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
         about.launch_failures = self._launch_failures(fleet, about) if are_missing else ()
         before = self._views.get(FleetName(fleet.name))
-        absent = frozenset(id for id, instance in instances.items() if instance.state is Ec2State.ABSENT)
-        absent_twice, about.absent = absent & about.absent, absent
+        about.omissions = about.omissions.with_answer(
+            [node_id for node_id, instance in instances.items() if instance.state is Ec2State.ABSENT],
+            asked_at,
+            joined=[node_id for node_id, node in known.items() if node.state != NodeState.JOINING],
+        )
         return CloudView(
             asked_at=asked_at,
             group=group_observed(group, about.launch_failures, before.group if before is not None else None),
             instance_type=group.instance_type,
             availability_zone=", ".join(group.availability_zones),
-            conditions=conditions_of(group, instances, absent_twice),
+            conditions=conditions_of(group, instances, about.omissions.absent),
         )
 
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:

@@ -58,6 +58,7 @@ from control_plane.api.errors import Unauthenticated
 from control_plane.api.relay import ELSEWHERE, TRY_AGAIN, relay
 from control_plane.api.routes.attestation import SESSION_SECONDS
 from control_plane.cloud.errors import CloudError
+from control_plane.cloud.operator import Ec2State
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import HELLO_SECONDS, SEND_SECONDS
 from control_plane.db import events, fleets, nodes, tokens
@@ -391,6 +392,8 @@ def _require_member(services: Services, group_name: str, node_id: NodeId) -> Non
     state = services.memberships.state(group_name, node_id)
     if state is None:
         raise _Refusal(NOT_A_MEMBER, f"{node_id} is not a member of the group {group_name}")
+    if state is Ec2State.ABSENT:
+        raise _Refusal(NOT_A_MEMBER, f"EC2 does not list {node_id} yet")
     if state.has_ended:
         raise _Refusal(NOT_A_MEMBER, f"EC2 reports {node_id} as {state}")
 

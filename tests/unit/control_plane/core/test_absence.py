@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.core.absence import settled
+from control_plane.core.absence import UNJOINED_SECONDS, Omissions, settled
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.timeouts import ladder
+from everstep.protocol.ids import NodeId
 
 TIMEOUTS = ladder(3.0)
 LEASE = TIMEOUTS.lease_seconds
@@ -28,6 +29,32 @@ def test_an_omitted_instance_has_ended_only_without_a_connection_and_after_a_lea
         InstanceCondition.ABSENT, is_connected=is_connected, silent_seconds=silent_seconds, timeouts=TIMEOUTS
     )
     assert found is expected
+
+
+JOINED, NEW = NodeId("i-joined"), NodeId("i-new")
+
+
+def omissions(*answers: tuple[float, set[NodeId]]) -> Omissions:
+    """Return the omissions after answers of EC2. Each answer is its time and the instances that it omits."""
+    found = Omissions()
+    for at, omitted in answers:
+        found = found.with_answer(omitted, at, joined={JOINED})
+    return found
+
+
+def test_two_answers_in_a_row_must_omit_an_instance_whose_agent_has_joined() -> None:
+    assert omissions((0.0, {JOINED})).absent == frozenset()
+    assert omissions((0.0, {JOINED}), (1.0, set()), (2.0, {JOINED})).absent == frozenset()
+    assert omissions((0.0, {JOINED}), (1.0, {JOINED})).absent == {JOINED}
+    assert omissions((0.0, {JOINED}), (1.0, {JOINED}), (2.0, set())).absent == frozenset()
+
+
+def test_answers_must_omit_an_instance_whose_agent_has_not_joined_for_a_long_time() -> None:
+    both = {JOINED, NEW}
+    assert omissions((0.0, both), (UNJOINED_SECONDS, both)).absent == {JOINED}
+    assert omissions((0.0, both), (UNJOINED_SECONDS + 1, both)).absent == both
+    # One answer that lists the instance starts the time again.
+    assert omissions((0.0, both), (200.0, set()), (201.0, both), (UNJOINED_SECONDS + 1, both)).absent == {JOINED}
 
 
 @pytest.mark.parametrize("condition", set(InstanceCondition) - {InstanceCondition.ABSENT})

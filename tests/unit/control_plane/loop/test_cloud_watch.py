@@ -24,6 +24,7 @@ from control_plane.api.prometheus import ServerFacts, exposition
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.errors import CloudUnavailable, Throttled
 from control_plane.cloud.operator import Ec2State, GroupState, InstanceState
+from control_plane.core.absence import UNJOINED_SECONDS
 from control_plane.db import fleets, notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.agents import AgentRegistry
@@ -206,6 +207,57 @@ async def test_an_instance_that_two_answers_omit_has_ended_once_its_agent_is_sil
     await world.until(lambda: world.nodes()[lost.node_id].state == "gone")
     assert (world.now - silent_from).total_seconds() > world.timeouts.lease_seconds
     assert world.nodes()[lost.node_id].reason == "EC2: not listed in two answers in a row"
+
+
+async def test_an_instance_has_not_ended_while_ec2_does_not_list_it_and_its_agent_cannot_join(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers omit a member in service that replaces a lost node. Its agent starts only after EC2 lists the instance."""
+    world.submit()
+    await world.running()
+    describe, before, hidden = world.operator.describe_instances, {*world.nodes()}, True
+
+    def omitting(ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
+        return {
+            node_id: InstanceState(instance_id=node_id, state=Ec2State.ABSENT)
+            if hidden and node_id not in before
+            else instance
+            for node_id, instance in describe(ids).items()
+        }
+
+    monkeypatch.setattr(world.operator, "describe_instances", omitting)
+    lost = world.team()[1]
+    world.terminate(lost)
+    await world.until(lambda: bool(world.nodes().keys() - before))
+    (fresh,) = world.nodes().keys() - before
+    for _ in range(60):
+        await world.tick(UNJOINED_SECONDS / 100)
+    assert world.nodes()[fresh].state == "joining"
+    assert fresh not in {call[1] for call in world.operator.calls if call[0] == "terminate_member"}
+    hidden = False
+    await world.until(lambda: world.nodes()[fresh].state == "spare")
+
+
+async def test_an_instance_that_ec2_never_lists_has_ended_after_a_long_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit()
+    await world.running()
+    describe, before = world.operator.describe_instances, {*world.nodes()}
+
+    def omitting(ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
+        return {
+            node_id: InstanceState(instance_id=node_id, state=Ec2State.ABSENT) if node_id not in before else instance
+            for node_id, instance in describe(ids).items()
+        }
+
+    monkeypatch.setattr(world.operator, "describe_instances", omitting)
+    world.terminate(world.team()[1])
+    await world.until(lambda: bool(world.nodes().keys() - before))
+    (fresh,) = world.nodes().keys() - before
+    begun = world.now
+    await world.until(lambda: world.nodes()[fresh].state == "gone", limit=1000)
+    assert (world.now - begun).total_seconds() > UNJOINED_SECONDS
 
 
 async def test_one_answer_that_omits_an_instance_is_no_evidence_even_with_a_silent_agent(
