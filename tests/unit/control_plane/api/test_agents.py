@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from control_plane.api.memberships import SHARED_SECONDS
 from control_plane.api.routes.agents import MALFORMED, OTHER_VERSION, SESSION_CHECK_SECONDS
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.cloud.operator import Ec2State, InstanceState
 from control_plane.db.session import Database
 from everstep.protocol.agent_messages import (
     MAX_SNAPSHOT_READ_BYTES,
@@ -381,6 +382,19 @@ async def test_who_is_not_a_member_does_not_join(service, token, node):
         code, reason = await closed(opened)
     assert code == 4403
     assert "EC2 reports" in reason or "not a member" in reason
+
+
+async def test_an_instance_that_ec2_does_not_list_yet_may_join_later(service, token, node, monkeypatch):
+    def omitting(ids):
+        return {node_id: InstanceState(instance_id=node_id, state=Ec2State.ABSENT) for node_id in ids}
+
+    with monkeypatch.context() as omitted:
+        omitted.setattr(service.operator, "describe_instances", omitting)
+        async with line(service, token) as opened:
+            await opened.send(encode(hello(node)))
+            assert await closed(opened) == (4403, f"EC2 does not list {node} yet")
+    async with line(service, token) as opened:
+        await join(opened, node)
 
 
 async def test_who_is_about_to_leave_does_not_join(service, token, node):
