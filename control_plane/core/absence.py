@@ -47,6 +47,9 @@ class Omissions:
             omitted: instances of the fleet that the answer does not list.
             at: time of the answer in monotonic seconds, at or after that of the previous answer.
             joined: nodes whose agents have joined the fleet.
+
+        Returns:
+            The new omissions. An instance that the answer lists is not part of them.
         """
         since = {node_id: self.since.get(node_id, at) for node_id in omitted}
         return Omissions(
