@@ -34,8 +34,10 @@ class InvalidTransition(ControlPlaneError):
     """
 
     def __init__(self, entity: str, state: str, event: str, story: tuple[str, ...] = ()) -> None:
-        told = "; ".join(story)
-        super().__init__(f"{entity}: no transition from {state} by {event}" + (f" ({told})" if told else ""))
+        transitions = "; ".join(story)
+        super().__init__(
+            f"{entity}: no transition from {state} by {event}" + (f" ({transitions})" if transitions else "")
+        )
         self.entity = entity
         self.state = state
         self.event = event

@@ -37,8 +37,8 @@ def encode(parts: Sequence[Any], *, is_compressed: bool = False) -> str:
     Returns:
         URL-safe text, from which `decode` returns the same values.
     """
-    said = json.dumps(parts, separators=(",", ":")).encode()
-    return base64.urlsafe_b64encode(zlib.compress(said, 9) if is_compressed else said).decode()
+    payload = json.dumps(parts, separators=(",", ":")).encode()
+    return base64.urlsafe_b64encode(zlib.compress(payload, 9) if is_compressed else payload).decode()
 
 
 def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
@@ -55,13 +55,13 @@ def decode(token: str, *, is_compressed: bool = False) -> list[Any]:
         ValueError: the token is not base64, not JSON, too long, too deep, or not an array.
     """
     try:
-        said = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
+        payload = base64.b64decode(token.encode(), altchars=b"-_", validate=True)
         if is_compressed:
             unpack = zlib.decompressobj()
-            said = unpack.decompress(said, MAX_BYTES)
+            payload = unpack.decompress(payload, MAX_BYTES)
             if not unpack.eof or unpack.unused_data:
                 raise ValueError(NOT_OURS)
-        parts = json.loads(said, parse_constant=_refuse)
+        parts = json.loads(payload, parse_constant=_refuse)
     except (RecursionError, zlib.error) as error:
         raise ValueError(NOT_OURS) from error
     if not isinstance(parts, list):

@@ -56,10 +56,10 @@ def sign_in(request: Request, response: Response, services: Services, record: To
     latest = services.now() + timedelta(seconds=SESSION_SECONDS)
     expires_at = min(latest, record.expires_at) if record.expires_at is not None else latest
     seconds = int(expires_at.timestamp())
-    said = f"{record.id}.{seconds}.{secrets.token_hex(8)}"
+    payload = f"{record.id}.{seconds}.{secrets.token_hex(8)}"
     response.set_cookie(
         cookie_name(services),
-        f"{said}.{_seal(services, said)}",
+        f"{payload}.{_seal(services, payload)}",
         max_age=max(0, int((expires_at - services.now()).total_seconds())),
         path="/",
         secure=request.url.scheme == "https",
@@ -160,15 +160,15 @@ def _opened(services: Services, cookie: str) -> tuple[str, int]:
     Raises:
         Unauthenticated: the cookie has expired, or this service did not create it.
     """
-    said, _, seal = cookie.rpartition(".")
-    is_ours = len(cookie) <= MAX_COOKIE_LENGTH and hmac.compare_digest(seal.encode(), _seal(services, said).encode())
+    payload, _, seal = cookie.rpartition(".")
+    is_ours = len(cookie) <= MAX_COOKIE_LENGTH and hmac.compare_digest(seal.encode(), _seal(services, payload).encode())
     if not is_ours:
         raise Unauthenticated("The session does not belong to this service.", hint="Sign in again.")
-    token_id, expiry, _ = said.split(".")
+    token_id, expiry, _ = payload.split(".")
     if int(expiry) <= services.now().timestamp():
         raise Unauthenticated("The session has expired.", hint="Sign in again.")
     return token_id, int(expiry)
 
 
-def _seal(services: Services, said: str) -> str:
-    return hmac.new(services.session_key, said.encode(), hashlib.sha256).hexdigest()
+def _seal(services: Services, payload: str) -> str:
+    return hmac.new(services.session_key, payload.encode(), hashlib.sha256).hexdigest()

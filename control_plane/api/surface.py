@@ -200,12 +200,15 @@ def _document() -> Json:
 
 
 def _error_answers(is_open: bool) -> Json:
-    said: dict[int, list[str]] = {}
+    descriptions: dict[int, list[str]] = {}
     for kind in _every(errors.ApiError):
         if "status" in vars(kind) and not (is_open and issubclass(kind, errors.Forbidden)):
-            said.setdefault(kind.status, []).append(f"`{kind.code}`: {(kind.__doc__ or '').strip()}")
+            descriptions.setdefault(kind.status, []).append(f"`{kind.code}`: {(kind.__doc__ or '').strip()}")
     content = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorResponse"}}}
-    return {str(status): {"description": " ".join(words), "content": content} for status, words in sorted(said.items())}
+    return {
+        str(status): {"description": " ".join(words), "content": content}
+        for status, words in sorted(descriptions.items())
+    }
 
 
 def _every(kind: type[errors.ApiError]) -> Iterator[type[errors.ApiError]]:

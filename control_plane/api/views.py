@@ -498,7 +498,7 @@ def protection(
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     losses = _fatal_losses(job, current)
-    told = {NodeId(node_id): domain for node_id, domain in domains.items()}
+    known_domains = {NodeId(node_id): domain for node_id, domain in domains.items()}
     return checkpoints_schemas.DescribeProtectionResponse(
         training_job_name=job.name,
         generation=job.generation,
@@ -514,11 +514,12 @@ def protection(
             plans_schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(losses, {})
         ],
         domain_odds=[
-            plans_schemas.DomainOdds(lost_domains=count, probability=odds) for count, odds in _odds(losses, told)
+            plans_schemas.DomainOdds(lost_domains=count, probability=odds)
+            for count, odds in _odds(losses, known_domains)
         ]
-        if told
+        if known_domains
         else [],
-        fatal_domains=list(domain_loss.fatal_domains(losses, told)),
+        fatal_domains=list(domain_loss.fatal_domains(losses, known_domains)),
         shards=[
             checkpoints_schemas.ShardProtection(
                 rank=shard.rank,

@@ -36,7 +36,7 @@ LOGGED_NUMBER: Final = "LoggedNumber"
 """Name of the shape of numbers that may be NaN or infinite. The API sends these values as text."""
 _NOT_FINITE = [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]
 _PROSE = frozenset({"description", "default", "title", "examples"})
-_SAID = {
+_SUPPORTED_KEYWORDS = {
     "string": frozenset(
         {"type", "minLength", "maxLength", "pattern", "enum", "const", "x-idempotency-token", "x-sensitive"}
     ),
@@ -142,7 +142,9 @@ def paginators(model: Json) -> Json:
 
 def endpoint_rules() -> Json:
     """Return the content of endpoint-rule-set-1.json. Everstep has no default endpoint, so clients must set one."""
-    said = "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: you run Everstep yourself, so it has no default endpoint."
+    message = (
+        "Set endpoint_url, or AWS_ENDPOINT_URL_EVERSTEP: you run Everstep yourself, so it has no default endpoint."
+    )
     use_endpoint = {
         "conditions": [{"fn": "isSet", "argv": [{"ref": "Endpoint"}]}],
         "endpoint": {"url": {"ref": "Endpoint"}, "properties": {}, "headers": {}},
@@ -173,7 +175,7 @@ def endpoint_rules() -> Json:
                 "type": "String",
             },
         },
-        "rules": [use_endpoint, {"conditions": [], "error": said, "type": "error"}],
+        "rules": [use_endpoint, {"conditions": [], "error": message, "type": "error"}],
     }
 
 
@@ -208,9 +210,9 @@ class _Shapes:
     def member(self, owner: str, field: str, schema: Json) -> Json:
         """Return the member of a structure: a reference to the shape of its values, and its documentation."""
         reference = self._reference(f"{owner}.{field}", owner, field, schema)
-        said = [schema.get("description", ""), _default(schema)]
-        if any(said):
-            reference["documentation"] = _prose(" ".join(said))
+        sentences = [schema.get("description", ""), _default(schema)]
+        if any(sentences):
+            reference["documentation"] = _prose(" ".join(sentences))
         if schema.get("x-idempotency-token"):
             reference["idempotencyToken"] = True
         return reference
@@ -229,10 +231,11 @@ class _Shapes:
             return self._named(LOGGED_NUMBER, {"type": "double"}, owner)
         if schema.keys() <= _PROSE:
             return self._named("Document", {"type": "structure", "members": {}, "document": True}, owner)
-        unsaid = schema.keys() - _PROSE - _SAID.get(schema.get("type", ""), frozenset())
-        if unsaid:
+        unsupported_keywords = schema.keys() - _PROSE - _SUPPORTED_KEYWORDS.get(schema.get("type", ""), frozenset())
+        if unsupported_keywords:
             raise ContractError(
-                f"{where}: {', '.join(sorted(unsaid))} of {schema.get('type')!r} cannot be said in a service model"
+                f"{where}: {', '.join(sorted(unsupported_keywords))} of {schema.get('type')!r} cannot be said in a "
+                "service model"
             )
         shape = self._shape(where, owner, hint, schema)
         plain = _PLAIN_NAMES.get(shape["type"] if shape["type"] != "long" else "integer") if len(shape) == 1 else None
@@ -303,12 +306,12 @@ class _Shapes:
             ),
         }
         if error is errors.InvalidRequest:
-            said = {
+            schema = {
                 "type": "array",
                 "items": {"$ref": "#/components/schemas/FieldError"},
                 "description": "The invalid fields, one entry per field.",
             }
-            members["Fields"] = self.member(error.code, "Fields", said)
+            members["Fields"] = self.member(error.code, "Fields", schema)
         self.made[error.code] = {
             "type": "structure",
             "members": members,

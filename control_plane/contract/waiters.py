@@ -96,14 +96,14 @@ def waiters(model: Json) -> Json:
     return {"version": 2, "waiters": found}
 
 
-def _job(said: str, *acceptors: Json) -> Json:
-    return _waiter("DescribeTrainingJob", said, *acceptors)
+def _job(description: str, *acceptors: Json) -> Json:
+    return _waiter("DescribeTrainingJob", description, *acceptors)
 
 
-def _waiter(operation: str, said: str, *acceptors: Json) -> Json:
+def _waiter(operation: str, description: str, *acceptors: Json) -> Json:
     described = {
         "operation": operation,
-        "description": said,
+        "description": description,
         "delay": DELAY_SECONDS,
         "maxAttempts": TWELVE_HOURS // DELAY_SECONDS,
     }

@@ -65,8 +65,8 @@ def nonce(key: bytes, random: bytes, now: float) -> str:
     Returns:
         `<end>.<random>.<seal>`, with hexadecimal parts.
     """
-    said = f"{int(now) + attestation.NONCE_SECONDS:x}.{random.hex()}"
-    return f"{said}.{_seal(key, said)}"
+    payload = f"{int(now) + attestation.NONCE_SECONDS:x}.{random.hex()}"
+    return f"{payload}.{_seal(key, payload)}"
 
 
 def nonce_end(key: bytes, given: str, now: float) -> int | None:
@@ -75,10 +75,10 @@ def nonce_end(key: bytes, given: str, now: float) -> int | None:
     Return None if this server did not create the nonce, or if the nonce has expired. The function does not detect that
     a nonce is used twice. The database detects this.
     """
-    said, _, seal = given.rpartition(".")
-    if not hmac.compare_digest(seal.encode(), _seal(key, said).encode()):
+    payload, _, seal = given.rpartition(".")
+    if not hmac.compare_digest(seal.encode(), _seal(key, payload).encode()):
         return None
-    end = int(said.partition(".")[0], 16)
+    end = int(payload.partition(".")[0], 16)
     return end if now < end else None
 
 
@@ -156,5 +156,5 @@ def refusal_of_principal(principal: Principal, *, account: str, role_name: str, 
     return ""
 
 
-def _seal(key: bytes, said: str) -> str:
-    return hmac.new(key, said.encode(), hashlib.sha256).hexdigest()
+def _seal(key: bytes, payload: str) -> str:
+    return hmac.new(key, payload.encode(), hashlib.sha256).hexdigest()

@@ -91,13 +91,13 @@ def rule(
     alike = _alike(failures)
     tried = [trial for trial in trials if _looks_like(trial.failure, last)]
     if len(alike) >= attempts + len(tried):
-        told = f"the same failure occurred {len(alike)} times {_where(last.step)}"
+        reason = f"the same failure occurred {len(alike)} times {_where(last.step)}"
         changes = (_other_node(alike, tried, has_spare=has_spare), _older_state(alike, tried, older_base))
         for course in changes if last.max_boundary <= last.step and not is_sole_holder else reversed(changes):
             if course is not None and attempts > 1:
-                return Ruling(course=course, why=f"{told}: {_how(last)}")
+                return Ruling(course=course, why=f"{reason}: {_how(last)}")
         story = "".join(f", also {_story(trial)}" for trial in tried)
-        return Ruling(course=BreakerCourse.GIVE_UP, why=f"{told}{story}: {_how(last)}")
+        return Ruling(course=BreakerCourse.GIVE_UP, why=f"{reason}{story}: {_how(last)}")
     limit = attempts * NO_PROGRESS_TIMES
     if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
         since = f"{datetime.fromtimestamp(failures[-limit].at, UTC):%H:%M:%S} UTC"

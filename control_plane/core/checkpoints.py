@@ -118,9 +118,9 @@ def policy_words(
         *(["on a notice of AWS"] if on_notice else []),
         "when the job stops",
     ]
-    said = ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
+    clause = ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
     waits = ", and training waits for each" if STRATEGIES[strategy].is_blocking else ""
-    return said if strategy is Strategy.EVERSTEP else f"{said}{waits} (strategy {strategy})"
+    return clause if strategy is Strategy.EVERSTEP else f"{clause}{waits} (strategy {strategy})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

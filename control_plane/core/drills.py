@@ -181,18 +181,18 @@ def attributed(
         # The drill killed the node that held the only copy of the shard, so the drill also caused the loss of the
         # shard.
         followed = set(range(len(found)))
-    told = tuple(
+    updated_faults = tuple(
         replace(fault, cause=Cause.DRILL, implicates=None) if number in followed else fault
         for number, fault in enumerate(found)
     )
-    said = Fault(
+    drill_fault = Fault(
         cause=Cause.DRILL,
         evidence=in_words(drill),
         at=min(found[number].at for number in followed),
         seen_on=(drill.node_id,),
     )
     is_own = any(fault.cause is Cause.RANK_EXIT and number in at_node for number, fault in enumerate(found))
-    return (*told, said), None if is_own else failure
+    return (*updated_faults, drill_fault), None if is_own else failure
 
 
 def has_struck_rank_ended(drill: DrillObserved, reports: Mapping[NodeId, MemberReport]) -> bool:

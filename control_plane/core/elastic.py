@@ -114,7 +114,7 @@ def is_settled(record: JobRecord) -> bool:
     )
 
 
-def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, heard_count: int) -> int:
+def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, reporting_count: int) -> int:
     """Return the number of members with which the job prepares its next generation.
 
     If a user lowered MaxNodeCount, the members beyond it also take part, because they may hold the only copies of a
@@ -124,7 +124,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
         spec: settings of the job: its limits of nodes, and `patience_seconds`, its wait for missing nodes.
         record: the job's record, with the numbers of nodes that earlier decisions stored.
         available_count: number of the job's nodes, without nodes that the job has excluded.
-        heard_count: number of the available nodes whose agents are not silent.
+        reporting_count: number of the available nodes whose agents are not silent.
 
     Returns:
         The largest of three numbers: the nodes that the job needs (`needed_count`); the nodes whose agents are not
@@ -132,7 +132,7 @@ def next_count(spec: JobSettings, record: JobRecord, *, available_count: int, he
     """
     return max(
         needed_count(spec, record),
-        min(heard_count, spec.most_node_count),
+        min(reporting_count, spec.most_node_count),
         min(available_count, count_before(spec, record)),
     )
 

@@ -301,22 +301,22 @@ def of_cut_off_members(
     The coordinator may be alive while the network to it is broken. It commits no step without the confirmations of
     these members.
     """
-    told = [
+    messages = [
         (node, fault.message)
         for node, report in sorted(reports.items())
         for fault in report.faults
         if fault.code in COORDINATOR_FAULTS
     ]
-    if not told:
+    if not messages:
         return ()
-    words = f"{'; '.join((message for _, message in told))}: no step was committed meanwhile"
+    words = f"{'; '.join((message for _, message in messages))}: no step was committed meanwhile"
     at = now - timeouts.coordinator_deadline_seconds
     return (
         Fault(
             cause=Cause.AGENT_LOST,
             evidence=words,
             at=at,
-            seen_on=tuple(node for node, _ in told),
+            seen_on=tuple(node for node, _ in messages),
             unreached=plan.coordinator,
         ),
     )

@@ -429,7 +429,7 @@ class _Table:
                 self.take_out(row, Remedy.REPLACE, f"after a reboot, its agent still reports {found.words}")
             elif is_back:
                 self.move(row, NodeEvent.CONNECTED, "its agent is connected after the reboot, without the fault")
-            elif self._unheard(row, row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
+            elif self._waited_seconds(row, row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
                 what = (
                     "EC2 did not reboot it within {:g} s"
                     if rebooted_at is None
@@ -437,7 +437,7 @@ class _Table:
                 )
                 self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
 
-    def _unheard(self, row: NodeRecord, since: float) -> float:
+    def _waited_seconds(self, row: NodeRecord, since: float) -> float:
         """Return for how many seconds the fleet has waited for a report of the node's agent since the time `since`.
 
         Periods in which this control plane could not have received a report do not count.
@@ -651,7 +651,7 @@ class _Table:
         for row in self.in_state(NodeState.JOINING):
             node = self.node(row.node_id)
             is_there = node.instance is InstanceCondition.PRESENT and row.node_id in settled
-            if is_there and self._unheard(row, row.created_at) > patience:
+            if is_there and self._waited_seconds(row, row.created_at) > patience:
                 self.move(row, NodeEvent.EXCLUDED, f"{NOT_JOINED} within {patience:g} s: {WHERE_TO_LOOK}")
                 return
 

@@ -65,7 +65,7 @@ TRAINS = "trains; "
 """First words of the stored reason of a job that trains. A clause about a suspected hang may follow."""
 PROVEN = "RanksHang"
 """Type of the event in the event history that stores the full stacks of a proven hang."""
-_FRAMES_TOLD = 3
+_MAX_FRAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ def watch(
     suspicion: Suspicion | None,
     timeouts: Timeouts,
     *,
-    is_heard: bool,
+    has_all_reports: bool,
 ) -> Watched:
     """Check whether ranks stand still, and return the requests for stacks, faults and events that follow.
 
@@ -159,7 +159,7 @@ def watch(
         pace: the job's longest times without progress so far.
         suspicion: the suspected hang that the job's record contains, or None.
         timeouts: the lower bounds of all limits.
-        is_heard: whether every member is connected and reports. If not, the result contains no fault, because
+        has_all_reports: whether every member is connected and reports. If not, the result contains no fault, because
             `core.evidence` judges silent members.
 
     Returns:
@@ -171,7 +171,7 @@ def watch(
         for rank in report.ranks
         if rank.exit is None
     }
-    if not is_heard:
+    if not has_all_reports:
         return Watched(suspicion=suspicion)
     limit = _common(living, pace, timeouts)
     overdue = {rank: status for rank, (_, status) in living.items() if status.still_seconds > limit.first}
@@ -209,19 +209,19 @@ def watch(
     if suspicion.number > 1 and not proof:
         return Watched(suspicion=answered, words=words)
     odd, where = _odd_ones(living, looks)
-    told = (
+    standstill = (
         f"{_named(overdue, living)} made no progress in {_phases(overdue)} for {still:.0f} s, the limit is "
         f"{limit.first:g} s"
     )
     event = EventDraft(
         type=PROVEN if proof else "RanksStandStill",
-        message="; ".join(part for part in (told, proof, where) if part),
+        message="; ".join(part for part in (standstill, proof, where) if part),
         node_id=odd,
         detail={"stacks": _kept(looks)},
     )
     if not proof:
         return Watched(suspicion=answered, events=(event,), words=words)
-    evidence = [f"hang: {told}: {proof}", where, *_in_brief(looks)]
+    evidence = [f"hang: {standstill}: {proof}", where, *_in_brief(looks)]
     # If the stacks identify no single stuck node (`odd`), the fault names no node.
     seen_on = () if odd is None else (odd,)
     # A rank may wait for as long as the script declared. The hang begins only after this time.
@@ -307,8 +307,8 @@ def failure(
 
 def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeouts: Timeouts) -> HangLimits:
     each = [
-        limits(phase, pace, timeouts, told)
-        for phase, told in {(status.phase, status.limit_seconds) for _, status in living.values()}
+        limits(phase, pace, timeouts, declared_seconds)
+        for phase, declared_seconds in {(status.phase, status.limit_seconds) for _, status in living.values()}
     ]
     return HangLimits(
         first=max((limit.first for limit in each), default=0.0),
@@ -427,7 +427,7 @@ def _frames(place: str) -> str:
     frames = [line.strip() for line in lines[1:]]
     if not frames:
         return place or "no Python stack"
-    return " < ".join([*frames[:_FRAMES_TOLD], *(["…"] if len(frames) > _FRAMES_TOLD else [])])
+    return " < ".join([*frames[:_MAX_FRAMES], *(["…"] if len(frames) > _MAX_FRAMES else [])])
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:

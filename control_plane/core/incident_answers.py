@@ -161,8 +161,8 @@ def _of_an_instance(account: Account) -> str:
         return "Everstep terminated the instance"
     if code in _ENDINGS:
         return _ENDINGS[code]
-    told = f"gives the reason “{reason}”, but" if reason else "gives no reason and"
-    return f"cause unknown: EC2 reports {found['node']} as {found['state']}, {told} does not say who ended it"
+    clause = f"gives the reason “{reason}”, but" if reason else "gives no reason and"
+    return f"cause unknown: EC2 reports {found['node']} as {found['state']}, {clause} does not say who ended it"
 
 
 def _termination(account: Account) -> re.Match[str] | None:

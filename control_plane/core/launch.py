@@ -93,8 +93,8 @@ def call_roll(spec: JobSpec, seen: JobObserved, record: JobRecord, policy: Polic
         if report.generation == record.issued_generation and report.phase is MemberPhase.PROMISED
     }
     taken = {*dict(record.asked), *given}
-    heard_count = sum(node in seen.nodes and not is_silent(seen.nodes[node], policy.timeouts) for node in available)
-    node_count = elastic.next_count(spec, record, available_count=len(available), heard_count=heard_count)
+    reporting_count = sum(node in seen.nodes and not is_silent(seen.nodes[node], policy.timeouts) for node in available)
+    node_count = elastic.next_count(spec, record, available_count=len(available), reporting_count=reporting_count)
     places = members.places(seen.plan, sorted(available, key=lambda node_id: node_id not in taken), node_count)
     placed = set(places)
     promised = {node_id: report for node_id, report in given.items() if node_id in placed}

@@ -225,8 +225,8 @@ def lemon(history: Iterable[Implication], now: float) -> str | None:
     lines = recent(history, now)
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:
         return None
-    told = ", ".join(f"{line.what} ({line.incident_id})" for line in lines)
-    return f"it was involved in {len(lines)} incidents within {LEMON_WINDOW_SECONDS / 3600:g} h: {told}"
+    involvements = ", ".join(f"{line.what} ({line.incident_id})" for line in lines)
+    return f"it was involved in {len(lines)} incidents within {LEMON_WINDOW_SECONDS / 3600:g} h: {involvements}"
 
 
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:

@@ -85,12 +85,12 @@ class _Known:
     """Earliest time of the next poll in monotonic seconds, after AWS throttled a poll."""
     throttled_count: int = 0
     """Number of consecutive polls that AWS throttled."""
-    looked_closely_at: float = float("-inf")
+    details_requested_at: float = float("-inf")
     asked: set[NodeId] = field(default_factory=set)
     """Nodes for which this server has requested the network topology from EC2."""
     suspects: dict[NodeId, float] = field(default_factory=dict)
     """Nodes with a silent agent, each with the time of the newest call of `suspect` in monotonic seconds."""
-    looked_at_suspects_at: float = float("-inf")
+    statuses_requested_at: float = float("-inf")
     failed_checks: dict[NodeId, tuple[float, tuple[str, ...]]] = field(default_factory=dict)
     """Failed EC2 status checks by node, each with the time of the server's request in monotonic seconds."""
     omissions: Omissions = field(default_factory=Omissions)
@@ -283,7 +283,7 @@ class CloudWatch:
     def poll_details(self) -> None:
         """Start the next poll of AWS immediately, and also request EC2's scheduled events of all instances."""
         for known in self._known.values():
-            known.looked_closely_at = float("-inf")
+            known.details_requested_at = float("-inf")
         self.poll_now()
 
     def changed(self, fleet: FleetName) -> None:
@@ -440,20 +440,22 @@ class CloudWatch:
         `SUSPECT_SECONDS`. Return whether an answer changed. After an AWS error, the previous answer remains.
         """
         asked_at = self._monotonic()
-        is_due = asked_at - about.looked_closely_at >= CLOSE_SECONDS
+        is_due = asked_at - about.details_requested_at >= CLOSE_SECONDS
         is_news = False
         if is_due:
             # Iterate over a copy, because the event loop adds entries concurrently.
-            for node_id, said_at in list(about.suspects.items()):
-                if asked_at - said_at > FORGET_SECONDS:
+            for node_id, suspected_at in list(about.suspects.items()):
+                if asked_at - suspected_at > FORGET_SECONDS:
                     about.suspects.pop(node_id, None)
-            about.failed_checks = {node_id: told for node_id, told in about.failed_checks.items() if node_id in ids}
+            about.failed_checks = {node_id: entry for node_id, entry in about.failed_checks.items() if node_id in ids}
             is_news = self._ask_status(fleet, ids, about, asked_at)
             # Set the time even if the request failed, so that the next request waits for the usual interval.
-            about.looked_closely_at = asked_at
-        elif asked_at - about.looked_at_suspects_at >= SUSPECT_SECONDS:
+            about.details_requested_at = asked_at
+        elif asked_at - about.statuses_requested_at >= SUSPECT_SECONDS:
             suspects = {
-                node_id for node_id, said_at in list(about.suspects.items()) if asked_at - said_at <= SUSPECT_SECONDS
+                node_id
+                for node_id, suspected_at in list(about.suspects.items())
+                if asked_at - suspected_at <= SUSPECT_SECONDS
             }
             if suspects & ids:
                 is_news = self._ask_status(fleet, suspects & ids, about, asked_at)
@@ -485,7 +487,7 @@ class CloudWatch:
         try:
             found = self._operator.statuses(sorted(ids))
         except CloudError as error:
-            about.looked_at_suspects_at = asked_at
+            about.statuses_requested_at = asked_at
             self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {first_line(error)}")
             return False
         self._failing.pop(f"{fleet}/events", None)
@@ -497,7 +499,7 @@ class CloudWatch:
         scheduled = [maintenance_notice(node_id, event) for node_id, status in found.items() for event in status.events]
         with self._database.write() as session:
             is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
-        about.looked_at_suspects_at = asked_at
+        about.statuses_requested_at = asked_at
         return is_news or any(
             before.get(node_id, (asked_at, ()))[1] != checks for node_id, (_, checks) in failed.items()
         )

@@ -161,8 +161,8 @@ class Executor:
         """
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
-        is_told = view is not None and view.report is not None and view.report.evidence_key == key
-        if view is not None and view.is_connected and not is_told:
+        has_uploaded_logs = view is not None and view.report is not None and view.report.evidence_key == key
+        if view is not None and view.is_connected and not has_uploaded_logs:
             self._registry.send(action.node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
             return
         report = msgspec.to_builtins(view.report) if view is not None else None
@@ -393,8 +393,8 @@ class Executor:
         with self._database.read() as session:
             node = nodes.get(session, node_id)
             history = implications.of_node(session, node_id)
-            told = [incident for line in history if (incident := incidents.find(session, line.incident_id)) is not None]
-        return msgspec.json.encode({"node": node, "history": history, "incidents": told, "last_report": report})
+            records = [row for line in history if (row := incidents.find(session, line.incident_id)) is not None]
+        return msgspec.json.encode({"node": node, "history": history, "incidents": records, "last_report": report})
 
     def _note_evidence(self, node_id: NodeId, key: str, session: Session, lease: Lease) -> None:
         now = self._now()

@@ -151,7 +151,8 @@ def cursor_of(text: str) -> Cursor:
 
 
 def _line(event: LogEvent) -> BatchLine:
-    said = {"generation": event.generation, "rank": event.rank, "stream": event.kind, "message": event.text}
+    fields = {"generation": event.generation, "rank": event.rank, "stream": event.kind, "message": event.text}
     return BatchLine(
-        event.at_ms, json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False)
+        event.at_ms,
+        json.dumps({name: value for name, value in fields.items() if value is not None}, ensure_ascii=False),
     )

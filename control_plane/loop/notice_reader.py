@@ -189,10 +189,10 @@ class NoticeReader:
                 )
                 if notices.record(session, notice, now):
                     fleet = nodes.get(session, node_id).fleet_name
-                    told = events.NewEvent(
+                    new_event = events.NewEvent(
                         at=now, type="NoticeReceived", message=event.message, fleet_name=fleet, node_id=node_id
                     )
-                    events.append(session, told)
+                    events.append(session, new_event)
 
     def _in_block(self, reservation: str) -> tuple[NodeId, ...]:
         with self._database.read() as session:

@@ -101,7 +101,7 @@ class StoredFleet:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _NodeFacts:
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
 
@@ -266,7 +266,7 @@ class Observer:
         Runs on the server's event loop and does not wait.
         """
         around, run = stored.around, RunId(stored.job.run_id)
-        fleet, told = around.name, _Told(around.notices, around.implications)
+        fleet, facts = around.name, _NodeFacts(around.notices, around.implications)
         sight = self._sight(around, now)
         assigned, turns = sight.assigned.get(run, ()), sight.turns
         planned = tuple(node.node_id for node in stored.plan.nodes) if stored.plan is not None else ()
@@ -281,7 +281,7 @@ class Observer:
             dropped_checkpoints=stored.dropped_checkpoints,
             assigned=assigned,
             nodes={
-                node_id: self._node(fleet, node_id, around.nodes.get(node_id), self._registry.view(node_id), told)
+                node_id: self._node(fleet, node_id, around.nodes.get(node_id), self._registry.view(node_id), facts)
                 for node_id in team
             },
             price_usd_per_hour=stored.fleet.price_usd_per_hour if stored.fleet is not None else None,
@@ -314,12 +314,12 @@ class Observer:
         known = self._sights.get(around.name)
         if known is not None and known.of is around:
             return known
-        told = _Told(around.notices, around.implications)
+        facts = _NodeFacts(around.notices, around.implications)
         in_use = {
             node_id: row for node_id, row in around.nodes.items() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)
         }
         seen = {
-            node_id: self._node(around.name, node_id, row, self._registry.view(node_id), told)
+            node_id: self._node(around.name, node_id, row, self._registry.view(node_id), facts)
             for node_id, row in in_use.items()
         }
         assigned: dict[RunId, tuple[NodeId, ...]] = {}
@@ -401,7 +401,7 @@ class Observer:
         name = FleetName(stored.fleet.name)
         views = self._registry.views()
         by_id = {NodeId(row.id): row for row in stored.nodes}
-        told = _Told(records.notices_of(stored.notices), stored.implications)
+        facts = _NodeFacts(records.notices_of(stored.notices), stored.implications)
         table: tuple[NodeRecord, ...] = tuple(
             records.node_record(row) for row in by_id.values() if row.state != NodeState.GONE
         )
@@ -409,7 +409,9 @@ class Observer:
         return records.fleet_spec(stored.fleet), FleetObserved(
             group=view.group,
             records=table,
-            nodes={node_id: self._node(name, node_id, by_id.get(node_id), views.get(node_id), told) for node_id in ids},
+            nodes={
+                node_id: self._node(name, node_id, by_id.get(node_id), views.get(node_id), facts) for node_id in ids
+            },
             jobs=tuple(records.fleet_job(job) for job in stored.jobs),
             history=history,
             vacancies=stored.fleet.vacancies,
@@ -421,7 +423,7 @@ class Observer:
         )
 
     def _node(
-        self, fleet: FleetName, node_id: NodeId, row: nodes.SavedNode | None, view: AgentView | None, told: _Told
+        self, fleet: FleetName, node_id: NodeId, row: nodes.SavedNode | None, view: AgentView | None, facts: _NodeFacts
     ) -> NodeObserved:
         silent_seconds = self._hearing.silent_seconds(fleet, view)
         reported, words = self._cloud.condition(fleet, node_id)
@@ -434,7 +436,7 @@ class Observer:
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
         returned_at = row.returned_at if row is not None else None
-        lines = [line for line in told.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
+        lines = [line for line in facts.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
         if (
             silent_seconds > WATCHED_FROM_LEASES * self._timeouts.lease_seconds
@@ -459,7 +461,7 @@ class Observer:
             history=tuple(records.implication(line) for line in lines),
             request_words=row.request_words if row is not None else "",
             domain=row.failure_domain if row is not None else None,
-            notices=merged([*told.notices.get(node_id, ()), *records.own_notices(report)]),
+            notices=merged([*facts.notices.get(node_id, ()), *records.own_notices(report)]),
         )
 
 

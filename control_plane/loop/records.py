@@ -438,8 +438,8 @@ def notices_of(stored: Iterable[notices.NoticeRecord]) -> dict[NodeId, tuple[Not
     """Return the stored notices by node, as the records that decisions (`control_plane.core`) use."""
     found: dict[NodeId, tuple[Notice, ...]] = {}
     for notice in stored:
-        told = Notice(kind=NoticeKind(notice.kind), message=notice.message, ends_at=_seconds(notice.ends_at))
-        found[NodeId(notice.node_id)] = (*found.get(NodeId(notice.node_id), ()), told)
+        core_notice = Notice(kind=NoticeKind(notice.kind), message=notice.message, ends_at=_seconds(notice.ends_at))
+        found[NodeId(notice.node_id)] = (*found.get(NodeId(notice.node_id), ()), core_notice)
     return found
 
 

@@ -324,8 +324,8 @@ async def _close(websocket: WebSocket, refusal: _Refusal) -> None:
 
 def _decoded(data: bytes, kind: type[T] | UnionType) -> T:
     try:
-        said: T = decode(data, kind)  # type: ignore[arg-type]  # msgspec accepts a union as type
-        return said
+        message: T = decode(data, kind)  # type: ignore[arg-type]  # msgspec accepts a union as type
+        return message
     except UnknownVersion as error:
         raise _Refusal(OTHER_VERSION, str(error)) from error
     except ProtocolError as error:

@@ -31,7 +31,7 @@ from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands", tags=["TrainingJobs"])
 
 RankPath = Annotated[int, Path(alias="Rank", ge=0, le=2**31 - 1)]
-TOLD_LENGTH: Final = 500
+MAX_EVENT_COMMAND_LENGTH: Final = 500
 """Maximum number of characters of a command in the event that records it."""
 
 
@@ -118,12 +118,16 @@ def _ask(
             stdin=(request.stdin or "").encode(),
         )
         if not services.registry.commands.is_known(command.command_id):
-            told = shlex.join(request.command)
-            told = told if len(told) <= TOLD_LENGTH else f"{told[:TOLD_LENGTH]}…"
+            command_line = shlex.join(request.command)
+            command_line = (
+                command_line
+                if len(command_line) <= MAX_EVENT_COMMAND_LENGTH
+                else f"{command_line[:MAX_EVENT_COMMAND_LENGTH]}…"
+            )
             given = f" (given {len(command.stdin)} bytes)" if command.stdin else ""
             message = (
                 f"{caller.name} ran a command beside rank {rank} of {job.name}, generation {job.generation}: "
-                f"{told}{given}"
+                f"{command_line}{given}"
             )
             events.append_for_job(session, job, "CommandExecuted", message, services.now(), node_id=node.node_id)
     return job.name, NodeId(node.node_id), command

@@ -152,17 +152,17 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
 
     Browsers send it in the header `Last-Event-ID` when they reconnect, so the header overrides the position in the URL.
     """
-    said = request.headers.get("last-event-id")
-    if not said:
+    header = request.headers.get("last-event-id")
+    if not header:
         return otherwise
     # Check the length first, because int() raises for very long digit strings.
-    is_number = said.isascii() and said.isdigit() and len(said) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
-    if not is_number or int(said) > common_schemas.MAX_WHOLE_NUMBER:
+    is_number = header.isascii() and header.isdigit() and len(header) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
+    if not is_number or int(header) > common_schemas.MAX_WHOLE_NUMBER:
         message = "must be an id that this stream has sent"
         raise errors.InvalidRequest(
             f"Last-Event-ID: {message}.", fields=[common_schemas.FieldError(field="Last-Event-ID", message=message)]
         )
-    return int(said)
+    return int(header)
 
 
 async def _frames(first: Batch | End, rest: AsyncGenerator[Batch | End, None]) -> AsyncGenerator[bytes, None]:

@@ -46,7 +46,7 @@ def create_fleet(
     project = caller.choose_project(request.project)
     with services.database.read() as session:
         fleets.require_free(session, request.fleet_name, request.auto_scaling_group_name)
-    with _refusals_told(request.auto_scaling_group_name):
+    with _convert_group_errors(request.auto_scaling_group_name):
         group = services.operator.describe_group(request.auto_scaling_group_name)
         contract.require_fit(group)
         _require_room(request, group)
@@ -264,7 +264,7 @@ def _store(
 
 
 @contextmanager
-def _refusals_told(name: str) -> Iterator[None]:
+def _convert_group_errors(name: str) -> Iterator[None]:
     """Convert cloud errors about the Auto Scaling group into errors of the request field AutoScalingGroupName."""
     try:
         yield

@@ -382,8 +382,8 @@ def _known_by(request: jobs_schemas.CreateTrainingJobRequest, project: str) -> t
     )
 
 
-def _digest(project: str, said: str) -> str:
-    return hashlib.sha256(f"{project}\n{said}".encode()).hexdigest()
+def _digest(project: str, text: str) -> str:
+    return hashlib.sha256(f"{project}\n{text}".encode()).hexdigest()
 
 
 def _made(session: Session, token: str | None, digest: str | None) -> SavedJob | None:

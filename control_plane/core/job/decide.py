@@ -72,8 +72,8 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
         case _:
             decision = watch(view)
     decision = replace(decision, record=book_incidents(observed.record, charged, decision))
-    told = tuple(
+    incidents = tuple(
         replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record))
         for incident in decision.incidents
     )
-    return replace(settle(observed.record, decision, now), incidents=told)
+    return replace(settle(observed.record, decision, now), incidents=incidents)

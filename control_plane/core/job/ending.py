@@ -165,8 +165,8 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
     why = found[0].evidence if found else f"{stood} within {patience:g} s"
     how = f"at step {record.boundary}" if is_over else "without agreement"
     running = [node.node_id for node in plan.nodes if is_in_phase(view, node.node_id, MemberPhase.RUNNING)]
-    told = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
-    halts = tuple(halt(view, node_id, plan.generation, "the job stops") for node_id in told)
+    recipients = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
+    halts = tuple(halt(view, node_id, plan.generation, "the job stops") for node_id in recipients)
     if running:
         return stay(view, f"stops {how}: {why}", halts, requeue=LAUNCH_SECONDS)
     if _awaits_checkpoint(view, is_durable=is_durable):

@@ -58,16 +58,18 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
     if incident is None or plan is None or not fresh:
         return view
     fresh, _ = drills.attributed(view.seen.drill, plan.generation, fresh)
-    told = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
+    updated_incident = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
     is_lost = any(not fault.cause.is_planned for fault in fresh)
-    is_planned = {*told.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
+    is_planned = {*updated_incident.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
     # If the job gave up these nodes as planned, after all ranks had stopped at one step, the incident already has its
     # `decision`, and other nodes hold copies of the last step.
     if not is_planned:
-        told = with_group_loss(told, plan)
-        told = replace(told, decision=decision_words(told.cause, told.instance_ids))
+        updated_incident = with_group_loss(updated_incident, plan)
+        updated_incident = replace(
+            updated_incident, decision=decision_words(updated_incident.cause, updated_incident.instance_ids)
+        )
     failures = breakers.forgiven(view.record.failures, plan.generation) if is_lost else view.record.failures
-    return with_implications(with_record(view, incident=told, failures=failures), fresh, told)
+    return with_implications(with_record(view, incident=updated_incident, failures=failures), fresh, updated_incident)
 
 
 def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentRecord:

@@ -46,17 +46,17 @@ def with_progress(view: JobView) -> JobView:
         incident = incidents.moved(incident, IncidentEvent.CAUGHT_UP, at)
     stepped_at = record.stepped_at
     if stepped_at is None and boundary > plan.base_step:
-        told_at = first_passed_at(view.reports, plan.base_step)
-        stepped_at = view.now if told_at is None else max(min(told_at, view.now), record.created_at)
+        base_passed_at = first_passed_at(view.reports, plan.base_step)
+        stepped_at = view.now if base_passed_at is None else max(min(base_passed_at, view.now), record.created_at)
         if record.incident is None and not accounting.is_stepping(record):
             view = replace(view, record=accounting.recharge_first_step(record, stepped_at))
     is_safe = status is not None and status.committed > plan.base_step
     passed = passed_by_all(view)
-    told = breakers.passed(record.trials, plan.generation, passed)
-    view = _with_trial_results(view, told)
+    passed_trials = breakers.passed(record.trials, plan.generation, passed)
+    view = _with_trial_results(view, passed_trials)
     return with_record(
         view,
-        trials=tuple(trial for trial in record.trials if trial not in told),
+        trials=tuple(trial for trial in record.trials if trial not in passed_trials),
         failures=breakers.still_ahead(record.failures, plan.generation, passed),
         boundary=boundary,
         boundary_at=boundary_at,
@@ -76,7 +76,7 @@ def with_progress(view: JobView) -> JobView:
     )
 
 
-def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
+def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobView:
     """Add repeated failures of ranks to the fault history of their node, if the node was the cause.
 
     The node was the cause if training passed the step of the failures after the failing ranks had moved to another
@@ -92,7 +92,7 @@ def _with_trial_results(view: JobView, told: tuple[Trial, ...]) -> JobView:
             "and pass that step without it",
             remedy=Remedy.RELEASE,
         )
-        for trial in told
+        for trial in passed_trials
         if trial.node_id is not None and trial.failure.exit_class is not ExitClass.OUT_OF_MEMORY
     )
     return replace(view, implications=(*view.implications, *lines))

@@ -65,23 +65,23 @@ def with_late_reports(view: JobView) -> JobView:
 
 
 def _with_struck_rank(
-    view: JobView, incident: IncidentRecord, told: tuple[Fault, ...]
+    view: JobView, incident: IncidentRecord, late_exits: tuple[Fault, ...]
 ) -> tuple[JobView, IncidentRecord, tuple[Fault, ...]]:
     """Give rank exits the cause DRILL, once an agent reports the exit of the rank that a drill killed.
 
-    `told` contains rank exits that agents reported only after the incident had opened. The function returns its
-    arguments unchanged if no drill explains the exits.
+    `late_exits` contains rank exits that agents reported only after the incident had opened. The function returns
+    its arguments unchanged if no drill explains the exits.
     """
     drill = view.seen.drill
     if drill is None or incident.cause is not Cause.RANK_EXIT or not drills.has_struck_rank_ended(drill, view.reports):
-        return view, incident, told
+        return view, incident, late_exits
     struck = faults.of_ranks({drill.node_id: view.reports[drill.node_id]}, only=drill.rank)
     found, _ = drills.attributed(
-        drill, incident.generation_before, tuple(dict.fromkeys((*told, *struck))), reports=view.reports
+        drill, incident.generation_before, tuple(dict.fromkeys((*late_exits, *struck))), reports=view.reports
     )
     recast = drills.recast(drill, incident, found)
     if recast.cause is not Cause.DRILL:
-        return view, incident, told
+        return view, incident, late_exits
     return (
         with_record(view, failures=breakers.forgiven(view.record.failures, incident.generation_before)),
         recast,

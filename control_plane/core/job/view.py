@@ -105,9 +105,11 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}
     # The last report of a silent agent does not show which peers the agent can reach now.
-    heard = {node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)}
-    out_of_view = nodes_out_of_view(heard)
-    first_to_leave = blamed(heard, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
+    fresh_reports = {
+        node_id: report for node_id, report in reports.items() if not is_silent(nodes[node_id], policy.timeouts)
+    }
+    out_of_view = nodes_out_of_view(fresh_reports)
+    first_to_leave = blamed(fresh_reports, [node for node in nodes.values() if not is_silent(node, policy.timeouts)])
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )

@@ -151,14 +151,19 @@ def _wanted_checkpoint(view: JobView) -> tuple[JobAction, ...]:
 
 def _watch_clocks(view: JobView) -> hangs.Watched:
     """Check the members' reports for a hang of the ranks, by the rules of `core.hangs`."""
-    is_heard = all(
+    has_all_reports = all(
         node.node_id in view.reports
         and view.nodes[node.node_id].is_connected
         and not is_silent(view.nodes[node.node_id], view.policy.timeouts)
         for node in view.plan.nodes
     )
     return hangs.watch(
-        view.now, view.reports, view.record.pace, view.record.suspicion, view.policy.timeouts, is_heard=is_heard
+        view.now,
+        view.reports,
+        view.record.pace,
+        view.record.suspicion,
+        view.policy.timeouts,
+        has_all_reports=has_all_reports,
     )
 
 

@@ -98,7 +98,7 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
     assert member is not None
     late = msgspec.structs.replace(member, ranks=(msgspec.structs.replace(member.ranks[0], still_seconds=1000.0),))
     suspicion = Suspicion(since=0.0, began_at=600.0, number=2, asked_at=1000.0)
-    watched = hangs.watch(1000.0, {NodeId(node.id): late}, Pace(), suspicion, TIMEOUTS, is_heard=True)
+    watched = hangs.watch(1000.0, {NodeId(node.id): late}, Pace(), suspicion, TIMEOUTS, has_all_reports=True)
     assert watched.faults[0].cause is Cause.HANG
     assert "rank 0 on" in watched.faults[0].evidence
 

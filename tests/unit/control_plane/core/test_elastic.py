@@ -45,7 +45,7 @@ def nodes(*names: str) -> tuple[NodeId, ...]:
 def test_a_generation_has_the_nodes_that_it_needs_or_all_that_are_there(
     sizes: dict[str, int], available: int, count: int
 ) -> None:
-    assert elastic.next_count(SPEC, record(**sizes), available_count=available, heard_count=available) == count
+    assert elastic.next_count(SPEC, record(**sizes), available_count=available, reporting_count=available) == count
 
 
 @pytest.mark.parametrize(("available", "heard", "count"), [(6, 6, 6), (6, 5, 6), (5, 5, 5), (4, 4, 4), (2, 2, 4)])
@@ -54,14 +54,16 @@ def test_members_beyond_a_lowered_maximum_take_part(available: int, heard: int, 
 
     The job has six nodes and a maximum of four. The nodes beyond the maximum may hold the only copies of a shard.
     """
-    found = elastic.next_count(SPEC, record(member_count=6), available_count=available, heard_count=heard)
+    found = elastic.next_count(SPEC, record(member_count=6), available_count=available, reporting_count=heard)
     assert found == count
 
 
 def test_a_job_with_one_size_always_waits_for_all_nodes() -> None:
     fixed = replace(SPEC, min_node_count=None)
     for available in range(6):
-        assert elastic.next_count(fixed, record(member_count=4), available_count=available, heard_count=available) == 4
+        assert (
+            elastic.next_count(fixed, record(member_count=4), available_count=available, reporting_count=available) == 4
+        )
     assert (
         elastic.reduced_count(fixed, promised_count=3, waited_seconds=9e9, has_spare=False, timeouts=TIMEOUTS) is None
     )

@@ -60,9 +60,13 @@ def reports(*statuses: RankStatus, looks: tuple[RankStacks, ...] = ()) -> dict[N
 
 
 def watch(
-    seen: Mapping[NodeId, MemberReport], suspicion: Suspicion | None = None, *, is_heard: bool = True, now: float = NOW
+    seen: Mapping[NodeId, MemberReport],
+    suspicion: Suspicion | None = None,
+    *,
+    has_all_reports: bool = True,
+    now: float = NOW,
 ) -> hangs.Watched:
-    return hangs.watch(now, seen, PACE, suspicion, TIMEOUTS, is_heard=is_heard)
+    return hangs.watch(now, seen, PACE, suspicion, TIMEOUTS, has_all_reports=has_all_reports)
 
 
 def second(still: float = 95.0) -> Suspicion:
@@ -316,7 +320,7 @@ def test_a_rank_that_closes_waits_for_the_others_as_long_as_they_train() -> None
 
 def test_nothing_is_judged_while_a_node_is_silent() -> None:
     looks = tuple(look(rank) for rank in range(4))
-    assert watch(reports(*FOUR, looks=looks), second(), is_heard=False) == hangs.Watched(suspicion=second())
+    assert watch(reports(*FOUR, looks=looks), second(), has_all_reports=False) == hangs.Watched(suspicion=second())
 
 
 def test_ranks_that_move_again_end_the_suspicion() -> None:
