@@ -41,10 +41,8 @@ pytestmark = [pytest.mark.production, pytest.mark.full, needs_terraform, needs_p
 
 NODES, SPARES = 3, 1
 NODE_MEMORY_BYTES = 64 * 1024**2
-STEPS, PACE_SECONDS = 800, 0.2
-LAST = f"1:{STEPS - 10}"
-"""Moment, `generation:step`, at which the ranks wait, so that the job cannot end before the last fault."""
-FIRST_STEP = 5
+STAGE_STEPS, PACE_SECONDS = 100, 0.2
+"""Number of steps from one fault to the next. Faults that last longer find the ranks waiting for the next one."""
 CONNECT_SECONDS = 300.0
 
 
@@ -174,6 +172,11 @@ FAULTS: tuple[Callable[[Production], None], ...] = (
     restart_the_database,
     promote_the_standby_in_a_transaction,
 )
+STARTS = tuple(STAGE_STEPS * number for number in range(1, len(FAULTS) + 1))
+"""Steps at which the ranks wait for the next fault. They train on when it begins, and must commit a step during it."""
+LAST = STAGE_STEPS * (len(FAULTS) + 1)
+"""The ranks wait here, so that the job cannot end during the last fault."""
+STEPS = LAST + 10
 
 
 def settled(production: Production, job: Job) -> None:
@@ -203,19 +206,19 @@ def test_training_continues_through_every_fault_of_servers_and_database(producti
     instances = set(place.cluster.instances())
     watch = LeaseWatch(production.servers.database.url)
     watch.start()
+    holds = [f"1:{step}" for step in (*STARTS, LAST)]
     job = place.submit(
-        "production", Shape(nodes=NODES), holds=(LAST,), adapter="ddp", steps=STEPS, pace_seconds=PACE_SECONDS
+        "production", Shape(nodes=NODES), holds=holds, adapter="ddp", steps=STEPS, pace_seconds=PACE_SECONDS
     )
-    job.wait_committed(FIRST_STEP)
-    settled(production, job)
-    for fault in FAULTS:
-        before = job.describe()["CommittedStep"]
+    for fault, start in zip(FAULTS, STARTS, strict=True):
+        job.wait_standing(f"1:{start}")
+        settled(production, job)
+        job.let_go(f"1:{start}")
         fault(production)
         settled(production, job)
-        after = job.describe()["CommittedStep"]
-        assert after > before, f"no step was committed during {fault.__name__}"
-    job.wait_standing(LAST)
-    job.let_go(LAST)
+        assert job.describe()["CommittedStep"] > start, f"no step was committed during {fault.__name__}"
+    job.wait_standing(f"1:{LAST}")
+    job.let_go(f"1:{LAST}")
     seen = job.wait_ended()
     watch.end()
     assert seen["Generation"] == 1
