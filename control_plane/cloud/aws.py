@@ -341,10 +341,7 @@ class AwsOperator:
         return str(versions[0]["LaunchTemplateData"].get("InstanceType", "")) if versions else ""
 
     def _with_shapes(self, mixed: MixedInstances | None) -> MixedInstances | None:
-        """Return a mixed instances policy with the hardware of its types.
-
-        The operator requests the hardware of each type from EC2 only once.
-        """
+        """Return a mixed instances policy with the hardware of its types, which EC2 describes once per type."""
         if mixed is None or mixed.features or len(mixed.instance_types) < 2:
             return mixed
         with self._lock:

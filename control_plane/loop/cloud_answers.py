@@ -6,6 +6,7 @@ Invariant: pure. The functions keep no state and send no requests.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 
 from control_plane.cloud.contract import MAX_HOOK_TIMEOUT, drift
 from control_plane.cloud.errors import CloudError
@@ -90,6 +91,25 @@ def maintenance_notice(node_id: NodeId, event: ScheduledEvent) -> NoticeRecord:
         message=f"{event.code}{begins}: {event.description}",
         ends_at=event.not_before,
     )
+
+
+def held_notices(group: GroupState, instances: Mapping[NodeId, InstanceState], now: datetime) -> list[NoticeRecord]:
+    """Return a notice (announced end) for each instance that a terminating lifecycle hook holds.
+
+    The notice contains the time at which the hook expires, if the hook took effect at `now`.
+    """
+    ends_at = now + timedelta(seconds=hook_seconds(group))
+    return [
+        NoticeRecord(
+            node_id=member.instance_id,
+            kind=NoticeKind.TERMINATING,
+            event_id=group.name,
+            source=NoticeSource.GROUP,
+            message=f"{group.name} is ending it: {member.lifecycle_state}",
+            ends_at=ends_at,
+        )
+        for member in held_members(group, instances)
+    ]
 
 
 def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -> list[MemberState]:

@@ -23,7 +23,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 
 from control_plane.cloud.errors import CloudError, NotFound, Throttled
@@ -37,19 +37,17 @@ from control_plane.core.polling import AWS_POLL_SECONDS, backoff_seconds, interv
 from control_plane.core.states import NodeState
 from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices
-from control_plane.db.notices import NoticeRecord, NoticeSource
+from control_plane.db.notices import NoticeSource
 from control_plane.db.session import Database
 from control_plane.loop.cloud_answers import (
     conditions_of,
     first_line,
     group_observed,
-    held_members,
-    hook_seconds,
+    held_notices,
     maintenance_notice,
 )
 from control_plane.loop.repeating import pause
 from control_plane.steady_clock import steady_now
-from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import FleetName, NodeId
 
 log = logging.getLogger(__name__)
@@ -414,24 +412,12 @@ class CloudWatch:
 
         The notice contains the time at which the hook expires.
         """
-        held = held_members(group, instances)
-        if not held and not about.has_held:
+        found = held_notices(group, instances, self._now())
+        if not found and not about.has_held:
             return
-        ends_at = self._now() + timedelta(seconds=hook_seconds(group))
-        found = [
-            NoticeRecord(
-                node_id=member.instance_id,
-                kind=NoticeKind.TERMINATING,
-                event_id=group.name,
-                source=NoticeSource.GROUP,
-                message=f"{group.name} is ending it: {member.lifecycle_state}",
-                ends_at=ends_at,
-            )
-            for member in held
-        ]
         with self._database.write() as session:
             notices.replace_polled(session, NoticeSource.GROUP, instances.keys(), found, self._now())
-        about.has_held = bool(held)
+        about.has_held = bool(found)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
         """Request status checks, scheduled events and network topology of instances.

@@ -212,7 +212,7 @@ async def test_an_instance_that_two_answers_omit_has_ended_once_its_agent_is_sil
 async def test_an_instance_has_not_ended_while_ec2_does_not_list_it_and_its_agent_cannot_join(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Answers omit a member in service that replaces a lost node. Its agent starts only after EC2 lists the instance."""
+    """Answers omit a member in service that replaces a lost node. Its agent starts after EC2 lists the instance."""
     world.submit()
     await world.running()
     describe, before, hidden = world.operator.describe_instances, {*world.nodes()}, True
