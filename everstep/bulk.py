@@ -54,14 +54,18 @@ Source: S3 allows 10,000 parts (Amazon S3 User Guide, multipart upload limits).
 CONNECTIONS: Final = 4
 """Connections per upload or read.
 
-Source: Amazon S3 User Guide, performance design patterns. The guide recommends parallel requests of 8 to 16 MiB, and
-one request per 85 to 95 MB/s of network bandwidth. Four connections thus suit about 360 MB/s.
+Four connections suit about 360 MB/s of network bandwidth.
+
+Source: Amazon S3 User Guide, which recommends one parallel request per 85 to 95 MB/s of bandwidth.
 """
 READ_ATTEMPTS: Final = 5
 """Maximum number of requests for one range. If the connection breaks during the last request, the read fails."""
 _READ_BYTES: Final = 1024 * 1024
 _GATHERED_BYTES: Final = 256 * 1024
-"""Maximum bytes of one write that joins several small consecutive pieces of a part. Longer pieces are not copied."""
+"""Maximum bytes that `Part.read` joins from several small pieces, so that the HTTP client sends them in one write.
+
+Joining copies the pieces. `Part.read` returns a piece above this limit alone, without a copy.
+"""
 _PAUSE_SECONDS: Final = 0.2
 _MOST_PAUSE_SECONDS: Final = 20.0
 _CHECKSUM: Final = "CRC64NVME"
@@ -162,7 +166,7 @@ class Part:
         return self._bytes
 
     def read(self, _: int = -1) -> Piece:
-        """Return the next piece, or the next small pieces joined.
+        """Return the next piece, or several small pieces joined to at most `_GATHERED_BYTES` bytes.
 
         The method ignores the requested length, because the HTTP client also sends a longer result in full.
 

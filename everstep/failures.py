@@ -67,7 +67,8 @@ def _from_answer(error: ClientError) -> ServiceFailed:
     answer = cast(Any, error.response)  # botocore's type lacks the fields that the service adds, such as `Hint`.
     details, metadata = answer.get("Error", {}), answer.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
-    # An error code with another ending is not Everstep's: a proxy has answered.
+    # Every error code of the service ends with "Exception". An answer without such a code is not from the service but,
+    # for example, from a proxy.
     if not str(details.get("Code", "")).endswith("Exception"):
         code = UNAVAILABLE if status in _UNAVAILABLE_STATUSES else ""
         return ServiceFailed(f"HTTP {status} without an error message from the service.", hint=WRONG_ADDRESS, code=code)

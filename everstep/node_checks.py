@@ -22,9 +22,11 @@ LEAST_OPEN_FILES: Final = 65_536
 In a job of a thousand ranks, rank 0 needs one open file per rank, and a data loader needs many per worker.
 """
 LEAST_SHARED_MEMORY_RATIO: Final = 0.4
-"""Size of /dev/shm, as a fraction of the memory, below which the check reports a warning.
+"""Size of /dev/shm, as a fraction of the node's memory, below which the check reports a warning.
 
-/dev/shm holds the slots. The agent uses at most half of the memory for slots, and never more than /dev/shm has free.
+The agent uses at most half of the memory for slots, and at most the free space of /dev/shm. With a smaller /dev/shm,
+fewer or smaller slots fit. The threshold is below one half, so that a /dev/shm of slightly less than half of the memory
+causes no warning.
 """
 
 

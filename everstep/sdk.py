@@ -326,7 +326,13 @@ def _copy(body: bytes | BinaryIO | None, into: BinaryIO) -> str:
 
 
 def _below(top: Path, path: str) -> Path:
-    """Return the local path of an output. Names are untrusted, because training scripts choose them."""
+    """Return the local path of an output, and reject a name that leads outside of `top`.
+
+    The check is needed because training scripts choose the names.
+
+    Raises:
+        TransferFailed: `path` is not a normalized relative path, or leads through a link to a place outside of `top`.
+    """
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts or "\\" in path or any(ord(letter) < 32 for letter in path):
         raise TransferFailed(f"The output {path!r} was not written: its name is not a normalized relative path.")

@@ -252,7 +252,11 @@ def open_checkpoint(uri: str) -> Checkpoint:
 
 
 def _run_elements(shape: tuple[int, ...], box: Box) -> int:
-    """Return the number of elements of a box (a rectangular piece) that are contiguous in the whole tensor."""
+    """Return the number of elements in each contiguous run of a box.
+
+    A box is a rectangular piece of the tensor. In the whole tensor, its elements form runs of equal length, with
+    elements of other boxes between the runs. For example, a box of some columns of a matrix has one run per row.
+    """
     elements = 1
     for length, size in zip(reversed(shape), reversed(box.sizes), strict=True):
         elements *= size
@@ -262,9 +266,9 @@ def _run_elements(shape: tuple[int, ...], box: Box) -> int:
 
 
 def _runs(shape: tuple[int, ...], box: Box) -> Iterator[int]:
-    """Yield the index of the first element of each part of a box that is contiguous in the whole tensor.
+    """Yield the index of the first element of each contiguous run of a box (see `_run_elements`).
 
-    A box is a rectangular piece of the tensor. An index counts the tensor's elements in row-major order.
+    An index counts the elements of the whole tensor in row-major order.
     """
     inner = len(shape)
     while inner and box.sizes[inner - 1] == shape[inner - 1]:

@@ -14,8 +14,10 @@ the first name, as `save_pretrained` does. The header's metadata lists the other
 The export streams pieces of tensors without a local disk. It writes the index last, so an export with an index is
 complete.
 
+For parameters that DeepSpeed ZeRO trains, a checkpoint contains the fp32 master weights instead of the 16-bit weights.
+The export writes these master weights.
+
 Invariant: each tensor in the files has the bytes of the checkpoint, or their conversion by torch.
-Parameters of ZeRO are the fp32 master weights.
 Source: https://huggingface.co/docs/transformers/big_models (file names and index), and the safetensors format.
 """
 

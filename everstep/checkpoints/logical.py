@@ -102,7 +102,9 @@ def join(indexes: Mapping[int, SlotIndex]) -> Joined:
 def _overlap(boxes: Sequence[Box]) -> bool:
     """Return whether two boxes (rectangular pieces of one tensor) share an element.
 
-    To save time, the search compares only boxes that overlap in the dimension with the most distinct offsets.
+    Two boxes can share an element only if their ranges overlap in every dimension. The function therefore sorts the
+    boxes by their offset in one dimension, and compares only boxes whose ranges overlap in it. It chooses the dimension
+    in which the boxes have the most distinct offsets, because few ranges usually overlap there.
     """
     if len(boxes) < 2 or not boxes[0].offsets:
         return len(boxes) > 1

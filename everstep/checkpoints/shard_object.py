@@ -216,9 +216,11 @@ class _Span:
 def _read_alone(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
     """Read a chunk whose pieces are all in one object, without memory for a second chunk.
 
-    The payload has padding between tensors, and the object has none. The function therefore reads all pieces into the
-    end of the chunk's memory, and then moves each piece to its position in the chunk. A move never overwrites a later
-    piece, because no tensors overlap (`unpack_index` has checked this).
+    The payload has padding between tensors, and the object has none. The function therefore reads all pieces, without
+    gaps, into the end of the chunk's memory. It then moves each piece, in order, to its position in the chunk. A move
+    never overwrites a piece that is not moved yet: those pieces fill the end of the memory without gaps, and in the
+    chunk they need at least as much space behind the moved piece. This requires that no tensors overlap, which
+    `plan_restore` has checked.
 
     Args:
         pieces: the pieces of the chunk in order, all in one object.
@@ -240,9 +242,15 @@ def _read_alone(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
 
 
 def _read_mixed(pieces: Sequence[_Span], begin: int, chunk: bytearray) -> None:
-    """Read those pieces of a chunk that one object stores, if other objects store the other pieces of the chunk.
+    """Read one object's pieces of a chunk whose pieces are in several objects. Called once per object.
 
-    The function needs memory for a copy of the pieces.
+    The function first reads the pieces into memory of its own, and then copies each piece to its position in the chunk.
+    It cannot read them into the chunk's free memory, because that memory may already contain pieces of other objects.
+
+    Args:
+        pieces: the pieces of the chunk in order, all in one object.
+        begin: position of the chunk's first byte in the payload.
+        chunk: receives the pieces; all other bytes stay unchanged.
     """
     place, stop = pieces[0].place, pieces[-1].place + pieces[-1].end - pieces[-1].begin
     with memoryview(pieces[0].stored.read(place, stop)) as data:

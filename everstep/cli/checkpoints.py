@@ -102,7 +102,10 @@ def describe(service: Service, name: JobName, step: Step, generation: OfGenerati
 
 @command(app)
 def create(service: Service, name: JobName) -> Shown:
-    """Request a checkpoint in S3 of a running job's newest committed step, or of a later step."""
+    """Request a checkpoint in S3 of the next step that a running job commits.
+
+    If the newest committed step is already in S3, the command requests nothing.
+    """
     answer = service.create_checkpoint(TrainingJobName=name)
     if answer["Status"] == "Complete":
         return Shown(answer, f"step {answer['Step']} is already in S3")

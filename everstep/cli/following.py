@@ -114,7 +114,8 @@ def kept_up(
                 finally:
                     stream.close()
                     if has_given or has_spoken():
-                        last_data_at = monotonic()  # The service sent data, so its silence counts from now.
+                        # The service sent data on this connection, so the timeout `UNANSWERED_SECONDS` restarts.
+                        last_data_at = monotonic()
                 if is_over():
                     return
         except HTTPError as error:

@@ -44,7 +44,11 @@ def env(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def fault(context: typer.Context) -> None:
-    """Inject a fault into the local cloud, such as kill-rank; or list, clear, play or script (generate) faults."""
+    """Inject a fault into the local cloud, such as kill-rank.
+
+    Further commands list and clear faults, print a generated fault script (`script`), and inject the faults of a script
+    at their times (`play`).
+    """
     _run("fault", context.args)
 
 

@@ -232,7 +232,10 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def protection_words(settings: Json) -> str:
-    """Return as text how memory protects every shard. `settings` contains Copies and, with parity, ParityGroupSize."""
+    """Return a job's protection as text: the number of copies of every shard, or the size of the parity groups.
+
+    `settings` contains Copies and, with parity, ParityGroupSize.
+    """
     size = settings.get("ParityGroupSize")
     if size:
         return f"parity: memory survives any one lost node per group of {size}"

@@ -564,7 +564,7 @@ class MemberReport(Message, frozen=True):
     measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
     """The newest measurements of this node's ranks and agent, by metric name.
 
-    Each value is a mean over some seconds. Empty until the first iteration has ended.
+    Each value is a mean over some seconds. Empty until the agent has measured the time between the ends of two steps.
     """
     logged: tuple[RankValues, ...] = ()
     """The newest logged values of this node's ranks except rank 0, in rank order.

@@ -269,8 +269,9 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
 def read_agent_half(page: memoryview) -> AgentHalf | None:
     """Return the agent's half of the page, or None if no consistent content can be read now.
 
-    None means that the agent wrote during every attempt, or that the content has an unsupported layout. The caller
-    should read again later.
+    None means that the agent wrote during every attempt, or that a field has a value that this version does not define.
+    A rank then keeps the content that it read last, and reads the page again later. The agent's next write replaces
+    all fields.
     """
     body = _read(page, 0, _AGENT.size)
     if body is None:
@@ -290,7 +291,7 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
             verified,
             hold,
         )
-    except ValueError:  # The agent's half contains a value that this layout does not define.
+    except ValueError:  # A field of the agent's half has a value that this version does not define.
         return None
 
 
@@ -530,14 +531,17 @@ class Boundary(Message, frozen=True):
     at_seconds: float = 0.0
     """Time at which the rank finished its newest step, on the node's monotonic clock.
 
-    0 if the rank finished no step and changed another field.
+    0 if the message reports no finished step, but a change of another field of the rank's half of the page.
     """
     blocked_seconds: float = 0.0
     """Seconds for which snapshots and uploads have blocked the training thread since the previous finished step."""
 
 
 class IdleSpan(Message, frozen=True, kw_only=False):
-    """A time span in every iteration in which training does not use the network."""
+    """A time span in every iteration in which training does not use the network.
+
+    An iteration is the training work from one finished optimizer step to the next.
+    """
 
     begin_seconds: float
     """Median time in seconds from the end of the previous step to the beginning of the span."""

@@ -351,7 +351,7 @@ class EarlierState:
     step: Step
     facts: Mapping[str, str]
     adapter: Mapping[str, Any]
-    """The values that the adapter of the rank that saved them returned from `observe`, without tensors."""
+    """The values, other than tensors, that `Adapter.observe` returned on the rank that saved the step."""
     others: Mapping[str, Any]
     """States of registered objects, data positions, training modes and random generators, by name."""
 

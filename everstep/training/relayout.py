@@ -46,10 +46,10 @@ def values_rank(earlier_size: int, rank: Rank, world_size: int, ranks_per_node: 
     """Return the earlier rank whose values a rank loads: options, schedulers, objects, data positions, generators.
 
     A rank that existed in the earlier launch loads its own values. A new rank loads the values of the earlier rank with
-    the same local rank on the corresponding earlier node: half way through this launch's nodes corresponds to half way
-    through the earlier nodes. Most frameworks divide tensors in the order of ranks, so the new rank usually needs the
-    shard of this earlier rank for its tensors, too. With tensor parallelism inside nodes, both ranks have the same
-    slice.
+    the same local rank on the corresponding earlier node. If this launch has N nodes and the earlier launch had E
+    nodes, node n corresponds to the earlier node n × E / N, rounded down. Most frameworks divide tensors in the order
+    of ranks, so the new rank usually needs the shard of this earlier rank for its tensors, too. The local rank is the
+    same, because tensor parallelism inside nodes gives ranks with the same local rank the same slice of each tensor.
 
     Args:
         earlier_size: number of earlier ranks.

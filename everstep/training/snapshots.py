@@ -68,10 +68,13 @@ ASK_AGAIN_BOUNDARIES = 100
 Meanwhile, the state may have become small enough for the node's memory.
 """
 COLD_BYTES = 8 * 1024 * 1024
-"""Limit in bytes for the part of a snapshot that is copied at the boundary, if the copier computes the digests.
+"""Maximum bytes copied at the boundary for which the copier still computes the snapshot's digests.
 
-If this part is larger than the limit and than the part that is copied in the background, the agent computes the digests
-instead. The copier would otherwise compute for so long that training waits at the guard.
+The copier (a background thread of the rank) computes the digest of a chunk right after its copy, while the chunk is in
+the processor's cache. The part of a snapshot that the training thread copied at the boundary has left the cache, so its
+digests take longer. The copier therefore computes digests only if this part has at most `COLD_BYTES`, or is no larger
+than the part that the copier copies. Otherwise the agent computes them later, because the copier would need so long
+that training would wait at the guard.
 """
 
 CaptureMessage = TypeVar("CaptureMessage", Capturing, Captured)

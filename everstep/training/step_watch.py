@@ -198,7 +198,8 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
 
     Args:
         companions: registered schedulers and other objects, by name.
-        optimizers: optimizers registered at `init`. The function also counts optimizers among the companions.
+        optimizers: the optimizers whose state the adapters capture. An optimizer among the companions is registered,
+            too, because snapshots contain the state of companions.
 
     Raises:
         CannotResume: the scheduler's optimizer is not registered, so no snapshot would contain the learning rate from

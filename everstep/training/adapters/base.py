@@ -358,7 +358,9 @@ class NamedOptimizer:
         """Return the optimizer state that this rank will load from an earlier launch with a different number of ranks.
 
         The rank maps that launch's shards into its memory one after another. The result contains each state tensor that
-        one of the shards mapped so far names. The tensors are on the meta device and have their sizes on this rank.
+        one of the shards mapped so far names. The tensors are on the meta device, so they have sizes but no data. A
+        tensor with one element per element of its parameter has the size of the parameter's part on this rank. Any
+        other tensor, such as a scalar, has the size that it had in the earlier launch.
         """
         found: list[StateTensor] = []
         for name, parameter in self.members:

@@ -252,14 +252,18 @@ class DeepSpeedAdapter:
         """
         prefix = self._optimizer.prefix
         owners = {part.name: earlier.entries(prefix + part.name.removeprefix("model/")) for part in parts}
-        # `known` supplies the keys and dtypes of the state. If this rank's partition of the ZeRO optimizer contains
-        # only padding, it belongs to no parameter, and the entries of all parameters supply them.
+        # `known` contains optimizer state by parameter. The keys and dtypes of this rank's state are read from it. If
+        # this rank's partition contains only padding, the partition belongs to no parameter and `owners` is empty.
+        # `known` then contains the state of all parameters of the optimizer.
         known = owners if parts else dict(earlier.entries_below(prefix))
         found: list[LoadTarget] = []
         if not any(known.values()):
             # The shards that this rank has mapped into its memory so far contain no optimizer state for its partition.
-            # Add the step count of one parameter as an optional target. Until a mapped shard contains this step count,
-            # the rank maps further shards. If any shard contains the state, the rank thus finds it.
+            # The rank maps further shards while any target is unfilled, so add a target: the step count of one
+            # parameter. One parameter suffices. For a partition of padding, the shard with this step count supplies the
+            # keys and dtypes. For any other partition, the shards with the partition's weights also contain the
+            # optimizer state, and the rank maps these shards anyway. The target is optional, because the earlier
+            # optimizer may have had no state: if no shard contains the step count, the rank loads without it.
             owner = next(called for called, p in self._parameters if all(p is not other for _, other in self._others))
             scalar = f"{prefix}{self._prefix}{owner}/{SCALARS[0]}"
             found.append(LoadTarget(scalar, (), torch.float32, (whole(scalar, ()),), is_optional=True))

@@ -41,10 +41,12 @@ from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
 GRADIENT_BOUNDARIES = 8
-"""Number of steps for which snapshots contain an optimizer's gradients after the script last accumulated any.
+"""Number of steps for which snapshots contain an optimizer's gradients after a step has left unused gradients.
 
-Snapshots contain them longer than necessary, because each addition or removal of tensors requires a new capture plan
-(the list of tensors that snapshots copy). A step that a gradient scaler skips leaves accumulated gradients, too.
+A step leaves unused gradients if the script accumulates gradients over several steps, or if a gradient scaler skips the
+optimizer's step. A script that accumulates leaves unused gradients again soon. Snapshots therefore keep the gradients
+for some steps, because each addition or removal of tensors requires a new capture plan (the list of tensors that
+snapshots copy). After a single skipped step, the limit ends the copies of gradients.
 """
 
 _NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
@@ -400,8 +402,9 @@ class PlainAdapter:
         - gradients that were created or changed after the step
         - gradients of parameters without an optimizer
 
-        Once an optimizer has such gradients, snapshots contain its gradients for `GRADIENT_BOUNDARIES` further
-        boundaries. Otherwise the capture plan (the list of tensors) would have to be rebuilt at every optimizer step.
+        Once an optimizer has such gradients, snapshots contain its gradients for `GRADIENT_BOUNDARIES` boundaries,
+        beginning with this one. Otherwise the capture plan (the list of tensors) would have to be rebuilt at every
+        optimizer step.
         """
         if not self._accumulating:
             return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))

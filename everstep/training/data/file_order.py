@@ -3,9 +3,9 @@
 In each epoch, the samples of all files form one *sequence*. Shuffling changes the order of the files. The sequence is
 divided into *lanes* of equal length. The ranks read all lanes at the same time:
 
-    sequence   | file 3        | file 0    | file 1              | file 2          |
-    lanes      | lane 0                  | lane 1                  | lane 2  | rest |
-    batches      0 3 6 …                   1 4 7 …                   2 5 8 …   …
+    sequence   | file 3        | file 0    | file 1              | file 2               |
+    lanes      | lane 0              | lane 1              | lane 2              | rest |
+    batches      0 3 6 …               1 4 7 …               2 5 8 …               …
 
 Each batch consists of neighbouring samples of one lane. One numbering covers the batches of all ranks: batch 0 is the
 first batch of lane 0, batch 1 is the first batch of lane 1, and so on. The rest of the sequence is shorter than one

@@ -79,9 +79,11 @@ class DataStream:
             The batch, as the loader returns it.
 
         Raises:
-            SessionMisuse: an epoch has no batches.
+            SessionMisuse: several epochs in a row have no batches.
         """
-        for _ in range(3):  # Try three times, because both the rest of a resumed epoch and the next epoch may be empty.
+        # The first attempt may find the end of the current epoch. One empty epoch is tolerated after it. If the epoch
+        # after that is empty, too, the loader counts as empty.
+        for _ in range(3):
             batch = self._next_of_epoch()
             if batch is not END:
                 return batch
