@@ -1,4 +1,8 @@
-"""A build hook for wheels: it requires the dashboard, and adds the constraints of an image. hatch runs it."""
+"""A hook that hatch runs when it builds a wheel.
+
+The hook stops the build if the dashboard is not built. It adds the file `constraints.txt` to the wheel, so that
+`infra/image/install.sh` installs the locked versions of all packages.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 def constraints(root: Path) -> str:
-    """Return the versions of all locked packages as constraints for pip, one in a line.
+    """Return the versions of all locked packages as constraints for pip, one per line.
 
-    pip accepts hashes in constraints only if every requirement has one, which a local wheel has not.
+    The constraints contain no hashes. With hashes, pip would demand one for every package, and a local wheel has none.
     """
     locked = (root / "requirements" / "development.txt").read_text()
     pins = re.findall(r"^([\w.-]+==[^\\\n]+?) *\\?$", locked, re.MULTILINE)
@@ -21,10 +25,10 @@ def constraints(root: Path) -> str:
 
 
 class WheelHook(BuildHookInterface):
-    """Stops the build of a wheel if `make web` has not run in the checkout. Adds the constraints of an image."""
+    """Stops the build of a wheel if `make web` has not built the dashboard. Adds `constraints.txt` to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Check for the built dashboard, and add the constraints. hatch calls it.
+        """Check that the dashboard is built, and add the file `constraints.txt` to the wheel. hatch calls this method.
 
         An editable install needs no built files, because it contains no files of its own.
         """

@@ -66,8 +66,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep only a random subset of the cases of each `sampled` test, except in the full matrix.
 
-    A fast run also keeps only a random subset of the tests that run a server, the local cloud or the loops
-    (`tests/fast.py`). pytest-randomly prints the seed. The option -p repeats a run with the same seed.
+    A fast run also keeps only a random subset of the tests that run a server, the local cloud or the control plane's
+    loops (`tests/fast.py`). pytest-randomly prints the seed. The option -p repeats a run with the same seed.
     """
     if "not full" not in config.getoption("markexpr"):
         return
@@ -126,7 +126,7 @@ def current_umask() -> int:
 
 @pytest.fixture(autouse=True)
 def unchanged_umask() -> Iterator[None]:
-    """Fail a test that leaves another umask in this process. Later tests would create closed files and folders.
+    """Fail a test that leaves another umask in this process. Later tests would create files with other access modes.
 
     A test that runs the `main` of a program on purpose uses the fixture `restored_umask`.
     """

@@ -3,8 +3,9 @@
 A fast test needs neither Chromium, PostgreSQL nor a compiler, and starts no cluster. At collection, `tests/conftest.py`
 sets the mark according to the folder of the test, its other marks and its fixtures.
 
-Tests of a shell run a server, the local cloud or the control plane's loops. They take five sixths of the time of all
-fast tests, so `make test-fast` runs a random tenth of these tests from each file, and `make test` runs them all.
+Shells are the parts of Everstep that do I/O, in contrast to its pure cores (CONTRIBUTING.md). A *test of a shell* runs
+a server, the local cloud or the control plane's loops. These tests take five sixths of the time of all fast tests, so
+`make test-fast` runs a random tenth of them from each file. `make test` runs them all.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def refuse_heavy_fixture(name: str, test: pytest.Item | None) -> None:
 
 
 def undrawn_shell_tests(items: Iterable[pytest.Item], seed: int) -> set[pytest.Item]:
-    """Return the tests of servers, the local cloud and the loops that a fast run skips.
+    """Return the tests of servers, the local cloud and the control plane's loops that a fast run skips.
 
     Args:
         items: the fast tests of the run.

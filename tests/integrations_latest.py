@@ -3,8 +3,9 @@
     build/integrations-latest    a virtual environment with the newest frameworks. All other packages, torch included,
                                  come from the environment that runs this module.
 
-`make test` runs the same tests with the pinned versions. Here the tests of a framework are skipped if no newer version
-of any framework exists. The exit code is 1 if the tests of a framework fail.
+`make test` runs the same tests with the pinned versions. All frameworks share the environment, so this module runs the
+tests of all frameworks if at least one of them has a newer version. Otherwise it runs no test. The exit code is 1 if
+the tests of a framework fail.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def scripts(planned: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def check_policies(resources: Mapping[str, Mapping[str, Any]], *, has_kms: bool = False) -> None:
-    """Check that the applied policies allow the calls of the code, and no others."""
+    """Check that the applied policies permit the AWS calls that servers and agents make, and no others."""
     kms = {"kms:Decrypt", "kms:GenerateDataKey"} if has_kms else set[str]()
     for role, (needed, options) in ROLES.items():
         policy = json.loads(resources[f'module.identity.aws_iam_role_policy.this["{role}"]']["policy"])

@@ -43,7 +43,10 @@ SERVER_NAME: Final = "everstep-"
 NODE_MEMORY_BYTES: Final = 64 * 1024**2
 CONNECT_SECONDS: Final = 300.0
 BEGIN_SECONDS: Final = 240.0
-"""Limit of two waits for each of the first two jobs: until it has nodes, and then until its first committed step."""
+"""Maximum duration of each wait for one of the first two jobs.
+
+The first wait ends when the job has nodes, the second when the job has committed a step.
+"""
 STEP_SECONDS: Final = 0.11
 """Minimum duration of a training step.
 

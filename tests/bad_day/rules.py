@@ -1,16 +1,19 @@
 """The rules of a bad day: pure functions of the collected facts. Each returns a sentence per violation.
 
-A *strike* is a fault that the day injected.
+A *strike* is a fault that the day injected. A *ledger* is the division of a job's or an incident's time: a job's time
+into buckets such as `train` and `restore`, an incident's time into phases.
 
 one job per node           no two generations, of one job or of two, make steps on a node at the same time
 decided before it ended    an instance ends because of a strike, or after an event records Everstep's decision
 evidence                   the ranks of a node that Everstep gave up as silent finished at most two further steps
 steady capacity            desired capacity changes direction only after a node is taken out of use
 bit-identical              every rank's result equals that of an undisturbed run
-ledgers                    buckets sum to wall time, phases to the interruption; lost steps match the ranks' traces
+ledgers                    a job's buckets add up to its wall time, an incident's phases to the interruption;
+                           lost steps match the ranks' traces
 enough                     enough strikes took effect: of each kind, during recoveries, on two jobs together
-lost steps                 at most three per incident from memory, and a checkpoint interval or two from S3
-one server                 two servers do not change the fleet in turn, unless a strike hit one of them
+lost steps                 their sum is at most three per recovery from memory, plus a checkpoint interval per recovery
+                           from S3, or two intervals if the control plane was down shortly before the failure
+one server                 two servers do not alternate in changing the fleet, unless a strike hit one of them
 caused                     a job has at most as many incidents as strikes hit its nodes or a service that it needs
 ettr                       of a long day: not below the bound that follows from the strikes
 ended well                 all jobs completed, and the job of higher priority waited for nodes
@@ -52,7 +55,10 @@ CONTROL_PLANE_AWAY_SECONDS: Final = 15.0
 In this time, the control plane is down for up to 3 s, starts in up to 5 s, and waits for the reports of its agents.
 """
 TAKEOVER_SECONDS: Final = 18.0
-"""Time in which a server takes over a fleet from a frozen server: 9 s until the lease expires, 9 s for the agents."""
+"""Time in which a server takes over a fleet from a frozen server.
+
+The lease expires after 9 s. The new server then allows the agents another 9 s to connect to it.
+"""
 FLAP_SECONDS: Final = 120.0
 """Two opposite changes of desired capacity within this time count as flapping, unless an event explains the second."""
 SILENT_STEPS: Final = 2

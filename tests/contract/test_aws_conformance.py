@@ -1,4 +1,8 @@
-"""The conformance run asks its questions, stores the answers and removes its resources, against the local cloud."""
+"""`everstep aws-conformance` observes AWS's behaviour, stores the answers, and removes the resources that it created.
+
+A *question* is a behaviour of AWS that AWS's documentation leaves open. The command finds the answers by calls in an
+account. In these tests, the account is one of the local cloud.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +84,7 @@ def account_of(aws: ServedAws, single_attempt: Callable[[str], Any]) -> Account:
 
 
 def left_over(aws: ServedAws) -> list[Any]:
-    """Return all resources in the account of the types that a run creates."""
+    """Return all resources in the account that have a type of the resources that a conformance run creates."""
     return [
         *aws.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"],
         *aws.client("ec2").describe_launch_templates()["LaunchTemplates"],
@@ -276,7 +280,7 @@ def test_the_command_removes_its_resources_after_sigterm(aws: ServedAws, tmp_pat
 
 
 def test_the_command_prints_the_lines_of_the_page_and_asks(aws: ServedAws) -> None:
-    """The command prints the lines that docs/aws.md shows, and asks before it starts instances. The test answers no."""
+    """The command prints the lines that docs/aws.md shows. It starts no instances, because the test answers no."""
     (block,) = blocks_to_run(SECTION)
     command_line, _, lines = block.text.partition("\n")
     program, *words = command_line.removeprefix("$ ").split()

@@ -33,7 +33,11 @@ from worker.storage.s3 import S3ObjectStore, s3_store
 BUCKET = "versioned-and-encrypted"
 KEY_ARN = "arn:aws:kms:us-east-1:123456789012:key/0123abcd-0123-0123-0123-0123456789ab"
 DATA = os.urandom(3 * PART_BYTES + 1)
-"""Bytes of four parts: the owner of an upload sends two of them, a helper one, and one is missing at first."""
+"""Content of an object that is uploaded in four parts.
+
+In the test of a shared upload, `ScriptedShare` plays a holder that helps the owner. The owner sends parts 1 and 3, and
+the holder sends part 2. Part 4 is then still missing, so the owner sends it, too.
+"""
 
 
 def reference(key: str) -> ObjectReference:

@@ -209,7 +209,10 @@ class ScriptedShare:
         return self.parts
 
     def end(self) -> None:
-        """Send one part again. The store accepts the part only if the upload is not completed or aborted yet."""
+        """Check that the store calls this method before it completes or aborts the upload.
+
+        The check sends part 2 again: the store accepts a part only while the upload is open.
+        """
         self.parts_at_end = len(self.parts)
         self.store.put_part(self.where, self.upload_id, 2, [self.data[PART_BYTES : 2 * PART_BYTES]])
 

@@ -41,7 +41,7 @@ class Count:
 
 @pytest.fixture(scope="module", params=["moto", "seaweedfs"])
 def settings(request: pytest.FixtureRequest) -> Iterator[Mapping[str, str]]:
-    """Yield the environment of the agents of one server."""
+    """Yield the environment variables with which agents reach the S3 server of the test, moto or SeaweedFS."""
     if request.param == "seaweedfs":
         with SeaweedFs() as server:
             yield server.environment
@@ -110,7 +110,7 @@ async def test_s3_serves_a_shared_object_once_to_the_ranks_of_a_node(
 ) -> None:
     """Two ranks of one node load tensors that are equal on both, as with DDP. S3 sends each byte of these tensors once.
 
-    The other nodes read parts of both shards for this node.
+    The other two nodes load no shard themselves. They read parts of both shards from S3 and send them to this node.
     """
     nodes = Cluster(tmp_path, stores[:NODE_COUNT], tensors([OWN_BYTES] * 2, SHARED_BYTES), ranks_per_node=2)
     await nodes.upload()

@@ -1,4 +1,7 @@
-"""The local cloud refuses what AWS refuses, and behaves worse than AWS where AWS's behaviour is unknown."""
+"""The local cloud refuses what AWS refuses.
+
+Where AWS's documentation leaves a behaviour open, the local cloud behaves in the way that is worse for Everstep.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Terraform creates an installation whose group Everstep accepts, and roles that may do what the code does.
+"""Terraform creates a group that Everstep accepts, and roles that permit the AWS calls of servers and agents.
 
 The test of `quickstart` runs the real Terraform with the real AWS provider against the local cloud.
 `tests/production/test_terraform.py` does so with `production`.

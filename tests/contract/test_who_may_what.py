@@ -1,4 +1,4 @@
-"""Each operation requires a least role, and no response reveals another project's objects.
+"""Each operation requires a minimum role, and no response reveals another project's objects.
 
 The tests call every operation with every role. They compare the service with the table of docs/security.md, on which
 administrators rely.

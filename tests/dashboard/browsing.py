@@ -85,8 +85,8 @@ def watched(
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
-    # Remove the test's request handlers. After a failure, the test never answers the requests that a handler still
-    # holds.
+    # Remove the test's request handlers, without waiting for those that still hold a request. A test that failed never
+    # answers such a request, so the wait would not end.
     page.unroute_all(behavior="ignoreErrors")
     context.close()
     expected = (*refusals, *(CUT_OFF if is_cut else ()))

@@ -2,8 +2,8 @@
 
 - `seeded`: a simulated fleet, which all tests that change something share, because it takes long to make.
 - `replayed`: the recorded incidents with other names and numbers, from a fresh seed in each run.
-- `browser`: one Chromium for each module. While a browser is open, Playwright uses the thread's event loop, which tests
-of other packages need between the modules.
+- `browser`: one Chromium for each module. While it is open, Playwright runs an event loop in the test thread, so no
+  asyncio test can run there. Tests run in random order, so asyncio tests may follow each module.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ T = TypeVar("T")
 class Past(Protocol):
     """The data behind a test server: database, objects, cloud and connected agents.
 
-    The clock stands still until the owner advances it.
+    Its clock `now` stands still. A simulation advances the clock of its `World`; the clock of a `Replay` never moves.
     """
 
     now: datetime

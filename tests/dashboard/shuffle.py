@@ -2,11 +2,12 @@
 
     names      job, fleet, group, bucket, zone and type; ids and addresses of nodes, agents and the run
     times      the story ends at another time and lasts `pace` times as long
-    numbers    seconds are multiplied by `pace`, steps by `step_factor`, dollars by the ratio of the fleets' prices
+    numbers    seconds are multiplied by `pace`, steps by `step_factor`, dollars by `pace` and the ratio of the fleets'
+               prices
 
-Factors are whole numbers, so that sums still match to the microsecond. Sentences change with the columns: steps,
-durations and times in them follow the same rules. Ranks, launches, numbers of nodes and hardware messages stay
-unchanged, because the incident depends on them.
+`pace` and `step_factor` are whole numbers, so that sums of seconds still match to the microsecond. Sentences change
+with the columns: steps, durations and times in them follow the same rules. Ranks, launches, numbers of nodes and
+hardware messages stay unchanged, because the incident depends on them.
 
 All functions are pure. Invariant: equal deals give equal recordings, and each name has one new name everywhere.
 """
@@ -49,6 +50,7 @@ class Deal:
     availability_zone: str
     price_usd_per_hour: float
     pace: int
+    """Factor for all durations: with a larger value, the story is slower."""
     step_factor: int
     ends_at: datetime
     id_seed: int
@@ -235,7 +237,8 @@ class _Words:
     def _metric_factor(self, name: str) -> float:
         """Return the factor for values of a metric.
 
-        Durations of steps grow with the pace and shrink with the number of steps.
+        A metric whose name ends with `_seconds` is a duration per step. `pace` makes the story longer, and
+        `step_factor` divides it into more steps. Other metrics keep their values.
         """
         return self._dealt.pace / self._dealt.step_factor if name.endswith("_seconds") else 1.0
 

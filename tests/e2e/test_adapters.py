@@ -18,7 +18,7 @@ the kill. The kill occurs between these two waits, while the ranks train.
 """
 FIRST, LAST = "1:6", "1:14"
 PACE_SECONDS = 0.1
-"""Minimum duration of a step. Even a busy machine commits a step before three further steps have ended."""
+"""Minimum duration of a step. The steps between the two waits then last long enough for the kill."""
 MORE_SHAPES = [
     Shape(nodes=5, copies=3),
     Shape(nodes=3, ranks_per_node=2),

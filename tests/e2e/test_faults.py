@@ -23,8 +23,8 @@ WIDTH = 680
 MEMORY_MIB, LEFT_MIB = 128, 4
 """MiB of a node's tmpfs, and MiB of it that stay free during the fault.
 
-The tmpfs has room for the slots (`NODE_MEMORY_BYTES`) and 64 MiB of shared-memory pages of ranks. The part that stays
-free has room for the pages but for no slot.
+The agent makes the tmpfs 64 MiB larger than the memory for slots (`NODE_MEMORY_BYTES`), as a reserve for the ranks'
+pages. A page has only 4 KiB, so 4 MiB suffice for all pages, but not for a slot.
 """
 
 
@@ -64,10 +64,10 @@ def spares_of(place: Workplace, job: Job) -> set[str]:
 
 
 def test_launches_that_do_not_come_and_advice_that_comes_twice(place: Workplace) -> None:
-    """AWS launches no instance, so the job continues on the spare, and the fleet's reason quotes AWS.
+    """AWS launches no instance, so the job continues on the spare. The fleet's field `Reason` quotes AWS's message.
 
-    Everstep resumes launches that AWS suspended, but not launches that a person suspended. A repeated recommendation of
-    AWS becomes one event.
+    Everstep resumes launches that AWS suspended, but not launches that a person suspended. AWS sends the rebalance
+    recommendation for one node twice, and Everstep records one event.
     """
     job, first = in_training(place, "held-up", SECOND)
     nodes = job.describe()["NodeIds"]

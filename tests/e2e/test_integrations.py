@@ -84,7 +84,7 @@ def written(directory: Path) -> dict[str, bytes]:
 def test_the_documented_commands_break_a_job_and_compare_its_files(place: Workplace, reader: Path) -> None:
     """The commands of docs/integrations.md run accelerate's script twice, disturb the second job, and find equal files.
 
-    A reader needs nothing but an empty directory and the two documents.
+    A reader needs only an empty directory, this page, and docs/integrations/accelerate.md, which contains the script.
     """
     page = (ROOT / "docs/integrations/accelerate.md").read_text()
     (script,) = re.findall(r"^```python[^\n]*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)

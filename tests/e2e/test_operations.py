@@ -1,6 +1,7 @@
-"""Requests of people, and policies, that take nodes from jobs in training.
+"""People reboot or roll the nodes of a job in training, submit a job of higher priority, or change the server's secret.
 
-A request costs the job no step. Only a failure may cost steps.
+Such a request costs the job no step. Only a failure may cost steps. One test checks the data, packages, secrets and
+role that a job requests for its ranks.
 """
 
 from __future__ import annotations

@@ -67,9 +67,10 @@ def digests(job: Job, step: int) -> dict[str, str]:
 def test_a_job_in_another_layout_loads_equal_tensors_from_s3(
     place: Workplace, monkeypatch: pytest.MonkeyPatch, source: str, target: str, shape: Shape
 ) -> None:
-    """A job of 4 ranks trains and stops. A second job in another layout loads its checkpoint and makes no step.
+    """A job of 4 ranks trains and stops. A second job in another layout loads its checkpoint.
 
-    The second job commits and stores steps with the state that it loaded, so both checkpoints have equal tensors.
+    The second job makes no optimizer step, but it reports steps as finished. Everstep commits these steps, whose state
+    is the loaded state. Both jobs' checkpoints therefore have equal tensors.
     """
     for name, value in place.cluster.environment().items():
         monkeypatch.setenv(name, value)

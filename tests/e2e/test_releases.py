@@ -39,7 +39,11 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> EarlierRelease:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder from which nodes run `everstep`, and the server its packages. Updates replace its content."""
+    """Return a folder with the nodes' program `everstep` and the link `packages`.
+
+    The link leads to the earlier release's packages if the server runs that release. To update agents, a test replaces
+    the program. To update the server, it removes the link.
+    """
     return tmp_path_factory.mktemp("installed")
 
 

@@ -1,4 +1,4 @@
-"""A clock on which time passes faster, so that a test reaches a time limit at its real size."""
+"""A clock on which time passes faster, so that a test reaches the product's time limits without a long wait."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ KEPT: Final = re.compile(r"(projects/[^/]+/)?sources/|evidence/i-")
 def orphans(cluster: LocalCluster, database_url: str) -> list[str]:
     """Return a sentence for each orphan. All jobs must have ended.
 
-    The server deletes shards without a manifest only after hours. The function therefore first runs the server's keeper
-    with a clock that is ahead by this time.
+    The server's loop `OrphanKeeper` deletes shards that no checkpoint can contain, but only when they are older than
+    `KEPT_SECONDS`. The function therefore first runs one pass of this loop with a clock that is hours ahead (`later`).
     """
     with closing(Database(database_url)) as database:
         OrphanKeeper(database, _store(cluster), later).delete_due()

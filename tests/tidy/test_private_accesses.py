@@ -2,7 +2,7 @@
 
 Such a test fails at each rename, and tests no behaviour that a user sees. A test should observe an object through its
 public methods, messages and files, or through a method such as `idle` that waits for background work. A test reaches a
-limit at its real size, or passes it as an option at construction.
+limit with the product's own value, or passes a smaller limit as an option at construction.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def constants(nodes: Nodes) -> set[str]:
 def replaced_constants(nodes: Nodes, names: set[str]) -> Iterator[str]:
     """Return each call of `monkeypatch.setattr` that replaces a constant with one of these names.
 
-    Constants of modules that the file imports from the tests or the benchmarks may have the same names.
+    The function leaves out constants of modules that the file imports from the tests or the benchmarks, because they
+    may have the same names.
     """
     foreign = {
         alias.asname or alias.name

@@ -75,7 +75,7 @@ def test_every_section_that_the_act_card_names_is_there() -> None:
 
 
 def test_every_failure_of_the_service_that_has_a_test_has_a_section() -> None:
-    """The test and the runbook's section that docs/operating.md names for a fault of the service exist."""
+    """docs/operating.md names a test and a section of the runbook for each fault of the service. Both exist."""
     table = (ROOT / "docs/operating.md").read_text().partition("**Faults of the service.**")[2]
     rows = re.findall(r"^\| .+ \| `([\w/.]+)::(\w+)` \| \[.+\]\(runbook\.md#([\w-]+)\) \|$", table, re.MULTILINE)
     assert len(rows) == 12

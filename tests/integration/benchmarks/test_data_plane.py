@@ -1,6 +1,7 @@
 """Tests of the data-plane benchmark: its measured loop, its comparisons of bytes, and its real processes.
 
-These processes run another checkpoint system (a peer), or measure the lower bounds of memory and network.
+These processes run another checkpoint system (`PEERS`), or measure floors. A floor is the time of a plain memcpy,
+digest or network transfer, which no checkpoint system can beat.
 """
 
 from __future__ import annotations

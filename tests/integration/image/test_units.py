@@ -150,7 +150,10 @@ def test_wrong_arguments_of_the_installation_change_nothing(arguments: tuple[str
     ],
 )
 def test_a_node_with_gpus_gets_nixl_in_a_pinned_version(arguments: tuple[str, ...], extras: str) -> None:
-    """The trace of the script shows the extras of the wheel. The script then stops, because the wheel is missing."""
+    """`install.sh` selects the wheel's extra `nixl` on a node with GPUs, and the constraints pin nixl's version.
+
+    The trace of `sh -x` shows the selected extras. The script then stops, because the wheel does not exist.
+    """
     done = subprocess.run(["sh", "-x", str(IMAGE / "install.sh"), *arguments], capture_output=True, text=True)
     assert re.findall(r"^\+ extras=(\S+)", done.stderr, re.MULTILINE) == [extras]
     assert re.search(r"^nixl-cu12==[\d.]+", constraints(IMAGE.parents[1]), re.MULTILINE)

@@ -47,14 +47,17 @@ _numbers = itertools.count()
 
 
 def reach(rank: int, step: int, points: dict[str, Any]) -> None:
-    """Wait at the gate, or stay for ever at the halt.
+    """Make a rank wait until the agent has proposed a step, and make the rank `halt` wait for its kill.
+
+    Every rank waits after `GATE` steps until the test unlocks the file `gate`. The rank `halt` waits again one step
+    after the proposed step, until the test kills it.
 
     Args:
         rank: the rank that calls.
         step: number of finished steps.
         points: `gate`: path of a file that the test locks. When the test unlocks it, the file contains the proposed
-            step. `halt`: the rank that stays one step after the proposed step. `halted`: path of the socket to which
-            this rank reports. Empty in a run without fault.
+            step. `halt`: the rank that waits for its kill; None in a run that no rank is killed in. `halted`: path of
+            the socket to which this rank reports its wait. `points` is empty in a run without fault.
     """
     if not points or step < GATE:
         return
@@ -182,7 +185,10 @@ class Training:
 
     @contextlib.contextmanager
     def _gate(self, agent: FakeAgent, points: dict[str, Any]) -> Iterator[Launch]:
-        """Start the ranks, and let them pass the gate at the end of the context, when the agent has proposed a step."""
+        """Start the ranks, which wait after `GATE` steps. Release them at the end of the context.
+
+        The context begins when the agent has proposed a step.
+        """
         with open(points["gate"], "w") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)
             ranks = self._launch(agent, "disturbed", points)

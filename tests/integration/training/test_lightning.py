@@ -26,7 +26,8 @@ def check_lightning(parent: WarmParent, directory: Path, world: int, *, commits:
 INSIDE, AT_THE_END, AFTER_THE_END = 2, 4, 5
 """Numbers of commits before the kill: the newest commit is inside, at the end of, or after the first epoch.
 
-With four batches per step, an epoch has six steps. The first committed step is step 3.
+With one rank, an epoch has six steps in all these tests. The first committed step is step 3, and usually each later
+step is committed. The newest commit before the kill is then step 4, 6 or 7.
 """
 
 
@@ -95,6 +96,7 @@ def test_strategies(
     accumulate: int,
     validates: bool,
 ) -> None:
-    # With two ranks, an epoch has 11 batches. With four batches per step, its last step has only three batches.
+    # With two ranks, an epoch has 11 batches. With four batches per step, its last step has only three batches. With
+    # DeepSpeed, this step also takes the first batch of the next epoch.
     options = {**options, "precision": precision, "accumulate": accumulate, "validates": validates}
     check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)

@@ -31,7 +31,9 @@ FSDP = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wr
 UNTIL_OF_LIGHTNING = 10
 """Number of steps of a run with Lightning, as Lightning counts them.
 
-With DeepSpeed and four batches per step, a run of 12 steps would end in the middle of a step of DeepSpeed's engine.
+With DeepSpeed and four batches per step, Lightning counts two steps in each epoch of 11 batches, and no step for the
+last three batches. DeepSpeed's engine ends a step after every fourth batch, across epochs. Lightning's step 10 ends
+with batch 52, which ends a step of the engine. Step 12 would end with batch 63, in the middle of a step of the engine.
 """
 
 Undisturbed = Callable[[str, dict[str, Any], int], list[dict[str, Any]]]

@@ -277,7 +277,8 @@ def test_what_is_said_while_the_page_is_looked_at_is_not_slept_over(
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         begin(agent)
         link, line, read = links.newest, agent.lines[0], agent_link.read_agent_half
-        join_slot_mapper()  # because this thread also reads from the agent
+        # The thread that maps slots also reads the agent's messages. It could read the message that this test sends.
+        join_slot_mapper()
         link.poll()
 
         def slow(page: memoryview) -> AgentHalf | None:
@@ -1387,7 +1388,8 @@ def test_what_the_network_leaves_idle_is_told_with_the_words_of_boundaries(
     """
     with FakeAgent(tmp_path, 1, commit_target=5) as agent:
         session, step = begin(agent, world_size=2)
-        join_slot_mapper()  # because this thread also writes to the agent
+        # The thread that maps slots also sends the agent a message, which must not be among the counted ones.
+        join_slot_mapper()
         before = len(links.sent)
         profilers[0].report(0.2, (IdleSpan(0.0, 0.1, 0.0),))
         assert len(links.sent) == before

@@ -145,7 +145,12 @@ SOURCE_RANKS = {"plain": 1, "ddp": 2, "fsdp": 3, "mesh": 4, "zero1": 2, "zero2":
 TARGET_RANKS = {"plain": 1, "ddp": 3, "fsdp": 2, "mesh": 4, "zero1": 3, "zero2": 2, "zero3": 3}
 DTYPES, OPTIMIZERS = ("fp32", "bf16"), ("adamw", "sgd")
 SAMPLE = {1: ("fp32", "sgd"), 2: ("bf16", "adamw")}
-"""Dtype and optimizer of the cases that `make test` runs, by the distance from the source to the target in `KINDS`."""
+"""Dtype and optimizer of the cases that `make test` runs.
+
+The key is the number of places by which the target follows the source in `KINDS`, whose end is followed by its start.
+For each key, every kind is the source of one case and the target of another. The two entries together contain both
+dtypes and both optimizers, so every kind occurs with each of them.
+"""
 
 
 def matrix() -> Iterator[tuple[Case, str, str, bool]]:

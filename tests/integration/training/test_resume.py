@@ -58,7 +58,8 @@ def check(
     assert base >= first
     slots = {rank: agent.sealed[rank, base] for rank in range(world)}
     until = base + MORE_STEPS
-    # Two ranks connect before their agents have the whole state to restore. Other numbers of ranks connect afterwards.
+    # In a run with two ranks, the agent receives the state to restore only after the ranks have connected. In larger
+    # runs, the agent has the state before.
     with FakeAgent(
         directory, world, 2, base_step=base, base_slots=slots, commit_target=0, arrives=world == 2
     ) as second:

@@ -43,7 +43,10 @@ def failing(number: int) -> Callable[[object], None]:
 
 
 async def cleared(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Advance the clock past the quiet time, and wait for a report without the fault."""
+    """Advance the clock by `QUIET_SECONDS`, and wait for a report without the fault.
+
+    The agent withdraws the fault if no write has failed during this time.
+    """
     disks = fleet.nodes[1].agent.full_disks
     before = disks.monotonic
     monkeypatch.setattr(disks, "monotonic", lambda: before() + QUIET_SECONDS)

@@ -248,10 +248,11 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
 async def test_what_others_fetch_is_kept_where_another_attempt_may_need_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, is_kept: bool
 ) -> None:
-    """A new node without slots has two ranks, and one of them cannot fetch its shard. The other shard arrives later.
+    """A new node without slots fetches the shards of its two ranks. The fetch of the first rank's shard fails.
 
-    The node keeps the late shard if the plan may be loaded again, because only the connection failed. It does not keep
-    the shard if the other shard was rejected, because then no attempt can succeed.
+    If only the connection failed, another attempt to load the plan may succeed. The node therefore completes the fetch
+    of the second rank's shard and keeps the shard. If the first rank's shard was rejected, no attempt can succeed, and
+    the node stops the second fetch.
     """
     fleet.per_node = 2
     await fleet.launch()

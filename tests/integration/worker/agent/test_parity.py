@@ -244,7 +244,7 @@ async def test_steps_are_committed_without_a_member_that_cannot_be_reached(group
 
 
 def is_whole_after_steps(fleet: Fleet) -> bool:
-    """Run one step if every rank can capture it. Return whether every rank counts all its holders."""
+    """Run one step if every rank can capture it. Return True if the commits of every rank wait for all its holders."""
     if fleet.is_expected():
         for rank in fleet.ranks:
             rank.step()

@@ -1,7 +1,7 @@
-"""Files that an agent opens to the user of its ranks.
+"""The user of an agent's ranks may access only the files that these ranks need.
 
-These files are the slots of its own ranks, their pages, the socket, and the folders above. Slots with copies of other
-nodes' shards stay closed.
+The agent gives this user access to the slots of its own ranks, their pages, the socket, and the folders above. The user
+has no access to slots with copies of other nodes' shards.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) 
 
 
 async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> None:
-    """A restarted agent opens the files of its running ranks to the ranks' user.
+    """A restarted agent gives the ranks' user access to the files of its running ranks.
 
-    The earlier agent had started them without such a user.
+    Before the restart, the agent had no setting for such a user.
     """
     await fleet.launch()
     await fleet.train(2)

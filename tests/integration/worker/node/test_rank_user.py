@@ -306,9 +306,11 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
 
 
 def test_looks_at_a_rank_and_commands_beside_it_run_on() -> None:
-    """The agent reads the stacks of a rank that a template process has forked, and runs commands beside it.
+    """The agent reads the stacks of a rank that a template process has forked, and runs a user's commands for it.
 
-    Such a rank changes its user without an exec, so the kernel hides the process. The shim makes the process readable
+    The commands run in the rank's cgroup and as the rank's user. One of them, py-spy, reads the rank's stacks, too.
+
+    A forked rank changes its user without an exec, so the kernel hides the process. The shim makes the process readable
     again.
     """
 

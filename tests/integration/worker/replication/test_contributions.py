@@ -54,9 +54,9 @@ class Stripe(Pair):
         return ParityShare(frozenset()) if found is None else found.share
 
     async def contribute(self, step: int, digest: bytes = b"d" * 16) -> None:
-        """Add the contribution of rank 2, which has no chunk for this share.
+        """Add the contribution of rank 2 to the share of rank 1: a description of its shard, without bytes.
 
-        Rank 2 has only one chunk, and this chunk belongs to another share.
+        The shard of rank 2 has only one chunk, which belongs to the share of rank 0.
         """
         shard = Contribution(
             rank=THIRD, payload_bytes=100, digest=digest, layout_hash=LAYOUT, index_offset=0, index_bytes=0

@@ -728,7 +728,7 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
 async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
     """The holder has other bytes for step 1 than the owner.
 
-    The holder's copy does not count, and the owner sends its own copy of step 1.
+    The owner votes only after the holder has its bytes: it ignores the holder's copy and sends its own.
     """
     async with by_hand(pair) as hand:
         assert isinstance(await hand.whole(1, payload(7, pair.payload_bytes)), ShardSealed)
@@ -942,7 +942,7 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
     """A dropped holder's connection works again. After a while, the owner's votes wait for the transfer to this holder
     again.
 
-    Without this wait, a holder with a slow connection would never count again.
+    Without this wait, a holder with a slow connection would never return to the view.
     """
     dialler, slow = Breaking(pair), Held()
     sender = pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -971,7 +971,7 @@ async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_
 ) -> None:
     """A holder's connection breaks again and again, each time for less than the holder's deadline.
 
-    The holder still counts. The owner reports the broken connection until a whole step has arrived.
+    The holder stays in the view. The owner reports the broken connection until a whole step has arrived.
     """
     dialler = Breaking(pair)
     pair.send(deadline_seconds=RARELY_SECONDS, dialler=dialler)
@@ -1100,8 +1100,8 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
 class Waiting:
     """A pacer with a virtual clock, which advances while a piece waits and while the stream sends it.
 
-    The first piece waits in the stream's thread. The second piece waits until the pacer admits it. The third piece does
-    not wait.
+    The pacer returns a short wait for the first piece, which the stream's thread spends itself. The wait for the second
+    piece is longer, so the sender awaits `admit`. The pacer lets the third piece pass at once.
     """
 
     chunk_bytes = CHUNK
@@ -1188,7 +1188,7 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
 async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_commit(pair: Pair) -> None:
     """A dropped holder acknowledges every step just after the owner has voted.
 
-    The next commit makes the holder count again.
+    The next commit returns the holder to the view.
     """
     pair.shard.drop(HOLDER)
     pair.hear(-1, 1)

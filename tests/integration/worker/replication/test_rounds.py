@@ -193,7 +193,11 @@ async def pair() -> AsyncIterator[Network]:
 
 @pytest.fixture
 async def patient() -> AsyncIterator[Network]:
-    """Yield a pair whose reports of finished steps wait without limit, and whose other reports do not wait."""
+    """Yield two nodes like `pair`, with other delays of their reports to the coordinator.
+
+    A node sends a report with other news, such as a vote, at once. Finished steps alone cause no report: the node
+    reports them together with its next other news.
+    """
     async for made in silent_voters(ReportDelays(other_seconds=0.0, progress_seconds=1e9, progress_ratio=1e9)):
         yield made
 

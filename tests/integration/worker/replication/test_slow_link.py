@@ -55,7 +55,8 @@ def pacing_rate(line: socket.socket) -> int:
 async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     pair.listen()
     sender = pair.send(deadline_seconds=2.0)
-    # Use two streams, because they complete their chunks at about the same time.
+    # Two streams share the slow link, so their first chunks are incomplete for about 2 s. The sender must therefore
+    # count the bytes of unfinished chunks, or the holder would seem silent.
     sender.stream_count = replace(sender.stream_count, limit=2, count=2, is_settled=True)
     pair.hear(-1, 1)
     loopback.limit(4_000_000)
