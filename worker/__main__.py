@@ -49,9 +49,10 @@ from worker.storage.s3 import s3_store
 
 TMPFS = Path("/dev/shm")
 PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the node's tmpfs that slot contents must not fill, for the slots' headers and the rank pages.
+"""Bytes of the node's tmpfs that slot contents must not fill.
 
-The kernel also rounds each file up to whole huge pages.
+This reserve holds the slots' headers and the rank pages. It also covers what the files lose to huge pages: the kernel
+can round the memory of each file up to whole huge pages.
 """
 
 

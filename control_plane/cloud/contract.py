@@ -302,7 +302,10 @@ def changes(group: GroupState) -> tuple[Change, ...]:
 
 
 def _some(instance_ids: Sequence[NodeId]) -> str:
-    """Return the ids as words, but only the first ids of many, because the API limits the length of a reason."""
+    """Return a text with the first `MAX_NAMED_MEMBERS` ids and the number of further ids.
+
+    The text is part of the reason for a change, whose length the API limits.
+    """
     more = len(instance_ids) - MAX_NAMED_MEMBERS
     return ", ".join(instance_ids[:MAX_NAMED_MEMBERS]) + (f" and {more} more" if more > 0 else "")
 

@@ -64,9 +64,10 @@ LASTS: Final = {
 """Minimum and maximum duration in seconds of a lasting fault, by kind."""
 THROTTLED_SHARE: Final = 0.4
 OMITTED_SHARE: Final = 0.2
-"""Share of instances that an answer of DescribeInstances omits during a stale view.
+"""Share of the instances that each answer of DescribeInstances omits during the fault `stale view`.
 
-In addition, the fault delays all changes by AWS's longest delay (`AwsAnswers.visibility_seconds`).
+The fault also has a second effect: EC2's Describe operations show new and changed instances only after AWS's longest
+delay (`AwsAnswers.visibility_seconds`).
 """
 HIT_SECONDS: Final = 12.0
 """Longest time that a due fault waits for an instance or rank that it may hit."""

@@ -475,7 +475,8 @@ class Model:
         own = agents[0]._replace(
             pinned=NONE, begun=NONE, word=word, slots=tuple(replace(view, is_pinned=False) for view in agents[0].slots)
         )
-        # The restarted coordinator forgets a stop that no agent has received as confirmed.
+        # A restarted coordinator knows of a confirmed stop only from agents that have received the confirmation. If
+        # no agent has received it, the stop no longer counts as confirmed.
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
         return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
 

@@ -303,7 +303,8 @@ class Agent:
     def _health_changed(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send a report immediately, because the faults of the node's devices have changed.
 
-        The thread that checks the devices calls this method, even shortly after the end of the event loop.
+        The thread that checks the devices calls this method. If a driver hangs, this thread can outlast the event loop.
+        A call then has no effect.
         """
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self.control.changed.notify)

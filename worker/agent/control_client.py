@@ -1,7 +1,8 @@
 """The agent's connection to the control plane: one websocket, which the agent opens again after every failure.
 
-The client sends a report at every change, and otherwise every third of the lease. It also sends pings, because only a
-running server answers a ping. A report is acknowledged even by the kernel of a stopped server.
+The client sends a report at every change, and otherwise every third of the lease. It also sends pings, to detect a
+server process that hangs. The server's kernel continues to accept reports (TCP), but only a running process answers a
+ping.
 
 Invariant: each sent report contains the state at the time of sending; reports are never queued. A full or broken disk
 never ends the connection.

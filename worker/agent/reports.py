@@ -59,7 +59,7 @@ class AgentReports:
             agent_id: random name of this agent process.
             lifecycle: the node's part in the promised generation.
             listener: counts the connections of other agents that this node refused.
-            transport: the transport of this node's replicas, for the first message of each connection.
+            transport: the transport of this node's replicas, which the first message of each connection names.
             ranks: counts the connections of ranks that this node refused.
             supervisor: shows whether ranks can be forked from the template process (a warm start).
             supplies: counts the requests of ranks for AWS credentials that this node refused.

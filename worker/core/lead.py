@@ -7,7 +7,8 @@ is *late*. With a lead of one, every step can be committed; with a lead of two, 
 A lead that is too short loses one step per late round. A lead that is too long loses steps in every round. The lead
 therefore grows by one after every late round. After some committed rounds, the coordinator tries a shorter lead again.
 If a round is late soon after the lead was shortened, the coordinator waits longer before the next attempt.
-The section *The lead* of docs/benchmarks-scale.md compares the kept steps with those of constant leads.
+The section *The lead* of docs/benchmarks-scale.md compares how many steps are committed with this lead and with
+constant leads.
 
 Invariant: if rounds are rarely late, the lead is mostly the shortest possible. If every round is late at some lead, at
 most one round in `MAX_PATIENCE` uses that lead.

@@ -220,12 +220,14 @@ class ParityShare:
         return replace(self, complete=self.complete | {rank}) if is_whole else self
 
     def is_progressing(self, connected: Collection[Rank], progressed: Collection[Rank]) -> bool:
-        """Return whether ranks with a complete contribution should continue to wait for the sealed share.
+        """Return whether this node should send progress messages to the ranks whose contributions are complete.
 
-        The ranks wait only while every incomplete contribution may still arrive. Every rank with an incomplete
-        contribution must be connected. If it has begun the contribution, it must also have made progress since the
-        method last returned True. If it has not begun, it may still capture the step. If the result is False, the
-        agents of the waiting ranks receive no progress message, and drop this holder at the holder deadline.
+        The agents of these ranks wait until this node has sealed the share. Without progress messages, they drop this
+        node from their view at the holder deadline.
+
+        The result is True while every incomplete contribution may still arrive. Each rank that owes one must be
+        connected. If this rank has begun to contribute, it must also have made progress since the method last returned
+        True. A connected rank that has not begun may still capture the step.
 
         Args:
             connected: members (ranks of the stripe) with an open session to this node.

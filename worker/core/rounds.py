@@ -10,8 +10,9 @@ or lost messages do no harm. `Shard.hear` applies the coordinator's newest state
 rank's newest state. `Coordinator.advance` derives the next state from all reports. Neither machine has a clock. When a
 timeout expires, the caller calls a method such as `Shard.drop` or `Coordinator.end_final_round`.
 
-Invariant: within a generation, C never decreases. A step is proposed a second time only after every rank has reported
-that it has dropped the first proposal.
+Invariant: within a generation, C never decreases. Only two steps may be proposed a second time. The base may be
+proposed again after a restart of the coordinator's agent. The final step may be proposed again once every rank has
+reported that it has dropped the first proposal.
 
 The module has more than 500 lines. Both machines stay in one module, because every change of the protocol changes both.
 """
@@ -340,12 +341,19 @@ class Coordinator:
     committed: Step = NONE
     proposed: Step = NONE
     newest: Step = NONE
-    """The highest step that was proposed in this generation. The next proposed step is higher."""
+    """The highest step that was proposed in this generation.
+
+    Each later proposal is higher, except for the base and the final step (see the module's invariant).
+    """
     ranks: tuple[RankRound, ...] = ()
     """The newest report of each rank that has reported, in order of rank."""
     lead: Lead = field(default_factory=Lead)
     cadence: int = 1
-    """Steps between the last two commits. After an outage, the value at most doubles per commit."""
+    """Steps between the last two commits, but at most twice the value before.
+
+    A proposal may be this many steps later than necessary, so that it falls on a multiple of `every_steps`. Without the
+    limit, one long interval between commits, such as an outage, would allow an equally long delay.
+    """
     persist: Step = NONE
     """The newest step to upload to S3, or `NONE`.
 
@@ -356,8 +364,9 @@ class Coordinator:
     marked: tuple[Step, ...] = ()
     """The newest commits that were marked for upload, at most `max_uploads`, in increasing order.
 
-    Agents report only their newest finished uploads (`worker.core.slots.newest_uploads`). No further commit is
-    therefore marked while any agent uploads a commit that is not in this tuple.
+    No further commit is marked while any agent uploads a step that is not in this tuple. An agent reports only its
+    newest finished uploads (`worker.core.slots.newest_uploads`). After too many newer uploads, the other agents would
+    no longer report their shards of the older step, and its checkpoint would never become complete.
     """
     wanted: Step = NONE
     """The first commit at or above this step must be uploaded, on a user's request; `NONE` without a request."""
@@ -368,7 +377,10 @@ class Coordinator:
     slot for this upload.
     """
     is_recovering: bool = False
-    """True from a restart until every rank's agent has reported. The coordinator proposes no step during this time."""
+    """True from a restart of the coordinator's agent until every rank's agent has reported.
+
+    The coordinator proposes no step during this time.
+    """
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
@@ -559,8 +571,7 @@ class Coordinator:
             return replace(self, proposed=NONE, lead=self.lead.late() if late else self.lead)
         if len(votes) < self.world_size or not all(each.vote is Vote.ACKED for each in votes):
             return self
-        # `cadence` is the number of steps between two commits. It at most doubles per commit, because a single long
-        # distance, for example after an outage, is no lasting change.
+        # `cadence` at most doubles per commit, because a single long interval, such as an outage, is no lasting change.
         cadence = min(self.proposed - self.committed, 2 * self.cadence) if self.committed != NONE else 1
         persist = self._persist(self.proposed)
         marked = self.marked if persist == self.persist else (*self.marked, persist)[-self.max_uploads :]

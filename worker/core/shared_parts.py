@@ -50,7 +50,8 @@ class SharedParts:
     window: int = 1
     """Number of parts that one helper node transfers at a time, from 1 to `MAX_WINDOW`.
 
-    With more parts at a time, the helpers would take the last parts of a small object and finish after the owner.
+    For an object with few parts, `begin` sets less than `MAX_WINDOW`, so that each helper and the owner begin with
+    equally many parts. Otherwise, the helpers would begin too many of the parts, and the owner would wait for them.
     """
     claimed: int = 0
     """Highest number of a part that the owner has begun. The owner transfers all parts up to this number."""
@@ -247,8 +248,9 @@ def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
     After a relayout (a change of the number of ranks), the shard of an earlier rank may be in the memory of no node.
     The home then rebuilds the shard by parity, or reads it from S3. The other nodes fetch it from the home.
 
-    The shards are divided evenly among the nodes, in the order of ranks, because the ranks of the home then probably
-    need the shard themselves.
+    Each node is the home of a contiguous range of earlier ranks, in the order of ranks; all ranges are about equally
+    long. Frameworks divide tensors in the order of ranks. A rank therefore mostly needs the earlier shards at its own
+    relative position in this order, and its node is probably their home.
 
     Args:
         plan: a plan with a relayout.

@@ -7,10 +7,10 @@ An attempt is one transfer of a step to the holder. A single attempt that fails 
 connection: the holder keeps the received chunks, and the next attempt sends the rest. An attempt without any progress
 counts as silence.
 
-The owner drops a holder that is silent or failing for the holder deadline from the view, so that commits no longer wait
-for it. When the holder answers again, it returns to the view. After a first drop for silence, it returns at once; after
-any other drop, it must stay out for a time that doubles with each drop. A persistent fault therefore delays commits
-less and less often.
+If a holder is silent or failing for as long as the holder deadline, the owner drops it from the view. Commits then no
+longer wait for this holder. When the holder answers again, it returns to the view. After a first drop for silence, it
+returns at once. After any other drop, it must stay out for a time that doubles with each drop. A persistent fault
+therefore delays commits less and less often.
 
 The owner checks the holder once per period. If a check is late, the owner itself did not run, and messages from this
 time are still unread.

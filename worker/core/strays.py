@@ -1,17 +1,18 @@
 """Decides when a node drops strays: shards in its slots that the new plan places on other nodes.
 
 Strays protect their shards until the new holders have replicas. A node without spare memory has no room for its strays
-and the new replicas at the same time. The node then drops one content (the shard at one step of one generation) of one
-stray at a time, and only if the shard stays protected without this content.
+and the new replicas at the same time. It then drops one slot of a stray at a time, and only if the job stays protected
+without this slot. The *content* of a slot is the shard at one step of one generation.
 
-    content of the stray    dropped if a new slot lacks room                  dropped in any case
-    ---------------------   -----------------------------------------------   ------------------------------------------
-    the base                all planned holders have sealed the base          the base is committed and all planned
-    older than the base     the job would not go back to this step if any     holders have it; or a later step is
-                            one node were lost; or the shard's owner keeps    committed, which makes the older contents
-                            this step, too, and other nodes have the base     of all nodes useless
-                            of all shards of that owner; or the base is
-                            committed
+    content of the stray    dropped if a new slot lacks room            dropped in any case
+    ---------------------   -----------------------------------------   ------------------------------------------------
+    the base                all planned holders have sealed the base    the base is committed and all planned holders
+    older than the base     condition 1, 2 or 3                         have it; or a later step is committed, which
+                                                                        makes the older contents of all nodes useless
+
+1. The base is committed.
+2. The job would not return to this step, whichever one node were lost.
+3. The node of the shard's owner keeps the same content. Other nodes also have the base of every shard of that node.
 
 A generation first commits the base again, except after a relayout.
 
@@ -21,23 +22,27 @@ also drop a stray that it fetched only for its own ranks, once they have loaded.
 
 Nodes that wait for each other's memory still make progress:
 
-- If a shard's owner belonged to the earlier generation, it keeps an older step to which the job might go back. A node
-  with a stray of this shard can then immediately drop one slot of the stray. A replacement node has no older step.
-- In the free slot, the node receives the base of a shard that the plan placed on it. When all planned holders have
-  sealed this base, the next node may drop its stray of that shard, and so on.
+- The first node drops the older content of a stray by condition 3. The condition can hold at once: an owner that
+  belonged to the earlier generation keeps its own older content. A replacement node keeps none.
+- The first node uses the memory for a shard that the plan places on it, and receives the base of this shard. When all
+  planned holders of this shard have its base, a second node may drop its own stray of this shard. The second node then
+  has memory for another shard, and so on.
 - All nodes fill their last free slots in the same order: lowest rank first (`Strays.slots_ahead`). Otherwise, two nodes
   could fill these slots with different shards, and no shard would be complete on all its holders.
 - If shards differ in size, or after several losses, possibly no content may be dropped. The full nodes then receive
-  nothing. After a time limit (the holder deadline), the owners drop them from their view. The base is committed without
-  these nodes, and the older contents may then be dropped.
+  no shard. At the holder deadline, the owners drop the full nodes from their view. The base is committed without these
+  nodes, and the older contents may then be dropped.
 
 Invariant: until the base is committed, one further node may be lost. All shards can then still be restored to a common
 step, if the plan had such a step.
 
-As an example, a node has dropped an older content, because the shard's owner keeps the same content. If this owner is
-lost, all shards are restored to the base: other nodes have the base of the lost owner's shards, and all other owners
-have their own. If another node is lost and no other node has the base of its shards, all shards are restored to the
-older step. No node has dropped the older contents of the lost shards, and the owner still has its own.
+The invariant holds, for example, after a node has dropped an older content by condition 3. There are two cases:
+
+- The node of the shard's owner is lost. All shards are then restored to the base: other nodes have the base of the lost
+  shards, and all other owners have their own.
+- Another node is lost, and no other node has the base of its shards. All shards are then restored to the older step. No
+  node has dropped the older contents of the lost shards, because condition 3 did not hold for them. The owner in
+  condition 3 still has its own older content.
 """
 
 from __future__ import annotations
@@ -54,9 +59,10 @@ from worker.core.rounds import NONE
 from worker.core.slots import Content
 
 PATIENCE_RATIO = 2 / 3
-"""Fraction of the holder deadline for which a shard leaves the last free slots of a node to other shards.
+"""Fraction of the holder deadline for which a node refuses a shard its last free slots, to leave them to other shards.
 
-At the holder deadline, the shard's owner would drop the node from its view.
+After this time, the node no longer refuses the shard for this reason. The rest of the deadline is for the next attempt
+of the shard's owner. At the deadline, the owner would drop the node from its view.
 """
 
 
@@ -71,10 +77,12 @@ class Strays:
     """Ranks whose shards or shares this node owns or holds under the plan. The slots of all other ranks are strays."""
     base: Step = NONE
     doubled: Mapping[tuple[Rank, Content], frozenset[Rank]] = field(default_factory=lambda: MappingProxyType({}))
-    """For each content of a shard that the shard's owner keeps under the plan: ranks whose base only one node has.
+    """Contents that nodes keep of their own shards under the plan, for condition 3 of the module.
 
-    The key is (the owner's rank, content). The value contains the ranks on the owner's node whose base no other node
-    holds yet.
+    The key is (the owner's rank, content): the owner's node keeps this content of its shard. The value contains the
+    ranks of the owner's node whose base is on no other node when the generation begins. This node may drop its copy of
+    the content once all planned holders have the base of these ranks (`makes_way`). The loss of the owner's node then
+    costs no shard at the base, so the job would not need the older content.
     """
     needed: frozenset[Step] = frozenset()
     """Steps before the base to which the job would return if one more node were lost (`_needed`)."""
@@ -96,9 +104,9 @@ class Strays:
     expected: frozenset[Rank] = frozenset()
     """Shards of other nodes, and shares, whose base this node receives. Empty after a relayout or without a base."""
     patience_seconds: float = 0.0
-    """Seconds for which a shard of `expected` leaves free slots to other shards, from its first refusal on.
+    """Seconds for which this node leaves its last free slots to other shards before it grants one to a given shard.
 
-    See `slots_ahead`.
+    The time begins when this node first refuses the shard a slot. See `slots_ahead`.
     """
     held: frozenset[Rank] = frozenset()
     """Ranks with a stray whose shards all planned holders have sealed at the base or a later step.
@@ -167,9 +175,10 @@ class Strays:
     def slots_ahead(
         self, rank: Rank, shards: Mapping[Rank, Collection[Content | None]], *, waited_seconds: float
     ) -> int:
-        """Return how many slots a new slot of one shard must leave free for other shards (docs/design.md#placement).
+        """Return how many slots this node must leave free for other shards (docs/design.md#placement, R44a).
 
-        The first slot of a shard leaves a slot for each lower rank that still lacks one. A further slot leaves a slot
+        The node asks this before it creates a slot for the shard of `rank`. If the shard has no slot for the base yet,
+        the node leaves one slot for each lower rank that also lacks one. If the shard has one, the node leaves one slot
         for every rank that lacks one. All slots count as equally large.
 
         Args:

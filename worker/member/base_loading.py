@@ -118,7 +118,8 @@ class BaseLoading:
                     raise
                 failed[rank] = error
 
-        # The ranks wait for this load, so the agent gets a higher CPU priority than the other Linux sessions.
+        # The ranks wait for this load. The kernel may divide the CPU equally among sessions (autogroups), and each rank
+        # has its own session. Therefore raise the priority of the agent's session.
         with before_other_sessions():
             await together(*(load(rank) for rank in self._here.ranks))
         if failed:

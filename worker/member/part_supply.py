@@ -33,10 +33,11 @@ MAX_HELPED_PARTS = 4
 Each part also occupies a thread of the agent's only thread pool.
 """
 MAX_REQUESTED_PARTS = 16 * MAX_WINDOW
-"""Maximum number of parts that one owner may have requested before they are sent.
+"""Maximum number of parts that another node may have requested and that this node has not recorded as sent.
 
-The limit exceeds `MAX_WINDOW`, because the owner may request the next part before the helper has recorded the last part
-as sent.
+A node without a fault waits for at most `MAX_WINDOW` parts. It can receive a part before this node has recorded the
+part as sent, and then requests the next part. The factor 16 leaves ample room for such parts, so that only a faulty
+node exceeds the limit.
 """
 
 

@@ -289,5 +289,9 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return two new pacing trials. The key True: the coordinator proposes every step (see `Traffic.trial`)."""
+    """Return the two pacing trials of `Traffic.trial`, without measurements.
+
+    The trial with the key True applies while the coordinator proposes every step. Later, the trial with the key False
+    applies.
+    """
     return {True: PacingTrial(), False: PacingTrial()}

@@ -137,7 +137,11 @@ class UploadDivision:
             await session.send(TensorsDivided(objects=division.objects, writes=tuple(sorted(division.writes))))
 
     async def close(self) -> None:
-        """Stop waiting for the ranks' lists of tensors. Ranks without a division then upload all of their tensors."""
+        """Stop waiting for the ranks' lists of tensors.
+
+        If this node runs the coordinator's agent, unfinished divisions of tensors end without a result. Each rank that
+        waits for one then uploads all of its tensors.
+        """
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:

@@ -49,7 +49,7 @@ NUMBER: Final = 61_100
 Source: systemd, UIDS-GIDS: numbers from 60,578 to 61,183 are assigned neither to human users nor dynamically.
 """
 UID_COUNT: Final = 63
-"""Number of uids, after `NUMBER`, of which each job of a node receives one."""
+"""Number of uids for jobs, from `NUMBER` + 1 on. Each job on a node receives one of them, in turn."""
 KEPT_TURNS: Final = 8
 """Number of jobs whose assigned uid is stored. No files of older jobs remain."""
 COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))

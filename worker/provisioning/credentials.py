@@ -1,7 +1,10 @@
 """Serves the credentials of a job's role to its ranks, on loopback, for any AWS SDK.
 
     rank ──GET /role, Authorization: <token of the generation>──▶ 127.0.0.1 ──▶ credentials for an hour at most, as JSON
-                                                                      └─▶ STS, as the node's role, below 20 minutes left
+                                                                      └─AssumeRole─▶ STS
+
+The server requests new credentials from STS if its credentials are valid for less than 20 minutes. For this request, it
+uses the credentials of the node's role.
 
 Environment variables of a rank (`variables`) direct its AWS SDK to this server. Their names and the response format are
 those of the container credential provider, which all AWS SDKs contain. The server answers with its current credentials

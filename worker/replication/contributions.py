@@ -188,9 +188,11 @@ class Contributions:
         return digest
 
     async def _say_preparing(self, session: Session, accumulation: Accumulation) -> None:
-        """Send progress messages to a member that has sent its whole contribution, until the share is finished.
+        """Send progress messages to a member whose contribution is complete, until the share is sealed or given up.
 
-        Messages stop while the share cannot become complete (`Share.is_progressing`).
+        Without messages for the holder deadline, the member's agent drops this node from its view. This node therefore
+        pauses the messages while another member's contribution makes no progress (`ParityShare.is_progressing`). It
+        resumes them when that contribution makes progress again.
         """
         before = dict(self._progress)
         while not accumulation.is_over:

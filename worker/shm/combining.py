@@ -44,7 +44,7 @@ def replace(target: memoryview, source: memoryview) -> None:
 
     Args:
         target: uint8[at least the length of `source`], writable and contiguous.
-        source: uint8[n], writable and contiguous.
+        source: uint8[n], contiguous. The call only reads it, but ctypes requires that it is writable.
 
     Raises:
         ValueError: `source` is longer than `target`. The target's bytes are unchanged.

@@ -62,7 +62,10 @@ class Node:
     refused_at: dict[Rank, float] = field(default_factory=dict)
     """Time at which the node first refused a slot, by the rank that still waits for the slot."""
     pinned: set[tuple[Rank, Step]] = field(default_factory=set)
-    """Rank and step of each stray that an upload or another node reads."""
+    """Rank and step of each slot of a stray that an upload or another node is reading.
+
+    The node must not drop such a slot.
+    """
 
     @property
     def used(self) -> int:

@@ -34,7 +34,11 @@ _STALE_PREFIXES = (
     "TORCHDYNAMO_", "TORCHINDUCTOR_", "PYTORCH_", "DS_ACCELERATOR",
 )  # fmt: skip
 _APPLIED_LATE = frozenset({"OMP_NUM_THREADS", "PYTHONUNBUFFERED"})
-"""Variables that libraries read only at import. In a forked rank, `become` applies the rank's values afterwards."""
+"""Variables with which a rank needs no cold start, although their names have a prefix in `_STALE_PREFIXES`.
+
+torch reads OMP_NUM_THREADS only at import, but a call can change its thread count later. `become` makes this call.
+PYTHONUNBUFFERED has no effect on ranks, because the template and all ranks run with `python -u`.
+"""
 
 
 def needs_cold_start(environment: dict[str, str], template: dict[str, str]) -> str | None:

@@ -191,7 +191,7 @@ def test_batches_are_described_side_by_side_and_four_at_a_time() -> None:
         with lock:
             most[0] += 1
             most[1] = max(most)
-        together.wait()  # Each call waits for three others, so a series of calls would fail here.
+        together.wait()  # Waits until `BATCHES_AT_ONCE` calls run. Fails if `described` makes one call after another.
         with lock:
             most[0] -= 1
         return ids

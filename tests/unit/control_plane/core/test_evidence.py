@@ -146,11 +146,12 @@ def test_a_silence_begins_with_the_last_word() -> None:
     assert (begun.since, begun.boundary) == (pytest.approx(NOW - watched, abs=0.02), 7)
 
 
-def test_of_a_silence_that_is_found_late_no_more_counts_than_of_others() -> None:
-    """When a pass first sees a long silence, it counts the silence as shorter than a lease.
+def test_a_silence_counts_as_shorter_than_a_lease_when_it_is_first_seen() -> None:
+    """A late pass of the control plane first sees that an agent has been silent for 50 s.
 
-    No earlier pass recorded the steps of the node's ranks. Without this rule, a single late pass would declare a node
-    lost whose ranks still finish steps.
+    No earlier pass has recorded which steps the node's ranks had finished. This pass therefore cannot determine whether
+    the ranks still finish steps. If the 50 s counted, this single pass would declare the node lost. The silence
+    therefore counts as shorter than a lease. A later pass decides whether the ranks have finished further steps.
     """
     (begun,) = track((), node(silent_seconds=50.0), 7)
     assert NOW - begun.since < LADDER.lease_seconds

@@ -66,10 +66,11 @@ def test_p4d_gpt2_100b_fits_into_a_fraction_of_its_iteration() -> None:
 
 
 def test_p3dn_gpt2_40b_needs_partitions() -> None:
-    """A snapshot of 30 GB per machine takes 2.4 s at 100 Gbit/s.
+    """A snapshot of 30 GB per machine is divided among several idle spans and into chunks of at most 32 MiB.
 
-    The longest span of Figure 16 lasts 1.6 s. A machine that filled it with one transfer would need a buffer of 20 GB,
-    or 2.5 GB per GPU.
+    At 100 Gbit/s, the snapshot takes 2.4 s. In Figure 16 of the GEMINI paper, the longest idle span of the network
+    lasts 1.6 s, so the snapshot does not fit into one span. A single transfer that fills this span would also need a
+    receive buffer of 20 GB per machine, or 2.5 GB per GPU. Chunks need only four buffers of 32 MiB.
     """
     shard = int(30e9)
     link = Link(100 * GBIT)

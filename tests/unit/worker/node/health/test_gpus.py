@@ -1,4 +1,4 @@
-"""Tests facts about GPUs from NVML and from a fake of it, and without GPUs."""
+"""Tests how the agent reads facts about GPUs: from a fake NVML, from the stub file of local mode, and without GPUs."""
 
 from __future__ import annotations
 
