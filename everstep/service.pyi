@@ -70,7 +70,7 @@ class CapacityWait(TypedDict):
     IsOutOfCapacity: bool
     """Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason."""
     FailedAttemptCount: int
-    """Number of scheduled launch attempts of Everstep that have failed since the last successful launch."""
+    """Number of Everstep's launch attempts that have failed since the last successful launch. The count includes the first launch, but no retries by Auto Scaling itself."""
     NextAttemptTime: datetime
     """When Everstep next attempts to launch the instances. A time in the past means that the attempt is due."""
 
@@ -214,7 +214,7 @@ class CreateFleetResponse(TypedDict):
     Fleet: NotRequired[Fleet]
     """The new fleet. Absent after a dry run."""
     Checks: list[GroupCheck]
-    """The requirements that the Auto Scaling group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it."""
+    """The requirements on the Auto Scaling group, all of which it meets. If a group fails requirements, CreateFleet returns an error with a sentence about each failed requirement."""
     Changes: list[GroupChange]
     """Changes to the Auto Scaling group that CreateFleet made, or that the fleet's loop will make. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings that Everstep needs."""
 
@@ -548,7 +548,7 @@ class HoldAdvice(TypedDict):
     Command: str
     """The command line with which the person follows the advice."""
     FurtherCommands: list[str]
-    """Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect."""
+    """Alternative commands after the inspection. The person runs one of them. Empty unless Decision is Inspect."""
 
 class HoldSnapshotResponse(TypedDict):
     """The snapshots of all ranks at one committed step. The nodes keep them in memory until the export ends."""
@@ -600,7 +600,7 @@ class Incident(TypedDict):
     GenerationBefore: int
     GenerationAfter: NotRequired[int]
     NodeCountBefore: NotRequired[int]
-    """Number of nodes of the generation that failed or stopped. Absent until the generation after it has a plan."""
+    """Number of nodes of the generation that failed or stopped. The control plane stores this number together with NodeCountAfter, once the next generation has a plan. Absent until then."""
     NodeCountAfter: NotRequired[int]
     """Number of nodes of the generation after the failure or stop. Absent until that generation has a plan."""
     InstanceId: NotRequired[str]
@@ -655,13 +655,13 @@ class Incident(TypedDict):
 class IncidentAction(TypedDict):
     """An action that a person can take now because of an incident."""
     Urgency: Literal["Now", "Later", "Optional"]
-    """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
+    """Now: the job makes no progress until a person acts. Optional: nothing waits for a person. Later: the fleet lacks a node until a person acts, or the job waits long for instances."""
     Description: str
     """What the person should do and why, in one or two sentences."""
     Command: str
     """The command line with which the person begins the action."""
     FurtherCommands: list[str]
-    """Commands of which the person runs one after Command. Empty if Command completes the action."""
+    """Alternative commands for the step after Command. The person runs one of them. Empty if Command completes the action."""
     InstanceId: NotRequired[str]
     """The held node that the action concerns. Absent if the action concerns the job."""
     IsRecommended: NotRequired[bool]
@@ -841,7 +841,7 @@ class MetricDataResult(TypedDict):
     Series: NotRequired[list[MetricSeries]]
     """Only with Series: the values of each node or rank, for at most 64 nodes or ranks."""
     KeptPointCount: NotRequired[int]
-    """Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses."""
+    """Number of points at the beginning of the earlier response that the client keeps, because they are unchanged. The client drops the remaining points of the earlier response, and appends the points of this response. Only in incremental responses."""
 
 class MetricSeries(TypedDict):
     """The values of one node or of one rank."""
@@ -1066,7 +1066,7 @@ class ReportFigures(TypedDict):
     Failures: ReportIncidents
     """Incidents that neither a drill nor a planned stop caused."""
     PlannedStops: ReportIncidents
-    """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
+    """Incidents that do not count as failures, because a stop of the ranks was requested. The request followed from AWS's notice, a person's request about a node, a change of the number of nodes, or a pause that did not succeed."""
     Drills: ReportIncidents
     """Incidents that drills caused. No other count contains them."""
     MttfSeconds: NotRequired[float]
@@ -1346,7 +1346,7 @@ class TrainingJobPlan(TypedDict):
     CostUsdPerHour: NotRequired[float]
     """The fleet's price × NodeCount. Absent if the fleet has no price."""
     MostCostUsd: NotRequired[float]
-    """Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds × CostUsdPerHour. Absent if the job has neither limit."""
+    """Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds ÷ 3600 × CostUsdPerHour. The second value exists only if the fleet has a price. Absent if neither value exists."""
     ExpectedMttfSeconds: NotRequired[float]
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount. Absent before the fleet's first incident."""
     ExpectedRecoverySeconds: NotRequired[float]

@@ -6,8 +6,8 @@
       otherwise                                                                                processes the request
 
 Dashboards, waiters and scripts may poll a job every second. With the cache, the server computes one response per change
-instead of one per request. A repeated DescribeTrainingJob costs the server 0.2 ms of CPU time instead of 1.2 ms.
-docs/benchmarks-api.md compares the rates: 9,780 repeated and 496 different requests per second.
+instead of one per request. docs/benchmarks-api.md compares the rates of DescribeTrainingJob with and without cached
+responses.
 
 A cached response depends only on the database and the time. The passage of time changes some responses without a
 commit, for example when a token expires. Such a change takes effect after the maximum age at the latest. The revocation

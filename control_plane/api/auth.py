@@ -144,8 +144,8 @@ def is_token_good(scope: Scope, token_id: str) -> bool:
 async def reader(request: Request, services: ServicesDep) -> Caller:
     """Accept any caller with a valid token of a person or a program, in any role.
 
-    `user` and `admin` build on this dependency. FastAPI calls it once per request. The function is a coroutine, so that
-    a cached token (`held_tokens`) needs no thread.
+    `user` and `admin` build on this dependency. FastAPI calls it once per request. The function is a coroutine, because
+    FastAPI would run a plain function in a thread, and a cached token (`held_tokens`) is not worth a change of threads.
 
     Args:
         request: carries an Authorization header or, without one, a browser's session cookie.

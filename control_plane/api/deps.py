@@ -100,7 +100,10 @@ class Services:
 
 
 async def services(request: Request) -> Services:
-    """Return the services of the request's application. A coroutine needs no thread."""
+    """Return the services of the request's application.
+
+    The function is a coroutine, because FastAPI would run a plain function in a thread.
+    """
     found: Services = request.app.state.services
     return found
 

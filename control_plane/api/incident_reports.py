@@ -38,11 +38,14 @@ from everstep.protocol.ids import FIRST_STEP, Step
 COMPARED_INCIDENTS = 200
 """Number of incidents that the API compares with a given incident: the newest of the same cause and project."""
 _AROUND = timedelta(seconds=30)
-"""Time before the failure and after the incident's end whose events the post-mortem lists too."""
+"""The post-mortem lists the job's events from this long before the failure until this long after the incident's end."""
 _EVENTS = 100
 _LINES = 60
 _AFTER_SECONDS = 2.0
-"""Seconds after the failure up to which log lines count as printed before it, because nodes' clocks differ."""
+"""Tolerance for differences between nodes' clocks, in seconds.
+
+A log line whose time is at most this long after the failure counts as printed before the failure.
+"""
 _SIMILAR = 5
 
 

@@ -2,8 +2,8 @@
 
 Invariant: only this module derives the API's status of a job from its stored state, with `core.states`.
 
-The module has more than 500 lines. Each conversion is a flat list of fields, and several use the derived status, reason
-and protection of a job.
+The module has more than 500 lines. It is not divided, because most conversions are flat lists of fields, and many of
+them use the same functions for a job's status, reason and protection.
 """
 
 from __future__ import annotations

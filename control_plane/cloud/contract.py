@@ -46,8 +46,10 @@ report their health. A suspended Launch process does not violate the contract: t
 reason why it waits for instances.
 """
 ACTIVE_PROCESSES: Final = ("Terminate", "HealthCheck")
-"""Processes of Auto Scaling that only the group's owner may resume, because Everstep cannot know why they are
-suspended.
+"""Processes of Auto Scaling that must be active, so that terminations and health reports take effect.
+
+If the group suspends one of them, Everstep does not resume it, because Everstep cannot know the reason. The message of
+the failed check asks the group's owner to resume the process.
 """
 MAX_NAMED_MEMBERS: Final = 20
 """Maximum number of a group's instances that one sentence names."""

@@ -1,8 +1,9 @@
 """Describes many EC2 instances by id, in parallel batches, and skips ids that EC2 does not list.
 
 EC2 answers a call with an unknown id by the error `InvalidInstanceID.NotFound`, which names the unknown ids. The module
-repeats such a call without these ids. A filter would return the known instances in one call, but during the disruption
-of any Availability Zone, EC2 fails every call that names no instances.
+repeats such a call without these ids. A call with the filter `instance-id` instead of the parameter `InstanceIds` would
+return the known instances without an error. The module does not use the filter, because EC2 fails every call without
+`InstanceIds` during the disruption of any Availability Zone.
 
 Invariant: an unknown id never hides another instance.
 Source: API reference of DescribeInstances; Amazon EC2 Developer Guide, eventual consistency.

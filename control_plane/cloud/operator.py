@@ -47,9 +47,9 @@ class Ec2State(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        """Whether EC2 lists the instance as ended or ending. False for ABSENT.
+        """Whether EC2 lists the instance as ended or ending. False for ABSENT: EC2 does not list such an instance.
 
-        The memory of the instance is lost, so the control plane needs no other evidence to exclude the node.
+        An ended or ending instance loses its memory. The control plane needs no other evidence to exclude its node.
         """
         return self not in (Ec2State.PENDING, Ec2State.RUNNING, Ec2State.ABSENT)
 

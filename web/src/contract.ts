@@ -79,7 +79,7 @@ export interface CapacityWait {
   Message: string
   /** Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason. */
   IsOutOfCapacity: boolean
-  /** Number of scheduled launch attempts of Everstep that have failed since the last successful launch. */
+  /** Number of Everstep's launch attempts that have failed since the last successful launch. The count includes the first launch, but no retries by Auto Scaling itself. */
   FailedAttemptCount: number
   /** When Everstep next attempts to launch the instances. A time in the past means that the attempt is due. */
   NextAttemptTime: Timestamp
@@ -276,7 +276,7 @@ export interface CreateFleetResponse {
   FleetName: string
   /** The new fleet. Absent after a dry run. */
   Fleet?: Fleet
-  /** The requirements that the Auto Scaling group meets. If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it. */
+  /** The requirements on the Auto Scaling group, all of which it meets. If a group fails requirements, CreateFleet returns an error with a sentence about each failed requirement. */
   Checks: GroupCheck[]
   /** Changes to the Auto Scaling group that CreateFleet made, or that the fleet's loop will make. After a dry run: changes that the same request without DryRun would make. Empty if the group already has all settings that Everstep needs. */
   Changes: GroupChange[]
@@ -890,7 +890,7 @@ export interface HoldAdvice {
   Description: string
   /** The command line with which the person follows the advice. */
   Command: string
-  /** Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect. */
+  /** Alternative commands after the inspection. The person runs one of them. Empty unless Decision is Inspect. */
   FurtherCommands: string[]
 }
 
@@ -962,7 +962,7 @@ export interface Incident {
   LostSteps?: number
   GenerationBefore: number
   GenerationAfter?: number
-  /** Number of nodes of the generation that failed or stopped. Absent until the generation after it has a plan. */
+  /** Number of nodes of the generation that failed or stopped. The control plane stores this number together with NodeCountAfter, once the next generation has a plan. Absent until then. */
   NodeCountBefore?: number
   /** Number of nodes of the generation after the failure or stop. Absent until that generation has a plan. */
   NodeCountAfter?: number
@@ -1018,13 +1018,13 @@ export interface Incident {
 
 /** An action that a person can take now because of an incident. */
 export interface IncidentAction {
-  /** Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts. */
+  /** Now: the job makes no progress until a person acts. Optional: nothing waits for a person. Later: the fleet lacks a node until a person acts, or the job waits long for instances. */
   Urgency: 'Now' | 'Later' | 'Optional'
   /** What the person should do and why, in one or two sentences. */
   Description: string
   /** The command line with which the person begins the action. */
   Command: string
-  /** Commands of which the person runs one after Command. Empty if Command completes the action. */
+  /** Alternative commands for the step after Command. The person runs one of them. Empty if Command completes the action. */
   FurtherCommands: string[]
   /** The held node that the action concerns. Absent if the action concerns the job. */
   InstanceId?: string
@@ -1375,7 +1375,7 @@ export interface MetricDataResult {
   SeriesKind?: 'Node' | 'Rank'
   /** Only with Series: the values of each node or rank, for at most 64 nodes or ranks. */
   Series?: MetricSeries[]
-  /** Number of leading points of the earlier response that are unchanged. The columns contain the points after these, and replace all other points of the earlier response. Only in incremental responses. */
+  /** Number of points at the beginning of the earlier response that the client keeps, because they are unchanged. The client drops the remaining points of the earlier response, and appends the points of this response. Only in incremental responses. */
   KeptPointCount?: number
 }
 
@@ -1699,7 +1699,7 @@ export interface ReportFigures {
   CostUsd?: number
   /** Incidents that neither a drill nor a planned stop caused. */
   Failures: ReportIncidents
-  /** Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause. */
+  /** Incidents that do not count as failures, because a stop of the ranks was requested. The request followed from AWS's notice, a person's request about a node, a change of the number of nodes, or a pause that did not succeed. */
   PlannedStops: ReportIncidents
   /** Incidents that drills caused. No other count contains them. */
   Drills: ReportIncidents
@@ -1846,7 +1846,7 @@ export interface StartDrillRequest {
 /** Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time. */
 export interface StartFleetRollRequest {
   FleetName: string
-  /** Limit of nodes out of service at the same time. Below the limit, the roll begins with the next node. The count also includes nodes that jobs or the number of spares lack for a cause other than the roll. 1 unless given. */
+  /** Limit of nodes out of service at the same time. Below the limit, the roll begins with the next node. The count also includes nodes that the fleet needs for jobs or as spares, and that are missing or unusable for another reason than the roll. 1 unless given. */
   MaxUnavailable?: number
   /** Whether to reboot the nodes. Otherwise their instances are replaced. false unless given. */
   Reboot?: boolean
@@ -2050,7 +2050,7 @@ export interface TrainingJobPlan {
   NodesToLaunch: number
   /** The fleet's price × NodeCount. Absent if the fleet has no price. */
   CostUsdPerHour?: number
-  /** Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds × CostUsdPerHour. Absent if the job has neither limit. */
+  /** Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds ÷ 3600 × CostUsdPerHour. The second value exists only if the fleet has a price. Absent if neither value exists. */
   MostCostUsd?: number
   /** Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount. Absent before the fleet's first incident. */
   ExpectedMttfSeconds?: number

@@ -1,6 +1,7 @@
 """Training jobs: create, list, describe, stop, pause and resume; their protection, nodes and checkpoints.
 
-The module has more than 500 lines. It is not divided, because the routes' docstrings are the published API reference.
+The module has more than 500 lines. It is not divided, because each route is short. Most of the functions after the
+routes check and store the request of one route, CreateTrainingJob.
 """
 
 from __future__ import annotations

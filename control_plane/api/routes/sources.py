@@ -41,7 +41,10 @@ router = Router(prefix="/v1/sources", tags=["Sources"])
 IN_MEMORY_BYTES = 1024 * 1024
 """Archives up to this size stay in memory. The server writes larger archives to a temporary file."""
 PIECE_BYTES = 1024 * 1024
-"""Bytes of an archive above `IN_MEMORY_BYTES` that the server buffers before a thread writes them to disk."""
+"""Number of bytes that the server collects before a thread writes them to disk.
+
+Applies to the part of an archive after its first `IN_MEMORY_BYTES`.
+"""
 LEAVE_OUT = (
     "Add data and results to the file .everstepignore of the source directory (patterns as in .gitignore), or move "
     "them elsewhere."

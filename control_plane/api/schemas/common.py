@@ -96,7 +96,10 @@ class CapacityWait(Shape):
     is_out_of_capacity: bool
     """Whether AWS has too few instances of the type. false: AWS rejected the launch for another reason."""
     failed_attempt_count: int
-    """Number of scheduled launch attempts of Everstep that have failed since the last successful launch."""
+    """Number of Everstep's launch attempts that have failed since the last successful launch.
+
+    The count includes the first launch, but no retries by Auto Scaling itself.
+    """
     next_attempt_time: datetime
     """When Everstep next attempts to launch the instances. A time in the past means that the attempt is due."""
 

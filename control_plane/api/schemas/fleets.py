@@ -141,7 +141,8 @@ class StartFleetRollRequest(Request):
     max_unavailable: int = Field(default=1, ge=1, le=MAX_NODE_COUNT)
     """Limit of nodes out of service at the same time. Below the limit, the roll begins with the next node.
 
-    The count also includes nodes that jobs or the number of spares lack for a cause other than the roll.
+    The count also includes nodes that the fleet needs for jobs or as spares, and that are missing or unusable for
+    another reason than the roll.
     """
     reboot: bool = False
     """Whether to reboot the nodes. Otherwise their instances are replaced."""
@@ -240,9 +241,9 @@ class CreateFleetResponse(Shape):
     fleet: Fleet | None = None
     """The new fleet. Absent after a dry run."""
     checks: list[GroupCheck]
-    """The requirements that the Auto Scaling group meets.
+    """The requirements on the Auto Scaling group, all of which it meets.
 
-    If a group fails a requirement, CreateFleet returns an error that contains the same sentence about it.
+    If a group fails requirements, CreateFleet returns an error with a sentence about each failed requirement.
     """
     changes: list[GroupChange]
     """Changes to the Auto Scaling group that CreateFleet made, or that the fleet's loop will make.

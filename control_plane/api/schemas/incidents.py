@@ -25,13 +25,19 @@ class IncidentAction(Shape):
     """An action that a person can take now because of an incident."""
 
     urgency: Urgency
-    """Now: the job makes no progress until a person acts. Later: the fleet lacks a node until a person acts."""
+    """Now: the job makes no progress until a person acts. Optional: nothing waits for a person.
+
+    Later: the fleet lacks a node until a person acts, or the job waits long for instances.
+    """
     description: str
     """What the person should do and why, in one or two sentences."""
     command: str
     """The command line with which the person begins the action."""
     further_commands: list[str]
-    """Commands of which the person runs one after Command. Empty if Command completes the action."""
+    """Alternative commands for the step after Command. The person runs one of them.
+
+    Empty if Command completes the action.
+    """
     instance_id: str | None
     """The held node that the action concerns. Absent if the action concerns the job."""
     is_recommended: bool = False
@@ -66,7 +72,11 @@ class Incident(Shape):
     generation_before: int
     generation_after: int | None
     node_count_before: int | None
-    """Number of nodes of the generation that failed or stopped. Absent until the generation after it has a plan."""
+    """Number of nodes of the generation that failed or stopped.
+
+    The control plane stores this number together with NodeCountAfter, once the next generation has a plan. Absent until
+    then.
+    """
     node_count_after: int | None
     """Number of nodes of the generation after the failure or stop. Absent until that generation has a plan."""
     instance_id: str | None

@@ -1,6 +1,7 @@
 """API models: training jobs, their configuration and status.
 
-The module has more than 500 lines. About half of them are docstrings, which the API's documentation publishes.
+The module has more than 500 lines. It is not divided, because it contains little code: half of the lines are the
+docstrings of fields, from which the API's documentation is generated.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ class MetricDataResult(Shape):
     series: list[MetricSeries] | None = None
     """Only with Series: the values of each node or rank, for at most 64 nodes or ranks."""
     kept_point_count: int | None = None
-    """Number of leading points of the earlier response that are unchanged.
+    """Number of points at the beginning of the earlier response that the client keeps, because they are unchanged.
 
-    The columns contain the points after these, and replace all other points of the earlier response. Only in
+    The client drops the remaining points of the earlier response, and appends the points of this response. Only in
     incremental responses.
     """
 

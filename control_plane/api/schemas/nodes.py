@@ -35,7 +35,7 @@ class HoldAdvice(Shape):
     command: str
     """The command line with which the person follows the advice."""
     further_commands: list[str]
-    """Commands of which the person chooses one after the inspection. Empty unless Decision is Inspect."""
+    """Alternative commands after the inspection. The person runs one of them. Empty unless Decision is Inspect."""
 
 
 class ReleaseNodeRequest(Request):

@@ -72,9 +72,9 @@ class TrainingJobPlan(Shape):
     cost_usd_per_hour: float | None
     """The fleet's price × NodeCount. Absent if the fleet has no price."""
     most_cost_usd: float | None
-    """Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds × CostUsdPerHour.
+    """Upper limit of the cost: the lower of MaxCostUsd and MaxRuntimeInSeconds ÷ 3600 × CostUsdPerHour.
 
-    Absent if the job has neither limit.
+    The second value exists only if the fleet has a price. Absent if neither value exists.
     """
     expected_mttf_seconds: float | None
     """Mean time to failure: node-seconds of the fleet's jobs ÷ their incidents ÷ NodeCount.

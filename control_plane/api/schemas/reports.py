@@ -51,7 +51,11 @@ class ReportFigures(Shape):
     failures: ReportIncidents
     """Incidents that neither a drill nor a planned stop caused."""
     planned_stops: ReportIncidents
-    """Incidents caused by AWS's notice, a person's request, a change of the number of nodes, or a failed pause."""
+    """Incidents that do not count as failures, because a stop of the ranks was requested.
+
+    The request followed from AWS's notice, a person's request about a node, a change of the number of nodes, or a pause
+    that did not succeed.
+    """
     drills: ReportIncidents
     """Incidents that drills caused. No other count contains them."""
     mttf_seconds: float | None
