@@ -7,8 +7,9 @@ uvicorn has no deadline for request headers, and no limit on connections per add
   accepts a new connection and closes the oldest counted connection of the address with the most counted connections.
 - After a request with a valid token, neither limit applies to the connection.
 
-Slow and idle clients without a token therefore lose their connections once the limit is reached. The server answers a
-client that sends its request immediately, even while thousands of slow connections share its address behind a proxy.
+Slow and idle clients without a token therefore lose their connections once the limit is reached. A client that connects
+and sends its request without delay receives a response, because its connection is the newest. This holds even if
+thousands of slow connections have the same address, for example behind a proxy.
 
 Invariant: connections without a valid token occupy at most `max_strangers` file descriptors.
 """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 EXPORT_SECONDS = 5.0
-"""Time limit for one request to the collector. At its end, the server waits for the last request."""
+"""Time limit for one request to the collector. A server that stops waits for the end of its last request."""
 
 
 class TracingUnavailable(Exception):

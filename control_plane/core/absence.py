@@ -6,11 +6,11 @@ EC2 is eventually consistent: an answer may omit an instance that runs. An omitt
     its agent has joined the fleet, or EC2's answers have omitted it for longer than `UNJOINED_SECONDS`; and
     its agent is silent.
 
-The agent of a new instance cannot speak: the instance still boots, or the agent may not join because EC2's answers omit
-the instance. Its silence therefore proves nothing.
+The agent of a new instance cannot report yet: the instance still boots, or the control plane rejects the agent's join
+because EC2 does not list the instance. The silence of such an agent therefore proves nothing.
 
-Invariants: the node of a connected agent never counts as ended because EC2's answers omit its instance. An instance
-whose agent has not joined never counts as ended because EC2's answers omit it for at most `UNJOINED_SECONDS`.
+Invariants: an omission never ends the node of a connected agent. An instance whose agent has not joined ends by
+omission only after EC2's answers have omitted it for longer than `UNJOINED_SECONDS`.
 """
 
 from __future__ import annotations

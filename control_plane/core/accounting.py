@@ -227,8 +227,9 @@ def follow(
     """Correct a job's ledger after the job loop opened, changed or closed incidents of the job.
 
     Before the decision, `charge` added the time to the bucket of the incident's earlier state, or of the job's state if
-    no incident was open. That bucket is wrong for the time between a failure and its detection, for the time since the
-    end of a phase, and for phases of a first recovery that a second failure voids.
+    no incident was open. That bucket is wrong for the time between a failure and its detection, and for the time since
+    the end of a phase. It is also wrong if a second failure interrupts the recovery: the phases after the detection
+    then start again, so all time since the detection counts as REPLACE.
 
     Args:
         record: the job's record. Its ledger already includes all time until now.
@@ -241,9 +242,9 @@ def follow(
 
     Returns:
         The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent
-        in this phase. The function takes this time from STALL, SHORTAGE and `seemed`, and the rest from the other
-        buckets, in the order of `_SEEMED`. If the phases became shorter, `seemed` receives the difference. No bucket
-        becomes negative.
+        in this phase. If the phases became longer, the function takes the difference first from STALL and SHORTAGE (at
+        most the part of it that `charge` added there), then from `seemed`, then from the other buckets in the order of
+        `_SEEMED`. If the phases became shorter, `seemed` receives the difference. No bucket becomes negative.
     """
     now = accounted_until(record)
     booked = {} if before is None else _phases(before, now)
@@ -274,8 +275,8 @@ def follow(
             spent[source.value] -= taken
             missing -= taken
     # The phases gained more time than the loop above could take from other buckets. Take the rest from the phases:
-    # first from RESTORE, which also contains starts after a pause. The other phases lose time only if incidents overlap
-    # or begin before the job.
+    # first from RESTORE, which also contains starts after a pause. The other phases lose time only if an incident's
+    # failure time lies in an earlier incident or before the job's creation (`earliest_failure_at` excludes both).
     for into in (Bucket.RESTORE, *_PHASES) if missing else ():
         back = min(missing, spent.get(into, 0))
         if back > 0:

@@ -229,9 +229,10 @@ class FleetDecision:
     """Instances that the Auto Scaling group desires but lacks, as input for the next decision about the fleet."""
     is_frozen: bool = False
     is_blind: bool = False
-    """Whether most of the fleet's agents are silent.
+    """Whether most of the fleet's agents are silent, even if a person has confirmed that the silent nodes are lost.
 
-    Stays true after a person has confirmed that the silent nodes are lost.
+    After the confirmation, the fleet acts on the silence again. The fleet loop deletes the confirmation when it stores
+    a decision with False here. While automation is paused, True only keeps the confirmation.
     """
     reason: str = ""
     implications: tuple[Implication, ...] = ()

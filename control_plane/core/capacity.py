@@ -1,10 +1,10 @@
-"""Retries of failed instance launches: when Everstep retries, and the reason that users see.
+"""Retries of failed instance launches: when Everstep retries, and the text for users about why launches fail.
 
 - Auto Scaling retries by itself, at growing intervals. After failures over a long time, AWS suspends the group's
   launches (an administrative suspension).
 - Everstep retries 30 s after the first failure. Each further pause is twice as long as the one before, up to 15 min.
-  The time of the first failure alone determines this schedule. After a failed launch, also by AWS itself, the next
-  retry is at the next time of the schedule.
+  The time of the first failure alone determines these times. A launch that Auto Scaling retries by itself and that
+  fails does not move them: Everstep retries at the first of these times after the newest failure.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
 Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
@@ -57,15 +57,18 @@ def failed_launches(group: GroupObserved) -> FailedLaunches | None:
 def retry_at(group: GroupObserved) -> float | None:
     """Return the Unix time at which Everstep next retries failed launches of a group, or None if no launch has failed.
 
-    The result is the first time of Everstep's schedule after the newest failure. The newest failure may be that of a
-    retry by AWS itself.
+    The result is the first time of Everstep's schedule after the newest failed launch. The newest failed launch may be
+    a retry by Auto Scaling itself.
     """
     schedule = _schedule(group)
     return None if schedule is None else schedule[0]
 
 
 def _schedule(group: GroupObserved) -> tuple[float, int] | None:
-    """Return the Unix time of the next launch attempt, and the number of failed attempts before it."""
+    """Return the Unix time of Everstep's next launch attempt, and the number of failed attempts before it.
+
+    The first failed launch counts as an attempt. Retries by Auto Scaling itself do not count.
+    """
     if group.failing_since is None or group.failed_at is None:
         return None
     at, failed = group.failing_since, 0

@@ -92,8 +92,9 @@ class Reconciliation:
     generations: tuple[GenerationRecord, ...]
     """Generations that the backup lacks, oldest first. All of them were started.
 
-    If S3 has no manifest of a generation, the number of ranks of this generation is unknown. Its `world_size` is then
-    0, and no restore uses its shards in the memory of nodes.
+    S3 may have no manifest of such a generation. The control plane then knows the generation from the parent chain in a
+    manifest of a later generation, which does not contain its number of ranks. `world_size` is then 0, and no restore
+    uses the generation's shards in the memory of nodes.
     """
     checkpoints: tuple[CheckpointManifest, ...]
     """Checkpoints that the backup lacks or has as incomplete, by generation and step."""

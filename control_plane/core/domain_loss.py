@@ -26,7 +26,8 @@ from everstep.protocol.ids import NodeId
 MAX_CASES = 20_000
 """Largest number of intermediate results of `_component`. Beyond this number, the function raises `TooManyCases`.
 
-A placement over at most sixteen domains stays below this limit, and so does every loss of only two domains.
+A placement over at most sixteen domains stays below this limit. For one or two lost domains, `_survivable` uses a
+formula instead of `_component`, so the limit does not apply.
 """
 
 Domain = str

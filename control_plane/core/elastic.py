@@ -104,7 +104,8 @@ def smaller_from(spec: JobSettings, record: JobRecord) -> float | None:
 def is_settled(record: JobRecord) -> bool:
     """Return whether a job trains, and would lose almost no work if all its ranks stopped at the same step now.
 
-    The job has no open incident, its newest generation has committed a new step, and no person manages the job.
+    The job has no open incident, and its newest generation has committed a new step. If a person has taken the job over
+    (TakeOverTrainingJob), the result is False, because Everstep must not stop the job's ranks.
     """
     return (
         record.state is JobState.RUNNING
@@ -233,18 +234,17 @@ def returned_nodes(
 ) -> tuple[NodeId, ...]:
     """Return the members that a job returns to its fleet, in the order of their selection.
 
-    The function first selects members without which the remaining members hold every shard, because the job then need
-    not wait for a checkpoint. Among equal members, it selects those in `departing` first (or last, see `is_for_other`),
-    then those with a higher GROUP_RANK.
+    If the remaining members hold or can rebuild every shard, the job need not wait for a checkpoint. The function
+    therefore first selects members whose shards all remain in this way, and other members only if these are too few.
+    Within both sets, members in `departing` are first (or last, see `is_for_other`). Then a higher GROUP_RANK is first.
 
     Args:
         plan: the plan of the running generation.
         reports: the members' newest reports, with the holders of each shard.
         count: number of nodes to return, less than the number of members.
-        departing: members that the job should give up anyway. They are selected first, because their return saves
-            another stop.
-        is_for_other: whether another job waits for the nodes. Departing members are then selected last, because that
-            job cannot use them: the fleet holds, reboots or replaces them.
+        departing: members that the job should give up anyway. Their return now saves another stop of the ranks.
+        is_for_other: whether another job waits for the nodes. Departing members are then last in both sets, because
+            that job cannot use them: the fleet holds, reboots or replaces them.
 
     Returns:
         `count` members.

@@ -374,8 +374,9 @@ def blamed(reports: Mapping[NodeId, MemberReport], nodes: Sequence[NodeObserved]
     """Return the unreachable member that the job should give up, or None if every member is reachable.
 
     Two members that cannot reach each other report each other. The job needs to give up only one of them. With parity,
-    one silent member stops the shares of its whole group, so that all members of the group report each other. The
-    messages of the commit rounds, which agents send along a tree, then identify the silent member.
+    a share needs the shards of all other members of its stripe. One silent member therefore leaves the shares on all
+    other members incomplete, and the members report each other. Agents also send messages about commits along a tree.
+    The neighbours that receive no such messages from a member identify the silent member.
 
     Args:
         reports: the reports of the members that are not silent.

@@ -737,7 +737,11 @@ def first_desired(spec: FleetSpec, *, min_size: int, max_size: int) -> int:
 
 
 def _without_hope(group: GroupObserved, desired: int) -> int:
-    """Return the group's desired capacity, lowered towards `desired` as far as this ends no existing instance."""
+    """Return the group's desired capacity without pending launches that the fleet no longer needs.
+
+    The result is at least `desired`, and at least the number of existing instances: a lower desired capacity would let
+    Auto Scaling choose instances and end them. It is never above the present desired capacity or below MinSize.
+    """
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
 

@@ -259,9 +259,9 @@ def _has_resumed(account: Account) -> bool:
 def _details(account: Account) -> Iterator[str]:
     if (restarts := _restarts(account)) is not None:
         yield _progress(account)
-        # If there were more restarts than new generations in this incident, earlier incidents contain the other
-        # restarts. A new generation may have started no ranks, so the sentence can be missing although it would be
-        # true.
+        # `restarts` also counts the restarts of earlier incidents. If it exceeds the number of this incident's new
+        # generations, some restarts belong to earlier incidents. A new generation that never started its ranks is no
+        # restart, but counts here. The following sentence can therefore be absent although earlier incidents exist.
         if restarts > (account.generation_after or account.generation_before) - account.generation_before:
             yield "The time and the cost of earlier restarts are in earlier incidents."
         if account.replacement_instance_ids:

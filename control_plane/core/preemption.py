@@ -69,8 +69,9 @@ def kept_counts(
             touched = [*(other for other in touched if other is not job), job]
     if gained < missing:
         return {}
-    # Together, the jobs in `touched` may release more nodes than the first job of the queue needs. Let the last of
-    # these jobs keep the nodes that it does not need.
+    # Together, the jobs in `touched` may release more nodes than the first job of the queue needs. Leave the surplus to
+    # the jobs in `touched`, beginning with the last job. A job that releases all of its nodes receives none of the
+    # surplus if it cannot train on so few nodes.
     for job in reversed(touched):
         most = min(counts[job.run], kept[job.run] + gained - missing)
         if kept[job.run] == 0 and most < _least(job, head, now) and most < counts[job.run]:

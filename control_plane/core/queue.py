@@ -273,9 +273,9 @@ def cannot_delay(head_count: int, newcomer_count: int, holding_sizes: Sequence[r
     reachable = 1  # Bit n of this number is set if some subset of the jobs that hold nodes holds exactly n nodes.
     for sizes in holding_sizes:
         with_job, more = reachable << sizes[0], len(sizes) - 1
-        # Bit n of `with_job` is set if this job and some subset of the jobs before it hold exactly n nodes. Before the
-        # loop, it counts this job with its smallest number of nodes only. Each iteration about doubles how many of the
-        # job's possible numbers it includes.
+        # Bit n of `with_job` is set if this job and some subset of the jobs before it hold exactly n nodes. At first,
+        # `with_job` covers only the smallest number in `sizes`. Each iteration about doubles how many of these numbers
+        # `with_job` covers. This takes fewer shifts than one per number.
         while more:
             step = (more + 1) // 2
             with_job |= with_job << step

@@ -41,9 +41,9 @@ def rebuilds(
         slots: the usable slots of shards and shares, with their nodes. If slots are missing, the result contains fewer
             rebuilds, but no wrong rebuild.
         worlds: number of ranks of each generation. Shares of generations that are not in the mapping are ignored.
-        existing: pairs of origin generation and step. For these, the result also contains rebuilds of shards that still
-            exist: of all shards of each stripe in which no shard is missing. For all other pairs, the result contains
-            only rebuilds of missing shards.
+        existing: pairs of origin generation and step for which the result also contains rebuilds of shards that still
+            exist, for nodes whose slot turns out to be damaged. A rebuild needs all other shards of the stripe. The
+            result therefore contains such rebuilds only for stripes in which no shard is missing.
 
     Returns:
         At most one rebuild per shard, origin generation and step.

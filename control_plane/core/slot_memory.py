@@ -16,7 +16,7 @@ from control_plane.core.observed.jobs import JobSettings
 from everstep.protocol.slot import CHUNK_BYTES
 
 COPIES_TO_COMPARE = 2
-"""Number of copies of the alternative to parity. Users of parity also see the memory that so many copies would need."""
+"""Number of copies with which the preview of a job with parity compares the memory (CopiesMemoryRatio)."""
 
 
 def slots_per_shard(settings: JobSettings) -> int:

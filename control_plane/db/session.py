@@ -128,10 +128,11 @@ class Database:
 
     @contextmanager
     def migrating(self) -> Iterator[Connection]:
-        """Yield a connection for a migration. It commits at the end of the block, and statements have no time limit.
+        """Yield a connection for a migration. The connection commits at the end of the block.
 
-        No other write transaction or migration runs at the same time. A lock that another connection holds still fails
-        the migration after `BUSY_TIMEOUT_MILLISECONDS`, so that other connections do not queue behind the migration.
+        No other write transaction or migration runs at the same time. A statement may run for any time, but it waits at
+        most `BUSY_TIMEOUT_MILLISECONDS` for a lock of another connection. Then the migration fails. A longer wait would
+        delay other connections, which queue behind the migration.
 
         On SQLite, the block does not enforce foreign keys: Alembic replaces a table to change it, and the replacement
         of a parent table would delete its children. The method checks all foreign keys before the commit.

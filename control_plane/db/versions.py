@@ -4,7 +4,7 @@
                   this module only reads
     PostgreSQL    the number of commits of this process only; callers must limit the age of their caches
 
-`api.answers` and `api.held_tokens` depend on this check. Their docstrings state how much time the caches save.
+The caches of `api.answers` and `api.held_tokens` depend on this version.
 
 Invariant: if two reads return the same version, no commit happened between them. The version covers commits of other
 processes only if `sees_everything` is true.

@@ -245,7 +245,7 @@ class CloudWatch:
             self._when_changed()
 
     async def survey(self) -> None:
-        """Request scheduled events, status checks and network topology from EC2, for each fleet as they become due.
+        """Make the requests to EC2 that are due for each fleet: scheduled events, status checks, network topology.
 
         `survey` and `poll` run concurrently, so that slow, rare requests do not delay frequent requests.
         """
@@ -260,7 +260,11 @@ class CloudWatch:
                 self._when_changed()
 
     def event_arrived(self) -> None:
-        """Record that an event of AWS arrived. While events arrive, the server polls less often."""
+        """Record that AWS sent an event.
+
+        Events report changes immediately. After an event, the server therefore polls less often for a while
+        (`core.polling`).
+        """
         self._event_at = self._monotonic()
 
     def view_age_seconds(self) -> float:

@@ -40,10 +40,11 @@ from everstep.protocol.log_records import about
 log = logging.getLogger(__name__)
 
 PASS_LIMIT = 8
-"""Limit of simultaneous passes over jobs. A few slow jobs therefore do not delay other jobs.
+"""Limit of simultaneous passes over jobs. It is above 1, so that a few slow jobs do not delay other jobs.
 
-A pass needs at most one database connection, and a server has 15. About half of the connections remain for requests and
-other loops. More passes would not be faster, because the database executes one write at a time (`db/session.py`).
+A pass needs at most one database connection, and a server has 15. With this limit, about half of the connections remain
+for requests and other loops. A higher limit would not be faster, because the database executes one write at a time
+(`db/session.py`).
 """
 PATIENCE_SECONDS = 0.1
 """Seconds for which a sweep (one round over all jobs) waits for the ends of its passes, once all have begun.

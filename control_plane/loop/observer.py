@@ -92,7 +92,10 @@ class StoredFleet:
     notices: tuple[notices.NoticeRecord, ...]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     replaced: tuple[datetime, ...]
-    """Times at which Everstep itself gave nodes up, for at least the last hour. AWS or people ended other nodes."""
+    """Times at which the fleet requested replacements for nodes, at least those of the last hour.
+
+    See `core.observed.fleets.FleetObserved.replaced`.
+    """
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""

@@ -100,7 +100,9 @@ class OrphanKeeper:
     def _is_quiet(self, run: LaunchedRun) -> bool:
         """Return whether all ended generations of a run ended more than 2 * `KEPT_SECONDS` ago.
 
-        All objects of the ended generations are then old enough to be orphans.
+        An object that was written less than `KEPT_SECONDS` ago is never an orphan (`core.orphans`). The keeper examines
+        each generation once, so all of its objects must be older by then. An upload may outlast its generation: the
+        factor 2 leaves it `KEPT_SECONDS` for its last writes.
         """
         since = run.launched_at if run.ended_at is None else run.ended_at
         return (self._now() - since).total_seconds() > 2 * KEPT_SECONDS

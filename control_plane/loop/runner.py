@@ -1,6 +1,7 @@
 """Runs all loops of a control-plane server (docs/design.md#control-loops).
 
-A pass handles one job or one fleet: claim its lease, observe, decide, act, and apply the decision.
+A pass handles one job or one fleet: claim its lease, observe, decide, then execute and store the decision. A pass over
+a job executes first, and a pass over a fleet stores first.
 
     job loop     woken by agents and requests, else about once a second       lease per job, several passes at a time
     fleet loop   as the job loop; also woken by new answers of AWS            lease per fleet

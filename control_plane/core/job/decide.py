@@ -2,7 +2,7 @@
 
     QUEUED ─▶ ALLOCATING ─▶ PREPARING ─▶ LOADING ─▶ STARTING ─▶ RUNNING ─▶ COMPLETED
        ▲                       ▲  a fault in PREPARING to RUNNING: │  STOPPING ─▶ STOPPED
-       │                       └── a new generation, one incident ─┘  a fault that no new generation can help ─▶ FAILED
+       │                       └── a new generation, one incident ─┘  a fault that would recur ─▶ FAILED
        └── PAUSING: its nodes go to a job of higher priority, or the job waits for a person ──┘
 
 The job loop calls `decide` about once a second, and earlier if an agent reports a change. One such call, together with

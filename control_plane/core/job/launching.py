@@ -29,8 +29,9 @@ def load_and_start(view: JobView) -> Decision:
         # start although the stored state is earlier, so the database was restored from a backup
         # (docs/design/database-restore.md).
         return _move_to_starting(view, "the ranks were started before the database was restored")
-    # End the job now only if S3 has its base, or if its base is step 0. If only nodes' memory holds the base, the job
-    # first trains, then stops at an agreed step and stores this step in S3.
+    # If a stop is requested before any rank runs, end the job now only if this loses no step: S3 has the base, or the
+    # base is step 0. If only nodes' memory holds the base, let the job train first. It then stops at an agreed step and
+    # stores this step in S3.
     if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
         return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
     if (fault := faults.permanent(view.reports)) is not None:

@@ -120,7 +120,8 @@ def _awaits_first_step(view: JobView) -> str:
 def _with_notices(view: JobView) -> JobView:
     """Record that new notices from AWS require a checkpoint before the announced nodes end.
 
-    One notice requires one checkpoint. `notice_wanted` stores its earliest step, which `requested_step` returns.
+    Each notice requires one checkpoint. `notice_wanted` stores the lowest step that this checkpoint may have, which
+    `requested_step` returns.
     """
     record = view.record
     announced = tuple(move.node_id for move in record.moves if move.is_announced)

@@ -210,7 +210,7 @@ class FleetJob:
     is_paused: bool = False
     """Whether a person paused the job. The fleet then assigns no nodes to the job while it is in the queue."""
     is_taken_over: bool = False
-    """Whether a person manages the job instead of Everstep.
+    """Whether a person has taken the job over (TakeOverTrainingJob).
 
     The fleet neither assigns nodes to the job nor removes nodes from it. Only AWS can remove nodes.
     """
@@ -260,9 +260,10 @@ class FleetObserved:
     vacancies: Vacancies = ()
     """The vacancies of the group (missing instances), as the last decision about the fleet stored them."""
     replaced: tuple[float, ...] = ()
-    """Unix times at which Everstep itself, not AWS or a person, decided to replace a node.
+    """Unix times at which the fleet requested replacements for nodes that it took out of service.
 
-    Contains at least the times of the last hour.
+    Contains at least the times of the last hour, also of replacements that a person requested. Instances that AWS ended
+    or will end, and nodes that a roll replaces, do not count.
     """
     failed_join_count: int = 0
     """Number of consecutive instances that ended because their agents did not connect in time."""

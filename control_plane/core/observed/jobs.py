@@ -294,7 +294,10 @@ class FailedLaunches:
     message: str
     """AWS's message about the newest failed launch."""
     count: int
-    """Number of failed launches on Everstep's schedule, at least 1."""
+    """Number of Everstep's launch attempts that have failed, at least 1: the first launch and Everstep's retries.
+
+    Retries by Auto Scaling itself do not count.
+    """
     next_attempt_at: float
     """Unix time at which Everstep next requests the instances. A time in the past means that the attempt is due."""
 
@@ -308,7 +311,7 @@ class CapacityWait:
     message: str
     """AWS's message about the newest failed launch."""
     failed_count: int
-    """Number of failed launches on Everstep's schedule, at least 1."""
+    """The value of `FailedLaunches.count`."""
     next_attempt_at: float
     """Unix time of the next attempt. A time in the past means that the attempt is due."""
 
@@ -361,7 +364,7 @@ class Memo:
     noticed: tuple[NodeId, ...] = ()
     """Members whose end AWS has announced, and for which the control plane has already requested a checkpoint."""
     notice_wanted: Step = NO_STEP
-    """Lowest step of the checkpoint that AWS's newest notice requires. `NO_STEP` without a notice."""
+    """The lowest step that a checkpoint for AWS's newest notice may have. `NO_STEP` without a notice."""
     upload_seconds: float | None = None
     """Upload time of the slowest shard of the newest checkpoint, in seconds.
 
@@ -415,7 +418,7 @@ class JobRecord(Memo):
     checkpoint_wanted: Step = NO_STEP
     """Lowest step of the checkpoint that a person has requested. `NO_STEP` without a request."""
     taken_over_by: str = ""
-    """The person who manages the job instead of Everstep. Empty if Everstep manages the job."""
+    """The person who has taken the job over (TakeOverTrainingJob). Empty if Everstep makes the decisions about it."""
     started_at: float | None = None
     ended_at: float | None = None
     generation: Generation = NO_GENERATION
