@@ -6,8 +6,8 @@
       otherwise                                                                                processes the request
 
 Dashboards, waiters and scripts may poll a job every second. With the cache, the server computes one response per change
-instead of one per request. docs/benchmarks-api.md compares the rates of DescribeTrainingJob with and without cached
-responses.
+instead of one per request. With it, one server process answered 9,780 requests of DescribeTrainingJob per second, and
+496 without it (`make bench-api`, docs/benchmarks-api.md).
 
 A cached response depends only on the database and the time. The passage of time changes some responses without a
 commit, for example when a token expires. Such a change takes effect after the maximum age at the latest. The revocation
