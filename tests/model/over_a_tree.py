@@ -79,10 +79,9 @@ class StepRounds(step_protocol.Model):
 class StopRounds(stop_agreement.Model):
     """The model of the agreed stop with the methods of `Rounds`. `TreeModel` transports its messages.
 
-    Messages are sent and received in separate events (`is_fine`), and only the coordinator's agent restarts. A relay
-    forwards an announcement only after its own rank's agent has received it. After a restart, the tree can therefore
-    deliver only stops that some agent has received and reports. A stop that `_restarted` discards because no agent
-    received it cannot return through the tree.
+    Messages are sent and received in separate events (`is_fine`), and only the coordinator's agent restarts. At a
+    restart, `_restarted` discards a stop that no agent has received. Such a stop cannot return through the tree,
+    because a node's relay forwards an announcement only after the node's agent has received it.
     """
 
     @property

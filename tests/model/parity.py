@@ -7,14 +7,16 @@
     worker.core.parity                          how a share is accumulated, and the slot that it uses
     control_plane.core.rebuilding.rebuilds      what survivors can rebuild
 
-An elastic model also changes the number of nodes: a new generation omits a lost node or adds one. Its ranks then divide
-the state anew (a relayout): they load the earlier shards from the nodes of the earlier groups, or rebuild one of them.
+An elastic model also changes the number of nodes: a new generation omits a lost node or adds one. The state is then
+divided among another number of ranks (a relayout): the ranks load the earlier shards from the nodes of the earlier
+groups, or rebuild one of them.
 Only the node in the last seat leaves or joins, so that all other nodes keep their ranks and their slots.
 
 Each node has one rank. A rank captures and seals a step in one event, because `tests.model.step_protocol` already
 explores captures. This model explores contributions: transfers of one rank's shard into another member's share. Chunks
 arrive twice, connections break, and agents restart between two chunks.
-Members offer outdated steps, memory damages headers and shares, and nodes are lost at every moment, also in a restore.
+Members offer outdated steps, memory faults damage headers and shares, and nodes are lost at every moment, also in a
+restore.
 
 A share is the XOR of one part of each shard of the group's other members. Its bytes are symbolic here: the set of the
 shards that it contains an odd number of times. A second application of a chunk removes the shard from the set, exactly
@@ -205,9 +207,10 @@ class World(NamedTuple):
     weak: frozenset[int]
     """Seats that have lost a shard or a share of the last commit. They count as lost nodes until the next commit."""
     spoiled: frozenset[int]
-    """Seats in which a memory fault emptied a slot after this generation started or last committed a newer step.
+    """Seats in which a memory fault has damaged a slot since the last commit of a new step.
 
-    If the generation then commits its base, these seats count as `weak`, because the votes are from before the fault.
+    A start of a generation clears the set, and so does a commit of a step that was not committed before. If a
+    generation commits its base again, these seats still count as `weak`: their nodes may have voted before the fault.
     """
 
 
@@ -725,8 +728,8 @@ class Model:
     def _is_covered(self, world: World, lost: frozenset[int]) -> bool:
         """Return whether the last commit must survive the loss of the nodes in these seats.
 
-        A group may lose one member if all its members counted at the commit, and otherwise none. Seats in `weak`
-        already count as lost.
+        A group may lose one member if every member counted as a holder at the commit (`covered`). Any other group may
+        lose no member. Seats in `weak` already count as lost.
         """
         return all(
             len((world.weak | lost).intersection(group)) <= is_covered
@@ -745,7 +748,11 @@ class Model:
 
     @staticmethod
     def _uncovered(world: World) -> World:
-        """Return the state with the checker's facts reset: the invariants require no commit so far to survive."""
+        """Return the state with the checker's facts reset.
+
+        More nodes are lost than the protection covers. The invariants then no longer require that any earlier commit
+        survives.
+        """
         return world._replace(best=0, covered=(False,) * len(world.covered), weak=frozenset())
 
     def _lost(self, world: World, lost: frozenset[int]) -> World:

@@ -341,10 +341,11 @@ class Model:
                     yield ("hear", seat, coordinator.committed, coordinator.proposed), heard
 
     def _released(self, world: World, rank: int) -> World:
-        """Clear the outcome that a closing rank reported, once the coordinator no longer proposes that step.
+        """Clear the settled step of a closing rank when its agent no longer announces a proposal of this step.
 
-        The rank reads its page before the coordinator answers the agent's next report. If the coordinator proposes the
-        step again, the rank treats this as a new proposal.
+        The settled step is the step that the rank captured or abandoned last, and the rank answers no second proposal
+        of it. At the end of training, the coordinator may propose the same step again, and the rank must then answer
+        again. The model clears the step at once, because the rank reads its page before a further proposal can arrive.
         """
         process = world.processes[rank]
         outcome = process.outcome
@@ -642,7 +643,11 @@ class Model:
             yield ("hello", rank), self._hello(world, rank)
 
     def _capture_moves(self, world: World, rank: int, step: int, slot: int) -> Iterator[tuple[Event, World]]:
-        """Yield the events during a copy: the agent receives a progress report, or a guard finds a changed tensor."""
+        """Yield the events during a copy.
+
+        Either the agent receives a progress report, or the rank finds that a tensor changed during the copy and
+        abandons the step.
+        """
         capturing = world.shards[rank].capture(Step(step))
         if (
             world.processes[rank].is_connected

@@ -3,10 +3,10 @@
 The real `Coordinator`, `Shard` and rank rules make the decisions; docs/design.md#agreed-stop contains the rules.
 
 Training is synchronous: a rank passes boundary k+1, the point after step k+1, only after all other ranks have passed
-boundary k. Each agent has one rank and no replicas. The newest report and announcement arrive at any later moment. With
-`--fine`, messages are in transit for a while and may be outdated on arrival. The control plane requests a stop at any
-moment and repeats its request. The coordinator's agent restarts, uploads pin slots, and the final round may be
-abandoned.
+boundary k. Each agent has one rank and no replicas. A report or an announcement arrives at any moment, and contains the
+sender's state at this moment. With `--fine`, messages are in transit for a while and may be outdated on arrival. The
+control plane requests a stop at any moment and repeats its request. The coordinator's agent restarts, uploads pin
+slots, and the final round may be abandoned.
 
     python -m tests.model.stop_agreement RANKS STEPS RESTARTS [--bug NAME] [--every K] [--slots 2|3] [--no-stop]
     [--hurry] [--fine]
@@ -580,9 +580,9 @@ class ReusesNumber(Coordinator):
 
 
 class LeavesNothing(Coordinator):
-    """Planted bug: after an agreed stop, agents do not upload the committed step.
+    """Planted bug: the coordinator marks the committed step for upload only if it is the final step.
 
-    They upload it only if ranks are halted or their wait times out.
+    It is not the final step if, for example, the final step was abandoned or the ranks waited too long for its commit.
     """
 
     __slots__ = ()
@@ -604,9 +604,10 @@ class UploadsFirst(Coordinator):
 
 
 class ForgetsCancelled(Coordinator):
-    """Planted bug: without a stop, agents do not upload the final step unless it is a multiple of the interval.
+    """Planted bug: if training ends without a stop, the coordinator does not mark the last committed step for upload.
 
-    They may have cancelled an upload of an earlier step in favour of the final step.
+    Agents may have cancelled the upload of an earlier step in favour of the final step. If the final step is then
+    abandoned, S3 can lack both steps.
     """
 
     __slots__ = ()

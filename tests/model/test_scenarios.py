@@ -279,8 +279,8 @@ def test_a_plan_that_does_not_know_the_highest_c_loses_it() -> None:
     """The control plane must use the highest committed step C that nodes report, because its own record can be older.
 
     Node 1 holds steps 8 and 9 of rank 0's shard, C is 9, and rank 0 has step 10. With C=8, a plan to start from step 10
-    keeps step 8 on node 1 and discards step 9. If node 0 is lost before step 10 is committed again, step 9 is lost for
-    good.
+    keeps step 8 on node 1 and discards step 9. Step 9 is then lost if node 0 is lost before the new generation has
+    committed step 10.
     """
     told = _second_loss(Rules())
     told.until(lambda world: world.restore is None)
@@ -375,8 +375,8 @@ def _crashed_with_an_uncommitted_step(rules: Rules) -> Driver[World]:
 def test_a_base_that_counts_as_committed_from_the_start_loses_the_step_before() -> None:
     unfilled: Callable[[Event], bool] = lambda event: event[0] == "connect" and event[1] == 1  # noqa: E731
     good = _crashed_with_an_uncommitted_step(Rules())
-    # Rank 1's holder never receives the start step here. No newer step is captured before it does, so the walk does not
-    # end.
+    # Rank 1's owner never connects to its holder here, so the start step is never committed. Without this commit, no
+    # rank may capture a newer step, and the walk reaches its limit.
     with pytest.raises(Found, match="the end is not reached"):
         good.until(lambda world: world.best > 0 and world.granted[0] >= 0, without=unfilled, limit=3000)
     bad = _crashed_with_an_uncommitted_step(BUGS["base-committed"])

@@ -99,12 +99,15 @@ def test_random_walks_find_planted(bug: str) -> None:
         follow(replace(Options(2, 6, is_fine=True), **BUGS[bug]), range(500))  # type: ignore[arg-type]
 
 
-def test_an_answer_to_an_older_stop_is_not_taken_for_one_to_a_newer_of_the_same_number() -> None:
-    """A rank's answer to an earlier stop must not confirm a later stop. The two stops are at different steps.
+def test_an_answer_to_an_earlier_stop_does_not_confirm_a_later_stop() -> None:
+    """A rank's answer to an earlier stop must not confirm a later stop.
+
+    An answer names the step of its stop. The coordinator therefore announces a later stop at another step than every
+    earlier stop.
 
     The coordinator's agent restarts while a stop at step 1 is announced. Both ranks have accepted that stop. They learn
     that it no longer exists, and continue. Then the control plane requests a stop again, and the coordinator announces
-    step 2.
+    step 2. With the planted bug, it announces step 1 again.
     """
 
     def tell(bug: dict[str, object]) -> Coordinator:
@@ -158,9 +161,12 @@ def test_the_last_step_is_committed_although_it_was_captured_for_its_first_propo
 def test_an_upload_of_the_committed_step_continues_when_the_final_step_needs_a_slot() -> None:
     """The committed step is in S3 after a stop, although the ranks did not commit their final step.
 
-    The coordinator's agent restarts while both agents upload step 1 and step 2 is committed. Agent 0 then uploads
-    step 2, and agent 1 still uploads step 1. Agent 1 has no free slot for the final step 3, so the coordinator marks
-    step 3 for upload. Agent 1 cancels its upload. Agent 0 does not, because the slot of step 2 is kept.
+    Each agent has two slots. Both agents upload step 1 when step 2 is committed and the coordinator's agent (agent 0)
+    restarts. Agent 0 loses its upload of step 1 and begins to upload step 2. Agent 1 still uploads step 1, so its slots
+    of steps 1 and 2 are both in use, and it has no slot for the final step 3.
+
+    The coordinator therefore marks step 3 for upload. This mark makes agent 1 cancel its upload of step 1, which frees
+    a slot. Agent 0 continues its upload: step 2 is committed, so its slot must stay anyway.
     """
     story = Driver(Model(Options(2, 3, restarts=1, every_steps=1, may_hurry=True)), weights={})
 

@@ -14,7 +14,8 @@ def test_a_database_that_is_used_again_has_no_rows_and_begins_with_the_same_ids(
     for _ in range(2):
         with ExitStack() as stack, postgresql.database() as url:
             database = Database(url)
-            # the stack calls this after the end of `postgresql.database`, in the same order as when a test fails
+            # The stack closes the connections only after `postgresql.database` has ended, as happens after a failed
+            # test. The database must be usable again even then.
             stack.callback(database.close)
             with database.write() as session:
                 assert events.newest_id(session) == 0

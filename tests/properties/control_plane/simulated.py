@@ -1,9 +1,9 @@
 """Simulates two jobs on one fleet, without loops, database or cloud.
 
-Both `decide` functions are real. The simulated agents follow the protocol, and tests can trigger any fault. Plain
-values replace the database. Messages reach the agents directly, or are lost. The simulated time, `seconds`, never
-jumps. The wall clocks of the control plane and of each node may differ from it. The control plane reads its wall clock
-through the product's `SteadyClock`.
+The product's `core.job.decide` and `core.fleets.decide` make the decisions. The simulated agents follow the protocol,
+and tests can trigger any fault. Plain values replace the database. Messages reach the agents directly, or are lost. The
+simulated time, `seconds`, never jumps. The wall clocks of the control plane and of each node may differ from it. The
+control plane reads its wall clock through the product's `SteadyClock`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,11 @@ class SimulatedJob:
     The control plane may give up this step only for a documented reason.
     """
     advanced_at: float = 0.0
-    """The last time at which the ranks completed at least two steps in one call of `train`."""
+    """The last time at which the ranks finished enough steps to prove progress (`COUNTER_EVIDENCE_BOUNDARIES`).
+
+    A single step proves no progress, because it may have been under way when a node became silent. Only the steps of
+    one call of `train` count together.
+    """
 
     @property
     def plan(self) -> GenerationPlan | None:
@@ -685,10 +689,13 @@ class Simulation:
             assert places(plan) == places(job.newest_plan), "a surviving group changed without a reason"
 
     def check_stripes(self, job: SimulatedJob, plan: GenerationPlan, group_size: int) -> None:
-        """Check that the ranks with the same LOCAL_RANK on the nodes of a group form a stripe.
+        """Check the stripes of a new plan.
 
-        The stripes of the newest plan must remain while any member has a share. If the newest plan has another number
-        of nodes, complete stripes of the base must remain.
+        A stripe consists of the ranks with the same LOCAL_RANK on the nodes of a group.
+
+        If a member has a share, the new plan must not discard it without need. A new plan with as many nodes as the
+        previous plan (`newest_plan`) must have the same stripes. Otherwise, it must have the stripes of the generation
+        that made the base, if every such stripe still has a share of the base.
         """
         owners = {rank: node.node_id for node in plan.nodes for rank in node.ranks}
         for rank in plan.ranks:
@@ -865,9 +872,10 @@ class Simulation:
         self.ended[node_id] = "terminated"
 
     def announce(self, node_id: NodeId, kind: NoticeKind, seconds: float, *, is_true: bool = True) -> None:
-        """Announce an event of AWS for an instance, twice.
+        """Announce an event of AWS for an instance.
 
-        If `is_true`, the announced event really occurs at its time.
+        The notice arrives twice, and the second must have no further effect. If `is_true`, the announced event really
+        occurs at its time.
         """
         notice = Notice(kind=kind, message="", ends_at=None if kind is NoticeKind.REBALANCE else self.seconds + seconds)
         self.was_announced.add(node_id)

@@ -280,9 +280,9 @@ def test_jobs_return_as_few_nodes_as_the_head_needs(fleet: tuple[list[FleetJob],
 
 
 def check_returns_without_head(found: QueueSchedule, held: Mapping[RunId, FleetJob], released: int) -> None:
-    """Check the reductions of a queue without a head.
+    """Check the queue's `reductions` (jobs that must return some of their nodes) while no job is at its head.
 
-    Each is in favour of a job that runs below its NodeCount, or of a job that waits for its project's quota.
+    Jobs return nodes for a job that runs below its NodeCount, or for a job that waits for its project's quota.
     """
     for run, each in found.reductions.items():
         assert held[run].is_settled

@@ -129,9 +129,18 @@ class Story:
         return True
 
     def train(self, step: Step, captured: list[bool], *, commits: bool, stores: bool) -> None:
-        """Capture one step. It is committed only if every rank and its neighbour have captured it.
+        """Let the nodes store the shards of one step.
+
+        A rank's shard belongs on the rank's own node and, as a replica, on the next node. If `commits`, all of these
+        nodes store it, and the step is committed. Otherwise `captured` says which of them store it.
 
         The step from which the generation started is committed first, if the same number of ranks made it.
+
+        Args:
+            step: the step.
+            captured: whether a node stores a shard, by the number of the pair of node and shard. Shorter lists repeat.
+            commits: True if the step is committed.
+            stores: True if the committed step also becomes a complete checkpoint in S3.
         """
         newest, world = self.lineage[-1].generation, len(self.nodes)
         holders = [(self.nodes[(rank + copy) % world], rank) for rank in range(world) for copy in range(min(2, world))]

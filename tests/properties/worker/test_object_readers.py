@@ -41,7 +41,10 @@ def test_the_parts_of_an_object_are_divided_evenly(count: int, key: str, part_co
 
 @given(st.integers(3, 6), KEYS, st.data())
 def test_the_parts_of_nodes_that_drop_out_are_divided_evenly(count: int, key: str, data: st.DataObject) -> None:
-    """If nodes drop out, the remaining nodes read their parts in equal numbers. All other parts keep their readers."""
+    """If nodes drop out, the remaining nodes divide the parts of these nodes evenly.
+
+    All other parts keep their readers.
+    """
     nodes = nodes_of(count)
     lost = data.draw(st.sets(st.sampled_from(nodes), min_size=1, max_size=2))
     here = data.draw(st.sampled_from(sorted(set(nodes) - lost)))
@@ -77,7 +80,8 @@ def test_all_nodes_that_use_an_object_agree_on_the_reader(
 def test_nodes_never_wait_for_each_other_in_a_circle(count: int, key: str, number: int, data: st.DataObject) -> None:
     """From any node, the chain of readers ends at a node that reads the part itself.
 
-    Each node has excluded any other nodes, and two nodes load although the plan does not name them.
+    This also holds if every node has excluded different nodes as readers. It also holds for two further nodes that load
+    the object although the plan does not name them as readers.
     """
     everyone = nodes_of(count + 2)
     views = {

@@ -31,7 +31,8 @@ ORIGIN, COMMITTED, NEWEST = Generation(1), Step(9), Step(10)
 Reserves = Literal["never", "before", "after"]
 """When a holder creates all slots of a shard: never, before the base arrives, or after it has arrived.
 
-The owner requests these slots after its rank has requested slots, and the base does not wait for this request.
+The owner's agent asks its holders to create these slots after its rank has requested slots. It sends the base without
+waiting for the rank, so the base may arrive earlier or later.
 """
 RESTART, PIN, EVENTS = 64, 72, 80
 """Bounds of event numbers.
@@ -490,9 +491,10 @@ def test_a_stray_without_the_base_stays_although_its_owner_keeps_it_too() -> Non
 
 
 def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None:
-    """A node keeps a stray as long as the stray's owner is the only node with the newest step of its other rank.
+    """A node keeps an older step of a stray while the stray's owner alone has the base of another rank.
 
-    Only n3 has step 10 of its rank 7. If n3 is lost, all ranks resume from step 9, which n1 has for both ranks of n3.
+    Node n3 owns ranks 6 and 7, and n1 has strays of both. The base is step 10. Only n3 has step 10 of rank 7. If n3 is
+    lost, all ranks resume from step 9, so n1 must keep step 9 of both ranks.
     """
     lacks_newest = 7
     sealed = [replica != lacks_newest for replica in range(8)]
@@ -506,10 +508,15 @@ def test_a_stray_stays_if_its_owner_alone_has_the_base_of_another_rank() -> None
 def test_two_nodes_fill_their_last_slots_with_the_same_shards(reserves: Reserves) -> None:
     """Nodes n4 and n5 fill their last slots with the same shard, so that no node waits for the holder deadline.
 
-    Each of them has one free slot for the shards of s0's ranks 0 and 1, and both receive rank 0.
+    The nodes could otherwise wait for each other in a circle:
 
-    n1 keeps its strays of both ranks until n4 and n5 have the base of one of them. n4 and n5 keep their strays until n1
-    has the base of rank 4.
+    - n4 and n5 must receive ranks 0 and 1 from s0, the node that replaces n0. Each of them has one free slot. They get
+      further memory when they may drop their strays of ranks 4 and 5, which n1 must receive first.
+    - n1 has no free slot. It gets memory when it may drop its stray of rank 0 or of rank 1. It may drop this stray when
+      both n4 and n5 have the base of the same rank.
+
+    If n4 receives rank 1 and n5 receives rank 0, no rank is complete on both, and all three nodes wait until the holder
+    deadline. If both receive rank 0, n1 can receive rank 4, and then n4 and n5 can receive rank 1.
     """
 
     def relaunch(rules: type[Strays]) -> Relaunch:

@@ -140,7 +140,7 @@ def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
     for name in ("blocked_p50", "blocked_p99"):
         assert found[name].verdict is Verdict.SHORT
         assert found[name].reason == "commits ÷ steps 0.94, 0.95 to reach"
-    # Most steps have no snapshot. Such a step must pass without any commit.
+    # This row measures only steps without a snapshot. The number of commits therefore does not affect its verdict.
     assert found["unblocked_p50"].verdict is Verdict.PASS
     assert found["commits"].verdict is Verdict.SHORT
     assert verdicts({**GOOD, "commits": [0.94]}, floors=moved("memcpy"))["blocked_p50"].verdict is Verdict.INCONCLUSIVE
@@ -170,10 +170,13 @@ def test_a_moved_floor_makes_its_rows_inconclusive_whatever_they_say() -> None:
 
 
 def test_the_floor_of_a_row_is_the_sum_that_its_limit_is_made_of() -> None:
-    """A row's lower bound (its floor) is the sum of those measurements that also form the row's limit.
+    """If the limit of a row is a multiple of a sum of floors, only a change of the sum makes the row inconclusive.
 
-    The test covers two cases: one small measurement varies by half and hardly changes the sum, or two measurements vary
-    in opposite directions and the sum stays constant.
+    A floor is a measured time that no system can beat, for example the time of a memcpy.
+
+    - In the first case, one small floor grows by half. The sum changes by a few percent, and the row passes.
+    - In the second case, two floors change in opposite directions. The row whose limit is their sum has not moved. The
+      row whose limit depends on one of them alone is inconclusive.
     """
     half_more = floor(31.0, 31.0, 46.5)
     found = verdicts(floors={**FLOORS, "digest": half_more})["commit"]
@@ -510,7 +513,7 @@ def test_the_report_has_every_row_and_renews_only_its_section(tmp_path: Path) ->
     assert "are audited: copied whole" in again
     assert "private memory of an agent while nothing runs: a baseline, not counted above | **45** MiB" in again
     assert "| 256 MiB | memcpy into warm shared memory | 60, 60, 60 | 0% | 1, 1, 1 |" in again
-    # The comparison with lm-resiliency has a clear result, so the page adds no reservation.
+    # The comparison with lm-resiliency has a clear result, so the page has no note that the result is uncertain.
     assert "- lm-resiliency" not in again
     rows = json.loads((tmp_path / "bench" / "figures.json").read_text())["figures"]
     assert {"system", "version", "metric", "value", "unit", "n", "low", "high", "verified"} <= rows[0].keys()

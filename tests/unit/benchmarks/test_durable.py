@@ -256,7 +256,9 @@ def test_ranks_need_the_part_of_the_state_that_their_node_lacks() -> None:
     assert needed_bytes(SAME, 1200) == 0.0
     assert needed_bytes(MOVED, 1200) == pytest.approx(1200)
     assert needed_bytes(Layout(world_size=3), 1200) == pytest.approx(200)
-    # Rank 2 needs the last third of shard 1. The nodes of ranks 4 and 5 are new.
+    # Four ranks made the state: shards of 300 bytes, and nodes 2k and 2k + 1 hold each other's shards. Of six ranks,
+    # each needs 200 bytes. Rank 2 needs the last two thirds of shard 1, which its node lacks. The nodes of ranks 4 and
+    # 5 are new.
     assert needed_bytes(Layout(world_size=6), 1200) == pytest.approx(200 + 200 + 200)
 
 

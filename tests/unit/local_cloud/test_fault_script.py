@@ -103,7 +103,7 @@ class Stage:
         self.told: list[tuple[Moment, object]] = []
         self._tries = 0
         self._refused = refused
-        """Numbers of the attempts that the player refuses, counted from 0."""
+        """Numbers of the calls of `inject` that fail with `FaultRefused`, counted from 0."""
         self._takes_seconds = takes_seconds
 
     def wait_until(self, seconds: float) -> float:

@@ -46,7 +46,7 @@ HEADER = SlotHeader(
 
 
 def forged(offset: int, value: bytes) -> bytes:
-    """Return a page with other bytes at `offset` and a matching header digest."""
+    """Return the bytes of a slot header that differs from `HEADER` at `offset`, with a matching header digest."""
     page = bytearray(pack_header(HEADER))
     page[offset : offset + len(value)] = value
     page[176:192] = digest(page[:176])

@@ -127,7 +127,10 @@ def test_a_buffer_of_another_shape_comes_back_where_it_was() -> None:
 
 
 class Late(nn.Module):
-    """A module whose first forward registers a new buffer and replaces one of three buffers that are one tensor."""
+    """A module whose first forward registers a new buffer and replaces a buffer.
+
+    At first, three buffers are names of the same tensor. After the first forward, one of them is a different tensor.
+    """
 
     def __init__(self) -> None:
         super().__init__()

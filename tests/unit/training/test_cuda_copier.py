@@ -445,10 +445,11 @@ def test_no_copy_lies_across_what_is_registered_by_itself(
 def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copier chooses the part of the state that the training thread copies before it registers any memory.
+    """The copier divides the state before it registers any memory with the CUDA driver.
 
-    It registers the memory with the CUDA driver piece by piece. Because the part is already chosen, each piece is
-    either entirely inside the part or entirely outside.
+    The training thread copies one part of the state at the boundary, and the copier copies the other part later. The
+    copier registers the memory piece by piece. Because the part is already chosen, each piece is either entirely inside
+    the part or entirely outside.
     """
     slot, views = memory
     device = FakeDevice()

@@ -123,7 +123,8 @@ class Story:
 
     Args:
         folder: Folder of the slot.
-        is_ahead: True if training continues after the guard before the copy runs, as with device memory.
+        is_ahead: True if the guard does not wait for the copy, as with device memory. There, the device runs the copy
+            before the next step's operations, although Python has not waited for it.
     """
 
     def __init__(self, folder: Path, *, is_ahead: bool = False) -> None:
@@ -264,10 +265,11 @@ def test_what_training_on_a_device_changes_behind_the_guard_comes_behind_the_cop
 @pytest.mark.parametrize("is_wrapped", [False, True])
 @pytest.mark.parametrize("is_main", [False, True])
 def test_pauses_decide_only_where_they_show_every_change(tmp_path: Path, is_main: bool, is_wrapped: bool) -> None:
-    """The snapshotter checks a snapshot at a pause of training only if versions then show every earlier change.
+    """The snapshotter checks a snapshot at a pause only if tensor versions then show every earlier change.
 
-    They do so only for plain tensors that the main thread changes. Torch increments the version of a wrapper only after
-    the Python code of the wrapper's class.
+    A pause is a moment when the training thread executes no torch operation. At a pause, versions show every earlier
+    change only of plain tensors that the main thread changes. Torch increments the version of a wrapper only after the
+    Python code of the wrapper's class.
     """
     story = Story(tmp_path)
     if is_wrapped:

@@ -270,9 +270,12 @@ async def test_of_two_that_join_as_one_node_only_the_first_to_report_stays(servi
 
 @pytest.mark.security
 async def test_a_node_that_shows_a_session_has_joined(service, token, node):
-    """After a node has presented its session token, the join token admits no other agent under this node's id.
+    """A node has joined as soon as its agent connects with the session token, even before any report.
 
-    The node had received the session token, but its first report was lost.
+    The service issues the session token during the first connection. In the test, this connection ends before the first
+    report. Until the node has joined, the join token still admits another agent under the node's id (the thief). Then
+    the first agent connects with the session token, and the service closes the thief's connection. It now accepts
+    neither the join token nor the thief's session token for this node.
     """
     async with line(service, token) as opened:
         session = (await join(opened, node)).session_token

@@ -254,7 +254,10 @@ def test_checkpoints_at_multiples_are_kept_until_that_is_taken_back(service, cli
 
 
 def frozen_contents(service, job: Job) -> set[bytes]:
-    """Return the last six bytes of each frozen object in S3."""
+    """Return the content of each frozen object (an S3 object with tensors that training does not change).
+
+    The tests use contents of six bytes, which an object stores after its header.
+    """
     place = ObjectReference(
         bucket=BUCKET, key=f"projects/default/jobs/gpt/run={job.run}/checkpoints/run={job.run}/frozen/"
     )

@@ -267,9 +267,11 @@ def test_shared_objects_are_verified_with_each_shard(service, client, job, idle_
 
 
 def test_a_verification_reads_a_shared_object_once(service, client, job, verifier, monkeypatch):
-    """For a second shard with the same shared object, the verifier reads only the object's first and last chunk again.
+    """For a second shard with the same shared object, the verifier reads at most two chunks of this object again.
 
-    The shared object has 24 MiB. Its first and last chunk also contain bytes of the shard itself.
+    The shared object contains 24 MiB of each shard's payload. The payload is verified in chunks. Its first and last
+    chunk with bytes of the shared object also contain bytes that only this shard has, so the verifier reads these two
+    chunks again.
     """
     size = 24 * 1024 * 1024
     manifest = job.checkpoint(8, frozen=bytes(range(256)) * (size // 256))
@@ -289,9 +291,11 @@ def test_a_verification_reads_a_shared_object_once(service, client, job, verifie
 
 
 def test_a_known_chunk_does_not_hide_that_a_shard_has_other_bytes(service, job):
-    """Rank 1's shard refers to the frozen object of rank 0, but its digest belongs to other bytes.
+    """The verification finds a shard whose digest does not match the frozen object that the shard names.
 
-    The verification must fail, although the chunks of the frozen object are already known to be intact.
+    The shard of rank 1 names the same frozen object as the shard of rank 0. The digest of the shard of rank 1 was
+    computed with other bytes in place of this object. The verification must fail, although it already knows that the
+    frozen object is intact.
     """
     size = 24 * 1024 * 1024
     manifest = job.checkpoint(8, frozen=bytes(size))

@@ -137,7 +137,7 @@ def test_a_job_made_again_under_its_name_has_nothing_of_the_one_before(service, 
 
 
 def put_many(job: Job, count: int) -> None:
-    """Store objects of the job, in addition to its own."""
+    """Store `count` further log objects of the job."""
     for number in range(count):
         job.put("logs", f"gen=1/node=i-9/{number:012}-1.jsonl")
 

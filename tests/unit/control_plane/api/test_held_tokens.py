@@ -1,6 +1,6 @@
 """The service reads a token from the database once and then keeps it in memory.
 
-It reads the token again only after some process has written to it.
+After any write to the database, by any process, the service reads the token again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""After a restart of the control plane, many agents join at once. A fresh view of the group admits all of them."""
+"""After a restart of the control plane, many agents join at once.
+
+The control plane admits all of them with one recent answer of AWS about the members of the fleet's Auto Scaling group.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ async def connect(service: Service, joins: list[tuple[str, NodeId]]) -> None:
         await asyncio.gather(*(one(*each) for each in joins))
 
 
-async def test_attested_agents_that_join_with_a_fresh_view_cost_no_call_but_their_proof(
+async def test_attested_agents_that_join_after_a_recent_answer_cost_no_call_but_their_proof(
     service: Service, sts: Sts, cloud: Recorder
 ) -> None:
     first, *others = nodes(service)
@@ -113,7 +116,7 @@ async def test_attested_agents_that_join_with_a_fresh_view_cost_no_call_but_thei
     assert len(sts.asked) == AGENT_COUNT + 1, "STS confirms each proof once"
 
 
-async def test_agents_with_a_join_token_that_join_with_a_fresh_view_cost_no_call(
+async def test_agents_with_a_join_token_that_join_after_a_recent_answer_cost_no_call(
     service: Service, client, cloud: Recorder
 ) -> None:
     token = client.create_join_token(FleetName="main")["JoinToken"]

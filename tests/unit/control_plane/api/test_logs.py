@@ -292,7 +292,9 @@ def test_lines_of_a_node_that_is_not_in_the_plan_reach_no_follower(service, job,
 def test_lines_that_never_stop_are_live_although_the_first_ones_were_missing(service, job, client) -> None:
     """A follower receives lines while the ranks print without a pause. The first lines are read from the store.
 
-    The stored lines are always about a second older than the newest lines, which the agent sends directly.
+    The agent sends new lines directly, and stores them about a second later. The store therefore never contains the
+    newest line. The follower must continue with the lines from the agent as soon as the stored lines reach the first of
+    them.
     """
     set_pauses(service, stored_seconds=30.0, catch_up_seconds=0.05)
     with closing(client.follow_logs(TrainingJobName="gpt")["EventStream"]) as stream:

@@ -20,9 +20,10 @@ GROUP = "group"
 
 
 class Limited(FakeOperator):
-    """A cloud with the rate limits of the local cloud. A call beyond a bucket is throttled, as by AWS.
+    """A fake cloud with the rate limits of the local cloud (`infra.local_cloud.rates`).
 
-    A call of DescribeInstances by ids uses EC2's smaller bucket (`infra.local_cloud.rates`).
+    The fake rejects a call with `Throttled` if the token bucket of the operation is empty, as AWS does. A call of
+    DescribeInstances by ids uses the smaller of EC2's two buckets for this operation.
     """
 
     def __init__(self, instance_count: int) -> None:
@@ -75,7 +76,10 @@ def test_without_shared_answers_the_same_agents_would_be_throttled() -> None:
 
 
 def test_agents_that_join_at_the_same_moment_share_one_answer() -> None:
-    """All threads that arrive during a first thread's request to AWS share the answer of the request after it."""
+    """Agents that join at the same moment need one request to AWS.
+
+    The first thread sends the request. All other threads arrive before AWS has answered, and use the same answer.
+    """
     cloud, seconds, arrived = FakeOperator(), [0.0], threading.Semaphore(0)
     cloud.create_group(GROUP, desired=40)
     cloud.advance(timedelta(seconds=1))

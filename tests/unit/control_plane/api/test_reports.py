@@ -26,14 +26,21 @@ NOON = int(START.timestamp()) * SECOND
 
 
 class Charged(Job):
-    """A job whose ledger the tests charge hour by hour, from the job's creation at a full hour."""
+    """A job whose accumulated times and costs the tests store hour by hour, from its creation at a full hour."""
 
     def __init__(self, service, client, source, **request) -> None:
         self.created = service.clock()
         super().__init__(service, client, source, **request)
 
     def charge(self, hours: int, spent: dict[str, int], node_hours: int, cost_usd: float | None) -> None:
-        """Store the ledger at a full hour as the job's newest charge. `spent` is in seconds."""
+        """Store the times and costs that the job has accumulated `hours` hours after its creation.
+
+        Args:
+            hours: hours since the job's creation, the sum of all times in `spent`.
+            spent: seconds in each bucket of the job's time, such as `train`.
+            node_hours: hours of all nodes together.
+            cost_usd: the cost of these node hours; None if the fleet has no price.
+        """
         in_micro = {name: amount * SECOND for name, amount in spent.items()}
         assert sum(in_micro.values()) == hours * HOUR
         until = self.created + timedelta(hours=hours)
@@ -49,7 +56,10 @@ class Charged(Job):
         )
 
     def fail(self, incident_id: str, cause: str, at: timedelta, seconds: int, cost_usd: float) -> None:
-        """Store a closed incident. Its rework ends `seconds` after the failure."""
+        """Store a closed incident.
+
+        Its last phase is rework, the repetition of lost steps. It ends `seconds` after the failure.
+        """
         self.open_incident(incident_id)
         self.write(
             incidents.change,
@@ -67,7 +77,10 @@ class Charged(Job):
 
 
 def charge_spares(service, hours: int, spare_hours: int) -> None:
-    """Store the fleet's idle nodes at a full hour as the newest charge."""
+    """Store the time that spares of the fleet have accumulated `hours` hours after noon.
+
+    `spare_hours` is the time of all spares together: two spares accumulate two hours per hour.
+    """
     spent = {"spare": spare_hours * HOUR}
     with service.database.write() as session:
         lease = Leaser("test", 3.0, lambda: 0.0).claim(session, "fleet", "main")

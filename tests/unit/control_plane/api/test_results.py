@@ -111,8 +111,9 @@ class Job:
     ) -> CheckpointManifest:
         """Store a complete checkpoint of two ranks. Its objects match the manifest.
 
-        If `frozen` is not empty, each rank has a frozen tensor with this content. With `is_replicated`, the tensor
-        is trainable, and an S3 object for tensors that are equal on several ranks contains it.
+        If `frozen` is not empty, each rank also has a tensor with this content. By default, the tensor is frozen:
+        training does not change it. With `is_replicated`, the tensor is trainable but equal on all ranks. In both
+        cases, the ranks share one S3 object with the tensor. The object's folder differs.
         """
         folder = f"checkpoints/run={self.run}/gen={generation}/step={step}"
         shards, shared = [], []

@@ -156,7 +156,9 @@ def test_no_get_operation_returns_a_credential() -> None:
         for name in sensitive(methods.get("post", {}).get("responses", {}).get("201", {}), "")
     }
     assert {"Secret", "JoinToken"} <= created, "the search finds the credentials that POST operations return"
-    # Environment contains what the job's owner put there. Only members of the job's project influence the response.
+    # Environment contains what the job's owner put there, possibly secrets. Compression can reveal a secret only to an
+    # attacker who controls another part of the response. Only members of the job's project control any part, so nobody
+    # outside the project can attack it.
     assert of("get") == {"DescribeTrainingJob": {"Environment"}}
 
 

@@ -52,7 +52,8 @@ def test_every_budget_is_at_most_half_of_what_aws_publishes() -> None:
         "DescribeInstances": CallBudget(50, 10),
         "DescribeInstanceStatus": CallBudget(50, 10),
         "DescribeLaunchTemplateVersions": CallBudget(50, 10),
-        "DescribeInstanceTopology": CallBudget(2, 1),  # AWS publishes a burst of 1. Half of it would allow no call.
+        # AWS publishes a burst of 1. This table says 2, because half of 1 would allow no call.
+        "DescribeInstanceTopology": CallBudget(2, 1),
     }
     for (service, operation), budget in BUDGETS.items():
         if service == "ec2":

@@ -53,7 +53,7 @@ def test_answers_must_omit_an_instance_whose_agent_has_not_joined_for_a_long_tim
     both = {JOINED, NEW}
     assert omissions((0.0, both), (UNJOINED_SECONDS, both)).absent == {JOINED}
     assert omissions((0.0, both), (UNJOINED_SECONDS + 1, both)).absent == both
-    # One answer that lists the instance starts the time again.
+    # After an answer that lists the instance, its UNJOINED_SECONDS begin again from zero.
     assert omissions((0.0, both), (200.0, set()), (201.0, both), (UNJOINED_SECONDS + 1, both)).absent == {JOINED}
 
 

@@ -267,7 +267,10 @@ def with_relayout(plan: GenerationPlan) -> GenerationPlan:
 
 
 def unloaded(reports: dict[NodeId, MemberReport], code: str, shard: int | None) -> dict[NodeId, MemberReport]:
-    """Return the reports as if a rank, after its start, had failed to fetch a shard that an earlier rank made."""
+    """Return the reports as if a rank had failed to fetch a shard after its start.
+
+    `shard` is the rank that owned the shard in the generation that made the base. None: the fault names no shard.
+    """
     fault = NodeFault(code=code, message="", is_permanent=False, shard=None if shard is None else Rank(shard))
     return {
         node: structs.replace(report, phase=MemberPhase.RUNNING, faults=(fault,)) for node, report in reports.items()

@@ -51,8 +51,9 @@ def test_a_contender_takes_over_only_what_stood_still_for_the_ttl(database, job,
 def test_a_successor_takes_over_at_once_from_a_process_that_is_known_to_be_dead(database, job, clock):
     claim(database, Leaser("place-first", 3.0, clock), job.run_id)
     assert claim(database, Leaser("elsewhere-second", 3.0, clock), job.run_id) is None
-    # The part of a server's name before the hyphen stands for its place: a lock file in its state directory. A dead
-    # server's place can be taken, so only a server of the same place may take over at once. This name has no place.
+    # The part of a server's name before the hyphen identifies a lock file, which a running server holds. If another
+    # server of the same lock file claims the lease, the owner no longer holds the lock and is dead. The other server
+    # may then take over at once. The name here has no such part.
     assert claim(database, Leaser("second", 3.0, clock), job.run_id) is None
     assert claim(database, Leaser("place-second", 3.0, clock), job.run_id) == Lease(
         "job", job.run_id, "place-second", 2

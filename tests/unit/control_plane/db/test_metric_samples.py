@@ -60,7 +60,7 @@ def test_a_run_with_few_points_is_returned_as_it_was_logged(log: Log) -> None:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that receives the width of each decoded chunk."""
+    """Return a list that receives the width (steps per point) of each chunk when it is decoded."""
     widths: list[int] = []
 
     def unpack(packed: bytes, width: int, nodes: tuple[str, ...], breakdowns: bytes | None) -> tuple[Point, ...]:

@@ -1,6 +1,8 @@
 """Values by node and by rank are stored together with a metric's points.
 
-When points are folded or replaced after a repeated step, their values by node and by rank are folded or replaced too.
+Old points are folded: several points are joined to one point that covers more steps. After a failure, ranks repeat
+steps, and the new points replace the earlier points of these steps. The values by node and by rank are folded and
+replaced in the same way.
 """
 
 from __future__ import annotations

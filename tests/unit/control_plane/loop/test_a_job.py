@@ -296,11 +296,10 @@ async def test_a_spare_has_the_source_of_the_job_that_it_may_be_given_to(world: 
 
 
 async def test_time_and_money_of_a_job_and_its_fleet(world: World) -> None:
-    """A job loses two nodes at the same time. Its times and costs are exact.
+    """A job on four nodes loses two nodes at the same time. Its times and costs are exact.
 
-    The fleet has one spare.
-
-    Three nodes stay idle until the second replacement has booted. Then four nodes train.
+    The fleet's only spare replaces the first lost node at once. AWS must launch an instance to replace the second.
+    Until this instance has booted, the job holds three nodes, which wait. Then four nodes train.
     """
     with world.database.write() as session:
         fleets.set_wanted(session, "main", price_usd_per_hour=36.0)

@@ -1,4 +1,4 @@
-"""While an administrator pauses automation, the loops observe, and no action leaves the control plane."""
+"""While an administrator pauses automation, the loops only observe. They command no agent and change nothing in AWS."""
 
 from __future__ import annotations
 

@@ -605,8 +605,8 @@ async def test_what_was_rebooted_in_a_recovery_is_taken_back_by_it(world: World)
     """A job releases two faulty nodes, and the fleet reboots them. No other nodes are available, so the job gets both
     back.
 
-    The first fault interrupts the job by an agreed stop. The second fault comes before the ranks have agreed on the
-    stop.
+    After the first fault, the control plane asks the ranks to agree on a common step after which all of them stop. The
+    second node becomes faulty before the ranks have agreed.
     """
     world.submit()
     await world.running()

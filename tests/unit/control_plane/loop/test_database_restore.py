@@ -38,7 +38,11 @@ def restore_at(world: World, file: Path, url: str) -> int:
 
 
 def loads(world: World) -> dict[int, set[tuple[bytes, bytes]]]:
-    """Return the plans' nodes and keys that agents received, by generation."""
+    """Return the nodes and the key of every plan that agents received, by generation.
+
+    The key is the secret that all agents of the generation share. A generation has more than one entry if two plans
+    have its number.
+    """
     found: dict[int, set[tuple[bytes, bytes]]] = {}
     for _, message in world.said:
         if isinstance(message, Load):
@@ -50,7 +54,12 @@ def loads(world: World) -> dict[int, set[tuple[bytes, bytes]]]:
 async def test_agents_of_later_generations_resume_from_their_memory(
     world: World, tmp_path: Path, empty_database_url: str
 ) -> None:
-    """The backup is two generations old. The manifest in S3 names them, so their newest step in memory is the base."""
+    """Training resumes from the agents' memory, although the backup is two generations old.
+
+    The restored database lacks generations 2 and 3. The manifest of a checkpoint in S3 lists both, so the control plane
+    adds them again. It can then use the newest step of generation 3, which the agents still have in memory, as the
+    base.
+    """
     world.submit()
     await world.running()
     await world.train(5)

@@ -1,4 +1,4 @@
-"""The desk sends each request to one agent, and accepts an answer only from this agent."""
+"""The `SnapshotDesk` sends each request for a snapshot to one agent, and accepts an answer only from this agent."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def expected_step(state: str, dead: str) -> int:
         # A new control plane writes the manifest again, but only if agents still report the shards.
         return FIRST if dead == "everything" else SECOND
     if state == REPORTED and dead == "owner":
-        return SECOND  # The control plane received the report of the dead node before.
+        return SECOND  # The owner reported its shard before it was killed.
     return FIRST
 
 
@@ -307,7 +307,7 @@ async def kill_and_restore(tmp_path: Path, state: str, dead: str, steps: tuple[i
     world = World(tmp_path, nodes=NODES, spares=0, max_size=NODES, boot_seconds=0.5)
     cluster = Cluster(world, tmp_path)
     if state == PROPOSED:
-        cluster.gather_seconds = 0.0  # The coordinator does not wait for the offers of dead nodes.
+        cluster.gather_seconds = 0.0  # The coordinator does not wait for dead nodes' lists of tensors.
     try:
         await store_the_first(cluster, len(steps))
         roles = Roles.of(cluster)

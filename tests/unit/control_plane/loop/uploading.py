@@ -60,8 +60,8 @@ class Killed(BaseException):
 def payload(rank: int, step: int) -> tuple[bytes, int, int]:
     """Return the payload of a rank's state, and the offset and the size of its index.
 
-    The state contains one tensor that only this rank has, which is uploaded in five parts. It also contains one tensor
-    per rank that is equal on all ranks.
+    The state contains one tensor that only this rank has, which is uploaded in five parts. It also contains `NODES`
+    further tensors, each of which is equal on all ranks.
     """
 
     def content(name: str) -> bytes:

@@ -85,8 +85,8 @@ Lagging = Callable[[NodeId, Rank], bool]
 class InTurn(ThreadPoolExecutor):
     """An executor that runs each submitted call inline, in order of submission.
 
-    Real threads would take a sixth of a test's time, and a simulation with virtual time waits for every call. On
-    PostgreSQL the tests use real threads.
+    A test with virtual time waits for the end of every call, so threads would only cost time. On PostgreSQL, the tests
+    use real threads.
     """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -447,7 +447,7 @@ class Agent:
     def fetch(self, plan: GenerationPlan) -> bool:
         """Fetch the shards from which this node's ranks start.
 
-        Return False if no planned source has a shard with its digest.
+        Return False if a rank has no source that contains the shard with the plan's digest.
         """
         if self.fails_load:
             return False
@@ -468,9 +468,10 @@ class Agent:
         return True
 
     def has_earlier(self, rank: Rank, sources: tuple[ShardSource, ...]) -> bool:
-        """Return True if a source still has the shard of a rank of the earlier generation.
+        """Return True if a source still has the shard of a rank of the generation that made the base.
 
-        After a change of the number of ranks, ranks load shards of earlier ranks, and the node keeps no slots of them.
+        The caller uses this method after a change of the number of ranks. Ranks then read parts of such shards directly
+        into their state. The node keeps these shards in none of its slots, so the method changes no slot.
         """
         found = next((source for source in sources if self.reads(rank, source)), None)
         self.restored_from += () if found is None else (found.kind,)
@@ -515,7 +516,10 @@ class Agent:
             self.phase = MemberPhase.EXITED
 
     def seal(self, rank: Rank, origin: Generation, step: int, contributions: tuple[Contribution, ...] = ()) -> None:
-        """Seal a slot of a shard, or of a share if `contributions` is not empty. Empty the owner's oldest slot."""
+        """Seal a slot of a shard on this node, or of a share if `contributions` is not empty.
+
+        The agent first empties its oldest slots for `rank`, so that with the new slot at most two remain.
+        """
         mine = sorted((key for key in self.slots if key[0] == rank), key=lambda key: key[2])
         for key in mine[: max(0, len(mine) - 1)]:
             del self.slots[key]

@@ -30,7 +30,10 @@ def order_of(lengths: list[int], **options: Any) -> FileOrder:
 
 
 def batches(order: FileOrder, lengths: list[int], epoch: int) -> list[list[tuple[int, int]]]:
-    """Return the (file, number in the file) of the samples of each batch, in the numbering of all ranks."""
+    """Return the samples of each batch, as pairs (file, number in the file).
+
+    The list contains the batches of all ranks, in the order of their batch numbers.
+    """
     sequence = FileSequence(order, lengths, epoch)
     found = []
     for number in range(order.batches):

@@ -63,8 +63,9 @@ def test_one_that_is_sound_again_stays_without_a_limit() -> None:
 def test_one_that_carries_much_more_for_a_moment_is_looked_at_once_more(then: float, limit: float | None) -> None:
     """If a slow link seems much faster, the sender measures it a second time before it changes the limit.
 
-    The kernel's buffers may have accepted the bytes. A link that is really faster gets a higher limit, and a link at
-    full rate gets no limit.
+    The first measurement may show only that the kernel's buffers accepted the bytes. If the link is as slow as before,
+    the limit stays at half of its rate. If it is faster but still slow, the limit becomes half of the new rate. If it
+    is as fast as a sound link (`SOUND`), the sender sets no limit.
     """
     moment = after(after(FOUND, FIRST_LIMIT_SECONDS, 5e6), 2 * FULL_RATE_SECONDS, 40e6)
     assert (moment.carries, moment.limit) == (10e6, None)

@@ -379,7 +379,11 @@ async def test_shards_of_different_sizes_are_counted_as_they_are(tmp_path: Path)
 
 
 async def test_a_refusal_with_parity_counts_the_shares(tmp_path: Path) -> None:
-    """The memory that a refusal states includes the shares. A share of a small shard is as large as the shard."""
+    """The memory that a refusal states includes the shares.
+
+    A shard is divided into whole chunks among the shares of its stripe. The shards here are smaller than a chunk, so a
+    share needs room for a whole shard.
+    """
     plan = rank_plan(ranks_per_node=1)
     stripe = tuple(map(Rank, range(4)))
     place = Place(

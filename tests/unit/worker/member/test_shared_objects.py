@@ -182,7 +182,10 @@ async def test_s3_refuses_one_part_once(made: Made) -> None:
 
 
 async def test_s3_refuses_all_parts_of_a_node(made: Made) -> None:
-    """The load of one node fails. It informs the other node, which therefore does not wait until its patience ends."""
+    """The load of node 1 fails. Node 1 rejects the requests of node 0, so node 0 reads these parts from S3 itself.
+
+    Node 0 does not wait until its time limit for parts of other nodes has passed.
+    """
     cluster = await made([shard(rank, 0) for rank in range(2)], 2)
 
     def fail() -> None:
@@ -307,7 +310,7 @@ PLACE = ObjectReference(bucket="bucket", key="shared")
 
 
 class Asking:
-    """A scripted node that asks a node without any load for shared objects."""
+    """A scripted node that requests shared objects from a node that has not begun to load any shard."""
 
     def __init__(self, *, expected: tuple[Rank, ...] = ()) -> None:
         there, back = asyncio.Queue[Message | None](), asyncio.Queue[Message | None]()

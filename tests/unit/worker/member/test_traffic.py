@@ -232,8 +232,9 @@ def test_an_iteration_that_began_with_chunks_of_the_other_way_counts_for_neither
         assert unlike >= 2
         trial = node.traffic.trial
         assert trial.verdict is None
-        # Three more iterations do not count: the first, whose start is unknown; the second, before the trial began; and
-        # the last, which has not ended.
+        # An iteration counted in `unlike` does not count for the trial, because its first chunks were still sent in the
+        # other way (paced or at once). Three further iterations do not count: the first, whose start is unknown; the
+        # second, before the trial began; and the last, which has not ended.
         counted = len(ways) - 3 - unlike
         assert len(trial.paced.seconds) + len(trial.at_once.seconds) == counted
 

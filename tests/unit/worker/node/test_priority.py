@@ -1,4 +1,7 @@
-"""Tests the CPU priorities of threads that compute for a long time, and of process sessions for which ranks wait."""
+"""Tests the CPU priorities of threads that compute for a long time, and of sessions (groups of processes).
+
+A process raises the priority of its whole session while ranks wait for its work.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ print(open(sys.argv[1] + "/calls").read())
 def test_no_operator_is_compiled_ahead_and_one_that_ranks_have_built_is_loaded_once(tmp_path: Path) -> None:
     """The shim compiles no operator of DeepSpeed ahead, because most jobs do not use DeepSpeed.
 
-    It loads an operator that a rank has built once. It does not load an operator that a process is still building.
+    After a rank has built an operator, the shim loads it, and never loads it a second time. It does not load an
+    operator that a process is still building.
     """
     package = tmp_path / "deepspeed" / "comm"
     package.mkdir(parents=True)

@@ -129,7 +129,7 @@ def test_bytes_travel_over_tcp_while_the_kernel_limits_the_rate() -> None:
 def test_a_piece_of_which_the_kernel_takes_a_part_continues_in_the_same_frame() -> None:
     with line() as (sender, receiver, _, _):
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 10_000))
-        data = bytes(range(256)) * 8192  # Read-only bytes travel over TCP.
+        data = bytes(range(256)) * 8192  # `bytes` are read-only, so the socket sends them over TCP.
         sent = sender.send(data)
         assert 0 < sent < len(data)
         with pytest.raises(BlockingIOError):

@@ -207,10 +207,11 @@ def test_the_time_until_the_holder_has_verified_the_last_bytes_belongs_to_the_tr
 
 
 def test_a_measurement_begins_and_ends_with_nobody_under_way() -> None:
-    """The pacer measures the link from the start of a transfer until no transfer is under way.
+    """The pacer measures the link over a period that begins and ends while no transfer runs.
 
-    In the test, the second transfer begins during the first and ends after it. The third begins before the first, but
-    sends its bytes long after both.
+    In the test, three transfers overlap, so the period ends only with the third. The third begins first, but waits
+    until its rank has finished the capture, and sends its bytes long after the other two. The time in which no transfer
+    sends does not count.
     """
     wire = Wire(1e6)
     for _ in range(ENOUGH_TRANSFERS):

@@ -894,8 +894,8 @@ class TestStrays:
     async def test_they_stay_until_their_new_holders_have_the_base(self, tmpfs: Path) -> None:
         """The memory has room for exactly two slots of two shards, and a new shard needs slots.
 
-        The store must not give a stray's memory to it before the stray's new holders have the step from which training
-        starts.
+        The store must not give a stray's memory to the new shard before the stray's new holders have the base, the step
+        from which training starts.
         """
         store = await self.strayed(tmpfs, memory_bytes=4 * CAPACITY)
         held = Rank(1)
@@ -935,7 +935,7 @@ class TestStrays:
     LOW, HIGH = Rank(1), Rank(3)
 
     async def waiting(self, tmpfs: Path, *, slots: int, now: Callable[[], float] = time.monotonic) -> SlotStore:
-        """Return a store with one stray, which lacks the shards of two ranks and has room for `slots` further slots."""
+        """Return a store that has one stray, lacks the shards of two ranks, and has room for `slots` more slots."""
         store = await self.strayed(tmpfs, memory_bytes=(4 + slots) * CAPACITY, now=now)
         placed = frozenset({RANK, self.LOW, self.HIGH})
         store.place(replace(store.strays, placed=placed, expected=placed - {RANK}, patience_seconds=2.0))

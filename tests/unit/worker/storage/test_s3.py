@@ -220,7 +220,8 @@ def test_an_upload_has_at_most_so_many_parts_as_s3_allows() -> None:
 def test_no_more_is_digested_than_is_sent_soon(monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
     """An upload reads only the pieces of the parts that its connections send, and of one part that waits.
 
-    In the test, no part ends before the upload begins to wait for a part.
+    The fake S3 answers no request until the upload itself waits for an answer. Without this delay, parts would end
+    quickly, and the test would not notice an upload that reads too far ahead.
     """
     client, go, data = FakeS3(), threading.Event(), bytes(12 * PART)
     beyond: list[int] = []

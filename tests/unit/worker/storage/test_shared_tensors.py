@@ -359,9 +359,10 @@ async def test_a_shard_under_a_foreign_key_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_later_upload_of_the_shard_does_not_change_the_offer_of_an_earlier_one(tmp_path: Path) -> None:
-    """A later upload of a shard does not change the offer of an earlier upload.
+    """A later upload of a shard does not change the list of tensors (offer) of an earlier upload.
 
-    In the test, the earlier upload is retried after the later one has begun.
+    The coordinator's agent receives this list to choose which rank writes a tensor. In the test, the earlier upload is
+    retried after the later one has begun.
     """
     nodes = [Node.of(tmp_path / name) for name in ("first", "second")]
     earlier, _ = await nodes[0].seal(1, BASES)
