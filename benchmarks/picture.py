@@ -25,7 +25,7 @@ class Bar:
     parts: Sequence[tuple[float, str]]
     """Length and colour of each part of the bar, from left to right. Lengths have the unit of the values."""
     text: str
-    """Text that is drawn behind the right end of the bar."""
+    """Text that is drawn to the right of the bar."""
     interval: tuple[float, float] | None = None
 
     @property

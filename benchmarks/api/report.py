@@ -38,7 +38,8 @@ class Run(BenchmarkRun):
     heartbeat_rates: Sequence[float] = ()
     """Number of processed reports ÷ seconds, for each round.
 
-    The seconds are the round's wall time or the server's CPU time, whichever is longer.
+    The seconds are the round's wall time. If threads of the server run in parallel, its CPU time is longer and counts
+    instead, so that the value is the rate of one core.
     """
     heartbeat_bytes: int = 0
     agent_count: int = 0

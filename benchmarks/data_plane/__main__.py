@@ -4,10 +4,10 @@
 
     per size: floors A floors B floors C … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
-A to Z are the systems. Every system is launched once in this order and once in reverse order. Between these two passes,
-Everstep and its main compared systems are launched once more, so that drift of the machine affects all systems. Floors
-(lower bounds, such as the time of a memcpy) are measured before and after each launch, and before each of Everstep's
-restores.
+A to Z are the systems. Every system is launched once in this order and once in reverse order, so that a steady drift of
+the machine's speed affects all systems equally. Between these two passes, Everstep and its main compared systems are
+launched once more. Floors (lower bounds, such as the time of a memcpy) are measured before and after each launch, and
+before each of Everstep's restores.
 
 `benchmarks.command` documents options and exit codes.
 """
@@ -66,8 +66,8 @@ HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer i
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
 """Compared systems that are also measured with a large state.
 
-The values of these systems are Everstep's limits. DLRover is an exception: it sets no limit and is included because its
-local restore is the fastest.
+Verdicts compare Everstep's values with the values of these systems (`GOALS`). No verdict uses DLRover's values. DLRover
+is included because its local restore is the fastest.
 """
 
 

@@ -61,7 +61,8 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
                 owner.ask(["start"])
                 return _drive(owner, holder, rank, count)
         finally:
-            # A node that may mount file systems has mounted a tmpfs on its folder. Unmount it.
+            # A node with the permission to mount file systems has mounted a tmpfs on its folder. Unmount it. Ignore the
+            # result: without the permission, no tmpfs is mounted, and umount2 fails.
             for folder in folders.values():
                 ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
 

@@ -32,7 +32,7 @@ LINK_PART = 0.01
 CARD_BYTES_PER_SECOND = 1.25e9
 """Bytes per second of a usual network card: 10 Gbit/s.
 
-The fault `slow_link` limits a link to a hundredth of its measured rate, and at most to a hundredth of this rate.
+The fault `slow_link` limits a link to a hundredth of the link's measured rate, or of the card's rate if that is lower.
 Connections within one machine are several times faster than a network card, so a hundredth of their rate would not be
 slow.
 """
@@ -172,7 +172,7 @@ def _is_arriving(node: str, rank: int) -> bool:
 
 @contextmanager
 def slow_link(place: Place) -> Iterator[Struck]:
-    """Limit the rate of a node's link to a hundredth of its measured rate, and at most to 12.5 MB/s."""
+    """Limit the rate of a node's link to a hundredth of its measured rate, but to no more than 12.5 MB/s."""
     megabits = min(place.link_bytes_per_second, CARD_BYTES_PER_SECOND) * 8 / 1e6 * LINK_PART
     whole = place.link_bytes_per_second / 1e6
     struck = Struck(

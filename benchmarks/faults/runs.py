@@ -18,7 +18,7 @@ from benchmarks.faults.figures import WHOLE, Boundary, Observed, Span, parse
 
 RANKS, COPIES = 2, 2
 LOOK_SECONDS = 0.25
-"""Seconds between two API requests. The interval is constant, so that the requests slow all measured times equally."""
+"""Seconds between two API requests. The interval is constant, so that requests slow the steps of all cases equally."""
 TOLD_SECONDS = 60.0
 """Longest time in seconds in which a case waits for one state of the job. After this time, the case fails."""
 SETTLE_STEPS = 40

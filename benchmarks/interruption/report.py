@@ -22,7 +22,10 @@ STOPPED_SECONDS = 0.1
 LOST_STEPS = 2
 VERDICT_MARGIN_SECONDS = 1.0
 SHRINK_SECONDS = 10.0
-"""Limit from the verdict to the next new step, if a job without a spare continues on one node fewer."""
+"""Longest allowed time until a job without a spare makes a new step on one node fewer.
+
+The time begins when the control plane opens the incident, which is its verdict that the node is lost.
+"""
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
 """Seconds that the longest bar of the picture shows. A bar for a minute would make all other bars too short to see."""

@@ -110,7 +110,7 @@ class CountedSession(TcpSession):
 
 
 class Fleet:
-    """The simulated agents of one generation (no Auto Scaling group), with the sessions that connect them in a tree."""
+    """The simulated agents of one generation, with the sessions that connect them in a tree."""
 
     def __init__(self, count: int, arity: int) -> None:
         self.ids = [NodeId(f"i-{number}") for number in range(count)]

@@ -17,7 +17,7 @@ class Adapter(Protocol):
     gives_back_own_state: bool
     """True: `restore_peer` restores the state of the rank that calls it.
 
-    False: it restores rank 0's state on rank 1, as when a new replica copies the state of a live replica.
+    False: it restores rank 0's state on rank 1, as torchft does when a running process sends its state to a new one.
     """
 
     def snapshot(self, step: int, /) -> None:

@@ -70,8 +70,9 @@ ENTRY = "train.py"
 SLOTS, SPARE_BYTES = 5, 256 * 1024**2
 """Memory of a node for slots: as a multiple of the rank's state, and an additional number of bytes.
 
-Everstep requires memory for four slots: two steps of the node's own shard, and two steps of another node's shard. Here,
-a node stores only one shard, so half of the slots stay unused.
+Everstep requires memory for four slots: two steps of the node's own shard, and two steps of another node's shard. The
+fifth multiple is a reserve, because a slot is larger than the state. Here, a node stores only one shard, so two of the
+four slots stay unused.
 """
 
 

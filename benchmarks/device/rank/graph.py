@@ -31,10 +31,10 @@ BATCH = 64
 WARM_UP = 3
 PATIENCE_SECONDS = 60.0
 TOLERANCE = 1e-2
-"""Allowed difference between two weights, relative to the largest weight.
+"""Allowed difference between a weight after replays of the graph and after as many single steps.
 
-The weights after a graph's replays may differ by less than this, because the graph can sum in another order than single
-steps do. If a step were missing, they would differ by more.
+The difference is relative to the largest weight. The weights may differ slightly, because the graph can sum in another
+order than single steps. If a step were missing, the weights would differ by more than this value.
 """
 
 

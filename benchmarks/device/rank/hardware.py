@@ -203,8 +203,8 @@ class Cuda:
                 said += [f"{each.filename}:{each.lineno}" for each in caught if SYNCHRONIZING in str(each.message)]
 
     def graph(self, step: Callable[[], object], during: Callable[[], object], *, warm_up: int) -> Callable[[], object]:
-        # Warm up on a side stream, as torch's documentation recommends, because backward keeps a reference to the
-        # stream of the warm-up.
+        # Warm up on a side stream, as torch's documentation recommends. Backward keeps using the stream of the warm-up
+        # for some of its work. If this were the default stream, the capture could fail.
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

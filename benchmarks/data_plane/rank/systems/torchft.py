@@ -1,4 +1,4 @@
-"""Adapters of torchft's transports. A live replica uses a transport to send its state to a joining replica.
+"""Adapters of torchft's transports, with which a running training process sends its state to a new process.
 
 torchft keeps no copy of each step, so the adapters measure restores only.
 """
