@@ -251,8 +251,8 @@ class AutoScaling:
 
         Args:
             group: the group that the instances belong to.
-            instance_ids: ids of the instances. If AWS refuses one of them, no instance changes, unless the stored
-                answers of AWS say otherwise.
+            instance_ids: ids of the instances. If one of them is refused, no instance changes. With
+                `AwsAnswers.protection_is_all_or_nothing` false, the other instances change.
             is_protected: whether to protect the instances.
 
         Raises:

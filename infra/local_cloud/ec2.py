@@ -132,7 +132,7 @@ class Life:
 
 
 class Ec2:
-    """The engine of the simulated EC2: implements operations of its API, and moves all instances on over time.
+    """The engine of the simulated EC2: implements operations of its API, and advances the states of all instances.
 
     One engine serves all accounts and regions.
 

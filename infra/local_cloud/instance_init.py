@@ -53,7 +53,7 @@ def remove_cgroups(instance_id: str) -> None:
         folder = Path(root, own.get(controllers, "/").lstrip("/"), memory_directory(instance_id).name)
         for cgroup in (*folder.glob("*/"), folder):
             # rmdir fails if the cgroup does not exist, or if a killed process in it has not exited yet. In the second
-            # case, the next end of the instance removes the cgroup.
+            # case, the cgroup stays. If the instance boots again, this function tries again when that boot ends.
             with contextlib.suppress(OSError):
                 cgroup.rmdir()
 

@@ -1,13 +1,15 @@
 """Limits the rate of API calls with token buckets, as AWS does. Pure: the caller passes the time.
 
 Each account has one bucket per *family* of operations. A call takes one token from the bucket of its family. AWS
-refuses the call if the bucket is empty. Where AWS does not publish a rule, this module uses the stricter rule:
+refuses the call if the bucket is empty. EC2 publishes its rates. In two points, this module is stricter than EC2:
 
-- EC2 publishes its rates, and currently limits each operation by itself. Here, the operations of a family share a
-  bucket, as in EC2's earlier rules.
-- EC2 publishes a smaller bucket for some operations without a filter and without pages. Here, a call with ids instead
-  of a filter counts as such a call.
-- Auto Scaling has one bucket for all operations, and publishes no rate.
+- EC2 currently limits each operation by itself. Here, the operations of a family share a bucket, as in EC2's earlier
+  rules.
+- EC2 has a smaller bucket for calls of some operations without a filter and without pages. Here, a call with ids
+  instead of a filter counts as such a call.
+
+Auto Scaling has one bucket for all operations. AWS does not publish its rate, so this module assumes one
+(`AUTO_SCALING`).
 
 Source: Amazon EC2 Developer Guide, request throttling; Amazon EC2 Auto Scaling API Reference, API request rate.
 """

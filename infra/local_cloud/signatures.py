@@ -216,7 +216,7 @@ class _Signature:
     timestamp: str = ""
     """Time that a presigned URL contains. Empty if the header x-amz-date contains the time."""
     expiry: timedelta | None = None
-    """Lifetime of a presigned URL in seconds. None for other signatures."""
+    """Lifetime of a presigned URL. None for other signatures."""
 
 
 def _of_header(authorization: str) -> _Signature:
