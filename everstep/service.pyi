@@ -959,7 +959,7 @@ class ProjectReport(TypedDict):
 class ProtectionConfig(TypedDict):
     """Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots."""
     Copies: NotRequired[int]
-    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given."""
+    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. For a job of one node, and for a job with ParityGroupSize, the default is 1 instead of 2. 2 unless given."""
     ParityGroupSize: NotRequired[int]
     """Number of nodes in each group that protects its shards by parity, which needs less memory than copies. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation."""
     MaxSlowdown: NotRequired[float]

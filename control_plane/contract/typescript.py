@@ -48,7 +48,7 @@ def _head(model: Json) -> Iterator[str]:
     yield ""
     yield "/** Seconds since 1970, UTC. */\nexport type Timestamp = number\n"
     yield f"export type ErrorCode = {' | '.join(repr(name) for name in error_names(model))}\n"
-    yield "/** What every refused request answers. */"
+    yield "/** Body of the response to a request that the server refuses. */"
     yield (
         "export interface ErrorResponse {\n  Code: ErrorCode\n  Message: string\n  RequestId: string\n  "
         "Hint: string\n  Fields: FieldError[]\n}\n"
@@ -68,13 +68,15 @@ def _interfaces(model: Json) -> Iterator[str]:
 
 
 def _operations(model: Json) -> Iterator[str]:
-    yield "/** What each operation takes and answers. */"
+    yield "/** Types of the request and the response of each operation. */"
     yield "export interface Operations {"
     for name, operation in model["operations"].items():
         taken = operation["input"]["shape"] if "input" in operation else "Record<string, never>"
         yield f"  {name}: {{ request: {taken}; response: {operation['output']['shape']} }}"
     yield "}\n"
-    yield "/** How each operation is called: fields that are not named here are the body. */"
+    yield (
+        "/** HTTP method, path and query parameters of each operation. The body contains the request's other fields. */"
+    )
     yield "export const operations = {"
     for name, operation in model["operations"].items():
         members = model["shapes"][operation["input"]["shape"]]["members"] if "input" in operation else {}

@@ -5,7 +5,7 @@ export type Timestamp = number
 
 export type ErrorCode = 'AccessDeniedException' | 'ConflictException' | 'InternalServerException' | 'ResourceNotFoundException' | 'ServiceUnavailableException' | 'ThrottlingException' | 'ValidationException'
 
-/** What every refused request answers. */
+/** Body of the response to a request that the server refuses. */
 export interface ErrorResponse {
   Code: ErrorCode
   Message: string
@@ -1521,7 +1521,7 @@ export interface ProjectReport {
 
 /** Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots. */
 export interface ProtectionConfig {
-  /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. The default is 2, or 1 for a job of one node or with ParityGroupSize. 2 unless given. */
+  /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. For a job of one node, and for a job with ParityGroupSize, the default is 1 instead of 2. 2 unless given. */
   Copies?: number
   /** Number of nodes in each group that protects its shards by parity, which needs less memory than copies. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation. */
   ParityGroupSize?: number
@@ -2188,7 +2188,7 @@ export interface VerifyCheckpointRequest {
   Generation?: number
 }
 
-/** What each operation takes and answers. */
+/** Types of the request and the response of each operation. */
 export interface Operations {
   AcknowledgeIncident: { request: AcknowledgeIncidentRequest; response: Incident }
   BatchGetLossCurves: { request: BatchGetLossCurvesRequest; response: BatchGetLossCurvesResponse }
@@ -2271,7 +2271,7 @@ export interface Operations {
   VerifyCheckpoint: { request: VerifyCheckpointRequest; response: Checkpoint }
 }
 
-/** How each operation is called: fields that are not named here are the body. */
+/** HTTP method, path and query parameters of each operation. The body contains the request's other fields. */
 export const operations = {
   AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [] },
   BatchGetLossCurves: { method: 'GET', path: '/v1/loss-curves', query: ['RunIds', 'MaxPoints'] },

@@ -59,7 +59,7 @@ class ProtectionConfig(Request):
 
     With 1, the job survives lost processes but no lost node.
 
-    The default is 2, or 1 for a job of one node or with ParityGroupSize.
+    For a job of one node, and for a job with ParityGroupSize, the default is 1 instead of 2.
     """
     parity_group_size: int | None = Field(default=None, ge=MIN_GROUP_SIZE, le=MAX_GROUP_SIZE)
     """Number of nodes in each group that protects its shards by parity, which needs less memory than copies.
