@@ -1,14 +1,14 @@
 import react from '@vitejs/plugin-react'
 import { defineConfig } from 'vitest/config'
 
-/** `npm run dev` passes the API on to a server: EVERSTEP_ENDPOINT_URL says which. */
+/** `npm run dev` forwards requests to the API to the server at EVERSTEP_ENDPOINT_URL, by default on this machine. */
 export default defineConfig({
   plugins: [react()],
   build: {
     outDir: '../control_plane/static',
     emptyOutDir: true,
-    manifest: 'manifest.json', // what the tests of the build go by
-    assetsInlineLimit: 0, // a data: script or font would be refused by the Content-Security-Policy
+    manifest: 'manifest.json', // the tests of the build read this file
+    assetsInlineLimit: 0, // the Content-Security-Policy forbids data: URLs of scripts and fonts
     modulePreload: { polyfill: false },
     target: 'es2022',
   },

@@ -33,7 +33,7 @@ const SubmitPage = lazyPart(() => import('./pages/Submit'))
 const SettingsPage = lazyPart(() => import('./pages/Settings'))
 const SignInPage = lazyPart(() => import('./pages/SignIn'))
 
-/** If the server refuses the session, this cache requests the session again. The frame then opens the sign-in page. */
+/** If the server refuses the session, this cache requests the session again. `Shell` then opens the sign-in page. */
 const queryCache = new QueryCache({
   onError: (error) => {
     if (error instanceof ApiError && error.status === 401) void client.invalidateQueries({ queryKey: ['session'] })

@@ -84,7 +84,7 @@ async function send(method: string, url: string, { body, signal, tag }: Sending 
   return response
 }
 
-/** The newest responses to GET requests, by address. The server sends 304 without a body for an equal response. */
+/** The newest responses to GET requests, by URL. The server sends 304 without a body for an equal response. */
 const answers = new Map<string, { tag: string; value: unknown }>()
 const MAX_ANSWERS = 60
 
@@ -160,7 +160,11 @@ export async function all<T>(
   return items
 }
 
-/** Time without bytes after which a streaming response counts as broken. The server sends at least one each 10 s. */
+/**
+ * Milliseconds without data after which a streaming response counts as broken.
+ *
+ * If a log has no new lines, the server sends an empty message about every 10 s.
+ */
 const SILENCE_MS = 30_000
 
 /** Yield the bytes of a streaming response as they arrive. Throws if it breaks or is silent for `SILENCE_MS`. */
@@ -184,7 +188,7 @@ export async function* open(url: string, signal: AbortSignal): AsyncGenerator<Ui
 }
 
 export const session = {
-  /** Return the session, or null without one. The server then answers 204, which the console shows as no error. */
+  /** Return the session, or null without one: status 204. The browser would log a status of 4xx as an error. */
   describe: async (signal?: AbortSignal): Promise<Session | null> => {
     const response = await send('GET', '/v1/session', { signal })
     return response.status === 204 ? null : heard((await response.json()) as Session)

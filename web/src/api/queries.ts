@@ -8,9 +8,9 @@ import { stream } from './live'
 
 const FAST_MS = 2_000
 const SLOW_MS = 10_000
-/** Poll interval of data whose changes events report. It is short only while the event stream is interrupted. */
+/** Poll interval of data that the event stream keeps current. It is short only while the stream is interrupted. */
 const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
-/** Poll interval of descriptions with figures that grow with every step. No event reports a step. */
+/** Poll interval of a job's description and protection. Their figures change with every step, without an event. */
 const STEPS_MS = 4_000
 const steps = () => (stream.isOpen ? STEPS_MS : FAST_MS)
 /** Number of jobs, incidents or events per request. Requests begin with the newest. */
@@ -27,13 +27,13 @@ export const sessionQuery = queryOptions({
   retry: false,
 })
 
-/** One page of the list of jobs, after the changes in the last response. */
+/** One page of the list of jobs. The changes in the last response are applied. `token`: names that response. */
 interface JobsPage {
   token: string
   jobs: ReadonlyMap<string, TrainingJobSummary>
 }
 
-/** The pages of the list of jobs, so that a refresh receives only the jobs that changed. */
+/** The pages of the list of jobs. They are kept so that a refresh receives only the jobs that changed. */
 let jobsPages: JobsPage[] = []
 const MAX_JOBS = 5_000
 

@@ -1,4 +1,8 @@
-/** One chart of a metric: its title, the values at the cursor in a row of fixed height, the plot, and its failures. */
+/**
+ * One chart of a metric: its title, a row of fixed height with the values at the cursor, and the plot.
+ *
+ * Marks on the plot show failures of the job.
+ */
 import { memo, useEffect, useMemo, useRef, useState } from 'react'
 import { Link } from 'react-router'
 
@@ -29,7 +33,7 @@ interface Props {
   onPin: () => void
   onMaximise: () => void
   onRange: (range: Range | undefined) => void
-  /** The choice of one line per node or rank, for metrics with such values. */
+  /** State of the button for one line per node or rank. Absent if the metric has no values per node or rank. */
   series?: { kind: SeriesKind; isOn: boolean; onToggle: () => void }
   /** Content below the plot, such as a legend. */
   children?: React.ReactNode

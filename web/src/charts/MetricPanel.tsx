@@ -35,7 +35,7 @@ interface Props {
   address: string
   /** The visible part of a zoomed axis. Undefined if the whole axis is visible. */
   window: Window | undefined
-  /** Whether the address selects one line per node or rank. Without effect if the chart compares several runs. */
+  /** Whether the page's URL selects one line per node or rank. Without effect if the chart compares several runs. */
   isSplit: boolean
   isPinned: boolean
   isMaximised: boolean

@@ -2,7 +2,7 @@
  * One uPlot canvas: lines over a common axis, a shade from minimum to maximum, and bands for failures.
  *
  * All plots of a page share the cursor. The parent owns the visible range, so that all plots zoom together and the
- * address names the range. This component contains no text: its parent shows the values at the cursor.
+ * page's URL names the range. This component contains no text: its parent shows the values at the cursor.
  */
 import { useElementSize } from '@mantine/hooks'
 import { useEffect, useMemo, useRef } from 'react'

@@ -117,7 +117,11 @@ export function TimelineChart({ job, incidents, nodes, now, from: rangeFrom }: P
   )
 }
 
-/** `time`: "2026-03-01 12:00:05 UTC". A long range has days, a short one seconds. */
+/**
+ * Return the label of a tick at `time`, for example "2026-03-01 12:00:05 UTC".
+ *
+ * The label of a long range is the day, of a shorter range the time without seconds, and of a short range with seconds.
+ */
 function tickText(time: string, rangeSeconds: number): string {
   if (rangeSeconds > 2 * 86_400) return time.slice(5, 10)
   return rangeSeconds > 600 ? time.slice(11, 16) : time.slice(11, 19)

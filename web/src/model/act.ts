@@ -27,7 +27,7 @@ export interface Act extends Statement {
   steps: Step[]
   /** The section of docs/runbook.md about this situation. */
   section?: string
-  /** The subject, if a banner exists for it, too. The verdict then omits this banner. */
+  /** The banner that would repeat this act. The verdict omits that banner. */
   about?: 'takenOver' | 'frozen' | 'suspended'
 }
 

@@ -59,7 +59,11 @@ const STEPS = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 1209600,
 ]
 
-/** Return round times of the zone's clock for an axis: whole minutes, hours or days. At most `most`, Unix seconds. */
+/**
+ * Return the ticks of a time axis: Unix seconds that are round in the zone's clock, such as whole minutes or hours.
+ *
+ * `most`: maximum number of intervals between ticks.
+ */
 export function timeTicks(from: number, to: number, most: number, zone: Zone): number[] {
   const step = STEPS.find((each) => (to - from) / each <= most) ?? Math.ceil((to - from) / most / 86400) * 86400
   const offset = offsetOf(zone, from)
@@ -188,7 +192,7 @@ export const PRESETS: Record<Axis, readonly number[]> = {
   tokens: [],
 }
 
-/** Return the range that an address names. undefined: everything. */
+/** Return the range that the query of the page's URL names. undefined: everything. */
 export function rangeOf(search: URLSearchParams): Range | undefined {
   const number = (key: string) => (search.get(key) === null ? NaN : Number(search.get(key)))
   const [last, from, to] = ['last', 'from', 'to'].map(number)
@@ -196,7 +200,7 @@ export function rangeOf(search: URLSearchParams): Range | undefined {
   return Number.isFinite(from) && Number.isFinite(to) && from! < to! ? { from: from!, to: to! } : undefined
 }
 
-/** Return the parameters of an address that name a range. Parameters with an empty value must be removed from it. */
+/** Return the URL's parameters for a range. The caller removes parameters with an empty value from the URL. */
 export function rangeParameters(range: Range | undefined, axis: Axis): Record<'last' | 'from' | 'to', string> {
   if (!range) return { last: '', from: '', to: '' }
   if ('last' in range) return { last: String(range.last), from: '', to: '' }

@@ -7,7 +7,12 @@ export interface Difference {
   values: (string | undefined)[]
 }
 
-/** Fields that are not compared as settings. Names always differ, and environment variables may contain credentials. */
+/**
+ * Fields that are not compared as settings.
+ *
+ * Names always differ. Hyperparameters are compared separately. Environment variables may contain credentials, and
+ * `Secrets` only names where values are stored. Tags do not affect training.
+ */
 const OMITTED: readonly string[] = ['TrainingJobName', 'HyperParameters', 'Environment', 'Secrets', 'Tags']
 
 /** Fields that are not compared, because they contain a folder and every job has its own. */

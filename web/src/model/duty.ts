@@ -107,7 +107,7 @@ export function withResubmission(steps: readonly Step[], job: Ended, checkpointS
 /** Return what a step does, without its reason: "pause the job". */
 export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(text.split(/[:,.]/)[0]!)
 
-/** The verdict of an incident: whether a person must act. The title and the answers of the page say what happened. */
+/** Return the verdict of an incident: whether a person must act. Other parts of the page describe what happened. */
 export function incidentLine(
   { ClosedAt, Headline, Wait }: Pick<Incident, 'ClosedAt' | 'Headline' | 'Wait'>,
   steps: readonly Step[],

@@ -9,9 +9,10 @@
  *     data-value="198"               the value; empty if it is unknown or does not apply
  *     data-tone="good"               the tone, if the field has one
  *
- * `test/stories.test.tsx` renders every page over random stories of the real control plane. Its rules find figures only
- * by these attributes, so words and layout may change. Each value must occur in the element's text as `shown` formats
- * it, and equal hooks must have equal values on one page and across pages.
+ * `test/stories.test.tsx` renders every page with answers that the real control plane gave in random stories. A story
+ * is a simulated fleet with random jobs and failures. The test's rules find figures only by these attributes, so words
+ * and layout may change. Each value must occur in the element's text as `shown` formats it. Equal hooks must have equal
+ * values on one page and across pages.
  */
 import type {
   DescribeProtectionResponse,
@@ -145,7 +146,12 @@ const ofThisLaunch = (protection: Protection | undefined, job: AnyJob): Protecti
 /** Whether the job was launched and still has its nodes. Only such a job has steps in memory. */
 export const holdsNodes = (job: AnyJob): boolean => !hasReleased(job) && (job.Generation ?? 1) > 0
 
-/** Whether no node has steps of the job in memory. In lists, an interrupted job then lacks the ProtectionState. */
+/**
+ * Whether no node has steps of the job in memory.
+ *
+ * A list contains no SecondaryStatusTransitions. An interrupted job in a list has no such node if it has no
+ * ProtectionState.
+ */
 function hasReleased(job: AnyJob): boolean {
   if (isOver(job) || hasReleasedNodes(job)) return true
   const isListed = job.SecondaryStatusTransitions === undefined && job.IncidentCount !== undefined
@@ -154,7 +160,11 @@ function hasReleased(job: AnyJob): boolean {
 
 const known = (step: number | undefined): number | undefined => (step === undefined || step < 0 ? undefined : step)
 
-/** Return the newest committed step in two answers of different times. An answer about a newer launch counts alone. */
+/**
+ * Return the newest committed step in a job's description and its protection, which the server sent at two times.
+ *
+ * If the protection is about a newer launch, the step in the description is ignored.
+ */
 function newestCommit(job: AnyJob, protection?: Protection): number | undefined {
   if (protection?.CommittedStep === undefined) return job.CommittedStep
   const isNewer = (protection.Generation ?? 0) > (job.Generation ?? 0)

@@ -1,4 +1,4 @@
-/** The list of jobs: addresses, filters, sort orders, columns, and how urgent each job is (its trouble). Pure. */
+/** The list of jobs: names in links, filters, sort orders, columns, and how urgent each job is (its trouble). Pure. */
 import type { TrainingJobSummary } from '../contract'
 import { jobFigures } from './figures'
 import { isOver } from './standing'
@@ -77,7 +77,7 @@ export const ORDERS = [
   'priority',
 ] as const
 export type Order = (typeof ORDERS)[number]
-/** Return the sort order that an address names. Without one, the most urgent jobs come first. */
+/** Return the sort order that the page's URL names. Without one, the most urgent jobs come first. */
 export const orderOf = (name: string | null): Order => ORDERS.find((order) => order === name) ?? 'trouble'
 
 type Compare = (a: TrainingJobSummary, b: TrainingJobSummary) => number
@@ -152,20 +152,20 @@ export const COLUMNS = [
 export type Column = (typeof COLUMNS)[number]
 export const DEFAULT_COLUMNS: readonly Column[] = COLUMNS.slice(0, 8)
 
-/** Return the columns that an address names. Unknown names are skipped; an address without columns has the default. */
+/** Return the columns that the page's URL names, or the default without any. Unknown names are skipped. */
 export function columnsOf(text: string): readonly Column[] {
   const names = new Set(text.split(','))
   const found = COLUMNS.filter((column) => names.has(column) || column === 'name')
   return found.length > 1 ? found : DEFAULT_COLUMNS
 }
 
-/** Return the text that names columns in an address. It is empty for the default columns. */
+/** Return the text that names columns in the page's URL. It is empty for the default columns. */
 export function columnsText(columns: readonly Column[]): string {
   const ordered = COLUMNS.filter((column) => columns.includes(column))
   return ordered.join() === DEFAULT_COLUMNS.join() ? '' : ordered.join()
 }
 
-/** A saved view: a name, and the query string of the address. */
+/** A saved view: a name, and the query string of the page's URL. */
 export interface SavedView {
   name: string
   search: string

@@ -24,7 +24,11 @@ const RELEASE: NodeAction = { ...A.release, operation: 'ReleaseNode', takesReaso
 const END: NodeAction = { ...A.end, operation: 'ReleaseNode', terminate: true, takesReason: false }
 const CANCEL: NodeAction = { ...A.cancel, operation: 'ReleaseNode', takesReason: false }
 
-/** Return the actions that the state of a node permits, the safest first. The server refuses what its fleet forbids. */
+/**
+ * Return the actions that the state of a node permits, the safest first.
+ *
+ * The server refuses some of them in some states of the node's fleet, for example while the fleet is frozen.
+ */
 export function actionsOf(node: Pick<Node, 'NodeStatus' | 'Hold' | 'Request'>): NodeAction[] {
   if (node.Request !== undefined) return [CANCEL]
   switch (node.NodeStatus) {

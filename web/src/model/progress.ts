@@ -14,13 +14,13 @@ export interface Sample {
 
 const WINDOW_SECONDS = 30
 const MOST_SAMPLES = 120
-/** Longest time between two samples of a visible page, which polls every 2 or 4 s. A longer gap hides a step's time. */
+/** Longest time between samples while the page is visible and polls. After a longer gap, a step's time is unknown. */
 const GAP_SECONDS = 10
 
 /**
  * Return the samples with `next` appended, without the oldest beyond the limit.
  *
- * The samples begin anew after a recovery, when the step goes back, and after a change during a gap.
+ * Only `next` is returned if the step went back (a recovery), or if it grew during a gap longer than `GAP_SECONDS`.
  */
 export function sampled(samples: readonly Sample[], next: Sample): Sample[] {
   const last = samples.at(-1)

@@ -7,7 +7,7 @@ export type Range = (typeof RANGES)[number]
 const HOURS: Readonly<Record<Exclude<Range, 'custom'>, number>> = { '24h': 24, '7d': 168, '30d': 720, '90d': 2160 }
 const HOUR = 3600
 
-/** The time range that an address names, in Unix seconds. Without `end`, the range ends now. */
+/** The time range that the page's URL names, in Unix seconds. Without `end`, the range ends now. */
 export interface Span {
   range: Range
   start: number
@@ -24,7 +24,7 @@ const dayOf = (text: string | null): number | undefined => {
 export const isoDay = (at: number): string => new Date(at * 1000).toISOString().slice(0, 10)
 
 /**
- * The time range that an address names, 7 days by default.
+ * The time range that the query of the page's URL names, 7 days by default.
  *
  * `range=custom` needs `from` and `to`, the first and the last day in UTC. A custom range without valid days, or whose
  * last day precedes its first, becomes the default range.
@@ -150,7 +150,11 @@ export function timeAxisOf(greatest: number): [number, number, number] {
   return [0, top / 2, top]
 }
 
-/** Whether all buckets last an hour or less, so that their names need the hour. Some buckets of days are longer. */
+/**
+ * Whether all buckets last an hour or less, so that their names need the hour.
+ *
+ * If buckets are days or weeks, only the first and the last can be so short, because the range cuts them.
+ */
 export const isHourly = (buckets: readonly { start: number; end: number }[]): boolean =>
   buckets.every((each) => each.end - each.start <= HOUR)
 

@@ -74,9 +74,10 @@ export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBou
   Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
 
 /**
- * Return the status by which a job ended an incident before training reached the step of the failure again.
+ * Return the job's status if the job ended or was paused, and the incident closed, before the recovery was complete.
  *
- * undefined: the incident is open, or training reached that step.
+ * A recovery is complete when training reaches the step of the failure again. undefined: the incident is open, or its
+ * recovery is complete.
  */
 export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
   const closed = incident.ClosedAt
@@ -87,5 +88,9 @@ export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undef
   const wasQueued = job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime))
   return wasQueued ? 'Paused' : undefined
 }
-/** Largest difference in seconds, because of rounding, of two times that one pass of the control plane has stored. */
+/**
+ * Up to this difference, the end of an incident and the end or pause of its job count as one moment.
+ *
+ * The control plane stores both times together, and rounding can make them differ.
+ */
 const SAME_MOMENT_SECONDS = 1

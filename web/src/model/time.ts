@@ -21,7 +21,8 @@ const LEAST_REST_RATIO = 0.001
 /**
  * Return the parts in their fixed order, and their sum.
  *
- * Buckets that only a newer server knows follow. Time that the control plane has not counted is the last part.
+ * Parts of a newer server that this page does not know come after the known parts. The last part is time that the
+ * control plane has not counted.
  *
  * `open`: the job's open incident. The time since the control plane last counted is added to the incident's phase.
  */

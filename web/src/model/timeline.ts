@@ -47,7 +47,7 @@ export const MOST_NODES = 64
  * Compute the spans and lanes of a job's timeline.
  *
  * Lanes: statuses, recoveries, then at most `maxNodes` nodes. Nodes with faults come first, then current nodes.
- * A node's span ends where the node left the job, or where the incident that lost it failed.
+ * A node's span ends when the node left the job. If the job lost the node, the span ends at the failure.
  */
 export function timeline(
   job: Partial<TrainingJob>,
@@ -126,9 +126,9 @@ function workSpan(span: TrainingJobNode, losses: readonly number[], end: number,
 }
 
 /**
- * Return where a fault is marked on a node's lane.
+ * Return the time at which a fault is marked on a node's lane.
  *
- * The mark is at the failure, or at the node's arrival if the node came during the recovery.
+ * The time is that of the failure. If the node joined the job during the recovery, it is the time when it joined.
  */
 function faultAt({ FailedAt, ClosedAt }: Incident, spans: readonly TrainingJobNode[]): number {
   if (spans.some((span) => span.StartTime <= FailedAt && FailedAt <= (span.EndTime ?? Infinity))) return FailedAt

@@ -320,7 +320,8 @@ const ALIKE_SECONDS = 300
 /**
  * Return the names of other jobs that a common fault hit.
  *
- * These jobs have an incident of the same cause that failed at about the same time as this job's open incident.
+ * Each of these jobs has an incident with the same cause as this job's open incident, and with a failure at about the
+ * same time.
  */
 export function hitAlike(
   job: Partial<TrainingJob>,

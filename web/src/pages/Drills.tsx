@@ -53,7 +53,7 @@ function Start({ allowed, firstFleet }: { allowed: string[]; firstFleet: string 
   )
 }
 
-/** The form that starts a drill. The address contains its job, fault and node, so the form keeps them after a start. */
+/** The form that starts a drill. The URL contains its job, fault and node, so the form keeps them after a start. */
 function DrillForm({ allowed }: { allowed: string[] }) {
   const client = useQueryClient()
   const [search, set] = useAddress()

@@ -141,7 +141,11 @@ function rollFacts({ Roll: roll }: Fleet): Fact[] {
   return [[FLEET.labels.roll, text]]
 }
 
-/** Lets an administrator confirm that silent nodes have failed. Their instances end, so a dialog asks for the name. */
+/**
+ * Lets an administrator confirm that silent nodes have failed.
+ *
+ * The confirmation ends the instances of these nodes, so the administrator must type the fleet's name.
+ */
 function Unfreeze({ fleet }: { fleet: Fleet }) {
   const client = useQueryClient()
   const [isAsking, setAsking] = useState(false)

@@ -1,4 +1,4 @@
-/** Incidents of all jobs: open ones first, with filters in the address. */
+/** Incidents of all jobs: open ones first, with filters in the URL. */
 import { NativeSelect, SegmentedControl } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'

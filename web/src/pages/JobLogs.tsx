@@ -86,7 +86,7 @@ export default function LogsTab({ job }: { job: TrainingJob }) {
 const numberOf = (text: string | null): number | undefined =>
   text && /^\d{1,9}$/.test(text) ? Number(text) : undefined
 
-/** The view of the log in the page's address. */
+/** The view of the log that the page's URL describes. */
 interface View {
   rank?: number
   launch?: number

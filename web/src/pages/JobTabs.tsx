@@ -89,7 +89,7 @@ function protectionFacts(protection: DescribeProtectionResponse, figures: JobFig
 function LossTable({ protection, figures }: { protection: DescribeProtectionResponse; figures: JobFigures }) {
   const words = PROTECTION_TAB.odds
   const domains = protection.FatalDomains ?? []
-  /** False if a holder may not answer. The odds assume that all reported holders answer. */
+  /** False if a holder is perhaps lost since the last report. The odds assume that no reported holder is lost. */
   const isCertain = figures.protection !== 'Unconfirmed' && !figures.isStale
   const tone = (probability: number): Tone =>
     probability >= 1 ? (isCertain ? 'good' : 'idle') : probability > 0.5 ? 'warn' : 'bad'
@@ -142,7 +142,7 @@ export function EventsTab({ job }: { job: TrainingJob }) {
   return <EventList scope={{ job: useJobAddress(job) }} />
 }
 
-/** The events of a job or of a fleet, newest first, with a filter in the address. `most`: rows that are drawn. */
+/** The events of a job or of a fleet, newest first, with a filter in the URL. `most`: maximum number of rows. */
 export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; fleet?: string }; most?: number }) {
   const query = useQuery(eventsQuery(scope))
   const [search, setSearch] = useSearchParams()

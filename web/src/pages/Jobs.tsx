@@ -1,4 +1,4 @@
-/** The list of all jobs, the most urgent first. The address contains the filters, the sort order and the columns. */
+/** The list of all jobs, the most urgent first. The URL contains the filters, the sort order and the columns. */
 import { Button, NativeSelect } from '@mantine/core'
 import { useDocumentTitle, useMediaQuery } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'

@@ -1,4 +1,4 @@
-/** Time, cost and incidents over a time range. The range and the filters are in the address. */
+/** Time, cost and incidents over a time range. The range and the filters are in the URL. */
 import { NativeSelect, SegmentedControl, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'

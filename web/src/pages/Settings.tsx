@@ -1,4 +1,4 @@
-/** The session, tokens, the theme and the keys. */
+/** The session, API tokens, browser notifications, the theme, and the keyboard shortcuts. */
 import { SegmentedControl, useMantineColorScheme } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'

@@ -90,7 +90,7 @@ function SubmitForm() {
   }
 
   /**
-   * Fill the form from a job. Only the answer for the newest address counts.
+   * Fill the form from a job. If `load` is called again before the answer, that answer is ignored.
    *
    * `address`: the job's name or RunId. `checkpoint`: step of the job's checkpoint from which the new job begins.
    */

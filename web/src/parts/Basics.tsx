@@ -243,7 +243,7 @@ export const RunbookLink = ({ section }: { section: string }) => (
   </a>
 )
 
-/** `address`: name or RunId; see `api/addresses`. */
+/** A link to a job. `address`: the job's name or RunId (`api/addresses`). */
 export const JobLink = ({ name, address = name }: { name: string; address?: string }) => (
   <Link to={`/jobs/${encodeURIComponent(address)}`}>{name}</Link>
 )
@@ -263,12 +263,12 @@ interface FilterProps {
   onChange: (value: string) => void
 }
 
-/** A filter whose value is in the address. The field keeps its own text, because the address changes a moment later. */
+/** A filter whose value is in the page's URL. The field keeps its own text, because the URL changes a moment later. */
 export function Filter({ label, placeholder, value, onChange }: FilterProps) {
   const [typed, setTyped] = useState(value)
   const input = useRef<HTMLInputElement>(null)
   useEffect(() => {
-    // Without the focus, the field did not cause the change: the back button or a link has changed the address.
+    // Without the focus, the field did not cause the change: the back button or a link has changed the URL.
     if (document.activeElement !== input.current) setTyped(value)
   }, [value])
   return (

@@ -11,7 +11,11 @@ interface Props {
   children: ReactNode
 }
 
-/** A dialog with its own heading. Mantine's would be a second banner for screen readers, with a nameless button. */
+/**
+ * Mantine's dialog with two corrections for screen readers.
+ *
+ * Its <header> does not count as the page's banner (a landmark), and its close button has a name.
+ */
 export function Dialog({ title, onClose, children }: Props) {
   return (
     <Modal

@@ -1,4 +1,4 @@
-/** The nodes of a fleet. The address selects ended nodes (`?ended=1`) and one node (`#i-…`). */
+/** The nodes of a fleet. The page's URL selects ended nodes (`?ended=1`) and one node (`#i-…`). */
 import '@mantine/core/styles/Switch.css'
 import { Button, Switch } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'

@@ -19,7 +19,7 @@ interface Listed {
   incidents: Incident[]
   withJob?: boolean
   withOwner?: boolean
-  /** Returns an incident's figures. A page with the job's description returns figures that take account of the job. */
+  /** Returns an incident's figures; by default, without figures that need the job. A job's page adds these figures. */
   figuresOf?: (incident: Incident) => IncidentFigures
 }
 

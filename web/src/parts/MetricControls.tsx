@@ -1,4 +1,4 @@
-/** The row of controls above a job's charts. The address contains their values except the time zone. */
+/** The row of controls above a job's charts. The page's URL contains their values except the time zone. */
 import { Button } from '@mantine/core'
 
 import { PRESETS, type Range, type Zone } from '../model/chart'
@@ -18,7 +18,7 @@ interface Controls {
   filter: string
   /** Names of jobs that can be added to the comparison. */
   jobs: readonly string[]
-  /** Changes parameters of the address; an empty text removes a parameter. */
+  /** Changes parameters of the page's URL. An empty text removes a parameter. */
   set: (changes: Record<string, string>) => void
   onRange: (range: Range | undefined) => void
   onZone: (zone: Zone) => void

@@ -19,7 +19,7 @@ interface Props {
   steps: readonly Step[]
   /** The fleet of the nodes that the steps name. */
   fleet?: string
-  /** The urgency that the title of the card names. Steps of another urgency show it, and so do all optional steps. */
+  /** The urgency that the card's title names. A step of another urgency, or an optional step, shows its own urgency. */
   urgency?: Step['urgency'] | 'None'
   /** Whether the steps are alternatives, of which the person picks one. Alternatives show no urgency. */
   isChoice?: boolean

@@ -2,9 +2,9 @@ import { useCallback, useRef } from 'react'
 import { useSearchParams } from 'react-router'
 
 /**
- * Return the query of the address, and a function that changes it. An empty value removes its key.
+ * Return the query of the page's URL, and a function that changes it. An empty value removes its key.
  *
- * The address changes only a moment after a call. The function therefore applies a call to the result of earlier calls.
+ * The URL changes only a moment after a call. The function therefore applies a call to the result of earlier calls.
  */
 export function useAddress(): [URLSearchParams, (changes: Record<string, string>) => void] {
   const [search, setSearch] = useSearchParams()
@@ -13,7 +13,7 @@ export function useAddress(): [URLSearchParams, (changes: Record<string, string>
   const pending = useRef<string[]>([])
   if (seen.current !== search) {
     seen.current = search
-    // If the address now contains an earlier change, keep the later changes that it does not contain yet.
+    // If the URL now contains an earlier change, keep the later changes that it does not contain yet.
     pending.current = pending.current.slice(pending.current.lastIndexOf(search.toString()) + 1 || Infinity)
     if (!pending.current.length) newest.current = search
   }
