@@ -120,7 +120,7 @@ test.each(Array.from({ length: 200 }, (_, seed) => seed))('metrics of a random h
   }
 })
 
-/** Return a response of the service, which lets the page keep at most the unchanged leading points of each metric. */
+/** Return a response with a random KeptPointCount, up to the number of unchanged leading points of each metric. */
 function response(before: Logged | undefined, now: Logged, upTo: (limit: number) => number): GetMetricDataResponse {
   const results = [...now].flatMap(([name, metric]): MetricDataResult[] => {
     const old = before?.get(name)

@@ -65,7 +65,7 @@ afterEach(() => {
 })
 
 describe('the stream', () => {
-  test('is held by a tab that is seen alone, which asks for everything when it is seen again', () => {
+  test('is open only while the tab is visible, and each new stream renews all queries', () => {
     const client = new QueryClient()
     const renew = vi.spyOn(client, 'invalidateQueries')
     const { result, unmount } = renderHook(() => useLive(client, true))
@@ -82,7 +82,7 @@ describe('the stream', () => {
     unmount()
     expect([open().length, stream.isOpen]).toEqual([0, false])
   })
-  test('is cut off from its failure to its return, and where it does not come in time', () => {
+  test('counts as interrupted from an error until it opens again, or if it does not open in time', () => {
     vi.useFakeTimers()
     const client = new QueryClient()
     const { result } = renderHook(() => useLive(client, true))
@@ -99,7 +99,7 @@ describe('the stream', () => {
     act(() => void vi.runAllTimers())
     expect(result.current).toBe('cut')
   })
-  test('that was refused is not tried again by a tab that is hidden', () => {
+  test('that the server refused is not opened again in a hidden tab', () => {
     vi.useFakeTimers()
     const client = new QueryClient()
     renderHook(() => useLive(client, true))
@@ -115,7 +115,7 @@ describe('the stream', () => {
 
 describe('events that come faster than answers', () => {
   const event = { data: JSON.stringify({ TrainingJobName: 'gpt' }) }
-  test('renew what they change one answer after the other: none is thrown away, and none is missed', async () => {
+  test('renew a query after its pending answer: no request is aborted, and no event is missed', async () => {
     vi.useFakeTimers()
     const client = new QueryClient()
     const asked: { answer: (value: number) => void; signal: AbortSignal }[] = []
@@ -142,7 +142,7 @@ describe('events that come faster than answers', () => {
     expect([fleets.getCurrentResult().data, asked.length]).toEqual([4, 5]) // the last event causes one more request
     gone()
   })
-  test('wait for what they change alone', async () => {
+  test('wait only for pending requests of the same query', async () => {
     vi.useFakeTimers()
     const told: string[] = []
     const renewals = new Renewals((key) => {
@@ -157,7 +157,7 @@ describe('events that come faster than answers', () => {
   })
 })
 
-test('what is held while a tab is seen is begun and ended in turn, and not begun in one that is hidden', () => {
+test('whileVisible begins in a visible tab, ends in a hidden tab, and never does either twice in a row', () => {
   const told: string[] = []
   show('hidden')
   const stop = whileVisible(

@@ -38,7 +38,7 @@ describe('messages of an event stream', () => {
     ),
   )
   const wanted = [{ type: 'LogEvents', payload: '{"Events":[],"NextForwardToken":"é1"}' }]
-  test.each([1, 7, 13, MADE.length])('are whole again from pieces of %i bytes', (size) => {
+  test.each([1, 7, 13, MADE.length])('are decoded from pieces of %i bytes', (size) => {
     const decoder = new EventStreamDecoder()
     const found = []
     for (let at = 0; at < MADE.length * 2; at += size)
@@ -53,7 +53,7 @@ describe('messages of an event stream', () => {
 })
 
 describe('colours of a terminal', () => {
-  test('become pieces, which together are the text', () => {
+  test('split a line into pieces whose joined texts are the plain text', () => {
     const line = '\u001b[1;31mERROR\u001b[0m loss \u001b[38;5;4mnan\u001b[39m\u001b[K'
     expect(pieces(line)).toEqual([
       { text: 'ERROR', look: 'c1 strong' },
@@ -66,14 +66,14 @@ describe('colours of a terminal', () => {
         .join(''),
     ).toBe(plain(line))
   })
-  test('of many bits are left out, with what belongs to them', () =>
+  test('other than the 16 text colours are removed with all their parameters', () =>
     expect(pieces('\u001b[38;2;1;31;2mx\u001b[48;5;1my')).toEqual([
       { text: 'x', look: '' },
       { text: 'y', look: '' },
     ]))
   test('a progress bar keeps its last state', () =>
     expect(pieces('10%\r\u001b[32m100%\r').map((piece) => piece.text)).toEqual(['100%']))
-  test('what is searched is marked across them, however it is written', () => {
+  test('a search ignores case and marks matches that contain several colours', () => {
     const found = marked(pieces('a\u001b[31mbC\u001b[0mdabc'), 'ABC')
     expect(found.map((piece) => [piece.text, piece.isMarked])).toEqual([
       ['a', true],
@@ -84,8 +84,8 @@ describe('colours of a terminal', () => {
   })
 })
 
-describe('lines that are held', () => {
-  test('are numbered on in both directions', () => {
+describe('held lines', () => {
+  test('are numbered continuously in both directions', () => {
     const { lines } = appended(appended([], [event('a')]).lines, [event('b')])
     expect(prepended(lines, [event('y'), event('z')]).map((line) => [line.number, line.text])).toEqual([
       [-2, 'y'],
@@ -94,7 +94,7 @@ describe('lines that are held', () => {
       [1, 'b'],
     ])
   })
-  test('are bounded: the oldest go', () => {
+  test('are limited in number: the oldest are dropped', () => {
     const many = Array.from({ length: MOST_LINES }, (_, index) => event(String(index), index))
     const held = appended([], many)
     expect(held.isCut).toBe(false)
@@ -104,12 +104,12 @@ describe('lines that are held', () => {
     expect(lines.at(-1)!.text).toBe('new')
     expect(lines.every((line, index) => line.number === lines[0]!.number + index)).toBe(true)
   })
-  test('of one moment are let go together, as they are found again by its time', () => {
+  test('with equal times are dropped together, because the page requests older lines by time', () => {
     const many = Array.from({ length: MOST_LINES + 1 }, (_, index) => event(String(index), Math.floor(index / 7)))
     const { lines } = appended([], many)
     expect(lines[0]!.at).toBeGreaterThan(Math.round(many[Number(lines[0]!.text) - 1]!.Timestamp * 1000))
   })
-  test('have places that name them among those of the same moment', () => {
+  test('have addresses that distinguish lines with equal times', () => {
     const { lines } = appended(
       [],
       [
@@ -125,7 +125,7 @@ describe('lines that are held', () => {
     expect(lineAt({ generation: 1, at: lines[0]!.at + 2, rank: 0, nth: 0 }, lines)!.text).toBe('gap')
     for (const bad of ['', '1~2', '1~x~0~0', '1~2~0~0~0', '-1~2~0~0']) expect(readPlace(bad)).toBeUndefined()
   })
-  test('lead to the failure: the last that tells of it in its launch, not after it', () => {
+  test('include the line about a failure: the last such line of the failed launch before the failure', () => {
     const incident = { FailedAt: 1772323210, GenerationBefore: 1 }
     const told = [
       event('Traceback (most recent call last):', 9_000),
@@ -141,7 +141,7 @@ describe('lines that are held', () => {
     ).toBe('lost')
     expect(failureLine(incident, [])).toBeUndefined()
   })
-  test('are found, and the one that is looked at stays while others are read before and after it', () => {
+  test('match a search, and the current match stays current when older and newer lines arrive', () => {
     const { lines } = appended(
       [],
       [event('Loss 3'), event('step'), event('loss 2'), event('\u001b[31mloss\u001b[0m 1')],
@@ -153,7 +153,7 @@ describe('lines that are held', () => {
     expect([more.indexOf(hitOf(more, 2)!), more.length]).toEqual([3, 6])
     expect(hits(lines, '')).toEqual([])
   })
-  test('are downloaded with when and who', () =>
+  test('are downloaded with time, launch, rank and stream', () =>
     expect(asText(appended([], [event('\u001b[31mx', 7, { Rank: 3 })]).lines[0]!)).toBe(
       '2026-03-01T00:00:00.007Z launch 1 rank 3 stdout: x\n',
     ))
@@ -187,8 +187,8 @@ function served(all: LogEvent[], page = 3) {
 }
 const LOG = Array.from({ length: 10 }, (_, index) => event(String(index), index * 10_000))
 
-describe('a log that is read', () => {
-  test('begins with the newest, goes back to the first, and no line comes twice', async () => {
+describe('a log', () => {
+  test('is read from the newest line back to the first, without repeated lines', async () => {
     const source = new LogSource('gpt', {}, served(LOG).ask)
     await source.start({ at: 'end' })
     expect(texts(source.snapshot().lines)).toEqual(['7', '8', '9'])
@@ -196,7 +196,7 @@ describe('a log that is read', () => {
     for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
     expect(texts(source.snapshot().lines)).toEqual(LOG.map((each) => each.Message))
   })
-  test('begins around a moment, and goes on in both directions', async () => {
+  test('is read from a given time in both directions', async () => {
     const source = new LogSource('gpt', {}, served(LOG).ask)
     await source.start({ at: 'time', ms: 1772323200_000 + 50_000 })
     expect(texts(source.snapshot().lines)).toEqual(['2', '3', '4', '5', '6', '7'])
@@ -207,7 +207,7 @@ describe('a log that is read', () => {
   const RARE = Array.from({ length: 200 }, (_, index) =>
     event(index === 1 || index === 190 ? `CUDA ${index}` : 'step', index * 10_000),
   )
-  test('reads on while matching lines are rare, and reports no match only at the end of the log', async () => {
+  test('is read past pages without matches, at most `MOST_EMPTY` at once', async () => {
     const { ask, follows } = served(RARE)
     const source = new LogSource('gpt', { FilterPattern: 'CUDA' }, ask)
     await source.start({ at: 'end' })
@@ -219,13 +219,13 @@ describe('a log that is read', () => {
     for (let tries = 0; source.snapshot().hasOlder && tries < 10; tries += 1) await source.older()
     expect(texts(source.snapshot().lines)).toEqual(['CUDA 1', 'CUDA 190'])
   })
-  test('is read on around a moment, too, in both directions', async () => {
+  test('is read past pages without matches from a given time in both directions', async () => {
     const source = new LogSource('gpt', { FilterPattern: 'CUDA' }, served(RARE, 10).ask)
     await source.start({ at: 'time', ms: 1772323200_000 + 1_000_000 })
     expect(texts(source.snapshot().lines)).toEqual(['CUDA 1', 'CUDA 190'])
     expect(source.snapshot().isAtEnd).toBe(false)
   })
-  test('with nothing of what is wanted says so only at its ends', async () => {
+  test('without matches reports `hasOlder` until all its pages are read', async () => {
     const of = async (page: number) => {
       const source = new LogSource('gpt', { FilterPattern: 'NaN' }, served(RARE, page).ask)
       await source.start({ at: 'end' })
@@ -250,7 +250,7 @@ describe('a log that is read', () => {
       { EndTime, NextToken: 'b:3' },
     ])
   })
-  test('asks for what was let go by its time, from then on', async () => {
+  test('requests dropped lines by time, and then continues by token', async () => {
     const { ask, follows } = served(LOG)
     const asked: Parameters<LogService['page']>[0][] = []
     const source = new LogSource(
@@ -271,7 +271,7 @@ describe('a log that is read', () => {
       { TrainingJobName: 'gpt', EndTime, NextToken: 'b:7', Limit: 1000 },
     ])
   })
-  test('is followed from its last line on, again after it was cut off, until it ends', async () => {
+  test('is followed from its last line until it ends, and again after an interruption', async () => {
     const { ask, follows } = served(LOG)
     const source = new LogSource('gpt', {}, ask)
     await source.start({ at: 'end' })
@@ -289,7 +289,7 @@ describe('a log that is read', () => {
     await vi.waitFor(() => expect(source.snapshot().isOver).toBe(true))
     expect(texts(source.snapshot().lines)).toEqual(['7', '8', '9', '10', '11'])
   })
-  test('takes nothing more once it is closed', async () => {
+  test('that is closed ignores later lines', async () => {
     const { ask, follows } = served(LOG)
     const source = new LogSource('gpt', {}, ask)
     await source.start({ at: 'end' })
@@ -298,7 +298,7 @@ describe('a log that is read', () => {
     follows[0]!.take({ Events: [event('late')], NextForwardToken: 'f:11' })
     expect(texts(source.snapshot().lines)).not.toContain('late')
   })
-  test('says when it cannot be read', async () => {
+  test('that cannot be read has the error in its state', async () => {
     const source = new LogSource('gpt', {}, { ...served(LOG).ask, page: () => Promise.reject(new Error('no')) })
     await source.start({ at: 'end' })
     expect(source.snapshot()).toMatchObject({ isBusy: false, error: new Error('no') })

@@ -99,7 +99,7 @@ describe('the card about what to do', () => {
     drawn(<ActCard act={act} figures={figures} fleet="main" />)
     return card('What to do')
   }
-  test('has the steps in order, and the section of the runbook', () => {
+  test('shows the steps in order, and links the section of the runbook', () => {
     const act = drawCard({
       job: {
         ...job,
@@ -141,7 +141,7 @@ describe('the latest incident', () => {
     const figures = incidentFigures(shown, NOW)
     return drawn(<LatestIncident incident={shown} figures={figures} job={{ FleetName: 'main' }} />, { role })
   }
-  test('has five answers, the lengths of its phases, and links', () => {
+  test('shows what failed, why, the response, the phases, and links', () => {
     drawIncident()
     const now = card('Open incident')
     for (const text of [
@@ -190,7 +190,7 @@ describe('the latest incident', () => {
   })
 })
 
-test('the strip has the status, the step, the rate, the protection, and whether to act', () => {
+test('the strip shows the status, the step, the rate, the protection, and whether to act', () => {
   drawn(<StatusStrip name="gpt" verdict={of()} rate="2.0 steps/s" />)
   expect(screen.getByRole('group', { name: 'Status of this job' }).textContent).toBe(
     'gptTrainingStep 1,204Rate 2.0 steps/sProtectedNothing to do',
@@ -235,7 +235,7 @@ describe('the queue', () => {
   const leaving = line('leaving', { SecondaryStatus: 'Interrupted' })
   const pending = line('pending', { SecondaryStatus: 'Pending', TrainingStartTime: undefined })
 
-  test('has who waits, interrupted ones too, with their places and what would free them', () => {
+  test('lists pending and interrupted jobs with their positions and what would start them', () => {
     page(
       [pending, runs, paused, interrupted, leaving],
       [
@@ -263,7 +263,7 @@ describe('the queue', () => {
     )
     expect(rows[1]![7]).toMatch(/jobs use 8 of them/)
   })
-  test('is empty where nobody waits, even if a job is paused', () => {
+  test('is empty if no job waits for nodes, even if a job is paused', () => {
     page([runs, paused], [])
     screen.getByRole('heading', { name: 'The queue is empty' })
   })
@@ -317,11 +317,11 @@ describe('the nodes of a fleet', () => {
       },
     )
   const ids = () => [...document.querySelectorAll('tr[id]')].map((row) => row.id)
-  test('encrypt their connections, as the settings say', () => {
+  test('encrypt their connections: the page shows the setting, and that it is in force', () => {
     page('/fleets/main')
     expect(screen.getByText('Replica encryption (TLS)').nextElementSibling!.textContent).toBe('Auto, in force')
   })
-  test('are those that are, and one that a link leads to, though it has ended', () => {
+  test('include an ended node only if the URL names it', () => {
     page('/fleets/main#i-e7')
     expect(ids()).toEqual(['i-e7', 'i-a3', 'i-a2', 'i-a1', 'i-a0'])
     expect(screen.getByLabelText<HTMLInputElement>('Show ended nodes')).toMatchObject({
@@ -329,7 +329,7 @@ describe('the nodes of a fleet', () => {
       disabled: false,
     })
   })
-  test('with those that have ended are as many as one asks for', () => {
+  test('include ended nodes on request, 500 rows at a time', () => {
     page('/fleets/main?ended=1')
     expect([ids().length, ...ids().slice(0, 5)]).toEqual([500, 'i-a3', 'i-a2', 'i-a1', 'i-a0', 'i-e500'])
     fireEvent.click(screen.getByRole('button', { name: 'Show 5 more of 505' }))
@@ -463,7 +463,7 @@ describe('actions on checkpoints', () => {
       { method: 'POST', path: `${path}/30/unpin`, body: {} },
     ])
   })
-  test('delete only after the step was typed', async () => {
+  test('delete only after the user has typed the step', async () => {
     const asked = served({ '/v1/training-jobs/run-7/checkpoints/20': { body: {} } })
     tab('submitter')
     fireEvent.click(screen.getByRole('button', { name: 'Delete step 20 of launch 2' }))
@@ -477,7 +477,7 @@ describe('actions on checkpoints', () => {
     await waitFor(() => expect(screen.queryByRole('textbox')).toBeNull())
     expect(asked[0]).toEqual({ method: 'DELETE', path: '/v1/training-jobs/run-7/checkpoints/20', body: undefined })
   })
-  test('show a requested step until the list has it', async () => {
+  test('show a requested step until the list contains the checkpoint', async () => {
     served({
       '/v1/training-jobs/run-7/checkpoints': {
         body: { TrainingJobName: 'gpt', RunId: 'run-7', Step: 45, Status: 'Requested' },
@@ -489,7 +489,7 @@ describe('actions on checkpoints', () => {
     act(() => void client.setQueryData(['checkpoints', 'gpt'], [kept(46, {}), ...list]))
     await waitFor(() => expect(screen.queryByText(/Everstep stores step 45/)).toBeNull())
   })
-  test('of many checkpoints are drawn by the hundred', () => {
+  test('are shown for 100 checkpoints at a time', () => {
     tab(
       'viewer',
       {},
@@ -516,7 +516,7 @@ describe('dialogs', () => {
       onClose,
     }
   }
-  test('the name has to be typed, and nothing else will do', async () => {
+  test('confirm only after the user has typed the exact name', async () => {
     const confirm = vi.fn(() => Promise.resolve())
     const { typed, button, onClose } = ask(confirm)
     screen.getByText('It does not start again.')
@@ -530,7 +530,7 @@ describe('dialogs', () => {
     await waitFor(() => expect(onClose).toHaveBeenCalledOnce())
     expect(confirm).toHaveBeenCalledOnce()
   })
-  test('a refusal is said in the dialog, which stays open', async () => {
+  test('show a refusal and stay open', async () => {
     const { typed, button, onClose } = ask(() =>
       Promise.reject(new ApiError(409, 'ConflictException', 'it has ended', 'req-7')),
     )
@@ -540,14 +540,14 @@ describe('dialogs', () => {
     expect(refusal.textContent).toMatch(/The action failed.*it has ended.*Code ConflictException, request req-7/)
     expect(onClose).not.toHaveBeenCalled()
   })
-  test('what can be undone is done at once, and a refusal stands beside it', async () => {
+  test('are not needed for an action that can be undone: its button acts at once and shows a refusal', async () => {
     const does = vi.fn(() => Promise.reject(new ApiError(409, 'ConflictException', 'the fleet is frozen')))
     drawn(<ActionButton action={does}>Pause</ActionButton>)
     fireEvent.click(screen.getByRole('button', { name: 'Pause' }))
     expect((await screen.findByRole('alert')).textContent).toMatch(/the fleet is frozen/)
     expect(does).toHaveBeenCalledOnce()
   })
-  test('of a node only that is offered which its state allows', () => {
+  test('offer only the actions that the state of the node permits', () => {
     const node = (changes: object) =>
       ({ NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', Hold: 'inspection', Reason: '', ...changes }) as never
     const { unmount } = drawn(<NodeDialog node={node({})} onClose={() => {}} />)
@@ -560,7 +560,7 @@ describe('dialogs', () => {
   })
 })
 
-describe('a job that begins with an earlier one', () => {
+describe('a submission that copies a job', () => {
   const earlier = (TrainingJobName: string, changes: Partial<TrainingJob>) =>
     ({
       TrainingJobName,
@@ -595,7 +595,7 @@ describe('a job that begins with an earlier one', () => {
       parameters: () => screen.getByLabelText<HTMLTextAreaElement>('Hyperparameters').value,
     }
   }
-  test('has nothing of one whose name is only how its own begins', async () => {
+  test('copies gpt-2 without settings of gpt, although gpt was typed first', async () => {
     const { type, answer, yaml, parameters } = page()
     type('Hyperparameters', 'typed=before')
     type('Copy from', 'gpt')
@@ -608,7 +608,7 @@ describe('a job that begins with an earlier one', () => {
     expect(yaml()).not.toContain('arn:of:gpt')
     expect(parameters()).toBe('steps=2')
   })
-  test('is the one that was asked for last, in whichever order the answers come', async () => {
+  test('copies the job that was typed last, in any order of the answers', async () => {
     const { type, answer, yaml } = page()
     type('Copy from', 'gpt')
     type('Copy from', 'gpt-2')
@@ -617,7 +617,7 @@ describe('a job that begins with an earlier one', () => {
     expect(yaml()).toContain('b'.repeat(64))
     screen.getByText(/settings of gpt-2\./)
   })
-  test('stands in the field of hyperparameters as in the draft, chosen again too', async () => {
+  test('shows the same hyperparameters in the field and in the YAML, also if the job is copied again', async () => {
     const { type, answer, yaml, parameters } = page()
     type('Copy from', 'gpt-2')
     await answer(next)
@@ -630,7 +630,7 @@ describe('a job that begins with an earlier one', () => {
     await answer(next)
     expect([parameters(), yaml()]).toEqual(['steps=2', expect.stringContaining('"2"')])
   })
-  test('has the hyperparameters of the YAML, and a field that is only passed through puts nothing back', async () => {
+  test('takes hyperparameters from the YAML, and a field that loses the focus unchanged changes nothing', async () => {
     const { type, yaml, parameters } = page()
     const pass = () => fireEvent.blur(screen.getByLabelText('Hyperparameters'))
     type('Hyperparameters', 'steps=200')
@@ -646,7 +646,7 @@ describe('a job that begins with an earlier one', () => {
     pass()
     expect(parameters()).toBe('steps=5')
   })
-  test('is sent with what is empty by the user’s own name', async () => {
+  test('keeps an empty value of an environment variable', async () => {
     const { type } = page()
     const asked = served({ '/v1/training-jobs': { body: { Plan: undefined } } })
     type(
@@ -662,7 +662,7 @@ describe('a job that begins with an earlier one', () => {
   })
 })
 
-test('the frame says that the event stream is interrupted, but not before the first connection', () => {
+test('the frame shows that the event stream is interrupted, but not before the first connection', () => {
   const stream: { onopen?: () => void; onerror?: () => void; addEventListener: () => void; close: () => void } = {
     addEventListener: () => {},
     close: () => {},
@@ -686,7 +686,7 @@ test('the frame says that the event stream is interrupted, but not before the fi
   expect(freshness()).toBe('Polling')
 })
 
-test('the badge of the incidents says what it counts', () => {
+test('the badge of the incidents explains its number', () => {
   vi.stubGlobal(
     'EventSource',
     Object.assign(
@@ -702,9 +702,9 @@ test('the badge of the incidents says what it counts', () => {
   )
 })
 
-describe('what is held and not renewed', () => {
+describe('data that could not be renewed', () => {
   const query = (data: string | undefined, error: unknown) => ({ data, error, refetch: vi.fn() })
-  test('stays, and is said to be old, with the request and a way to try again', () => {
+  test('stays on the page, with a warning, the request id and a button to try again', () => {
     const asked = query('old figures', new ApiError(503, 'ServiceUnavailable', 'the database is locked', 'req-9'))
     drawn(<Shown query={asked}>{(data) => <p>{data}</p>}</Shown>)
     screen.getByText('old figures')
@@ -712,7 +712,7 @@ describe('what is held and not renewed', () => {
     fireEvent.click(screen.getByRole('button', { name: 'Try again' }))
     expect(asked.refetch).toHaveBeenCalledOnce()
   })
-  test('says nothing while all is well', () => {
+  test('has no warning after a successful request', () => {
     drawn(<Shown query={query('figures', null)}>{(data) => <p>{data}</p>}</Shown>)
     expect(screen.queryByRole('alert')).toBeNull()
   })
@@ -721,7 +721,7 @@ describe('what is held and not renewed', () => {
     [503, false],
     [404, true],
     [200, true],
-  ])('an answer of %s is news of the control plane: %s', async (status, isNews) => {
+  ])('an answer with status %s counts as contact with the control plane: %s', async (status, isNews) => {
     served({ '/v1/training-jobs/gpt': { status, body: {} } })
     contact.at = 0
     await call('DescribeTrainingJob', { TrainingJobName: 'gpt' }).catch(() => {})
@@ -729,7 +729,7 @@ describe('what is held and not renewed', () => {
   })
 })
 
-test('stacks are folded, each with the ranks that stood there', () => {
+test('each folded stack names its ranks', () => {
   drawn(
     <Stacks
       event={{

@@ -1,5 +1,5 @@
 import { configure } from '@testing-library/react'
 
-// `findBy…` and `waitFor` end with the awaited change. The limit only ends a test that waits for nothing: on a busy
-// machine, the first import of a dialog takes longer than the usual second.
+// `findBy…` and `waitFor` wait until the awaited change, so only a failing test waits up to this limit. The library's
+// limit of one second is too short: on a busy machine, the first import of a dialog takes longer.
 configure({ asyncUtilTimeout: 30_000 })

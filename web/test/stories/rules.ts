@@ -260,7 +260,7 @@ export function buried(moment: Moment): string[] {
 /** The cause of drills. A report counts their incidents separately from failures. */
 const DRILL = 'drill'
 
-/** The figures of a report follow from the incidents and the jobs of its range, which is longer than a story. */
+/** The figures of a report follow from all incidents and jobs of a story: its range is longer than any story. */
 export function reported(page: HTMLElement, moment: Moment): string[] {
   const { incidents } = listed(moment)
   const real = incidents.filter((each) => each.Cause !== DRILL)
