@@ -38,6 +38,8 @@ With two servers, the kinds in `SERVER_ROUND` must, too. Failed status checks ne
 plane lacks a safeguard.
 """
 OBEYED: Final = 200
+DECIDED: Final = frozenset({"SetDesiredCapacity", "TerminateInstanceInAutoScalingGroup", "CompleteLifecycleAction"})
+"""Calls that only the server that manages a fleet makes. Any server makes the others, in answer to API requests."""
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
 UNREACHABLE: Final = "node_unreachable"
 ENDS_INSTANCES: Final = frozenset({"instances", "groups"})
@@ -381,7 +383,8 @@ def _has_missed_a_checkpoint(incident: Incident, strikes: Iterable[Strike]) -> b
 def one_server(day: Day) -> list[str]:
     # A restarted process is another server. A fault of the database can move a lease there and back.
     allowed = sum({"control plane": 1, "freeze": 2, "database": 2}.get(strike.kind, 0) for strike in day.strikes)
-    servers = [call.server for call in sorted(day.calls, key=lambda call: call.at) if call.server]
+    calls = sorted(day.calls, key=lambda call: call.at)
+    servers = [call.server for call in calls if call.server and call.action in DECIDED]
     turns = sum(before != after for before, after in pairwise(servers))
     if turns <= allowed:
         return []

@@ -227,7 +227,7 @@ WRONG: dict[str, list[tuple[str, Callable[[Day], Day]]]] = {
                 calls=[
                     *(replace(call, server="first") for call in day.calls),
                     *(
-                        Call(at=300.0 + at, action="SetInstanceProtection", server=server)
+                        Call(at=300.0 + at, action="SetDesiredCapacity", server=server)
                         for at, server in enumerate(("second", "first"))
                     ),
                 ],
@@ -399,6 +399,18 @@ def test_the_least_ettr_follows_from_the_strikes() -> None:
     cost = sum(COST_SECONDS[strike.kind] for strike in strikes) + 3 * COST_SECONDS["instances"]
     assert expected_ettr(strikes, 1000.0) == pytest.approx(1 - cost / 1000)
     assert expected_ettr(strikes, 1.0) == 0.0
+
+
+def test_servers_may_take_turns_after_a_strike_and_in_answers_to_requests() -> None:
+    def turns(day: Day, action: str) -> Day:
+        servers = ("first", "second", "first")
+        return replace(day, calls=[Call(at=300.0 + at, action=action, server=name) for at, name in enumerate(servers)])
+
+    day = replace(well(), strikes=[])
+    assert RULES["one server"](turns(day, "SetDesiredCapacity"))
+    assert not RULES["one server"](turns(day, "PutLifecycleHook"))
+    frozen = Strike(at=200.0, kind="freeze", targets=(), did="a server stood still", seen="its process is stopped")
+    assert not RULES["one server"](turns(replace(day, strikes=[frozen]), "SetDesiredCapacity"))
 
 
 def test_a_short_day_beside_other_tests_is_not_judged_by_its_seconds() -> None:
