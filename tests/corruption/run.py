@@ -7,12 +7,15 @@ import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.corruption.memory import Memory
 from tests.corruption.objects import Objects
 from tests.corruption.outcomes import Counts, small_chunks
+from tests.corruption.parity import Contributions, Rebuilds
+from tests.corruption.relayout import EarlierLoads
+from tests.corruption.shared import SharedLoads
 from tests.corruption.wire import Wire
 from worker.replication import transfers
 
@@ -44,27 +47,36 @@ async def _planted(folder: Path, count: int, draw: random.Random, progress: Call
     counts = Counts()
     objects = Objects(folder / "objects", draw)
     memory = Memory(folder / "memory", draw)
-    await memory.prepare()
     (folder / "wire").mkdir()
     wire = Wire(folder / "wire", draw)
+    rebuilds = Rebuilds(folder / "rebuilds", draw)
+    contributions = Contributions(folder / "contributions", draw)
+    earlier = EarlierLoads(folder / "earlier", draw)
+    shared = SharedLoads(folder / "shared", draw)
+    places: list[Callable[[str, Counts], Awaitable[None] | None]] = [
+        objects.open,
+        objects.restore,
+        objects.export,
+        memory.adopt,
+        wire.chunks,
+        wire.message,
+        rebuilds.rebuild,
+        contributions.contribute,
+        earlier.load,
+        shared.load,
+    ]
     try:
+        await memory.prepare()
+        for each in (rebuilds, contributions, earlier, shared):
+            await each.prepare()
         for number in range(count):
-            kind = draw.choice(KINDS)
-            match number % 6:
-                case 0:
-                    objects.open(kind, counts)
-                case 1:
-                    await objects.restore(kind, counts)
-                case 2:
-                    await memory.adopt(kind, counts)
-                case 3:
-                    await wire.chunks(kind, counts)
-                case 4:
-                    await wire.message(kind, counts)
-                case 5:
-                    objects.export(kind, counts)
+            planting = places[number % len(places)](draw.choice(KINDS), counts)
+            if planting is not None:
+                await planting
             progress(number + 1)
     finally:
         await wire.close()
+        for each in (rebuilds, contributions, earlier, shared):
+            await each.close()
         objects.close()
     return counts

@@ -63,13 +63,23 @@ class LineDialler:
         here: the dialling node.
         peer: the node to which the sessions lead.
         serve: serves the peer's end of a session, with its streams.
+        on_stream: receives the socket of each new stream, and returns the socket that the dialling node reads.
     """
 
-    def __init__(self, here: NodeId, peer: NodeId, kind: SessionKind, serve: Serve) -> None:
+    def __init__(
+        self,
+        here: NodeId,
+        peer: NodeId,
+        kind: SessionKind,
+        serve: Serve,
+        *,
+        on_stream: Callable[[socket.socket], socket.socket] = lambda line: line,
+    ) -> None:
         self._here = here
         self._peer = peer
         self._kind: SessionKind = kind
         self._serve = serve
+        self._on_stream = on_stream
         self.serving: set[asyncio.Task[None]] = set()
         self._streams: dict[int, Streams] = {}
 
@@ -93,4 +103,4 @@ class LineDialler:
             here = socket.create_connection(listener.getsockname())
             there, _ = listener.accept()
         self._streams[id(session)].add(there)
-        return here
+        return self._on_stream(here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -69,13 +70,15 @@ class Cluster(Generic[StoreT]):
         """The nodes that accept sessions and never answer."""
         self.is_asked = [asyncio.Event() for _ in stores]
         """One event per node, set when another node has opened a session to it."""
+        self.on_stream: Callable[[socket.socket], socket.socket] = lambda line: line
+        """Receives the socket of each new stream, and returns the socket that the dialling node reads."""
         self._plan = rank_plan(addresses=("127.0.0.1",) * len(stores), ranks_per_node=ranks_per_node)
         self._payloads = [payload_of(tensors, frozen=frozen) for tensors in shards]
         self._least_bytes = least_bytes
         self._offers: dict[Rank, Sequence[Item]] = {}
         self._has_offers = asyncio.Event()
-        self._loads = [NodeLoads() for _ in stores]
-        self._is_loaded = [asyncio.Event() for _ in stores]
+        self._loads: list[NodeLoads] = []
+        self._is_loaded: list[asyncio.Event] = []
         self._slots = [self._store(f"node{index}") for index in range(len(stores))]
         self._helpers: list[LoadHelper] = []
         self._diallers: dict[tuple[int, int], LineDialler] = {}
@@ -89,6 +92,20 @@ class Cluster(Generic[StoreT]):
             self._plan,
             ranks=tuple(structs.replace(rank, sources=sources.get(rank.rank, ())) for rank in self._plan.ranks),
         )
+        self._begin()
+
+    async def restart(self) -> None:
+        """Begin another generation that loads the same shards. All sessions end, and all slots become empty."""
+        await self.cut()
+        self._diallers.clear()
+        for slots in [slots for store in self._slots for slots in store.shards.values()]:
+            for slot in slots:
+                slot.file.empty()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._loads = [NodeLoads() for _ in self.stores]
+        self._is_loaded = [asyncio.Event() for _ in self.stores]
         self._helpers = [
             LoadHelper(self._plan, store, is_loaded=is_loaded, ranks=node.ranks, loads=loads)
             for store, is_loaded, node, loads in zip(
@@ -134,14 +151,26 @@ class Cluster(Generic[StoreT]):
 
     async def load_node(self, index: int) -> None:
         """Load all shards of one node, and check them."""
-        ranks = [rank for rank in self._plan.nodes[index].ranks if rank < len(self._payloads)]
-        await asyncio.gather(*(self._load(index, rank) for rank in ranks))
+        await self.attempt(index)
+        for rank in self._ranks(index):
+            assert self.found(rank) == self._payloads[rank][0]
+
+    async def attempt(self, index: int) -> None:
+        """Load all shards of one node, without a check."""
+        await asyncio.gather(*(self._load(index, rank) for rank in self._ranks(index)))
         self._is_loaded[index].set()
-        for rank in ranks:
-            slot = self._slots[index].sealed(rank, CONTENT)
-            assert slot is not None
-            with slot.file.payload() as view:
-                assert bytes(view) == self._payloads[rank][0]
+
+    def _ranks(self, index: int) -> list[Rank]:
+        return [rank for rank in self._plan.nodes[index].ranks if rank < len(self._payloads)]
+
+    def found(self, rank: Rank) -> bytes | None:
+        """Return the shard that the rank's node has loaded, or None."""
+        index = next(index for index, node in enumerate(self._plan.nodes) if rank in node.ranks)
+        slot = self._slots[index].sealed(rank, CONTENT)
+        if slot is None:
+            return None
+        with slot.file.payload() as view:
+            return bytes(view)
 
     async def _load(self, index: int, rank: Rank) -> None:
         here, dialler = self._plan.nodes[index].node_id, partial(self._dialler, index)
@@ -169,7 +198,9 @@ class Cluster(Generic[StoreT]):
             return _Dead()
         if (here, there) not in self._diallers:
             serve = partial(self._serve, there)
-            self._diallers[here, there] = LineDialler(NodeId(f"i-{here}"), peer, "load", serve)
+            self._diallers[here, there] = LineDialler(
+                NodeId(f"i-{here}"), peer, "load", serve, on_stream=lambda line: self.on_stream(line)
+            )
         return self._diallers[here, there]
 
     async def _serve(self, there: int, session: Session, streams: Streams) -> None:
