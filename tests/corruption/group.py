@@ -158,6 +158,12 @@ class Group:
         header = replace(slot.file.header, payload_bytes=size, index_offset=size - INDEX_BYTES, index_bytes=INDEX_BYTES)
         assert await store.seal(rank, index, header) is not None
 
+    def slot(self, rank: Rank, step: Step) -> Slot:
+        """Return the slot of a rank's shard on its own node."""
+        slot = self.nodes[rank].store.sealed(rank, Content(ORIGIN, step))
+        assert slot is not None
+        return slot
+
     def restore(self, step: Step, *, lost: Rank | None, new_world: int) -> recovery.Restore:
         """Return the sources that the control plane chooses, if the job's history ends with `step`.
 

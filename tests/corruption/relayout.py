@@ -29,49 +29,50 @@ class EarlierLoads:
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
         self._draw = draw
-        self._group = Group(folder, draw)
+        self.group = Group(folder, draw)
+        """The nodes, with the shards and shares of the earlier launch."""
 
     async def prepare(self) -> None:
         """Make all shards and shares, and check that each node loads each shard without a corruption."""
-        await self._group.prepare()
+        await self.group.prepare()
         for lost in (None, *RANKS):
             if lost is not None:
-                await self._group.lose(lost)
-            plan = self._plan(STEPS[-1])
+                await self.group.lose(lost)
+            plan = self.plan(STEPS[-1])
             assert plan is not None
             for rank in RANKS:
-                for here in self._group.nodes.values():
-                    assert await self._loaded(here, rank, plan) == (Outcome.HARMLESS, "")
-            await self._group.mend(self._group.nodes.values())
+                for here in self.group.nodes.values():
+                    assert await self.loaded(here, rank, plan) == (Outcome.HARMLESS, "")
+            await self.group.mend(self.group.nodes.values())
 
     async def close(self) -> None:
         """End all sessions and close all slots."""
-        await self._group.close()
+        await self.group.close()
 
     async def load(self, kind: str, counts: Counts) -> None:
         """Plant a corruption in the memory of the earlier launch's nodes, and load one of its shards on any node."""
-        draw, group = self._draw, self._group
+        draw, group = self._draw, self.group
         lost, step = draw.choice((None, *RANKS)), draw.choice(STEPS)
         if lost is not None:
             await group.lose(lost)
         nodes = [node for node in group.nodes.values() if node.rank != lost]
         if draw.random() < 0.5:
             place = await group.plant(kind, nodes, step)
-            plan = self._plan(step)
+            plan = self.plan(step)
         else:
-            plan = self._plan(step)
+            plan = self.plan(step)
             place = await group.plant(kind, nodes, step)
         here, rank = draw.choice([*group.nodes.values()]), draw.choice(RANKS)
         outcome, difference = Outcome.REFUSED, ""
         if plan is not None:  # Otherwise, the control plane restores an older step.
-            outcome, difference = await self._loaded(here, rank, plan)
+            outcome, difference = await self.loaded(here, rank, plan)
         description = f"rank {rank} step {step} on {here.id}, lost {lost}, {place}: {difference}"
         counts.add("earlier shard", kind, outcome, description)
         await group.mend(group.nodes.values())
 
-    async def _loaded(self, here: Node, rank: Rank, plan: GenerationPlan) -> tuple[Outcome, str]:
+    async def loaded(self, here: Node, rank: Rank, plan: GenerationPlan) -> tuple[Outcome, str]:
         """Load an earlier shard on a node, and return the outcome with the shard's difference from the owner's shard."""
-        nodes = self._group.nodes.values()
+        nodes = self.group.nodes.values()
         for node in nodes:
             node.earlier = self._earlier(node, plan)
         assert here.earlier is not None
@@ -84,16 +85,16 @@ class EarlierLoads:
         assert not answer.problem, answer
         file = SlotFile.adopt(Path(answer.path))
         with file.payload() as view:
-            difference = self._group.difference((file.header, bytes(view)), rank, plan.base_step)
+            difference = self.group.difference((file.header, bytes(view)), rank, plan.base_step)
         file.close()
         return (Outcome.LOADED if difference else Outcome.HARMLESS), difference
 
-    def _plan(self, step: Step) -> GenerationPlan | None:
+    def plan(self, step: Step) -> GenerationPlan | None:
         """Return the plan of the control plane, or None if it restores an older step."""
-        restore = self._group.restore(step, lost=None, new_world=2 * len(RANKS))
+        restore = self.group.restore(step, lost=None, new_world=2 * len(RANKS))
         if restore.base_step != step:
             return None
-        plan = self._group.plan
+        plan = self.group.plan
         nodes = tuple(structs.replace(node, keep=restore.keep[node.node_id]) for node in plan.nodes)
         return structs.replace(plan, base_step=step, nodes=nodes, relayout=restore.relayout)
 
@@ -106,7 +107,7 @@ class EarlierLoads:
             {},
             store=node.store,
             objects=MemoryObjectStore(),
-            sessions=self._group.sessions[node.rank],
+            sessions=self.group.sessions[node.rank],
             contents=contents,
             slot_count=SLOT_COUNT,
             arrived=lambda *_: None,

@@ -242,11 +242,14 @@ def load_helpers(plan: GenerationPlan, rank: Rank, owner: NodeId) -> list[NodeId
     return sorted(others[first:] + others[:first], key=lambda node: node in loading)[:MAX_LOAD_HELPERS]
 
 
-def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
+def home_of(plan: GenerationPlan, rank: Rank) -> NodeId | None:
     """Return the node that gets a lost shard of an earlier rank on behalf of all nodes: the shard's *home*.
 
     After a relayout (a change of the number of ranks), the shard of an earlier rank may be in the memory of no node.
     The home then rebuilds the shard by parity, or reads it from S3. The other nodes fetch it from the home.
+
+    A shard that a node has in memory has no home, even if the node then loses it. A rebuild fetches such shards. If a
+    fetch could cause another rebuild, two rebuilds could wait for each other forever.
 
     Each node is the home of a contiguous range of earlier ranks, in the order of ranks; all ranges are about equally
     long. Frameworks divide tensors in the order of ranks. A rank therefore mostly needs the earlier shards at its own
@@ -257,7 +260,9 @@ def home_of(plan: GenerationPlan, rank: Rank) -> NodeId:
         rank: rank of the earlier generation that owned the shard.
 
     Returns:
-        A node of the plan.
+        A node of the plan. None if the plan names a node that has the shard in memory.
     """
     assert plan.relayout is not None, "only a relayout has earlier shards"
+    if any(source.kind == "peer" for source in plan.relayout.shards[rank]):
+        return None
     return plan.nodes[rank * len(plan.nodes) // plan.relayout.world_size].node_id

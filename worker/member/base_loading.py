@@ -177,10 +177,10 @@ class BaseLoading:
         """Load the shard of an earlier rank from its home, the node that rebuilds it or reads it from S3 for all nodes.
 
         Return False if the caller must use the other sources: this node is the home, the home does not deliver the
-        shard, or a node has the shard in memory, so that no home is needed.
+        shard, or the shard has no home.
         """
         home = home_of(self._plan, rank)
-        if home == self._here.node_id or any(source.kind in ("local", "peer") for source in sources):
+        if home is None or home == self._here.node_id:
             return False
         source = structs.replace(sources[0], kind="peer", node_id=home, object=None, rebuild=None)
         try:

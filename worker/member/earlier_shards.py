@@ -105,9 +105,10 @@ class EarlierShards:
     async def supply(self, rank: Rank) -> None:
         """Load a shard of the earlier launch for another node, if `home_of` returns this node for the shard.
 
-        The method loads nothing if this node is not the home or cannot load the shard. It also loads nothing if all of
-        its own ranks have loaded, because the node then keeps no more earlier shards. The other node then rebuilds the
-        shard or reads S3 itself.
+        The method loads nothing if this node is not the home or cannot load the shard. A rebuild on another node
+        therefore never causes a rebuild here (see `home_of`). The method also loads nothing if all of this node's own
+        ranks have loaded, because the node then keeps no more earlier shards. The other node then rebuilds the shard or
+        reads S3 itself.
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             return

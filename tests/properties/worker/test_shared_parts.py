@@ -164,3 +164,18 @@ def test_earlier_shards_are_divided_evenly_among_their_homes(node_count: int, wo
     homes = Counter(home_of(plan, Rank(rank)) for rank in range(world_size))
     assert set(homes) <= {node.node_id for node in plan.nodes}
     assert max(homes.values()) - min(homes[node.node_id] for node in plan.nodes) <= 1
+
+
+def test_an_earlier_shard_in_memory_has_no_home() -> None:
+    plan = rank_plan(addresses=("127.0.0.1",) * 2)
+    source = ShardSource(
+        kind="peer",
+        origin_generation=Generation(1),
+        step=Step(7),
+        digest=bytes(16),
+        payload_bytes=1,
+        node_id=NodeId("i-0"),
+    )
+    relayout = Relayout(world_size=2, shards=((source, structs.replace(source, kind="parity", node_id=None)), ()))
+    plan = structs.replace(plan, relayout=relayout)
+    assert [home_of(plan, Rank(rank)) for rank in (0, 1)] == [None, NodeId("i-1")]
