@@ -126,7 +126,7 @@ test-security: setup  ## every test that replays an attack or shows a promise of
 bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_day --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-corruption: setup  ## COUNT (10,000) planted corruptions of slots, replicas and objects in S3: counts by place and kind; fails if one is loaded; SEED repeats
+corruption: setup  ## COUNT (10,000) planted corruptions of slots, replicas, parity and objects in S3: counts by place and kind; fails if one is loaded; SEED repeats
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.corruption --count $(or $(COUNT),10000) $(if $(SEED),--seed $(SEED))
 
 bench-first: setup  ## the first measurements: seconds blocked per snapshot, slowdown, seconds per recovery; writes docs/benchmarks.md
