@@ -22,6 +22,9 @@ from worker.replication import transfers
 KINDS = ("bit flip", "bit flip", "truncation", "dropped part", "swapped shards", "stale generation")
 """Kinds of corruptions. Bit flips occur twice, because they have the most places to hit."""
 
+MAX_SECONDS = 60.0
+"""Time limit of one corruption. A node that waits forever is a bug, too."""
+
 
 def planted(count: int, seed: int, progress: Callable[[int], None] = lambda _done: None) -> Counts:
     """Plant corruptions, and read the corrupted data.
@@ -72,7 +75,8 @@ async def _planted(folder: Path, count: int, draw: random.Random, progress: Call
         for number in range(count):
             planting = places[number % len(places)](draw.choice(KINDS), counts)
             if planting is not None:
-                await planting
+                async with asyncio.timeout(MAX_SECONDS):
+                    await planting
             progress(number + 1)
     finally:
         await wire.close()

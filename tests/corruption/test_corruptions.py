@@ -13,7 +13,7 @@ from tests.corruption.outcomes import Counts, Outcome
 from tests.corruption.run import planted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
-COUNT = 700
+COUNT = 600
 
 
 def test_no_corruption_is_loaded() -> None:
