@@ -1,4 +1,4 @@
-"""Corruptions of shares and shards from which a node rebuilds a lost shard, and of the parts from which shares are made.
+"""Corruptions of shards and shares from which a node rebuilds a lost shard, and of the parts that make a share.
 
 A *contribution* is the part of a shard that another node adds to its share.
 """

@@ -71,7 +71,7 @@ class EarlierLoads:
         await group.mend(group.nodes.values())
 
     async def loaded(self, here: Node, rank: Rank, plan: GenerationPlan) -> tuple[Outcome, str]:
-        """Load an earlier shard on a node, and return the outcome with the shard's difference from the owner's shard."""
+        """Load an earlier shard on a node. Return the outcome, and the difference from the owner's shard."""
         nodes = self.group.nodes.values()
         for node in nodes:
             node.earlier = self._earlier(node, plan)

@@ -1,4 +1,4 @@
-"""Corruptions of shards that several nodes load from S3 together: each reads some parts, and sends them to the others."""
+"""Corruptions of shards that several nodes load from S3 together. Each node reads parts, and sends them to others."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from everstep.protocol.ids import Rank
+from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.plan import ObjectReference
 from tests.corruption.outcomes import CHUNK_BYTES, Counts, Outcome, flipped, truncated, without_part
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.member.sharing_nodes import Cluster
 from tests.unit.worker.storage.slots import Tensors
-from worker.core import shared_parts
 from worker.errors import StorageError
-from worker.member import shared_loads
 from worker.member.shared_loads import HelpedLoad
 from worker.storage.object_store import Span
 
@@ -95,8 +94,6 @@ class SharedLoads:
     async def prepare(self) -> None:
         """Store an older and a new version of both shards, and check that the nodes load them."""
         self._patch.setattr("worker.storage.downloads.full_jitter", lambda *_: 0.0)
-        self._patch.setattr(shared_parts, "LATE_SECONDS", WAIT_SECONDS)
-        self._patch.setattr(shared_loads, "LOAD_CHECK_SECONDS", WAIT_SECONDS / 4)
         claim, helping = HelpedLoad.claim, self._helping
 
         def patient(load: HelpedLoad, number: int) -> bool:
@@ -187,7 +184,7 @@ def _name(key: str) -> str:
 
 
 class _Corrupted(socket.socket):
-    """The receiving end of a stream between two nodes, on which bytes change, are lost, or end early.
+    """The receiving end of a stream between two nodes. Bytes of its chunks change or are lost, or it ends early.
 
     Args:
         line: the socket of the stream. This object replaces it.
@@ -199,22 +196,28 @@ class _Corrupted(socket.socket):
         super().__init__(fileno=line.detach())
         self._kind = kind
         self._left = draw.randrange(4 * CHUNK_BYTES)
-        """Bytes before the corruption."""
+        """Bytes of chunks before the corruption."""
         self._bit = draw.randrange(8)
+        self._lost = draw.randrange(1, CHUNK_BYTES)
+        """Number of bytes that a dropped part loses. Zeros replace them."""
         self._is_planted = False
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Receive bytes as the stream delivers them. Called in the thread of the stream."""
         count = super().recv_into(buffer, nbytes, flags)
-        if self._is_planted or count <= self._left:
+        if self._is_planted or count <= CHUNK_HEADER.size:  # `Wire` plants corruptions of the headers of chunks.
+            return count
+        if count <= self._left:
             self._left -= count
             return count
         self._is_planted = True
-        if self._kind == "bit flip":
-            buffer[self._left] ^= 1 << self._bit
-            return count
-        if self._kind == "truncation":
-            self.shutdown(socket.SHUT_RDWR)
-            return self._left
-        buffer[self._left : count - 1] = buffer[self._left + 1 : count]  # The byte at this place is lost.
-        return count - 1
+        begin, stop = self._left, min(count, self._left + self._lost)
+        match self._kind:
+            case "bit flip":
+                buffer[begin] ^= 1 << self._bit
+            case "dropped part":
+                buffer[begin:stop] = bytes(stop - begin)
+            case "truncation":
+                self.shutdown(socket.SHUT_RDWR)
+                return begin
+        return count

@@ -1,4 +1,4 @@
-"""Nodes load the shards of an earlier launch from each other, or refuse them. They never wait for each other forever."""
+"""Nodes load the shards of an earlier launch from each other. They never wait for each other forever."""
 
 from __future__ import annotations
 
