@@ -425,7 +425,7 @@ class Executor:
         )
 
     def _make(self, call: Call) -> object:
-        """Make a call to AWS about a node, and record it as a span in the trace of the node's newest incident, if any."""
+        """Make a call to AWS about a node, and record it in the trace of the node's newest incident, if any."""
         if not self._tracer.is_recording:
             return call.make()
         node_id = str(call.detail.get("node_id", ""))
