@@ -26,7 +26,7 @@ from control_plane.core.observed.steps import (
 from control_plane.core.strategies import STRATEGIES, Strategy
 from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject, manifest_version
+from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard, SharedObject
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 
 
@@ -412,7 +412,7 @@ def _manifest(
         f"{_step_folder(plan, step)}replicated/", (each for shard in shards.values() for each in shard.replicated)
     )
     return CheckpointManifest(
-        version=manifest_version(frozen, replicated),
+        version=MANIFEST_VERSION,
         job=plan.job,
         run=plan.run,
         generation=plan.generation,

@@ -24,7 +24,7 @@ from everstep.checkpoints.checkpoint import Checkpoint
 from everstep.checkpoints.errors import StoreFailure
 from everstep.checkpoints.stores import StoredObject
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard
+from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard
 
 RENEWALS_PER_HOLD: Final = 4
 """Number of requests with which the reader renews a hold within the hold's time limit.
@@ -91,7 +91,7 @@ def _renewed(service: Any, name: str, snapshot_id: str, seconds: float) -> Gener
 def _manifest(answer: Mapping[str, Any]) -> CheckpointManifest:
     generation, step = Generation(answer["Generation"]), Step(answer["Step"])
     return CheckpointManifest(
-        version=1,
+        version=MANIFEST_VERSION,
         job=JobName(answer["TrainingJobName"]),
         run=RunId(answer["RunId"]),
         generation=generation,

@@ -13,8 +13,9 @@ A frozen object holds tensors that training does not change. All checkpoints of 
 objects. A replicated object holds tensors that are equal on several ranks at one step. The shards of these ranks refer
 to it instead of containing the tensors.
 
-Invariant: the control plane writes the manifest after every object that the manifest names. Objects that no manifest
-names may be deleted.
+Invariants: the control plane writes the manifest after every object that the manifest names. Objects that no manifest
+names may be deleted. A reader refuses a manifest of `MANIFEST_VERSION` whose content has changed, because the manifest
+contains a digest of its content.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from everstep.protocol.errors import MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+
+MANIFEST_VERSION: Final = 4
+"""Version of the format in which manifests are written. Versions 1 to 3 are read only; they contain no digest."""
 
 
 class PartsHasher:
@@ -105,7 +110,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     """The content of a manifest: the complete set of shards of one step in S3."""
 
     version: int
-    """Version of the manifest's format: 3 if it names replicated objects, 2 if only frozen objects, 1 if neither."""
+    """Version of the manifest's format: `MANIFEST_VERSION` or an older one."""
     job: JobName
     run: RunId
     generation: Generation
@@ -122,6 +127,11 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     def shared(self) -> tuple[SharedObject, ...]:
         """All S3 objects with tensors of several shards: tensors that never change, or are equal on several ranks."""
         return (*self.frozen, *self.replicated)
+
+
+class _StoredManifest(CheckpointManifest, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    sha256: str = ""
+    """SHA-256 of the manifest without this field, as JSON without blanks, hexadecimal. Empty before version 4."""
 
 
 def frozen_key(shard_key: str, sha256: str) -> str:
@@ -159,16 +169,24 @@ def _shard_key(shard_key: str) -> re.Match[str]:
 
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
 _SHARD_KEY = re.compile(r"(?P<run>.*)(?P<step>gen=\d+/step=\d+/)[^/]+/rank=\d+\.safetensors", re.ASCII | re.DOTALL)
-_MANIFEST = msgspec.json.Decoder(CheckpointManifest)
+_MANIFEST = msgspec.json.Decoder(_StoredManifest)
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
-    """Return the manifest as JSON."""
+    """Return a manifest of `MANIFEST_VERSION` as JSON, with its digest."""
+    return _formatted(_StoredManifest(**msgspec.structs.asdict(manifest), sha256=_digest(manifest)))
+
+
+def _formatted(manifest: CheckpointManifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
 
 
-def manifest_version(frozen: Sequence[SharedObject], replicated: Sequence[SharedObject]) -> int:
-    """Return the lowest manifest format version that supports these objects: 3 for replicated, 2 for frozen, else 1."""
+def _digest(manifest: CheckpointManifest) -> str:
+    return hashlib.sha256(msgspec.json.encode(manifest)).hexdigest()
+
+
+def _old_version(frozen: Sequence[SharedObject], replicated: Sequence[SharedObject]) -> int:
+    """Return the version below 4 that a manifest with these objects has: 3 for replicated, 2 for frozen, else 1."""
     if replicated:
         return 3
     return 2 if frozen else 1
@@ -184,11 +202,12 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
         The manifest, with its shards in rank order.
 
     Raises:
-        MalformedMessage: the data is not a manifest, or ranks are missing or duplicated.
+        MalformedMessage: the data is not a manifest, its content does not match its digest, or ranks are missing or
+            duplicated.
         UnknownVersion: this process does not support the manifest's version.
     """
     try:
-        manifest = _MANIFEST.decode(data)
+        stored = _MANIFEST.decode(data)
     except (
         msgspec.ValidationError,
         msgspec.DecodeError,
@@ -196,12 +215,15 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     ) as error:
         # Also catch UnicodeDecodeError, which msgspec raises for a key that is not UTF-8.
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
-    if manifest.version not in (1, 2, 3):
+    manifest = CheckpointManifest(**{name: getattr(stored, name) for name in CheckpointManifest.__struct_fields__})
+    if not 1 <= manifest.version <= MANIFEST_VERSION:
         raise UnknownVersion(f"a checkpoint manifest has the unsupported version {manifest.version}")
-    if manifest.version != manifest_version(manifest.frozen, manifest.replicated):
+    if stored.sha256 != (_digest(manifest) if manifest.version == MANIFEST_VERSION else ""):
+        raise MalformedMessage("the content of a checkpoint manifest does not match the digest in it")
+    if manifest.version < MANIFEST_VERSION and manifest.version != _old_version(manifest.frozen, manifest.replicated):
         raise MalformedMessage(
-            "a checkpoint manifest must have version 3 if it names replicated objects, 2 if it names frozen objects "
-            "only, and otherwise 1"
+            "a checkpoint manifest before version 4 must have version 3 if it names replicated objects, 2 if it names "
+            "frozen objects only, and otherwise 1"
         )
     for named in ([each.sha256 for each in manifest.frozen], [each.sha256 for each in manifest.replicated]):
         if named != sorted(set(named)):

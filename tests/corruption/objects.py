@@ -17,13 +17,13 @@ from everstep.checkpoints import open_checkpoint
 from everstep.checkpoints.errors import CheckpointError
 from everstep.checkpoints.export import WHOLE, export_safetensors
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.manifest import decode_manifest, encode_manifest
+from everstep.protocol.manifest import decode_manifest
 from everstep.protocol.parts import parts_of_range
 from everstep.protocol.plan import ObjectReference, ShardSource
 from everstep.protocol.safetensors import LENGTH, plan_restore
 from tests.corruption.outcomes import Counts, Outcome, flipped, truncated, without_part
 from tests.fakes.storage import MemoryObjectStore
-from tests.unit.everstep.checkpoints.stored import Stored, payload_of, store
+from tests.unit.everstep.checkpoints.stored import Stored, payload_of, store, with_text
 from tests.unit.worker.storage.slots import JOB, RUN
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, StorageError
@@ -76,9 +76,8 @@ class Objects:
         self._manifest = store(folder / "new", tensors(7))
         older = store(folder / "old", tensors(5))
         self._older = {path.name: path.read_bytes() for path in (folder / "old").rglob("*") if path.is_file()}
-        manifest = decode_manifest(older.read_bytes())
-        old_text = encode_manifest(manifest).replace(b"step=7", b"step=5").replace(b'"step": 7', b'"step": 5')
-        self._older["manifest.json"] = old_text
+        old_manifest = with_text(with_text(older.read_bytes(), "step=7", "step=5"), '"step": 7', '"step": 5')
+        self._older["manifest.json"] = old_manifest
         self._paths = {path.name: path for path in (folder / "new").rglob("*") if path.is_file()}
         self._sound = {name: path.read_bytes() for name, path in self._paths.items()}
         self._expected = self._read()

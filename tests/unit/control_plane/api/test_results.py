@@ -35,7 +35,14 @@ from control_plane.errors import TooManyCases
 from everstep.errors import NothingToDownload, TransferFailed
 from everstep.protocol.agent_messages import AgentReport, Hello, NodeFault, RunningUpload
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard, PartsHasher, SharedObject, encode_manifest
+from everstep.protocol.manifest import (
+    MANIFEST_VERSION,
+    CheckpointManifest,
+    ManifestShard,
+    PartsHasher,
+    SharedObject,
+    encode_manifest,
+)
 from everstep.protocol.plan import ObjectReference, PlanNode, RankPlan
 from everstep.protocol.safetensors import SharedGroup, SharedGroups, encode_header, encode_shared_header
 from everstep.protocol.slot import SlotHeader, TensorEntry, payload_chunk_digests
@@ -145,7 +152,7 @@ class Job:
                 )
             )
         manifest = CheckpointManifest(
-            version=(3 if is_replicated else 2) if shared else 1,
+            version=MANIFEST_VERSION,
             job=JobName("gpt"),
             run=RunId(self.run),
             generation=Generation(generation),

@@ -19,7 +19,7 @@ from control_plane.core.database_restore import (
 from control_plane.core.observed.steps import GenerationRecord
 from control_plane.errors import ImplausibleClock
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject
+from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard, SharedObject
 
 RUN = RunId("a" * 32)
 FOLDER = f"k/run={RUN}/"
@@ -41,7 +41,7 @@ def manifest(generation: int, step: int, chain: list[tuple[int, int]], ranks: in
         for rank in range(ranks)
     ]
     return CheckpointManifest(
-        version=1,
+        version=MANIFEST_VERSION,
         job=JobName("gpt"),
         run=RUN,
         generation=Generation(generation),

@@ -7,11 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from everstep.protocol import safetensors
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.manifest import (
+    MANIFEST_VERSION,
     CheckpointManifest,
     ManifestShard,
     SharedObject,
@@ -129,7 +131,7 @@ def store_payloads(folder: Path, payloads: Sequence[tuple[bytes, int]], replicat
         path.write_bytes(data)
         shards.append(shard)
     manifest = CheckpointManifest(
-        version=3 if equal else 2 if frozen else 1,
+        version=MANIFEST_VERSION,
         job=JOB,
         run=RUN,
         generation=Generation(3),
@@ -142,3 +144,14 @@ def store_payloads(folder: Path, payloads: Sequence[tuple[bytes, int]], replicat
     path = folder / f"jobs/job/checkpoints/{FOLDER}manifest.json"
     path.write_bytes(encode_manifest(manifest))
     return path
+
+
+def with_text(manifest: bytes, old: str, new: str) -> bytes:
+    """Return a manifest in which `new` replaces the text `old`, with the digest of the result.
+
+    A reader can refuse the result only for what it says.
+    """
+    assert old in manifest.decode()
+    fields = msgspec.json.decode(manifest.decode().replace(old, new))
+    del fields["sha256"]
+    return encode_manifest(msgspec.convert(fields, CheckpointManifest))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from everstep.protocol.agent_messages import UploadedShard
 from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.manifest import CheckpointManifest, ManifestShard
+from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard
 from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
@@ -91,7 +91,7 @@ def manifest_of(uploaded: Sequence[UploadedShard], step: int) -> CheckpointManif
     """Return the manifest of a checkpoint with these shards, in the order of ranks."""
     frozen = {each.sha256: each for shard in uploaded for each in shard.frozen}
     return CheckpointManifest(
-        version=2,
+        version=MANIFEST_VERSION,
         job=JOB,
         run=RUN,
         generation=Generation(4),
