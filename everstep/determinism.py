@@ -33,7 +33,7 @@ REPORT: Final = "determinism.json"
 """Name of the file with a rank's result of a determinism check. Each rank writes it into its output directory."""
 GUIDE: Final = "docs/determinism.md"
 SHOWN_NAMES: Final = 3
-"""Number of names that the sentence of a verdict lists. The report contains all names."""
+"""Number of names that the sentence with the result of a check lists. The report contains all names."""
 START: Final = 0
 """Step number under which `Record.calls` stores the calls that the script made before its first step."""
 
@@ -214,16 +214,16 @@ def compare(rank: int, passes: Sequence[Record], *, varies_hash: bool) -> Findin
 
 
 def conclude(reports: Sequence[RankReport]) -> Verdict:
-    """Return the verdict of a determinism check from the reports of all ranks.
+    """Return the result (verdict) of a determinism check from the reports of all ranks.
 
-    A difference spreads from one rank to all others within a step. The verdict therefore names the earliest difference
+    A difference spreads from one rank to all others within a step. The result therefore names the earliest difference
     in causal order, over all ranks.
 
     Args:
         reports: the report of each rank, in any order.
 
     Returns:
-        The verdict. It calls the job not deterministic if a report is missing, or if a rank reports a problem.
+        The result. The job counts as not deterministic if a report is missing, or if a rank reports a problem.
     """
     ranks = tuple(sorted(reports, key=lambda report: report.rank))
     findings = [report.finding for report in ranks if report.finding is not None]

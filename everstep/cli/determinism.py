@@ -1,4 +1,4 @@
-"""Waits for a determinism check (`everstep jobs submit --check-determinism`) and shows its verdict."""
+"""Waits for a determinism check (`everstep jobs submit --check-determinism`) and shows its result (verdict)."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def variables(steps: int | None, *, is_check: bool) -> dict[str, str]:
 
 
 def verdict_of(service: Any, name: str) -> Shown:
-    """Wait until a determinism check has ended. The exit code is 0 only for the verdict "deterministic".
+    """Wait until a determinism check has ended. The exit code is 0 only for the result "deterministic".
 
     Args:
         service: botocore client of this service.
         name: job that `jobs submit` has submitted with the variables of a check.
 
     Returns:
-        The verdict, with the report of each rank in its body.
+        The result (verdict), with the report of each rank in its body.
 
     Raises:
         WaitFailed: the job failed or was stopped, or no rank wrote a report.

@@ -18,7 +18,7 @@ without the key can send only the first message.
     load session:    LoadShard ─▶ ; ◀─ ReadyToLoad | ShardRefused ; ObjectHeader …, ShardWanted … ─▶ ;
                      ◀─ chunks on one stream
                      or LoadObject ─▶ ; ◀─ ReadyToLoad | ShardRefused ; ShardWanted … ─▶ ; ◀─ chunks on one stream
-    division session: OfferTensors ─▶ ; ◀─ TensorsDivided
+    division session: OfferTensors ─▶ ; ◀─ TensorsDivided (divides the upload of equal tensors among ranks)
     round session:   RoundReport ─▶ ; ◀─ Announcement
     stream:          a separate connection that carries only chunks, opened by the dialler of a replica, fetch or load
                      session and named after that session
@@ -373,7 +373,7 @@ class OfferTensors(Message, frozen=True):
 
 
 class TensorsDivided(Message, frozen=True):
-    """The answer of the coordinator's agent to `OfferTensors`: its division of the uploads among the ranks."""
+    """The answer of the coordinator's agent to `OfferTensors`: which rank uploads which of the listed tensors."""
 
     objects: tuple[int, ...] = ()
     """For each listed item, the number of the S3 object that will hold it; -1 if the object of the owner's shard holds

@@ -270,7 +270,7 @@ class DeterminismCheck:
         self._private = {name: (each, _state_digest(each)) for name, each in find_private(kept).items()}
 
     def _report(self) -> None:
-        """Compare the passes over the same steps, write this rank's report, print the verdict, exit with code 0."""
+        """Compare the passes over the same steps, write this rank's report, print the result, exit with code 0."""
         records = [_RECORDS.decode(line) for line in self._pass.records.read_bytes().splitlines()]
         if len(records) != PASS_COUNT:
             raise SessionMisuse(f"the determinism check has {len(records)} records of {PASS_COUNT} passes")

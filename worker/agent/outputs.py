@@ -66,10 +66,14 @@ class EndedOutputs:
             await asyncio.wait(self._tasks, timeout=self._rank_outputs.poll_seconds)
 
     def abandon(self) -> None:
-        """Cancel the uploads of log lines and output files, and return before their threads have ended."""
+        """Cancel all uploads of ended generations, without waiting for the threads that execute them.
+
+        The agent calls this method if the uploads have not ended in time when it releases a run. The rest of the run's
+        log lines and output files is then lost.
+        """
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
-        """Cancel the uploads of log lines and output files, and wait for their end."""
+        """Cancel all uploads of ended generations, and wait until they have ended."""
         await end(*self._tasks)

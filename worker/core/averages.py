@@ -3,7 +3,8 @@
 An iteration is the training work from one finished optimizer step to the next. The agent averages iteration times with
 a trimmed mean: the mean of the values without the smallest and the largest tenth. A median would not show an effect in
 fewer than half of the iterations. A single outlier would distort a plain mean. `worker.core.budget` compares the
-averages to limit the cost of snapshots, and `worker.core.pacing_trial` to decide whether pacing pays.
+averages to limit the cost of snapshots. `worker.core.pacing_trial` uses `median_error` to decide whether training is
+faster with paced snapshots, which are sent only in idle network time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides by measurement whether a job trains faster with paced or with unpaced snapshots.
+"""The pacing trial: decides by measurement whether a job trains faster with paced or with unpaced snapshots.
 
 Pacing delays the chunks of a snapshot until training does not use the network. An unpaced snapshot is sent immediately.
 
@@ -7,7 +7,8 @@ Pacing delays the chunks of a snapshot until training does not use the network. 
 Pacing avoids contention with the collective operations of training. It costs extra wake-ups and processor time. If
 agents and ranks share cores, a paced agent sends while the ranks compute. A delayed snapshot may also be unfinished
 when the next step is due, so that the next step is not captured. The trial therefore measures both modes and compares
-the training time per captured step. docs/adr/0032-pacing-has-to-pay.md has iteration times of both modes.
+the training time per captured step. Its *verdict* says which mode to use.
+docs/adr/0032-pacing-has-to-pay.md has iteration times of both modes.
 
 Invariant: the mode of a trial step depends on its step number alone. All nodes try the same mode at the same time,
 because one node that sends at a bad moment slows the iteration of every node. All nodes follow the verdict of the
@@ -32,20 +33,20 @@ The sending of a snapshot may continue in the next iteration, which should have 
 LEAST, LEAST_TO_PACE, ENOUGH = 8, 16, 32
 """Numbers of measured iterations per mode that decide when the trial ends.
 
-- `LEAST`: minimum before the verdict "unpaced".
-- `LEAST_TO_PACE`: minimum before the verdict "paced".
-- `ENOUGH`: number at which the trial always ends with a verdict.
+- `LEAST`: minimum for the decision to send snapshots immediately (unpaced).
+- `LEAST_TO_PACE`: minimum for the decision to send them in idle network time (paced).
+- `ENOUGH`: number at which the trial always ends with a decision.
 
-Late snapshots are rare and cost whole steps. Eight paced iterations may by chance contain no late snapshot, so the
-verdict "paced" requires more iterations.
+Late snapshots are rare and cost whole steps. Eight paced iterations may by chance contain no late snapshot, so a
+decision for pacing requires more iterations.
 """
 MOST_LOST = 4
-"""Maximum number of lost steps that the trial attributes to one snapshot.
+"""Maximum number of lost steps that the pacing trial attributes to one snapshot.
 
 If more steps in a row are not captured, the cause is probably a lost holder and not this snapshot.
 """
 BEYOND_DOUBT = 2.0
-"""Number of standard errors by which paced and unpaced sending must differ for a verdict before `ENOUGH` iterations."""
+"""Number of standard errors by which the two modes must differ so that a trial ends before `ENOUGH` iterations."""
 WORTH_RATIO = 0.01
 """Fraction of the time per captured step that pacing must save. A smaller gain may be noise."""
 
@@ -85,9 +86,9 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class PacingTrial:
-    """One trial: the measurements of paced and of unpaced sending, and the verdict which of them is faster.
+    """One trial: the measurements of paced and of unpaced sending, and the decision (`verdict`) which one is faster.
 
-    Each node has its own trial. All nodes follow the verdict of the coordinator's node.
+    Each node has its own trial. All nodes follow the decision of the coordinator's node.
     """
 
     paced: Tries = Tries()
@@ -104,7 +105,8 @@ class PacingTrial:
             lost_count: following steps that were not captured because this snapshot was still being sent.
 
         Returns:
-            The trial, with a verdict as soon as the measurements allow one. A finished trial is returned unchanged.
+            The trial, with a decision (`verdict`) as soon as the measurements allow one. A finished trial is returned
+            unchanged.
         """
         if self.verdict is not None:
             return self

@@ -1,7 +1,7 @@
 """Divides tensors that are equal on several ranks among these ranks. One rank writes each tensor to S3. Pure.
 
 With data parallelism, ranks hold equal tensors. Each rank reports the digests of its captured tensors, and `divide`
-assigns equal tensors to writers:
+assigns equal tensors to writers. The result is the *division*:
 
     rank 0 holds  a b c x       object 0 = a    written by rank 0
     rank 1 holds  a b c y   ─▶  object 1 = b c  written by rank 1
@@ -30,7 +30,7 @@ would then take longer than the transfer of the bytes.
 MAX_WRITERS = 64
 """Maximum number of ranks among which equal tensors are divided. More ranks would make the lists in manifests long."""
 MAX_OFFERED = 4096
-"""Maximum number of tensors that a rank reports for the division: the largest ones."""
+"""Maximum number of tensors that a rank lists so that the ranks can divide them: the largest tensors."""
 OWN = -1
 """Number that marks a tensor that is not divided: its rank uploads it in the rank's own S3 object."""
 

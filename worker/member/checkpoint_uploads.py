@@ -92,7 +92,10 @@ class CheckpointUploads:
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
         self._max_uploads = plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
-        """Division of shared tensors among the ranks, by local rank and step; None if the ranks could not agree."""
+        """Which of the tensors that several ranks hold this node's rank writes (division), by local rank and step.
+
+        None if the ranks could not agree.
+        """
         self._background = Background()
         self._cleaned = asyncio.Event()
         self._progress: dict[tuple[Rank, Step], UploadProgress] = {}

@@ -5,7 +5,9 @@
 
 Pacing delays chunks of a snapshot to the idle spans, in which training does not use the network. An iteration is the
 training work from one finished optimizer step to the next. The coordinator's node decides on the pacing and on the
-distance between proposed steps, from measurements of one of its ranks.
+distance between proposed steps, from measurements of one of its ranks. The *pacing trial* (`worker.core.pacing_trial`)
+measures whether training is faster with paced snapshots or with snapshots that are sent immediately. The *budget*
+(`worker.core.budget`) limits how much snapshots slow training.
 
 Invariant: without a profile of the idle spans, chunks are sent immediately. Without measurements, every step is
 proposed. Pacing ends if it makes training slower per captured step than unpaced sending.
@@ -41,7 +43,10 @@ PACING_SENTENCES = {
     Pacing.IN_IDLE_SPANS: "replicas wait for idle network time",
 }
 STALE_RATIO = 1.5
-"""Factor by which the iteration time must change before the pacing trial is repeated."""
+"""Factor by which the iteration time must change before the pacing trial is repeated.
+
+A pacing trial measures whether training is faster if snapshots are sent in idle network time or immediately.
+"""
 
 
 class Traffic:
@@ -90,16 +95,16 @@ class Traffic:
         None until the link's rate has been measured, and if pacing has no benefit.
         """
         self._is_every_step = True
-        """True until the budget first lengthens the interval between snapshots."""
+        """True until the budget (limit of the slowdown by snapshots) first lengthens the interval between snapshots."""
         self._tried_seconds: float | None = None
-        """Duration in seconds of an iteration at the start of the trial; None before a trial."""
+        """Duration in seconds of an iteration at the start of the pacing trial; None before a trial."""
         self._is_paced: bool | None = None
         """True if this iteration's chunks wait for idle network time, False if they do not; None without a pacer."""
         self._was_paced: bool | None = None
         self._trying: _Try | None = None
-        """The last iteration whose snapshot is measured for the trial. The next capture adds it to the trial.
+        """The last iteration whose snapshot is measured for the pacing trial. The next capture adds it to the trial.
 
-        Until then, it counts the steps that could not be captured because of its snapshot.
+        Until then, it counts the steps that could not be captured, because this snapshot was still being sent.
         """
         self._passed_at: float | None = None
         self._has_captured = False
@@ -198,6 +203,8 @@ class Traffic:
     def _follow(self, trying: _Try, *, has_captured: bool, was_sending: bool) -> None:
         """Continue the measurement of `trying`, an earlier iteration, after one more iteration has ended.
 
+        The pacing trial compares such measurements of paced and of unpaced snapshots.
+
         If the newest iteration captured a step, the measurement is complete and is added to the trial. It is also
         complete if the coordinator no longer proposes every step. If the newest iteration captured no step because the
         snapshot of `trying` was still being sent, its step counts as lost.
@@ -280,7 +287,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class _Try:
-    """One measured iteration of the pacing trial."""
+    """The measurement of one iteration, which the pacing trial compares with others.
+
+    The trial finds out whether training is faster if snapshots are sent in idle network time (paced) or immediately.
+    """
 
     seconds: float
     is_paced: bool
@@ -289,7 +299,9 @@ class _Try:
 
 
 def _untried() -> dict[bool, PacingTrial]:
-    """Return the two pacing trials of `Traffic.trial`, without measurements.
+    """Return two pacing trials without measurements, between which `Traffic.trial` chooses.
+
+    A pacing trial compares paced sending (in idle network time) with unpaced sending of snapshots.
 
     The trial with the key True applies while the coordinator proposes every step. Later, the trial with the key False
     applies.

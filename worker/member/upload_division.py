@@ -35,25 +35,28 @@ GATHER_SECONDS = 10.0
 A rank whose list arrives later uploads all of its tensors.
 """
 KEPT_STEPS: Final = 4
-"""Number of the newest steps whose divisions the coordinator's agent keeps."""
+"""Number of the newest steps for which the coordinator's agent remembers which rank writes which tensors (division)."""
 
 Items = tuple[Item, ...]
 
 
 @dataclass(slots=True)
 class _Gathering:
-    """The ranks' lists of captured tensors for one step, which the coordinator's agent collects for the division."""
+    """The ranks' lists of captured tensors for one step.
+
+    From these lists, the coordinator's agent decides which rank writes each tensor to S3 (the division).
+    """
 
     offers: dict[Rank, Items] | None = field(default_factory=dict[Rank, Items])
     """The listed tensors of each rank.
 
-    None once the division has begun, because many lists occupy several hundred megabytes.
+    None once the coordinator's agent divides the tensors, because many lists occupy several hundred megabytes.
     """
     hashes: dict[Rank, int] = field(default_factory=dict[Rank, int])
-    """Hash of each rank's list. A rank that later sends another list receives no division."""
+    """Hash of each rank's list. A rank that later sends another list receives no result and uploads all its tensors."""
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the division has ended. If it failed, `divisions` is empty."""
+    """Set when the tensors are divided. If this failed, `divisions` is empty."""
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
 
 
@@ -97,7 +100,7 @@ class UploadDivision:
                 with an empty list does not wait for the other ranks.
 
         Returns:
-            The rank's part of the division. None if the list is empty, or the ranks could not agree in time.
+            The listed tensors that the rank writes. None if the list is empty, or the ranks could not agree in time.
         """
         if self._plan.world_size == 1:
             return None

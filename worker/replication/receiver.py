@@ -127,13 +127,16 @@ class ReplicaReceiver:
         return tuple(self._open.values())
 
     async def stream(self, session: TcpSession) -> None:
-        """Attach a stream to the open session that its handshake names. Return when the stream or the session ends.
+        """Serve a stream: a connection that carries the chunks of another session, which the handshake names.
+
+        Return when the stream or the session that it serves ends.
 
         Args:
-            session: the stream, which begins as an authenticated session of its own.
+            session: the authenticated connection. The method converts it into a stream of the named session.
 
         Raises:
-            MalformedMessage: the stream names no open session of the peer, or a session with too many streams.
+            MalformedMessage: the peer has no open session with the named id, or this session already has `MAX_STREAMS`
+                streams.
         """
         owner = self._open.get(session.opened.session)
         if owner is None or owner.peer != session.peer or len(owner.streams.lines) >= MAX_STREAMS:

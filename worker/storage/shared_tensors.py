@@ -8,8 +8,8 @@ A *frozen object* is shared by all checkpoints and ranks of a run. A group is a 
 whose content has changed since the last upload is therefore not treated as frozen.
 
 A *replicated object* contains tensors that are equal on several ranks at one step. `worker.core.upload_division`
-assigns equal tensors to objects, and each object to the rank that writes it. The rank sends an object only if S3 lacks
-it.
+assigns equal tensors to objects, and each object to the rank that writes it (the *division*). For this purpose, each
+rank lists the tensors that other ranks may also hold (its *offer*). The rank sends an object only if S3 lacks it.
 
 Invariant: the name of a shared object contains the SHA-256 of its bytes. No rank overwrites it with other bytes.
 """
@@ -91,13 +91,19 @@ class SharedTensors:
     def __init__(
         self, *, group_bytes: int = GROUP_BYTES, least_bytes: int = LEAST_BYTES, max_offered: int = MAX_OFFERED
     ) -> None:
-        """Create the object before the shard's first upload.
+        """Create the object, which has no digests of earlier uploads yet.
+
+        Before an upload, the rank lists the tensors that other ranks may also hold (its offer). The offer contains
+        groups of frozen tensors, which training does not change, and single tensors.
 
         Args:
-            group_bytes: bytes of frozen tensors that fill one shared S3 object, by default `GROUP_BYTES`.
-            least_bytes: minimum total size in bytes of the tensors that a rank offers, by default `LEAST_BYTES`. Frozen
-                tensors do not count.
-            max_offered: maximum number of tensors in an offer (a rank's list of tensors that other ranks may hold).
+            group_bytes: size in bytes at which a group is full. One shared S3 object stores a group. By default
+                `GROUP_BYTES`.
+            least_bytes: minimum total size in bytes of the tensors outside the groups. With fewer bytes, the offer
+                contains no single tensors, and the rank's own S3 object stores them. A last group with fewer bytes is
+                not formed. By default `LEAST_BYTES`.
+            max_offered: maximum number of single tensors in an offer. If there are more, the offer contains the largest
+                tensors.
         """
         self._group_bytes = group_bytes
         self._least_bytes = least_bytes
@@ -106,7 +112,10 @@ class SharedTensors:
         """Guards the attributes below, which the threads of uploads share."""
         self._seen: dict[tuple[TensorEntry, ...], _Seen] = {}
         self._offers: dict[Step, Offer] = {}
-        """The offers of running uploads, by step. Each attempt to upload a step uses the same offer, until `forget`."""
+        """The offers (lists of tensors that other ranks may also hold) of running uploads, by step.
+
+        Each attempt to upload a step uses the same offer, until `forget`.
+        """
 
     def look(self, slot: SlotFile, entries: Sequence[TensorEntry], check: Callable[[], None]) -> Offer:
         """Compute the digests that show which tensors other ranks also hold. Blocks: call it in a thread.
@@ -118,8 +127,8 @@ class SharedTensors:
 
         Returns:
             The offer: the list of tensors that this node sends to the coordinator's agent. Each attempt to upload a
-            step uses the same offer. If the tensors that training changes have fewer than `least_bytes` together, the
-            offer contains only frozen tensors.
+            step uses the same offer. If the tensors outside the groups of frozen tensors have fewer than `least_bytes`
+            together, the offer contains only these groups.
 
         Raises:
             OversizedMessage: a header would exceed the limit of safetensors.

@@ -134,8 +134,8 @@ def _new_rendezvous() -> dict[str, str]:
         port = torch.tensor([free.getsockname()[1] if dist.get_rank() == 0 else 0], dtype=torch.int64, device=_device())
         dist.all_reduce(port, op=dist.ReduceOp.MAX)
         number = int(port.item())
-    # The store of torchrun's agent still holds the addresses of the previous pass's processes, so rank 0 serves a new
-    # store.
+    # The store of torchrun's agent still holds the addresses that the ranks registered in this pass (run of the check's
+    # steps). Rank 0 of the next pass therefore serves a new store.
     return {"MASTER_PORT": str(number), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
