@@ -9,7 +9,7 @@ The digests of a response are called its contents:
 Equal contents have equal tokens, so repeated polls of one caller for the same list share an entry. If a token is
 unknown, for example after a restart of the server, the route returns everything.
 
-Invariant: a token is valid only for one question: the caller and the request parameters for which it was issued. The
+Invariant: a token is valid only for the caller and the request parameters for which it was issued (the `question`). The
 memory is bounded.
 """
 
@@ -53,7 +53,8 @@ class ResponseSnapshots:
             token: the ChangeToken of the request, or None.
 
         Returns:
-            The contents. None if the server does not remember the token, or issued it for another question.
+            The contents. None if the server does not remember the token, or issued it for another caller or other
+            parameters.
         """
         if token is None:
             return None

@@ -90,7 +90,8 @@ def detail(session: Session, record: SavedIncident, now: datetime) -> views.Inci
 def account(session: Session, record: SavedIncident, now: datetime) -> Account:
     """Return all stored facts about an incident, its job and its nodes.
 
-    `core.incident_accounts` derives the verdict, the outcome and the recommended actions from these facts.
+    `core.incident_accounts` derives further texts from these facts: the verdict (what failed, and the job's state), the
+    outcome and the recommended actions.
     """
     job = jobs.get_run(session, record.run_id)
     fleet = fleets.find(session, job.fleet_name)  # `fleet` is None if a user deleted the fleet after the job's end.

@@ -29,7 +29,7 @@ TRY_AGAIN: Final = 1013
 """Close code of the websocket that makes an agent connect again later."""
 ELSEWHERE: Final = "another replica of the control plane serves this fleet"
 NO_CODE: Final = frozenset({1005, 1006, 1015})
-"""Close codes that RFC 6455 forbids in a close frame, and that the relay therefore cannot pass on."""
+"""Close codes that RFC 6455 forbids in a close frame, so that `relay` cannot pass them on."""
 
 
 async def relay(

@@ -13,8 +13,9 @@
 
 With these settings, an instance ends only if Everstep terminates it, or if AWS announced its end in a notice. `checks`
 returns the conditions that only the group's owner can meet. `changes` returns the changes that Everstep makes itself.
-The fleet loop calls `drift` in every pass, which returns all deviations from the contract as sentences. These three
-functions are pure. `ensure` makes the changes when a user creates a fleet, and may be called again at any time.
+The fleet loop calls `drift` about once a second. The function returns all deviations from the contract as sentences.
+These three functions are pure. `ensure` makes the changes when a user creates a fleet. It may be called again at any
+time.
 
 Invariant: `ensure` makes exactly the changes that `changes` returns. Each `Change` contains the function that makes it.
 """

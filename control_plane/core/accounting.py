@@ -347,7 +347,7 @@ def ettr_ratio(spent: Mapping[str, int], *, is_queue_counted: bool = False) -> f
 
     Args:
         spent: microseconds by bucket, of one job or summed over several.
-        is_queue_counted: whether wall time includes time without nodes (queue, provision, paused), as in the paper
+        is_queue_counted: whether wall time includes time without nodes (queue, provision, paused), as in the source
             below. If false, wall time starts when the job first has all its nodes, and excludes pauses.
 
     Returns:

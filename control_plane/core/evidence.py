@@ -1,4 +1,6 @@
-"""The verdict on a node, derived from AWS's answers and the agents' reports (docs/design.md#failures).
+"""The verdict on a node: whether its job keeps the node (docs/design.md#failures).
+
+The functions derive it from AWS's answers and the agents' reports.
 
     AWS reports the instance ended                           GONE immediately
     EC2 omits the instance twice + its agent is silent       GONE immediately; with a connected agent: no evidence
@@ -81,7 +83,7 @@ class NodeVerdict:
     cause: Cause = Cause.NODE_UNREACHABLE
     """The cause of the resulting incident. Used only if the node is GONE."""
     is_final: bool = False
-    """Whether the verdict is irrevocable, so that no later report returns the node to the job."""
+    """Whether the conclusion is irrevocable, so that no later report returns the node to the job."""
     may_terminate: bool = False
     """Whether the fleet may terminate the instance.
 
@@ -122,7 +124,7 @@ def judge(
     is_launching: bool = False,
     is_blamed: bool = True,
 ) -> NodeVerdict:
-    """Return the verdict on a node.
+    """Return the verdict on a node: whether its job keeps the node.
 
     Args:
         node: the node as observed.
@@ -198,7 +200,7 @@ def judge(
 def _own_word(
     node: NodeObserved, now: float, timeouts: Timeouts, *, is_stepping: bool, is_launching: bool
 ) -> NodeVerdict | None:
-    """Return the verdict that follows from what the node's own agent reports, or None.
+    """Return the verdict (conclusion about the node) from the reports of the node's own agent, or None.
 
     A faulty node is IMPAIRED while training completes steps or the launch of ranks needs its shards. Otherwise the node
     is GONE.
@@ -228,7 +230,7 @@ def _own_word(
 
 
 def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeouts: Timeouts) -> NodeVerdict:
-    """Return the verdict on a node whose agent reports to the control plane, but does not answer other members.
+    """Return the verdict on a node whose agent reports to the control plane but does not answer other members.
 
     The node is GONE only if it has not answered for T_max (`exclude_seconds`). A later report can return the node to
     the job (`is_final` stays False), because the node may hold the only copy of its own shards.

@@ -1,7 +1,7 @@
 """Finds the faults that end a generation: failed ranks, lost nodes, restarted agents and failed loads.
 
-The job loop's decision (`core.job`) calls these functions with the agents' reports and the verdicts on nodes
-(`core.evidence`), and then decides how the job continues.
+The job loop's decision (`core.job`) calls these functions with the agents' reports and the verdict on each node
+(`core.evidence`: whether the job keeps the node), and then decides how the job continues.
 
 Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
 
@@ -122,7 +122,7 @@ def of_nodes(
 
     Args:
         plan: the plan of the generation.
-        verdicts: the verdicts on its members.
+        verdicts: by member, the conclusion whether the job keeps it (`core.evidence.judge`).
         nodes: the nodes as observed.
         now: Unix seconds.
 
@@ -151,7 +151,7 @@ def lost_at(verdict: NodeVerdict, nodes: Mapping[NodeId, NodeObserved], now: flo
     """Return the best estimate of the time at which a lost node failed.
 
     Args:
-        verdict: the verdict on the node.
+        verdict: the conclusion that the node is lost, with its evidence.
         nodes: the nodes as observed.
         now: Unix seconds.
 
@@ -163,9 +163,9 @@ def lost_at(verdict: NodeVerdict, nodes: Mapping[NodeId, NodeObserved], now: flo
 
 
 def implied(verdict: NodeVerdict, now: float) -> Implication | None:
-    """Return the entry that a verdict adds to the fault history of its node, or None.
+    """Return the entry that the verdict on a lost node adds to the node's fault history, or None.
 
-    If AWS terminated the instance, or the job gave the node up as planned, the verdict adds no entry.
+    If AWS terminated the instance, or the job gave the node up as planned, the history gets no entry.
     """
     if verdict.cause is Cause.INSTANCE_TERMINATED or verdict.cause.is_planned:
         return None
@@ -505,7 +505,7 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
 
 
 def gone(verdict: NodeVerdict, why: str) -> NodeVerdict:
-    """Return the final verdict GONE on a member that the fleet has removed from the job.
+    """Return the final verdict (conclusion) GONE on a member that the fleet has removed from the job.
 
     A verdict that is already GONE keeps its evidence. Any other verdict becomes GONE, with `why` as its evidence.
     """

@@ -10,8 +10,8 @@ Only the fleet loop changes the desired capacity and the assignment of nodes to 
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
 The fleet applies a remedy to each node that its job gives up, and to each unusable spare: it releases, holds, reboots
-or terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong verdicts about
-nodes cannot empty the fleet.
+or terminates the node. An hourly limit applies to nodes that Everstep itself removes, so that wrong conclusions
+about nodes cannot empty the fleet.
 
 Invariant: a node works for at most one job. A gang (all nodes of a job) starts complete or not at all. Recovering jobs
 have precedence over queued jobs. While the group's settings differ from the registered ones, or most of the fleet is

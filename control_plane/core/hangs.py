@@ -62,7 +62,10 @@ LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 """Maximum number of different stacks that one event or message about a hang lists."""
 TRAINS = "trains; "
-"""First words of the stored reason of a job that trains. A clause about a suspected hang may follow."""
+"""First words of the text that says what a running job does (`JobRecord.reason`), if a rank makes no progress.
+
+A clause about this rank follows. While a hang is suspected, `shown` replaces these words by the time without progress.
+"""
 PROVEN = "RanksHang"
 """Type of the event in the event history that stores the full stacks of a proven hang."""
 _MAX_FRAMES = 3

@@ -86,7 +86,7 @@ def _failed(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error: 
 def why(account: Account) -> str:
     """Return the cause of an incident. After an outage of the control plane, also say that its cause is unknown.
 
-    The text agrees with `verdict`: both name the same exception, fault or instance.
+    The text names the same exception, fault or instance as the incident's verdict (`core.incident_accounts.verdict`).
     """
     outage = "" if absent_seconds(account.evidence) is None else " Outage: cause unknown."
     cause = _CAUSES.get(account.cause, _other)(account).rstrip(".")

@@ -51,7 +51,7 @@ def wanted(
     Args:
         known: the departures that the job's record contains.
         assigned: the nodes that the fleet has assigned to the job.
-        verdicts: the verdicts on these nodes.
+        verdicts: by node, the conclusion whether the job keeps it (`core.evidence.judge`).
         nodes: the nodes as observed.
         now: Unix seconds.
         not_before: the earliest time, in Unix seconds, for a new departure that AWS did not announce.
@@ -109,7 +109,7 @@ def impaired(verdict: NodeVerdict) -> Departure:
         verdict: the result of checking this member; contains the fault's evidence, cause and remedy.
 
     Returns:
-        The departure, with the verdict's evidence, cause and remedy.
+        The departure, with the fault's evidence, cause and remedy.
     """
     return Departure(
         node_id=verdict.node_id,

@@ -1,7 +1,7 @@
 """The post-mortem of an incident as a Markdown document.
 
     # Post-mortem: job gpt, 2026-03-01 12:00 UTC
-    verdict
+    verdict            what failed, and the state of the job
     ## Impact          figures; the phases add up to the interruption
     ## Timeline        UTC
     ## Evidence

@@ -2,7 +2,7 @@
 
     StartFleetRoll ──▶ next node ──▶ request ──▶ agreed stop, if a job uses the node ──▶ replaced or rebooted ─┐
                           ▲                            (`core.requests`, `core.moves`)                        │
-                          └───────────── the next pass in which each job has its full protection ◀────────────┘
+                          └───────────── the next time at which each job has its full protection ◀────────────┘
 
 A roll makes the requests that a person could make with ReplaceNode or RebootNode. It begins with the next node only
 while each job of the fleet has its full protection (no open incident, and a copy on every holder). It begins with no

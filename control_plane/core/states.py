@@ -119,7 +119,8 @@ class NodeEvent(StrEnum):
     ASSIGNED: The fleet assigned the node to a job.
     RELEASED: The node becomes free. Its job ended or gave the node up, its agent reports again, or a person returned
         the node to service.
-    EXCLUDED: A job's verdict or a person excludes the node, or the fleet has more nodes than it needs.
+    EXCLUDED: The node's job has concluded that the node is lost or faulty, a person has excluded the node, or the fleet
+        has more nodes than it needs.
     HELD: The fleet keeps the node, but no job may use it.
     REBOOTED: A fault or a person's request requires a reboot.
     ENDED: EC2 reports that the instance is ending or has ended.

@@ -1,7 +1,7 @@
 """Intents: records of external calls with side effects.
 
 The control plane records each call before the attempt. If it crashes between the call and the record of the outcome,
-the intent stays open. A later pass of the background loop repeats the call under the same key and finishes the intent.
+the intent stays open. The background loop later repeats the call under the same key and finishes the intent.
 
 Invariant: only the server that has the lease of the job or fleet writes an intent. A finished intent stays finished, so
 no later call can use its key.

@@ -160,7 +160,7 @@ class SavedJob:
     cost_usd: float | None
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
-    """Values that the job loop remembers from one pass to the next (`core.observed.jobs.Memo`), as JSON values."""
+    """Values that the job loop keeps from one decision to the next (`core.observed.jobs.Memo`), as JSON values."""
     project_quota: int | None = None
     """Nodes per fleet that the project's jobs may use together.
 

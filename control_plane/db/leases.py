@@ -1,6 +1,6 @@
 """Leases: each gives one control-plane server the exclusive right to work on a job, a fleet or an export.
 
-    owner       claims before every pass of its background loops; each claim increments the counter
+    owner       claims each time before its background loops work; each claim increments the counter
     contender   takes over when owner and counter have not changed for `ttl_seconds` of the contender's monotonic clock
     successor   takes over immediately from a dead server with the same state directory (`control_plane.replica`)
 
@@ -184,7 +184,7 @@ class _Statements:
 def _statements(kind: LeaseKind) -> _Statements:
     """Return the SQL statements about the leases of one kind.
 
-    Cached, because each pass of a background loop executes them, and their construction takes time.
+    Cached, because the background loops execute them often, and their construction takes time.
     """
     model, key = _TABLES[kind]
     table = cast(Table, model.__table__)

@@ -1,8 +1,8 @@
 """The ledgers of jobs and fleets at each full hour, from which reports compute the figures of a time range.
 
 A ledger is a set of time counters: of a job by accounting bucket, or of a fleet's idle nodes by state
-(`core.ledger_hours`). The server's background loops add the elapsed time to the counters in every pass, and store their
-values at each full hour.
+(`core.ledger_hours`). The server's background loops add the elapsed time to the counters at each decision about the job
+or fleet, and store their values at each full hour.
 
 Invariant: only the server that has the lease of the job or fleet stores an hour, in the transaction that updates the
 counters past this hour. A stored hour never changes.

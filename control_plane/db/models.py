@@ -406,7 +406,7 @@ class JobRow(Base):
     node_microseconds: Mapped[int] = mapped_column(default=0)
     cost_usd: Mapped[float | None]
     memo: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    """Values that the job loop remembers from one pass to the next (`core.observed.jobs.Memo`)."""
+    """Values that the job loop keeps from one decision to the next (`core.observed.jobs.Memo`)."""
     lease_owner: Mapped[str | None]
     lease_counter: Mapped[int] = mapped_column(default=0)
 

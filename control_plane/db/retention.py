@@ -1,4 +1,4 @@
-"""Retention: deletes old rows of growing tables, in bounded passes.
+"""Retention: deletes old rows of growing tables, in many small transactions (passes).
 
     intents        records of calls to AWS, by creation time; the control plane does not reuse their idempotency keys
     events         all events

@@ -5,8 +5,8 @@ permits.
 
     complete ──▶ deleting: no restore may start from it ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
-If a server crashes during a deletion, the checkpoint remains in state deleting. A later pass of any control-plane
-server continues the deletion, which is idempotent.
+If a server crashes during a deletion, the checkpoint remains in state deleting. Any control-plane server continues the
+deletion later. A deletion is idempotent.
 
 If a checkpoint exceeds the limits, the keeper deletes it only after a later checkpoint has been verified. The keeper
 requests this verification from `loop.verifier`, and waits for the result.

@@ -320,7 +320,7 @@ class CloudWatch:
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
         """Mark a node with a silent agent, so that the poller requests its status checks more often.
 
-        The mark expires. Callers therefore repeat the call in each pass over a job or fleet while the agent is silent.
+        The mark expires. The loops therefore repeat the call about once a second while the agent is silent.
         """
         self._known.setdefault(fleet, _Known()).suspects[node_id] = self._monotonic()
 

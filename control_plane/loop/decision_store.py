@@ -185,7 +185,7 @@ class DecisionStore:
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
             # Most agents report again, so remove the user's confirmation that the silent nodes are lost. A confirmation
-            # that a user gave after this pass read the fleet's row remains.
+            # that a user gave after the fleet loop has read the fleet's row remains.
             changes["blindness_lifted_at"] = None
         if decision.roll_progress is not None:
             changes["roll_progress"] = rolls.stored(decision.roll_progress)

@@ -171,8 +171,8 @@ class Executor:
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         """Start to apply changes to a fleet's Auto Scaling group, one after the other.
 
-        If earlier changes are still in progress, the executor drops the new changes, and a later pass decides them
-        again. A hanging call delays only this group.
+        If earlier changes are still in progress, the executor drops the new changes, and a later pass (decision about
+        the fleet) requests them again. A hanging call delays only this group.
 
         Args:
             lease: lease of the fleet that the group belongs to.
@@ -302,7 +302,7 @@ class Executor:
         for action in actions:
             is_end = isinstance(action, TerminateMember | CompleteTermination)
             if is_end and not await self._last_logs.may_end(action.node_id):  # type: ignore[union-attr]
-                continue  # The node still uploads logs. A later pass of the fleet loop terminates the instance.
+                continue  # The node still uploads logs. A later decision about the fleet terminates the instance.
             try:
                 if isinstance(action, MemberAction):
                     # Invalidate AWS's answers before and after the call: a concurrent poll may return the older state.
@@ -310,7 +310,7 @@ class Executor:
                     await self._change(lease, action)
                     changed()
                 else:
-                    # Each pass of the fleet loop repeats this action. The stored intent prevents a second call to AWS.
+                    # Each decision about the fleet repeats this action. The stored intent prevents a second AWS call.
                     await self._change(lease, action)
             except StaleLease as stale:
                 log.info("fleet %s: %s", lease.key, stale)

@@ -70,7 +70,7 @@ class Exporter(ABC):
         self._now = now
         self._lease: Lease | None = None
         self.failure_count = 0
-        """Number of failed passes since the last successful pass."""
+        """Number of failed attempts to export since the last success."""
 
     @abstractmethod
     def export_some(self) -> bool:

@@ -1,4 +1,4 @@
-"""Makes passes over the fleets: claim the lease, observe, decide, store the decision, execute it.
+"""Decides about the fleets. A *pass* over a fleet is: claim the lease, observe, decide, store and execute the decision.
 
 Invariant: a pass stores all its results under the fleet's lease in one transaction, or none. Its calls to AWS follow
 from the stored decision.
@@ -69,7 +69,7 @@ class FleetLoop:
         """Names of all fleets, as the loop last read them from the database."""
 
     async def sweep(self) -> None:
-        """Make a pass over each fleet. Disconnect the agents of fleets that another server manages.
+        """Decide about each fleet (one pass per fleet). Disconnect the agents of fleets that another server manages.
 
         An agent must not stay connected to this server if another server manages its fleet, because the other server
         would consider the agent silent.
@@ -96,7 +96,7 @@ class FleetLoop:
             self._leave(failed)
 
     async def make_pass(self, name: FleetName) -> FleetDecision | None:
-        """Make one pass over a fleet, and return its decision.
+        """Make one pass over a fleet: observe, decide, store and execute the decision. Return the decision.
 
         Return None while another server holds the fleet's lease, or before AWS has answered. Raises StaleLease if
         another server took the fleet over during the pass. In this case, nothing was stored. Raises NotFound if the
@@ -118,8 +118,9 @@ class FleetLoop:
     def _leave(self, failed: Collection[FleetName]) -> None:
         """Disconnect the agents of fleets that another control-plane server manages.
 
-        `failed` names the fleets whose last pass failed. The method also disconnects the agents of such a fleet if this
-        server's lease of the fleet has expired, because another server may manage the fleet by now.
+        `failed` names the fleets whose last pass (decision about the fleet) raised an error. The method disconnects the
+        agents of such a fleet too if this server's lease of the fleet has expired, because another server may manage
+        the fleet by now.
         """
         leases = self._leases
         elsewhere = frozenset(

@@ -1,4 +1,4 @@
-"""Makes passes over the unfinished jobs: claim the lease, observe, decide, execute the decision, store it.
+"""Decides about the unfinished jobs. A *pass* over a job is: claim the lease, observe, decide, execute and store.
 
 At most `PASS_LIMIT` passes run at a time. A pass writes rows of its own job only. Passes over jobs of one fleet share
 the fleet's queue. A transaction that stores a decision about a job's place in the queue therefore first computes the
@@ -40,7 +40,9 @@ from everstep.protocol.log_records import about
 log = logging.getLogger(__name__)
 
 PASS_LIMIT = 8
-"""Limit of simultaneous passes over jobs. It is above 1, so that a few slow jobs do not delay other jobs.
+"""Limit of jobs about which the loop decides at the same time (passes).
+
+The limit is above 1, so that a few slow jobs do not delay other jobs.
 
 A pass needs at most one database connection, and a server has 15. With this limit, about half of the connections remain
 for requests and other loops. A higher limit would not be faster, because the database executes one write at a time
@@ -52,7 +54,7 @@ PATIENCE_SECONDS = 0.1
 Normal passes last milliseconds, so a sweep usually includes their ends.
 """
 AGAIN_LIMIT = 8
-"""Limit of passes over one job in a row, if the decision of each pass requests the next pass at once."""
+"""Limit of decisions about one job in a row (passes), if each decision requests the next one at once."""
 
 
 class JobLoop:
@@ -127,7 +129,7 @@ class JobLoop:
         await self._scheduler.close()
 
     def cancel(self) -> None:
-        """Cancel all passes over jobs that still run. The runner calls this method before it releases the leases."""
+        """Cancel all decisions about jobs in progress. The runner calls this method before it releases the leases."""
         self._scheduler.cancel()
 
     async def _process(self, run: RunId) -> None:

@@ -1,7 +1,7 @@
 """Decides when the job loop must write the agents' reports about copies of shards to the database.
 
-Invariant: the pass over a job that observes a change of a shard's holders also stores this change. If only the steps of
-the copies have changed, at most one write per `WRITE_SECONDS` stores them. Training thus causes no write per step.
+Invariant: if a shard's holders have changed, the next decision about the job also stores this change. If only the steps
+of the copies have changed, at most one write per `WRITE_SECONDS` stores them. Training thus causes no write per step.
 """
 
 from __future__ import annotations

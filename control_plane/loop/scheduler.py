@@ -21,7 +21,7 @@ The back-off doubles with each further failure. The first failure causes no back
 losses of the database connection.
 """
 MAX_BACKOFF_SECONDS = 2.0
-"""Longest back-off in seconds. It delays a job's next pass by at most this time once the cause has ended."""
+"""Longest back-off in seconds. It delays a job's next call by at most this time once the cause has ended."""
 
 K = TypeVar("K", bound=Hashable)
 

@@ -9,7 +9,7 @@ are read again for each shard.
 The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database, so a restarted
 server starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
 
-Invariant: this module writes only verdicts. It stores no verdict while S3 is unreachable.
+Invariant: this module writes only verdicts. It stores none while S3 is unreachable.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Verifier:
                 aborts and keeps the request.
 
         Returns:
-            Whether a verdict was stored.
+            Whether the result of a verification was stored.
 
         Raises:
             CloudError: S3 failed with a retryable error. The request stays stored.

@@ -144,9 +144,10 @@ def export_incident(
 ) -> incidents_schemas.ExportIncidentResponse:
     """Return the post-mortem of an incident as a document.
 
-    The document contains the verdict, the impact, the timeline in UTC, the evidence, the decision, the last log lines
-    and stacks before the failure, the notes, similar incidents, and what to do. If S3 does not return the log, the
-    document says so.
+    The document contains what failed, the job's state, the impact, the timeline in UTC, the evidence, the decision, the
+    last log lines and stacks before the failure, the notes, similar incidents, and what to do.
+
+    If S3 does not return the log, the document says so.
     """
     with services.database.read() as session:
         record = _visible(session, incident_id, caller)

@@ -18,8 +18,8 @@ from everstep.protocol.plan import GenerationPlan
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[NodeVerdict, ...]) -> tuple[Exclusion, ...]:
     """Return the nodes that the job will not use again, with the evidence against each node.
 
-    The result contains the nodes that `record` already excludes, and the nodes of the verdicts `fresh` that the fleet
-    still assigns to the job.
+    The result contains the nodes that `record` already excludes. It also contains the nodes that the job gives up now
+    (`fresh`), if the fleet still assigns them to the job.
     """
     added = [
         Exclusion(

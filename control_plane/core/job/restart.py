@@ -160,8 +160,8 @@ def _earliest_failure_at(view: JobView) -> float:
     """Return the earliest Unix time at which the failure of a new incident can have occurred.
 
     The time is the end of the job's last incident. If this incident is still open in the database, the result is the
-    last moment of its recovery that an earlier pass stored. Without an earlier incident, the first start of the job's
-    ranks counts, or the job's creation.
+    last time of its recovery that an earlier decision stored. Without an earlier incident, the first start of the
+    job's ranks counts, or the job's creation.
     """
     record, stored = view.record, view.seen.record.incident
     moments = () if stored is None else (stored.failed_at, stored.opened_at, stored.replaced_at, stored.restored_at)

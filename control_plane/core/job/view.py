@@ -87,7 +87,7 @@ class JobView:
 
 
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
-    """Return the input of a decision about a job, with the agents' reports and a verdict on every node.
+    """Return the input of a decision about a job: the agents' reports, and for each node whether the job may use it.
 
     The reports are those about the newest generation. The job's record in the result omits exclusions of nodes that the
     fleet has already removed from the job.
