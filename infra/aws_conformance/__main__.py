@@ -1,8 +1,10 @@
 """The command line of a conformance run: `everstep aws-conformance` starts `python -P -m infra.aws_conformance`.
 
-A run asks questions: it calls AWS and records how AWS behaves. The exit code is 0 after a complete run, 1 if a question
-has no answer or AWS refuses the setup, and 2 if the user does not confirm the start of the run. boto3 finds the
-account, the region and the endpoint as usual.
+A run calls AWS, and records how AWS behaves where its documentation is silent. Each such behaviour is a *question*, and
+the observation is its answer. boto3 finds the account, the region and the endpoint as usual.
+
+The exit code is 0 after a complete run, 1 if a question has no answer or AWS refuses the setup, and 2 if the user does
+not confirm the start of the run.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ class Account:
         pause: waits for a number of seconds.
         patience_seconds: time limit of one wait.
         poll_seconds: time between two calls while the run waits.
-        refill_seconds: time in which AWS refills its token bucket of API calls. The question about AWS's rate limit
-            empties the bucket.
-        watch_seconds: time for which a question observes whether AWS changes a state without a call.
+        refill_seconds: time in which AWS refills its token bucket of API calls. The experiment that measures AWS's rate
+            limit empties the bucket.
+        watch_seconds: time for which an experiment observes whether AWS changes a state without a call.
     """
 
     client: Callable[[str], Any]

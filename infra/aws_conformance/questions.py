@@ -1,9 +1,11 @@
-"""Defines the questions about AWS's behaviour: a name, a sentence, and a function that observes the answer in an
-account.
+"""Defines the questions of a conformance run, and the experiments that answer them.
 
-The questions run in the order of `QUESTIONS`, on one Auto Scaling group. A question begins with those members of the
-group that the previous question has left running. An answer consists of fields of `AwsAnswers`, and of details for
-people.
+A *question* is a behaviour of AWS that AWS's documentation leaves open. It has a name, a sentence, and a function that
+makes an experiment in an account and returns the answer. An answer consists of fields of `AwsAnswers`, and of details
+for people.
+
+The experiments run in the order of `QUESTIONS`, on one Auto Scaling group. An experiment begins with those members of
+the group that the previous experiment has left running.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from infra.aws_conformance.account import HOOK, MAX_INSTANCES, Account, Unanswer
 ABSENT_IDS: Final = ("i-0123456789abcdef0", "i-0123456789abcdef1")
 """Ids in EC2's format that no instance has."""
 MOST_CALLS: Final = 600
-"""Maximum number of calls that a question makes to find a rate limit."""
+"""Maximum number of calls that an experiment makes to find a rate limit of AWS."""
 STATE_CHANGE: Final = "EC2 Instance State-change Notification"
 
 
@@ -165,12 +167,12 @@ def _rate_of_auto_scaling(account: Account) -> Answer:
     def call() -> None:
         scaling.describe_auto_scaling_groups(AutoScalingGroupNames=[account.name])
 
-    # Wait until AWS's token bucket is full, because the calls of earlier questions have taken tokens from it.
+    # Wait until AWS's token bucket is full, because the calls of earlier experiments have taken tokens.
     account.pause(account.refill_seconds)
     burst = _calls_until_throttled(call)
     account.pause(account.refill_seconds)
     refilled = _calls_until_throttled(call)
-    # Wait for the refill again, so that AWS does not throttle the calls of the next questions.
+    # Wait for the refill again, so that AWS does not throttle the calls of the next experiments.
     account.pause(account.refill_seconds)
     rate = {"burst": float(burst), "per_second": max(refilled / account.refill_seconds, 0.1)}
     return Answer({"auto_scaling_rate": rate}, {"Burst": burst, "CallsAfterRefill": refilled})

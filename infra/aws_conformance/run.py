@@ -1,4 +1,8 @@
-"""Executes one conformance run: creates AWS resources, runs an experiment per question, and removes the resources."""
+"""Executes one conformance run, which records how an AWS account behaves where AWS's documentation is silent.
+
+A *question* is one such behaviour (`infra.aws_conformance.questions`). The run creates AWS resources, finds the answer
+to each question by an experiment with them, and removes the resources.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,10 @@ def ask(
     now: datetime,
     report: Callable[[str], None],
 ) -> Recorded:
-    """Run the experiments (questions) in an AWS account, and return the observed behaviour (answers).
+    """Find the answer to each question by an experiment in an AWS account, and return all answers.
 
-    The function removes the resources that it created, even if a question fails or the user interrupts it.
+    A question is a behaviour that AWS's documentation leaves open. The function removes the resources that it created,
+    even if an experiment fails or the user interrupts it.
 
     Args:
         account: the account, without resources of this run.
@@ -69,7 +74,7 @@ def ask(
 
 
 def merged(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Combine the fields of all answers, each of which describes how AWS behaved in one experiment (question).
+    """Combine the fields of all answers, each of which describes how AWS behaved in one experiment.
 
     If two answers contain a duration with the same name, the longer duration counts.
     """

@@ -103,7 +103,8 @@ class _Record:
     protected_at_desired: int | None = None
     """Desired capacity that the group could not reach, because all surplus members were protected from scale-in.
 
-    With this field, the engine records the failure as an activity once, and not in every pass. None without a failure.
+    With this field, the engine records the failure as an activity only once, and not whenever it advances the group.
+    None without a failure.
     """
     failing_since: tuple[float, str] | None = None
     """Time since which all launches have failed, as monotonic seconds and as a timestamp.
@@ -146,7 +147,7 @@ class AutoScaling:
     def set_desired(self, group: FakeAutoScalingGroup, desired: int) -> None:
         """Set the desired capacity within the Auto Scaling group's bounds.
 
-        The next pass retries a failed launch without the usual delay.
+        The local cloud retries a failed launch without the usual delay.
 
         Args:
             group: moto's group; only its desired capacity changes.
@@ -322,7 +323,7 @@ class AutoScaling:
     def resume(self, group: FakeAutoScalingGroup, processes: Iterable[str]) -> None:
         """Resume processes, whether a user or AWS suspended them.
 
-        If a launch has failed, the local cloud retries it in its next pass over the groups, without the usual delay.
+        If a launch has failed, the local cloud retries it without the usual delay.
         """
         record = self._record(group)
         for process in processes:

@@ -4,9 +4,10 @@ The server first checks the signature of every request (`signatures`). User data
 process, even if the process is root. Therefore only callers with the cluster's key may launch instances or inject
 faults.
 
-The engine advances instances and groups in regular passes. moto has no locks. One lock therefore protects every pass
-and every request, except requests to S3 and SQS. moto's S3 backend is safe for concurrent use. A request that receives
-from SQS waits for messages, so it must not hold the lock. One thread runs the engine and owns the instances.
+The engine advances instances and groups in regular *passes*, each over all of them. One thread runs the engine and owns
+the instances. moto has no locks. One lock therefore protects every pass and every request, except requests to S3 and
+SQS. moto's S3 backend is safe for concurrent use. A request that receives from SQS waits for messages, so it must not
+hold the lock.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from infra.local_cloud.visibility import DELAYED
 log = logging.getLogger(__name__)
 
 PASS_SECONDS = 0.1
-"""Maximum time between two passes of the engine over instances and groups.
+"""Maximum time between two passes, in each of which the engine advances all instances and groups.
 
 A request that may have changed the state triggers an immediate pass.
 """

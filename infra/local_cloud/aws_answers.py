@@ -1,7 +1,9 @@
-"""Describes AWS's behaviour where its documentation is silent, as answers to questions that are stored in a file.
+"""Determines how the local cloud behaves where AWS's documentation is silent.
 
-The local cloud behaves as the answers describe. Each default is the answer that is worse for Everstep. `everstep
-aws-conformance` observes the answers in a real account and writes the file. docs/aws.md explains each question.
+Each field of `AwsAnswers` is one such behaviour of AWS, the answer to a *question* such as "After which time does a new
+instance appear?". `everstep aws-conformance` finds the answers by experiments in a real account, and writes them to a
+file. The local cloud reads this file. Without a file, it uses the defaults. Each default is the answer that is worse
+for Everstep. docs/aws.md explains each question.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
 
 
 class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """AWS's behaviour where its documentation is silent, one field per question. Every default is an assumption."""
+    """AWS's behaviour where its documentation is silent, one behaviour per field. Every default is an assumption."""
 
     pending_member_shows_protection: bool = False
     """Whether a Pending member of a group with NewInstancesProtectedFromScaleIn is shown as protected."""

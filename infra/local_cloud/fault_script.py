@@ -182,7 +182,7 @@ def play(
     """Play a script: inject each fault at its time. The player reports and skips faults that the local cloud refuses.
 
     Args:
-        moments: lines in the order of their times.
+        moments: lines of the script, in the order of their times.
         aim: resolves the target of a fault: returns one fault per selected instance.
         inject: injects a fault and returns its effect; raises FaultRefused if that is impossible.
         clear: clears the lasting faults of one kind, or all if the name is empty.

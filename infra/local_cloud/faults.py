@@ -102,7 +102,7 @@ class Faults:
     Args:
         conditions: the initial conditions, in force until the first change.
         seed: seed of all random generators. Equal seeds and equal sequences of calls yield equal results.
-        changed: called after every change, to start a pass over instances and groups immediately.
+        changed: called after every change, so that the cloud advances instances and groups immediately.
     """
 
     def __init__(self, conditions: Conditions, *, seed: int = 0, changed: Callable[[], None] = lambda: None) -> None:

@@ -56,7 +56,8 @@ class Visibility:
         """Record the current state of an instance, such as running. Idempotent.
 
         Describe operations return a new state only after a delay, which begins with this call. States appear in the
-        order of the changes. The server calls this method before each Describe operation and on each pass.
+        order of the changes. The server calls this method before each Describe operation, and whenever it
+        advances the instances.
         """
         shown = self._shown.setdefault(instance.id, _Shown())
         state = (instance._state.name, instance._state.code)
