@@ -17,7 +17,7 @@ A floor is a bound that no system can beat on this machine, such as the time of 
 
     command.py     the command line of every benchmark: options, a check of the machine's load, exit codes
     page.py        the renderer of every page, from stored results and a template in pages/ (pure)
-    rows.py        measured values with limits and verdicts, and their table (pure)
+    rows.py        measured values, limits, verdicts (whether a value meets its limit), and their table (pure)
     picture.py     bars as SVG (pure)
     measures.py    medians, spread, and the rule for an inconclusive measurement (pure)
 

@@ -1,6 +1,7 @@
 """Computes statistics of repeated timings. The functions are pure.
 
-The functions compute medians and spreads, and decide whether the machine was stable enough for a verdict.
+The functions compute medians and spreads, and decide whether the machine was stable enough to judge a
+value by its limit.
 
 Benchmarks compare a timing with a *floor*: a time below which no system can get on this machine, such as the time of a
 plain memcpy. A floor that changes during the measurement shows an unstable machine.
@@ -35,7 +36,7 @@ class Verdict(StrEnum):
 
     - PASS: the value is within its limit.
     - SHORT: the value misses its limit.
-    - INCONCLUSIVE: the measurement permits no verdict.
+    - INCONCLUSIVE: the measurement does not show whether the value meets its limit.
     - NONE: the value has no limit.
     """
 

@@ -62,7 +62,7 @@ class Page:
     values: Callable[[Any], Mapping[str, str | None]]
     """Returns the text of each placeholder of the template."""
     rows: Callable[[Any], Sequence[Row]] = lambda _: ()
-    """Returns the rows with their verdicts, which determine the exit code."""
+    """Returns the rows. Their verdicts (whether each value meets its limit) determine the exit code."""
     draw: Callable[[Any], str | None] = lambda _: None
     """Returns the SVG document; None for a page without a picture."""
     picture: str = ""

@@ -1,5 +1,7 @@
 """Defines the row of a measured value with its limit and verdict, and renders rows as a table. The functions are pure.
 
+A verdict says whether the value meets its limit (`benchmarks.measures.Verdict`).
+
 Invariant: a verdict depends on one run only. On a busy machine, every verdict is inconclusive except for wrong bytes,
 which are an error on any machine.
 """
@@ -18,7 +20,7 @@ VERIFIED = {None: "", True: "yes", False: "**no**"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measured value with its limit and verdict. A row without a limit has no verdict."""
+    """One measured value with its limit, and the verdict whether it meets the limit. Without a limit, no verdict."""
 
     what: str = ""
     value: float
@@ -48,7 +50,7 @@ class Row:
         return self.value >= self.limit if self.is_least else self.value <= self.limit
 
     def judged(self, doubt: str = "") -> Self:
-        """Return a copy of the row with the verdict on its value.
+        """Return a copy of the row with the verdict whether its value meets the limit.
 
         Args:
             doubt: the reason why the measurement permits no verdict; empty if it permits one.

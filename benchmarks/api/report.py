@@ -1,4 +1,7 @@
-"""Computes the table rows, verdicts and documentation page of the API benchmark. The functions are pure."""
+"""Computes the table rows, verdicts and documentation page of the API benchmark. The functions are pure.
+
+A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one table row per measured value, with its limit and verdict."""
+    """Return one table row per measured value, with its limit and the verdict whether the value meets the limit."""
     found = []
     if run.bare_rates and run.describe_rates:
         bare, moved = statistics.median(run.bare_rates), moved_ratio(run.bare_rates[0], run.bare_rates[-1])

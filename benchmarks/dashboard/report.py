@@ -1,4 +1,7 @@
-"""Computes the table rows, verdicts and page of the dashboard benchmark. The functions are pure."""
+"""Computes the table rows, verdicts and page of the dashboard benchmark. The functions are pure.
+
+A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one table row per measured value, with its limit and verdict."""
+    """Return one table row per measured value, with its limit and the verdict whether the value meets the limit."""
     found = [*_times(run), *_sizes(run)]
     return without_verdicts(found) if run.is_busy else found
 

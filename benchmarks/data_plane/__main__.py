@@ -5,7 +5,7 @@
     per size: floors A floors B floors C … Z floors │ A floors B floors C floors │ Z floors … C floors B floors A floors
 
 A to Z are the systems. Every system is launched once in this order and once in reverse order, so that a steady drift of
-the machine's speed affects all systems equally. Between these two passes, Everstep and its main compared systems are
+the machine's speed affects all systems equally. Between these two rounds, Everstep and its main compared systems are
 launched once more. Floors (lower bounds, such as the time of a memcpy) are measured before and after each launch, and
 before each of Everstep's restores.
 
@@ -66,8 +66,8 @@ HELD_AGAINST = tuple(dict.fromkeys(goal.peer[0] for goal in GOALS if goal.peer i
 LARGE_PEERS = (*HELD_AGAINST, "DLRover flash checkpoint")
 """Compared systems that are also measured with a large state.
 
-Verdicts compare Everstep's values with the values of these systems (`GOALS`). No verdict uses DLRover's values. DLRover
-is included because its local restore is the fastest.
+The benchmark requires Everstep's values to reach the values of these systems (`GOALS`). No limit uses DLRover's values.
+DLRover is included because its local restore is the fastest.
 """
 
 
@@ -120,8 +120,8 @@ def order_of(names: Sequence[str], thrice: Collection[str]) -> list[str]:
     """Return the order of launches: all systems, the extra launches, and all systems in reverse order.
 
     Args:
-        names: names of all systems, in the order of the first pass.
-        thrice: systems that are launched a third time, between the two passes.
+        names: names of all systems, in the order of the first round of launches.
+        thrice: systems that are launched a third time, between the two rounds.
     """
     return [*names, *(name for name in names if name in thrice), *reversed(names)]
 

@@ -167,7 +167,7 @@ def _median(launch: Launch, system: str) -> float:
 def figures(kind: str, launches: Sequence[Launch], versions: Mapping[str, str]) -> list[Figure]:
     """Return rows with the step time without protection, and with the slowdown and CPU time of every system.
 
-    Only Everstep's rows have verdicts.
+    Only Everstep's rows have limits, and verdicts whether the values meet them.
 
     Args:
         kind: ddp or zero3.

@@ -69,7 +69,7 @@ class Run(BenchmarkRun):
 
 
 def rows(run: Run) -> list[Figure]:
-    """Return one table row per measured value. On a busy machine, the rows have no verdicts."""
+    """Return one table row per measured value. On a busy machine, all verdicts are inconclusive."""
     return without_verdicts(run.figures) if run.is_busy else list(run.figures)
 
 

@@ -1,4 +1,4 @@
-"""Converts measured samples to table rows with verdicts. The functions are pure.
+"""Converts measured samples to table rows with verdicts: whether each value meets its limit. Pure functions.
 
 Invariant: a verdict depends only on one execution of the benchmark. No measurement is repeated because of its verdict.
 A verdict is inconclusive in these cases:
@@ -143,7 +143,7 @@ class Of:
         suffix: str = "",
         unit: str = "ms/GiB",
     ) -> Figure:
-        """Return a measured metric as a row without a verdict."""
+        """Return a measured metric as a row without a limit and without a verdict."""
         values = self.measured.values[metric]
         low, high = bootstrap_interval(lambda samples: statistic(samples[0]), values)
         return Figure(
@@ -254,7 +254,7 @@ GOALS = (
 
 
 def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
-    """Return Everstep's rows with their verdicts.
+    """Return Everstep's rows, each with the verdict whether its value meets its limit.
 
     Args:
         everstep: measurements with one state size.
@@ -280,7 +280,7 @@ def _with_commits(figure: Figure, commits: float) -> Figure:
 
 
 def shown(everstep: Of) -> list[Figure]:
-    """Return Everstep's rows for metrics without a limit, which the results page shows without a verdict."""
+    """Return Everstep's rows for metrics without a limit, which the results page only shows."""
     units = {"first_commit": "ratio", "first_raw": "ratio", "tight_commits": "ratio", "agent": "MiB"}
     metrics = (
         "blocked_audited",
@@ -333,7 +333,7 @@ def _moved(goal: Goal, floors: Mapping[str, LaunchFloor]) -> float | None:
 
 
 def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | None, str, str]:
-    """Return three values: the limit of a metric, its source as text, and the reason if it permits no verdict.
+    """Return three values: the limit of a metric, its source as text, and the reason if it is unusable.
 
     The limit is None if it is the value of a compared system that was not measured. The reason is empty if the limit
     is usable.
@@ -358,7 +358,7 @@ def _limit(goal: Goal, everstep: Of, peers: Mapping[str, Of]) -> tuple[float | N
 def broken(system: str, version: str, metric: str, state_mib: int, reason: str) -> Figure:
     """Return the row of a failed measurement.
 
-    For Everstep, the verdict is a missed limit. For a compared system, it is inconclusive.
+    For Everstep, the row counts as a missed limit. For a compared system, it is inconclusive.
     """
     return Figure(
         system=system,

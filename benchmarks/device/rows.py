@@ -1,5 +1,7 @@
 """Converts the measurements of each part of the GPU benchmark to table rows with verdicts. The functions are pure.
 
+A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
+
 A floor is the rate of plain copies between pinned memory and the device. No system can copy faster.
 
 Invariant: a verdict depends on this run only. A row is inconclusive if its floor at the end of the run differs from the
@@ -29,12 +31,12 @@ from benchmarks.measures import (
 from benchmarks.rows import Row
 
 LEAST_STATE_BYTES = 8 * GIB
-"""Minimum size of a state in bytes. The capture rate of a smaller state gets no verdict."""
+"""Minimum size of a state in bytes. The capture rate of a smaller state is inconclusive."""
 LEAST_RATE_RATIO = 0.9
 """Lower limit of the ratio: rate of captures into registered slots ÷ rate of plain copies of pinned memory."""
 MOST_SLOWDOWN_RATIO = 0.01
 LEAST_PAIRS = 4
-"""Minimum number of pairs of blocks for a verdict on a slowdown. With fewer pairs, the verdict is inconclusive."""
+"""Minimum number of pairs of blocks from which a slowdown is judged. With fewer pairs, the row is inconclusive."""
 
 
 def of_part(part: str, found: Mapping[str, Any]) -> list[Row]:
@@ -113,7 +115,9 @@ def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Ro
 
 
 def against_floor(row: Row, floor: Floor, size: int) -> Row:
-    """Return a row of a copy rate with its verdict. The limit is relative to the rate of plain copies of pinned memory.
+    """Return a row of a copy rate, with the verdict whether it meets its limit.
+
+    The limit is relative to the rate of plain copies of pinned memory.
 
     Args:
         row: the row with its limit.

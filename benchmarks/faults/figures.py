@@ -112,7 +112,7 @@ class Figure:
     """Seconds from the fault's end until the API reported Protected."""
     verdict: Verdict
     told: str
-    """Sentence that explains the verdict."""
+    """Sentence that explains why training counts as undisturbed, as disturbed, or as neither (`verdict`)."""
 
 
 def parse(text: str) -> tuple[Boundary, ...]:
@@ -142,7 +142,7 @@ def commits_ratio(passed: Sequence[Boundary], span: Span) -> float:
 
 
 def evaluate(observed: Observed) -> Figure:
-    """Compute the measured values and the verdict of one case from its observations.
+    """Compute the measured values of one case, and whether training stayed at full speed (the verdict).
 
     Step times come from the first rank's trace, because the collective in each step keeps all ranks together.
     """
@@ -181,7 +181,7 @@ def evaluate(observed: Observed) -> Figure:
 
 
 def judge(low: float, high: float, before: float, after: float) -> tuple[Verdict, str]:
-    """Return the verdict on the speed of training, and the reason for it.
+    """Return the verdict whether training stayed at full speed during the fault, and the reason for it.
 
     Args:
         low: lower bound of the median step time during the fault ÷ the median step time before the fault.

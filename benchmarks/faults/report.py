@@ -1,4 +1,7 @@
-"""Computes the table rows, verdicts and page of the fault benchmark. The functions are pure."""
+"""Computes the table rows, verdicts and page of the fault benchmark. The functions are pure.
+
+A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
+"""
 
 from __future__ import annotations
 

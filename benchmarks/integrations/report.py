@@ -1,4 +1,7 @@
-"""Computes the table rows, verdicts and page of the benchmark of the integration with transformers. Pure."""
+"""Computes the table rows, verdicts and page of the benchmark of the integration with transformers. Pure.
+
+A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
+"""
 
 from __future__ import annotations
 

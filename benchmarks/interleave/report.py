@@ -1,4 +1,7 @@
-"""Computes the verdicts, page and picture of the interleave benchmark. The functions are pure."""
+"""Computes the verdicts, page and picture of the interleave benchmark. The functions are pure.
+
+A verdict says whether a measured value meets its limit (`benchmarks.measures.Verdict`).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Run(BenchmarkRun):
 
 
 def judged(run: Run, figure: Figure) -> Row:
-    """Return the verdict on one case (the settings of one measurement).
+    """Return the row of one case (the settings of one measurement), with the verdict whether the case meets its limit.
 
     If the machine was busy, the verdict is inconclusive.
     """

@@ -1,4 +1,7 @@
-"""Computes the verdict on each case (a training job that the interleave benchmark measures). The functions are pure."""
+"""Computes the verdict on each case: whether Everstep's slowdown of training meets its limit. Pure.
+
+A case is a training job that the interleave benchmark measures.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ SLOWDOWN_LIMIT = 0.015
 The upper bound of the slowdown's 95 % interval must not exceed it.
 """
 BLOCKING_COST = 0.10
-"""Smallest slowdown of the scheme BLOCKING with which a case gets a verdict.
+"""Smallest slowdown of the scheme BLOCKING with which a case can pass or fail.
 
 If BLOCKING costs less, the case cannot show a difference between the schemes.
 """
@@ -28,7 +31,7 @@ A scheme that keeps fewer snapshots has a small slowdown for this reason alone, 
 
 
 def judge(figure: Figure) -> Row:
-    """Return by how much Everstep's snapshots slowed training in one case of the benchmark, with the verdict."""
+    """Return by how much Everstep's snapshots slowed training in one case, and whether this meets the limit."""
     ours = figure.row(Scheme.EVERSTEP)
     row = Row(
         what=figure.case.name,

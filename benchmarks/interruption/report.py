@@ -24,7 +24,7 @@ VERDICT_MARGIN_SECONDS = 1.0
 SHRINK_SECONDS = 10.0
 """Longest allowed time until a job without a spare makes a new step on one node fewer.
 
-The time begins when the control plane opens the incident, which is its verdict that the node is lost.
+The time begins when the control plane opens the incident, because it has concluded that the node is lost.
 """
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
@@ -52,7 +52,7 @@ def median_seconds(found: Sequence[Interruption]) -> float:
 
 
 def rows(run: Run) -> list[Row]:
-    """Return one table row for each measured value that has a limit, with its verdict."""
+    """Return one table row for each measured value that has a limit, with the verdict whether it meets the limit."""
     found = [row for row in _goals(run).values() if row is not None]
     return without_verdicts(found) if run.is_busy else found
 

@@ -1,5 +1,5 @@
 """Measures placement, which chooses the holders of all shards, and compares recovery probabilities with values from
-GEMINI's paper.
+the paper about GEMINI (Wang et al., SOSP '23).
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def known_figures() -> list[Known]:
     """Return the recovery probabilities that Everstep computes, each with the expected value.
 
     The expected values are published in GEMINI's paper or follow from it. The values for 16 nodes were checked against
-    an enumeration of all sets of lost nodes. For the ring placement, the expected value is exact; Figure 9 of the paper
-    shows 0.600, which is a union bound.
+    an enumeration of all sets of lost nodes. For the ring placement, the expected value is exact. Figure 9 of GEMINI's
+    paper shows 0.600, which is a union bound.
     """
     groups = {
         (16, 2): 0.9333,

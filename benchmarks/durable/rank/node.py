@@ -136,7 +136,7 @@ class BenchNode:
         return {}
 
     async def begin(self) -> dict[str, Any]:
-        """Start the generation's commits of steps. The rank then receives its state and continues."""
+        """Take part in the commits of steps from now on, and send the waiting rank its state, so that it trains."""
         assert self._member is not None
         self._member.begin_rounds(is_restarted=False)
         return {}
