@@ -183,7 +183,7 @@ def script(lines: Iterable[Line]) -> list[Moment]:
         lines: the lines of the plan, in order.
 
     Returns:
-        The moments of the script, in order. The last one clears lasting faults.
+        The lines of the script (`Moment`), in order. The last line clears lasting faults.
     """
     moments = [
         Moment(

@@ -95,7 +95,7 @@ def left_over(aws: ServedAws) -> list[Any]:
 
 
 def forget_planted_calls(aws: ServedAws, undocumented_calls: list[str]) -> None:
-    """Forget the undocumented calls that a question sends on purpose, to record how AWS refuses them."""
+    """Forget the undocumented calls that an experiment of the run sends on purpose, to record how AWS refuses them."""
     assert {words.partition(": ")[0] for words in aws.take_wrong_calls()} == {*WRONG}
     undocumented_calls.clear()
 
@@ -260,7 +260,7 @@ def test_the_command_stores_the_answers(aws: ServedAws, environment: None, tmp_p
 
 
 def test_the_command_removes_its_resources_after_sigterm(aws: ServedAws, tmp_path: Path) -> None:
-    # This question observes a group's member for minutes, so the run cannot end before the signal.
+    # The experiment `ended-member` observes a group's member for minutes, so the run cannot end before the signal.
     words = ["--yes", "--image", IMAGE, "--out", str(tmp_path / "answers.json"), "--question", "ended-member"]
     process = subprocess.Popen(
         [str(Path(sys.executable).with_name("everstep")), "aws-conformance", *words],

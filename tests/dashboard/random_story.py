@@ -1,7 +1,8 @@
-"""A random story of a simulated fleet, with the real loops of the control plane.
+"""Random stories of a simulated fleet, with the real loops of the control plane.
 
-The story submits jobs, trains them, and makes agents, nodes, AWS and the control plane fail. Users pause, resume, stop
-and take over jobs, and start drills. At random moments the story records the answers of the API.
+A *story* is a random sequence of acts. Acts submit and train jobs, and make agents, nodes, AWS and the control plane
+fail. In other acts, users pause, resume, stop and take over jobs, and start drills. After some acts, the story records
+the answers of the API. Such a record is a *moment*.
 """
 
 from __future__ import annotations
@@ -35,32 +36,32 @@ from tests.dashboard.printed import print_run
 from tests.unit.control_plane.loop.world import FLEET, Agent, World
 
 MOMENTS: Final = 2
-"""Number of moments that one story records."""
+"""Number of times at which one random story records the answers of the API (moments)."""
 ACTS: Final = 8
-"""Number of random acts in one story."""
+"""Number of random acts (failures, user requests) in one story."""
 NAMES: Final = ("atlas", "birch", "cedar")
 MOST_POINTS: Final = 200
-"""Maximum number of steps whose metrics one moment adds."""
+"""Maximum number of steps whose metrics one call of `_log` stores."""
 RUNS: Final = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING)
 TRACEBACK: Final = "Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'tokens'"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """The state of the fleet at one moment, as the API describes it."""
+    """The state of the fleet at one time in a random story, as the API describes it."""
 
     seed: int
     number: int
-    """Number of the moment in its story, from 0."""
+    """Number of this record in its story, from 0."""
     now: float
     """Server time in Unix seconds."""
     acts: list[str]
-    """Acts of the story before this moment, oldest first."""
+    """Acts (failures, user requests) of the story before this record, oldest first."""
     answers: Answers
 
 
 class RandomStory:
-    """Runs one random story in a simulated fleet.
+    """Runs one random story (sequence of failures and user requests) in a simulated fleet.
 
     Args:
         directory: empty folder for the database.
@@ -92,7 +93,7 @@ class RandomStory:
         )
 
     async def tell(self) -> list[Moment]:
-        """Run the story and return its moments. The last moment is the end of the story."""
+        """Run the story and return its records of the API's answers (moments). The last record is from the end."""
         recorded = {*self.random.sample(range(ACTS - 1), MOMENTS - 1), ACTS - 1}
         self._submit(NAMES[0])
         await self._run(self.random.choice((2, 16, 24)))
@@ -120,7 +121,7 @@ class RandomStory:
         self.moments.append(moment)
 
     def _log(self, job: jobs.SavedJob) -> None:
-        """Store the metrics of the steps that the job has completed since the story recorded its last moment."""
+        """Store the metrics of the steps (at most `MOST_POINTS`) that the job has completed since the last call."""
         first = self.logged.get(job.run_id, 0)
         numbers = range(max(first, job.boundary - MOST_POINTS), job.boundary)
         points = tuple(

@@ -1,6 +1,6 @@
 """Records the five incidents of the dashboard's tests from real runs: `python -m tests.dashboard.record [STORY …]`.
 
-Each story is one incident. It has its own local cloud, a training job, and real `everstep local fault` commands. The
+A *story* causes one incident. It has its own local cloud, a training job, and real `everstep local fault` commands. The
 recording is made when the incident has ended, or for the capacity shortage while the job still waits. Afterwards, the
 job must complete. A story takes about a minute, and the shortage about 9 minutes. The story of the network partition
 needs root.
@@ -57,14 +57,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Stage:
-    """The local cloud of one recorded story, with a client of its control plane."""
+    """The local cloud in which one incident is caused and recorded, with a client of its control plane."""
 
     cluster: LocalCluster
     client: Any
     strikes: list[Strike] = field(default_factory=list)
 
     def submit(self, nodes: int = NODES, **parameters: object) -> None:
-        """Start the story's job."""
+        """Start the job that the incident will hit."""
         self.client.create_training_job(
             TrainingJobName=JOB,
             Source=self.client.upload_source(Directory=SCRIPTS),
@@ -197,7 +197,7 @@ def frozen_control_plane(stage: Stage) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """One story: the function that causes the incident, and the size of the cluster."""
+    """A script for one recorded incident: the function that causes the incident, and the size of the cluster."""
 
     happens: Callable[[Stage], Iterator[None]]
     """Generator that causes the incident.
@@ -218,14 +218,14 @@ STORIES: Final[Mapping[str, Story]] = {
 
 
 def record(name: str, folder: Path = FOLDER) -> Path:
-    """Run one story and write the rows and logs that the control plane stored.
+    """Cause one incident (run its story), and write the rows and logs that the control plane stored.
 
     Args:
         name: name of the story.
         folder: where the recording is written.
 
     Returns:
-        The written file. It replaces an earlier recording of the story.
+        The written file. It replaces an earlier recording of the same story.
     """
     story = STORIES[name]
     options = ClusterOptions(
@@ -302,7 +302,7 @@ def _anonymous(recording: Recording, directory: Path) -> Recording:
 
 
 def main() -> None:
-    """Record the given stories, or all."""
+    """Record the incidents (stories) that the command line names, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.dashboard.record", description=__doc__)
     parser.add_argument("stories", nargs="*", metavar="STORY", help=f"{', '.join(STORIES)} [default: all]")
     given = parser.parse_args()

@@ -1,6 +1,6 @@
 """A recording: the rows and logs that a real control plane stored about one incident, as a reviewable file.
 
-    recordings/<story>.json     written by `tests/dashboard/record.py`: one story with one fleet and one job
+    recordings/<story>.json     written by `tests/dashboard/record.py`: one incident with one fleet and one job
 
 Rows have the columns of the tables (`control_plane/db/models.py`), without tokens and leases. Of the job loop's memory,
 a row has only the part that the API returns. Plans and manifests are written as JSON. A value of a metric is
@@ -70,7 +70,7 @@ class Strike(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows and log objects that a real control plane had stored when one story was recorded."""
+    """The rows and log objects that a real control plane had stored when one incident (story) was recorded."""
 
     story: str
     ended_at: datetime
@@ -82,7 +82,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job(self) -> Row:
-        """The row of the story's job."""
+        """The row of the job that the incident hit."""
         (job,) = self.tables["job"]
         return job
 
@@ -90,7 +90,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
 class RecordingStale(Exception):
     """A recording does not fit the present tables or messages.
 
-    The error names the difference and the command that records the story again.
+    The error names the difference and the command that records the incident again.
     """
 
 
@@ -122,7 +122,7 @@ def write(recording: Recording, path: Path) -> None:
 
 
 def stale(story: str, why: str) -> RecordingStale:
-    """Return an error that names the reason and the command that records the story again."""
+    """Return an error that names the reason and the command that records the incident again."""
     return RecordingStale(
         f"the recording of {story} does not fit this version: {why}; record it anew: python -m "
         f"tests.dashboard.record {story}"

@@ -27,7 +27,7 @@ CONNECTED = (NodeState.ASSIGNED, NodeState.SPARE)
 class Replay:
     """All recordings, each with its own fleet and job. No loop of the control plane runs.
 
-    The agents of nodes that work or wait for a job are connected, as they were when the stories were recorded.
+    The agents of nodes that work or wait for a job are connected, as they were when the incidents were recorded.
 
     Args:
         directory: folder for the database.
@@ -42,7 +42,7 @@ class Replay:
         dealt = deal(seed, len(recordings))
         self.now = dealt[0].ends_at
         self.jobs = {recording.story: each.job for recording, each in zip(recordings, dealt, strict=True)}
-        """Name of the replayed job of each story, by the story's name."""
+        """Name of the replayed job of each recorded incident, by the name of its story (`tests.dashboard.record`)."""
         self.operator = FakeOperator(now=self.now)
         self.objects = MemoryObjectStore(*(f"everstep-{each.fleet}" for each in dealt))
         self.registry = AgentRegistry()

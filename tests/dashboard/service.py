@@ -157,11 +157,11 @@ class Living(Served):
 
 
 class Seeded(Living):
-    """A server over the simulated fleet of a `Story` whose incidents have all been caused.
+    """A server over the simulated fleet of a `Story`, a sequence of incidents that have all occurred.
 
     Args:
         directory: folder for the database and the server's state. It is created if it does not exist.
-        seed: seed of the story.
+        seed: seed of the random choices in the story.
         port: port to listen on. 0: the kernel chooses.
     """
 

@@ -1,7 +1,7 @@
 """Gives recordings other names, times and numbers. Tests must then read the expected content from the API.
 
     names      job, fleet, group, bucket, zone and type; ids and addresses of nodes, agents and the run
-    times      the story ends at another time and lasts `pace` times as long
+    times      the recorded incident ends at another time and lasts `pace` times as long
     numbers    seconds are multiplied by `pace`, steps by `step_factor`, dollars by `pace` and the ratio of the fleets'
                prices
 
@@ -50,7 +50,7 @@ class Deal:
     availability_zone: str
     price_usd_per_hour: float
     pace: int
-    """Factor for all durations: with a larger value, the story is slower."""
+    """Factor for all durations: with a larger value, the incident lasts longer."""
     step_factor: int
     ends_at: datetime
     id_seed: int
@@ -237,7 +237,7 @@ class _Words:
     def _metric_factor(self, name: str) -> float:
         """Return the factor for values of a metric.
 
-        A metric whose name ends with `_seconds` is a duration per step. `pace` makes the story longer, and
+        A metric whose name ends with `_seconds` is a duration per step. `pace` makes the incident longer, and
         `step_factor` divides it into more steps. Other metrics keep their values.
         """
         return self._dealt.pace / self._dealt.step_factor if name.endswith("_seconds") else 1.0

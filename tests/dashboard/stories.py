@@ -1,9 +1,10 @@
-"""Renders the dashboard's pages over random stories and checks that their figures agree.
+"""Renders the dashboard's pages for random stories of a simulated fleet, and checks that their figures agree.
 
     python -m tests.dashboard.stories --count 1000 [--seed 7]
 
-Each process runs a part of the stories, writes their moments as JSON, and starts vitest to render the pages
-(`web/test/stories.test.tsx`). A failure names the seed of its story. The same seed repeats the story.
+A *story* is a random sequence of failures and user requests (`random_story`). At a few *moments* of a story, it records
+the answers of the API. Each process runs a part of the stories, writes their moments as JSON, and starts vitest to
+render the pages (`web/test/stories.test.tsx`). A failure names the seed of its story. The same seed repeats the story.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from tests.unit.control_plane.loop.world import InTurn
 
 WEB: Final = Path(__file__).resolve().parents[2] / "web"
 BATCH: Final = 50
-"""Number of stories that one run of vitest renders."""
+"""Number of random stories whose pages one run of vitest renders."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of rendering one batch of stories."""
+    """The result of rendering the pages of one batch of random stories."""
 
     seed: int
     """Seed of the first story. The next stories have the next seeds."""
@@ -46,7 +47,7 @@ class Outcome:
 
 
 def tell(seed: int, directory: Path) -> list[Moment]:
-    """Run the story of a seed in an empty folder, and return its moments."""
+    """Run the random story of a seed in an empty folder, and return the recorded answers of the API (moments)."""
 
     async def story() -> list[Moment]:
         asyncio.get_running_loop().set_default_executor(InTurn())
@@ -56,7 +57,7 @@ def tell(seed: int, directory: Path) -> list[Moment]:
 
 
 def run_batch(seed: int, count: int) -> Outcome:
-    """Run the stories of `count` consecutive seeds, and render their pages."""
+    """Run the random stories of `count` consecutive seeds, and render their pages."""
     began = time.monotonic()
     moment_count = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +93,7 @@ def render(folder: Path) -> str:
 
 
 def run(seed: int, count: int, processes: int = 2) -> list[Outcome]:
-    """Run the stories of `count` consecutive seeds in several processes."""
+    """Run the random stories of `count` consecutive seeds in several processes."""
     batches = [(first, min(BATCH, seed + count - first)) for first in range(seed, seed + count, BATCH)]
     with ProcessPoolExecutor(processes) as pool:
         return list(pool.map(run_batch, *zip(*batches, strict=True)))
@@ -105,7 +106,7 @@ def say(text: str) -> None:
 
 
 def main() -> int:
-    """Run the stories of the command line. Return 1 if a rule does not hold, otherwise 0."""
+    """Run the random stories that the command line selects. Return 1 if a rule does not hold, otherwise 0."""
     parser = argparse.ArgumentParser(description="Check that the dashboard's figures agree in random stories.")
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))

@@ -154,7 +154,7 @@ def test_the_page_of_an_incident_answers_on_its_first_screen(
     expect(card.locator("[data-figure=total-seconds]")).to_be_visible()
     todo = desk.get_by_role("region", name="What to do")
     for action in incident["Actions"]:
-        # If the verdict at the top states the first sentence of an action, the card contains only the other sentences.
+        # If the sentence at the top of the page is the first sentence of an action, the card contains only the others.
         first, _, rest = action["Description"].partition(". ")
         brief = re.split("[:,.]", first)[0]
         node = action.get("InstanceId", "–")

@@ -94,8 +94,8 @@ def test_a_job_that_was_taken_over_is_recovered_by_nobody_until_it_is_handed_bac
     incident = api.get("/incidents", params={"TrainingJobName": name}).json()["Incidents"][-1]
     assert incident["Evidence"][0] == seen
     expect(verdict(desk)).to_contain_text("Training at step")
-    # The page measures the rate of steps in real time, in which the simulated job makes no step. The verdict may
-    # therefore call training slow, but it must not mention the ended takeover.
+    # The page measures the rate of steps in real time, in which the simulated job makes no step. The text at
+    # the top of the page may therefore call training slow, but it must not mention the ended takeover.
     expect(verdict(desk)).not_to_contain_text("Automation")
     expect(desk.get_by_text("everstep jobs hand-back")).to_have_count(0)
     last = desk.get_by_role("region", name="Latest incident").get_by_role("link", name="Incident details")

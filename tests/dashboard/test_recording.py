@@ -131,7 +131,7 @@ def test_there_is_a_recording_of_every_story_and_it_says_how_it_was_struck() -> 
     assert {path.stem for path in FOLDER.glob("*.json")} == STORIES.keys() == {recording.story for recording in every()}
     for recording in every():
         assert all(strike.command.startswith("everstep local fault ") for strike in recording.strikes)
-        # only this story has no fault command, because its script fails by itself
+        # only the incident "crash-loop" has no fault command, because its script fails by itself
         assert bool(recording.strikes) is (recording.story != "crash-loop")
         assert recording.tables["incident"]
 

@@ -1,4 +1,7 @@
-"""Random stories of the real control plane: no page of the dashboard contradicts itself or another page."""
+"""No page of the dashboard contradicts itself or another page, in random stories of the real control plane.
+
+A *story* is a random sequence of failures and user requests in a simulated fleet.
+"""
 
 from __future__ import annotations
 

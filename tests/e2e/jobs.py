@@ -1,6 +1,8 @@
 """Jobs of the end-to-end tests: submission, faults, and the comparison with an undisturbed run.
 
 The tests use the public API and poll it, as users do. Timeouts are long, because no test measures time.
+
+A *moment* `generation:step` is the point after a step of a generation. A test can make all ranks wait there.
 """
 
 from __future__ import annotations
@@ -257,7 +259,7 @@ class Job:
         wait_until(f"{self.name} to stand at {moment}", arrived, lambda: self._told(self.describe()))
 
     def wait_standing_committed(self, moment: str, step: int) -> str:
-        """Wait until all ranks wait at the same moment and `step` or a later step is committed. Return the moment.
+        """Wait until all ranks wait after the same step, and `step` or a later step is committed.
 
         On a busy machine, `step` may not be committed while the ranks wait at `moment`:
 

@@ -1,6 +1,7 @@
-"""An agent or a rank is killed or stopped at a chosen moment of a step or a recovery.
+"""An agent or a rank kills or stops itself at a chosen point of a step or a recovery (a `Moment` of `fault_points`).
 
-Each moment fires exactly once, and the result equals the undisturbed run bit for bit.
+Each test arms moments: it chooses the process and the signal. Each armed moment fires exactly once: the process sends
+itself the signal there. The result equals the undisturbed run bit for bit.
 
 The cluster's processes load `fault_points`. In tests that kill a process, every shard has several chunks, so that the
 first chunk is not the last. Deadlines are long, so that a killed agent restarts before any deadline expires.
@@ -57,7 +58,7 @@ def place(request: pytest.FixtureRequest, references: References, armed_folder: 
 
 @pytest.fixture
 def waiting(place: Workplace, request: pytest.FixtureRequest) -> tuple[Job, str]:
-    """Start a job with the test's name. Return it with the moment at which its ranks wait."""
+    """Start a job with the test's name. Return it with the point, `generation:step`, at which its ranks wait."""
     return in_mid_training(place, request.node.name, SHAPE, steps=STEPS, pace_seconds=PACE_SECONDS, width=WIDTH)
 
 
@@ -65,7 +66,7 @@ def in_mid_training(place: Workplace, test: str, shape: Shape, **given: object) 
     """Start a job, and wait until its ranks wait and `LEAST` or a later step is committed.
 
     Returns:
-        The job, and the moment `generation:step` at which its ranks wait.
+        The job, and the point `generation:step` at which its ranks wait.
     """
     name = test.removeprefix("test_").replace("_", "-").replace("[", "-").replace("]", "").replace(" ", "-")
     job = place.submit(name, shape, holds=(FIRST,), adapter="plain", **given)
@@ -75,7 +76,10 @@ def in_mid_training(place: Workplace, test: str, shape: Shape, **given: object) 
 
 @pytest.fixture
 def dies(armed_folder: Path) -> Iterator[Callable[..., Path]]:
-    """Return a function that arms a moment. At the end, check that each armed moment fired exactly once."""
+    """Return a function that makes a process kill or stop itself when it reaches a chosen point of its work (a moment).
+
+    After the test, the fixture checks that each chosen process has done this exactly once.
+    """
     armed: list[Path] = []
 
     def add(moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
@@ -91,7 +95,7 @@ def dies(armed_folder: Path) -> Iterator[Callable[..., Path]]:
 
 
 def wait_struck(armed: Path) -> int:
-    """Wait until the armed moment has fired, and return the pid of the killed or stopped process."""
+    """Wait until the chosen process has reached the point where it kills or stops itself. Return its pid."""
     (pid,) = wait_until(f"{armed.name}", lambda: fired(armed), lambda: "it never came")
     return pid
 
@@ -119,7 +123,7 @@ def test_a_rank_dies_in_the_middle_of_a_capture(waiting: tuple[Job, str], dies: 
 def test_an_agent_dies_while_steps_are_kept(
     place: Workplace, dies: Callable[..., Path], request: pytest.FixtureRequest, moment: Moment
 ) -> None:
-    """An agent is killed at one moment of a snapshot or commit, and its ranks continue to train.
+    """An agent is killed at one point of a snapshot or commit, and its ranks continue to train.
 
     The new agent takes over the slots, the ranks and the agreement on steps. No incident opens.
     """

@@ -1,4 +1,4 @@
-"""People reboot or roll the nodes of a job in training, submit a job of higher priority, or change the server's secret.
+"""People reboot or replace nodes of a job in training, submit a job of higher priority, or change the server's secret.
 
 Such a request costs the job no step. Only a failure may cost steps. One test checks the data, packages, secrets and
 role that a job requests for its ranks.

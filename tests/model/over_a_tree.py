@@ -2,10 +2,10 @@
 agents.
 
 The models reuse `tests.model.step_protocol` and `tests.model.stop_agreement`, and replace only the transport of their
-messages. Reports and announcements travel from relay to relay, and each relay remembers what it forwarded. A node may
-connect to any node above it, and to several of them in turn. A relay may therefore deliver an older message than
-another relay did. Relays store their state in the real `worker.core.tree.TreeReports`. A restarted agent loses this
-state.
+messages. Each agent is a node of the tree and has a *relay*, the part that forwards reports and announcements and
+remembers what it forwarded. A node may connect to any node above it, and to several of them in turn. A relay may
+therefore deliver an older message than another relay did. Relays store their state in the real
+`worker.core.tree.TreeReports`. A restarted agent loses this state.
 
     python -m tests.model.over_a_tree NODES COPIES STEPS FAULTS [--stop] [--walks N] [--seed S] [--arity K] [--bug NAME]
 """
@@ -81,7 +81,7 @@ class StopRounds(stop_agreement.Model):
 
     Messages are sent and received in separate events (`is_fine`), and only the coordinator's agent restarts. At a
     restart, `_restarted` discards a stop that no agent has received. Such a stop cannot return through the tree,
-    because a node's relay forwards an announcement only after the node's agent has received it.
+    because a node forwards an announcement only after the node's agent has received it.
     """
 
     @property
@@ -134,7 +134,7 @@ class Relay(NamedTuple):
 
 
 class TreeWorld(NamedTuple, Generic[W]):
-    """One state of the model: the protocol's state, and one relay per node.
+    """One state of the model: the protocol's state, and per node the relay that forwards messages in the tree.
 
     The coordinator's relay holds the reports that the real `RoundServer` would have received.
     """
@@ -194,7 +194,7 @@ class TreeModel(Generic[W]):
         return cls(model, tree, AnyTerm if bug == "any-term" else TreeReports, bug == "hears-all")
 
     def first(self) -> TreeWorld[W]:
-        """Return the model's first state, with relays that have received nothing."""
+        """Return the model's first state, in which no node has received a message from another node."""
         return self._anew(self.model.first(), term=1)
 
     def check(self, world: TreeWorld[W]) -> None:
@@ -223,7 +223,7 @@ class TreeModel(Generic[W]):
                 if above in live:
                     yield from self._over_a_line(world, seat, above)
 
-    # -- state of the relays, the nodes of the tree
+    # -- state of the relays, which forward messages in the tree
 
     def _with(self, world: TreeWorld[W], after: W) -> TreeWorld[W]:
         """Return the tree's state after an event of the underlying model.
@@ -235,7 +235,7 @@ class TreeModel(Generic[W]):
         )
 
     def _anew(self, world: W, *, term: int) -> TreeWorld[W]:
-        """Return the state at the start of a generation: every relay is empty."""
+        """Return the state at the start of a generation: no node of the tree remembers a message."""
         return self._at_root(TreeWorld(world, (Relay(self.reports()),) * len(self.model.seats), term))
 
     def _at_root(self, world: TreeWorld[W]) -> TreeWorld[W]:
@@ -250,7 +250,7 @@ class TreeModel(Generic[W]):
         return forgotten if seat else self._at_root(forgotten._replace(term=world.term + 1, sequence=0))
 
     def _newest(self, world: TreeWorld[W], seat: int) -> Relay:
-        """Return the node's relay, with a new report if the state of the node's own rank has changed.
+        """Return the messages that a node remembers (its relay), with a new report if its own rank's state has changed.
 
         `RoundMember._newest` is the code that this models.
         """

@@ -10,13 +10,14 @@
 An elastic model also changes the number of nodes: a new generation omits a lost node or adds one. The state is then
 divided among another number of ranks (a relayout): the ranks load the earlier shards from the nodes of the earlier
 groups, or rebuild one of them.
-Only the node in the last seat leaves or joins, so that all other nodes keep their ranks and their slots.
+Nodes are numbered by their *seat*: their position in the plan. Only the node in the last seat leaves or joins, so that
+all other nodes keep their ranks and their slots.
 
 Each node has one rank. A rank captures and seals a step in one event, because `tests.model.step_protocol` already
 explores captures. This model explores contributions: transfers of one rank's shard into another member's share. Chunks
 arrive twice, connections break, and agents restart between two chunks.
-Members offer outdated steps, memory faults damage headers and shares, and nodes are lost at every moment, also in a
-restore.
+Members announce shards of outdated steps. Memory faults damage headers and shares. Nodes are lost at every moment, also
+in a restore.
 
 A share is the XOR of one part of each shard of the group's other members. Its bytes are symbolic here: the set of the
 shards that it contains an odd number of times. A second application of a chunk removes the shard from the set, exactly
@@ -143,17 +144,17 @@ class Restore(NamedTuple):
     """Progress of a new generation until training starts."""
 
     dead: frozenset[int]
-    """Seats whose lost node has no replacement yet."""
+    """Lost nodes that have no replacement yet."""
     inventories: tuple[Inventory | None, ...]
     """Inventory of each node; None until the node promises."""
     quiet: frozenset[int] = frozenset()
-    """Seats that have promised since the last start to stop all work for the old generation."""
+    """Nodes that have promised since the last start to stop all work for the old generation."""
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 
 
 class World(NamedTuple):
-    """One state of the model. A seat is a position in the plan, which a node fills. Its rank has the same number."""
+    """One state of the model. A node and its rank are numbered by the node's position in the plan (`seat`)."""
 
     generation: int
     """The newest started generation."""
@@ -164,11 +165,11 @@ class World(NamedTuple):
     origin: int
     """The generation whose ranks captured the step `base`."""
     size: int
-    """Number of nodes of the running generation. Seats from this number on are unused."""
+    """Number of nodes of the running generation. Positions in the plan from this number on have no node."""
     earlier: tuple[Contribution | None, ...]
     """After a relayout: for each rank that made the base, its shard if it must be rebuilt. Empty otherwise."""
     loading: frozenset[int]
-    """Seats whose rank is still loading the shards of the base after a relayout."""
+    """Nodes whose rank is still loading the shards of the base after a relayout."""
     keep: tuple[tuple[frozenset[Content], frozenset[Content]], ...]
     coordinator: Coordinator
     shards: tuple[Shard, ...]
@@ -181,7 +182,7 @@ class World(NamedTuple):
     """Connections, by contributor and by holder of the share."""
     restore: Restore | None
     new: frozenset[int]
-    """Seats whose shared-memory page lacks the started generation's committed step C.
+    """Nodes whose shared-memory page lacks the started generation's committed step C.
 
     A load cleared the page, or the node is new.
     """
@@ -205,12 +206,12 @@ class World(NamedTuple):
     covered_size: int
     """Number of nodes of the generation that made the last commit, which determines the groups of `covered`."""
     weak: frozenset[int]
-    """Seats that have lost a shard or a share of the last commit. They count as lost nodes until the next commit."""
+    """Nodes that have lost a shard or a share of the last commit. They count as lost nodes until the next commit."""
     spoiled: frozenset[int]
-    """Seats in which a memory fault has damaged a slot since the last commit of a new step.
+    """Nodes on which a memory fault has damaged a slot since the last commit of a new step.
 
     A start of a generation clears the set, and so does a commit of a step that was not committed before. If a
-    generation commits its base again, these seats still count as `weak`: their nodes may have voted before the fault.
+    generation commits its base again, these nodes still count as `weak`, because they may have voted before the fault.
     """
 
 
@@ -250,7 +251,7 @@ class Shape:
         return (self.nodes - 1, self.nodes) if self.is_elastic else (self.nodes,)
 
     def groups(self, size: int) -> tuple[tuple[int, ...], ...]:
-        """Return the seats of each group of a generation, as the control plane's placement code chooses them."""
+        """Return the nodes of each parity group of a generation, as the control plane's placement code chooses them."""
         return placement.parity_groups([NodeId(f"{seat}") for seat in range(size)], self.group)
 
 
@@ -342,7 +343,7 @@ class Model:
     # -- what the nodes of a state contain
 
     def group_of(self, size: int, seat: int) -> tuple[int, ...]:
-        """Return the group of a seat in a generation of `size` nodes. Empty for an unused seat."""
+        """Return the parity group of a node in a generation of `size` nodes. Empty if no node is in `seat`."""
         return self._group_of[size][seat]
 
     @cached_property
@@ -374,7 +375,7 @@ class Model:
         )
 
     def acts(self, world: World, seat: int) -> bool:
-        """Return whether the node in `seat` still works for the running generation."""
+        """Return whether a node (`seat`: its position in the plan) still works for the running generation."""
         restore = world.restore
         if restore is None:
             return True
@@ -726,10 +727,10 @@ class Model:
         return world._replace(lines=lines)
 
     def _is_covered(self, world: World, lost: frozenset[int]) -> bool:
-        """Return whether the last commit must survive the loss of the nodes in these seats.
+        """Return whether the last commit must survive the loss of these nodes.
 
         A group may lose one member if every member counted as a holder at the commit (`covered`). Any other group may
-        lose no member. Seats in `weak` already count as lost.
+        lose no member. Nodes in `weak` already count as lost.
         """
         return all(
             len((world.weak | lost).intersection(group)) <= is_covered
@@ -1095,7 +1096,7 @@ def place_in_oldest(
 def place_any(
     views: Sequence[SlotView], content: Content, keep: Collection[Content], free: Callable[..., int | None]
 ) -> int | None:
-    """Planted bug: let the offer of an older step overwrite the share of a newer step."""
+    """Planted bug: if a member announces its shard of an older step, this may overwrite the share of a newer step."""
     index = slots.being_written(views, content)
     return free(views, keep) if index is None else index
 

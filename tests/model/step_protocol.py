@@ -245,7 +245,7 @@ class Model:
         return slots.find_sealed(world.slots[rank][holder], content) is not None
 
     def acts(self, world: World, seat: int) -> bool:
-        """Return whether the node in `seat` still works for the running generation."""
+        """Return whether a node (`seat`: its position in the plan) still works for the running generation."""
         if world.restore is None:
             return True
         if seat in world.restore.dead or world.restore.plan is not None:
@@ -253,9 +253,9 @@ class Model:
         return seat not in world.restore.quiet or not self.rules.has_promises
 
     def keeps(self, world: World, rank: int, seat: int, told: int = NONE) -> frozenset[Content]:
-        """Return generation and step of each slot of a shard that the agent in `seat` must not overwrite.
+        """Return generation and step of each slot of a shard that a node's agent must not overwrite.
 
-        The agent uses only the facts that it has itself.
+        The agent uses only the facts that it has itself. `seat` is the node's position in the plan.
         """
         committed = max(told, *(world.shards[mine].committed for mine in self.ranks_of(seat)))
         base = Content(Generation(world.origin), Step(world.base)) if world.base else None
@@ -525,7 +525,7 @@ class Model:
         return world._replace(best=step if all(counted) else world.best, owed=counted)
 
     def _spoilt_at(self, world: World, rank: int, step: int) -> set[int]:
-        """Return the seats that correctly acknowledged a step and lost it later, for example by a memory fault."""
+        """Return the nodes that correctly acknowledged a step and lost it later, for example by a memory fault."""
         content = self.content(world, step)
         return {
             seat
@@ -1082,7 +1082,8 @@ class Model:
     def _planned(self, world: World, restore: Restore, returning: tuple[int, ...]) -> World:
         """Return the state after the control plane has chosen the step from which the new generation starts.
 
-        Each lost seat gets a new node. A node that was only unreachable may return to its seat.
+        Each lost node is replaced by a new node in the same position of the plan. An unreachable node may return to its
+        position.
         """
         inventories = {
             f"{seat}": inventory for seat, inventory in enumerate(restore.inventories) if inventory is not None

@@ -159,14 +159,16 @@ def test_the_last_step_is_committed_although_it_was_captured_for_its_first_propo
 
 
 def test_an_upload_of_the_committed_step_continues_when_the_final_step_needs_a_slot() -> None:
-    """The committed step is in S3 after a stop, although the ranks did not commit their final step.
+    """To free a slot for the final step, an agent cancels the upload of an older step, but never of the committed step.
 
     Each agent has two slots. Both agents upload step 1 when step 2 is committed and the coordinator's agent (agent 0)
-    restarts. Agent 0 loses its upload of step 1 and begins to upload step 2. Agent 1 still uploads step 1, so its slots
-    of steps 1 and 2 are both in use, and it has no slot for the final step 3.
+    restarts. Agent 0 loses its upload of step 1 and begins to upload the committed step 2. Agent 1 still uploads step
+    1, so its slots of steps 1 and 2 are both in use, and it has no slot for the final step 3.
 
-    The coordinator therefore marks step 3 for upload. This mark makes agent 1 cancel its upload of step 1, which frees
-    a slot. Agent 0 continues its upload: step 2 is committed, so its slot must stay anyway.
+    The coordinator therefore marks step 3 for upload. Agent 1 then cancels its upload of step 1. Agent 0 continues its
+    upload of step 2, because the slot of the committed step must stay anyway.
+
+    The ranks do not commit step 3. Both agents have uploaded step 2 at the end.
     """
     story = Driver(Model(Options(2, 3, restarts=1, every_steps=1, may_hurry=True)), weights={})
 

@@ -2,6 +2,9 @@
 
 The decisions are real: `Shard`, `Coordinator` and the slot rules of the product. Processes, pages, streams and promises
 have only the fields that decisions and invariants read. C is the newest committed step.
+
+Nodes are numbered by their *seat*: their position in the plan, which is their GROUP_RANK. The replacement of a lost
+node takes over its seat.
 """
 
 from __future__ import annotations
@@ -87,27 +90,27 @@ class Plan(NamedTuple):
     base: int
     origin: int
     keep: tuple[tuple[frozenset[Content], ...], ...]
-    """By seat and rank: generation and step of each slot of the rank's shard that the node must keep."""
+    """By node and rank: generation and step of each slot of the rank's shard that the node must keep."""
 
 
 class Restore(NamedTuple):
     """Progress of a new generation until its ranks start: promises, the plan, and the loads of the plan."""
 
     dead: frozenset[int]
-    """Seats whose lost node has no replacement yet."""
+    """Lost nodes that have no replacement yet."""
     inventories: tuple[tuple[tuple[int, Content], ...] | None, ...]
-    """By the node's number: rank, generation and step of each sealed slot that the node listed with its promise.
+    """By node: rank, generation and step of each sealed slot that the node listed with its promise.
 
     None until the node promises the newest generation.
     """
     quiet: frozenset[int] = frozenset()
-    """Seats whose node has promised to join a newer generation since the last start, and so stopped its old work."""
+    """Nodes that have promised since the last start to join a newer generation, and so have stopped their old work."""
     plan: Plan | None = None
     loaded: tuple[bool, ...] = ()
 
 
 class World(NamedTuple):
-    """One state of the model. A seat is a position in the plan (a GROUP_RANK). The node in it may be replaced."""
+    """One state of the model. Nodes are numbered by their position in the plan (`seat`), also after a replacement."""
 
     generation: int
     """The newest started generation."""
@@ -127,46 +130,46 @@ class World(NamedTuple):
     streams: tuple[tuple[Stream, ...], ...]
     restore: Restore | None
     limbo: tuple[tuple[tuple[int, Pair], ...] | None, ...]
-    """Slots that an unreachable node still has, by seat, as pairs of rank and slots.
+    """By node: the slots that an unreachable node still has, as pairs of rank and slots.
 
-    None for every seat whose node is reachable.
+    None for every reachable node.
     """
     limbo_commits: tuple[tuple[int, int], ...]
-    """By seat: generation and committed step on the shared-memory page of an unreachable node."""
+    """By node: generation and committed step on the shared-memory page of an unreachable node."""
     recorded: int
     """The committed step that the control plane has recorded when it makes a plan.
 
     It may be older than the newest commit. -1: none.
     """
     cleared: frozenset[int]
-    """Seats whose shared-memory page lacks the started generation's C. A load cleared the page, or the node is new."""
+    """Nodes whose shared-memory page lacks the started generation's C. A load cleared the page, or the node is new."""
     refused: frozenset[tuple[int, int, int]]
     faults: int
     # facts that only the checker of the invariants uses
     best: int
     """The newest step ever committed in this generation or its ancestors."""
     owed: tuple[frozenset[int], ...]
-    """By rank: seats that must still have the newest commit of the rank's shard.
+    """By rank: nodes that must still have the rank's shard at the newest committed step.
 
-    Each counted as a holder at that commit, or was confirmed as a holder later.
+    Each of these nodes counted as a holder at the commit of this step, or was confirmed as a holder later.
     """
     stood: tuple[frozenset[int], ...]
-    """By rank: the seats that counted as holders when the owner last acknowledged a step."""
+    """By rank: the nodes that counted as holders when the owner last acknowledged a step."""
     dropped: frozenset[tuple[int, int]]
-    """Each (rank, seat) whose node the rank's owner no longer counts as a holder."""
+    """Each (rank, node) where the rank's owner no longer counts the node as a holder."""
     spoiled: frozenset[tuple[int, int, Content]]
-    """Each (rank, seat, generation and step) that a node acknowledged and then lost, while the owner still counts it.
+    """Each (rank, node, generation and step) that the node acknowledged and then lost.
 
-    The owner learns of the loss at the next connection.
+    The owner still counts the node as a holder, and learns of the loss at the next connection.
     """
     heard: frozenset[int]
     """Steps whose proposal has reached any rank's agent in this generation."""
     marked: tuple[int, ...] = ()
-    """Per seat: the newest step that the announcements to its agent marked for upload. Empty without uploads."""
+    """Per node: the newest step that the announcements to its agent marked for upload. Empty without uploads."""
     begun: tuple[int, ...] = ()
     """Per rank: the newest step whose upload has started."""
     helping: frozenset[tuple[int, int, int]] = frozenset()
-    """Each (rank, seat, step) for which the node in `seat` sends parts of an upload from its replica."""
+    """Each (rank, node, step) for which the node sends parts of the shard's upload from its replica."""
     uploads: frozenset[tuple[int, int]] = frozenset()
     """Each (rank, step) whose upload runs. Only the checker of the invariants uses it; agents use the pins of slots."""
 
@@ -198,16 +201,17 @@ class Shape:
         return self.nodes * self.ranks_per_node
 
     def seat_of(self, rank: int) -> int:
-        """Return the seat of the node that owns a rank."""
+        """Return the position in the plan (seat) of the node that owns a rank."""
         return rank // self.ranks_per_node
 
     def ranks_of(self, seat: int) -> range:
-        """Return the ranks that the node in a seat owns."""
+        """Return the ranks of a node, which `seat` names by its position in the plan."""
         return range(seat * self.ranks_per_node, (seat + 1) * self.ranks_per_node)
 
     def holders(self) -> tuple[tuple[int, ...], ...]:
-        """Return the seats that hold each rank's shard, the owner's first, as the control plane's placement code
-        chooses them.
+        """Return the nodes that hold each rank's shard, the owner's node first.
+
+        The control plane's placement code chooses them.
         """
         planned = placement.plan([NodeId(f"{seat}") for seat in range(self.nodes)], self.copies, {}).holders
         return tuple(

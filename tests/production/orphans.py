@@ -24,7 +24,7 @@ def orphans(cluster: LocalCluster, database_url: str) -> list[str]:
     """Return a sentence for each orphan. All jobs must have ended.
 
     The server's loop `OrphanKeeper` deletes shards that no checkpoint can contain, but only when they are older than
-    `KEPT_SECONDS`. The function therefore first runs one pass of this loop with a clock that is hours ahead (`later`).
+    `KEPT_SECONDS`. The function therefore first runs this loop once, with a clock that is hours ahead (`later`).
     """
     with closing(Database(database_url)) as database:
         OrphanKeeper(database, _store(cluster), later).delete_due()

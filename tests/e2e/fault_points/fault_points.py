@@ -1,13 +1,16 @@
-"""Lets an agent or a rank of the cluster under test kill or stop itself at a chosen moment of its work.
+"""Lets an agent or a rank of the cluster under test kill or stop itself at a chosen point of its work.
 
-A test arms a moment for one process. The moment fires once.
+A *moment* is such a point, for example the receipt of the last vote (`Moment`). `who` is the process that the signal
+ends or stops: an agent, named by its instance id, or `rank <r>`. A test *arms* a moment for one process: it creates a
+file that contains the number of the signal. When the process reaches the moment, it renames the file and sends itself
+the signal. The moment has then *fired*. It fires once.
 
-    <folder>/<moment> @ <who>              armed: the instance of an agent, or `rank <r>`; holds the signal's number
-    <folder>/<moment> @ <who> was <pid>    fired: that process has renamed the file and sends itself the signal
+    <folder>/<moment> @ <who>              armed
+    <folder>/<moment> @ <who> was <pid>    fired
 
-The product contains no code for this. `install` wraps some of its functions while their modules are imported. An armed
-moment costs one rename, and any other moment costs a rename that fails. This module uses only the standard library,
-because every Python process of an instance loads it.
+The product contains no code for this. `install` wraps some of the product's functions while their modules are imported.
+At each moment, a wrapped function tries to rename the file, which fails if no test has armed the moment. This module
+uses only the standard library, because every Python process of an instance loads it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from types import ModuleType
 from typing import Any
 
 VARIABLE = "FAULT_POINTS"
-"""Environment variable that contains the folder's path.
+"""Environment variable with the path of the folder in which tests arm moments.
 
 Everstep passes the machine's variables to ranks, except those with its own prefix. This name therefore lacks the
 prefix.
@@ -73,7 +76,7 @@ class Moment(StrEnum):
 
 
 def arm(folder: Path, moment: Moment, who: str, strike: signal.Signals = signal.SIGKILL) -> Path:
-    """Arm a moment: the process `who` sends itself the signal when it next reaches `moment`. Return the armed file."""
+    """Make the process `who` send itself the signal `strike` when it next reaches `moment`. Return the armed file."""
     armed = folder / f"{moment} @ {who}"
     scratch = folder / f"new {armed.name}"
     scratch.write_text(str(int(strike)))
@@ -81,12 +84,12 @@ def arm(folder: Path, moment: Moment, who: str, strike: signal.Signals = signal.
 
 
 def fired(armed: Path) -> list[int]:
-    """Return the pids of the processes that renamed the armed file."""
+    """Return the pids of the processes that have renamed the armed file, and so send themselves the signal."""
     return [int(path.name.rpartition(" was ")[2]) for path in armed.parent.glob(f"{armed.name} was *")]
 
 
 def die(moment: Moment) -> None:
-    """Send this process the armed signal, if a test has armed this moment for this process."""
+    """Send this process a signal if a test has requested one for this process at this moment (armed it)."""
     who = os.environ.get("EVERSTEP_INSTANCE_ID") or f"rank {os.environ.get('RANK')}"
     armed = Path(os.environ[VARIABLE]) / f"{moment} @ {who}"
     try:

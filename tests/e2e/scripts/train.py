@@ -186,7 +186,7 @@ def of_deepspeed() -> tuple[dict[str, Any], Callable[[Any], float]]:
 
 
 def stand(finished: int) -> None:
-    """Wait while the file exists that makes the ranks wait at the present moment."""
+    """Wait while the file exists that makes the ranks wait after step `finished` of this generation."""
     gate, moment = Path(settings.gate), f"{GENERATION}:{finished}"
     while settings.gate and (gate / f"hold {moment}").exists():
         (gate / f"reached {moment} {dist.get_rank()}").touch()

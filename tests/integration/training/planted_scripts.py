@@ -1,7 +1,7 @@
 """Scripts for the determinism check. Each script has one planted source of non-determinism, or none.
 
-`run` makes one pass of a check in a forked process. In production, a process continues with the next pass by an exec.
-Here it exits instead, and the test forks a process for the next pass.
+A check runs the same steps three times, in three *passes*. `run` makes one pass in a forked process. In production, a
+process continues with the next pass by an exec. Here it exits instead, and the test forks a process for the next pass.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Files(Numbers):
-    """Samples in the order in which the file system lists their files. The order differs in each pass."""
+    """Samples in the order in which the file system lists their files. The order differs in each run of the steps."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

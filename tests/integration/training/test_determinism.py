@@ -23,7 +23,7 @@ PASSES = 3
 
 
 def checked(parent: WarmParent, directory: Path, name: str, *, world: int = 1, **arguments: Any) -> Verdict:
-    """Make the three passes of a check, each in forked processes, and return the verdict over all ranks."""
+    """Run the three passes (runs of the same steps) of a check in forked processes. Return the result of all ranks."""
     call = "tests.integration.training.planted_scripts:run"
     for number in range(1, PASSES + 1):
         given = {**arguments, "pass": number}

@@ -18,8 +18,8 @@ def check_incidents(record: JobRecord, found: Collection[IncidentRecord]) -> Non
     """Assert that incidents do not overlap, and that each phase has the same seconds as its bucket of the ledger.
 
     Args:
-        record: the job's record after a pass.
-        found: all incidents of the job, as the passes stored them last.
+        record: the job's record after a decision of the control plane.
+        found: all incidents of the job, as the control plane stored them last.
     """
     for earlier, later in pairwise(sorted(found, key=lambda each: each.generation_before)):
         assert earlier.closed_at is not None, f"{earlier.id} is open when {later.id} begins"

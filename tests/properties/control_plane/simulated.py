@@ -115,7 +115,7 @@ class SimulatedJob:
     ended_at: float | None = None
     """Simulated time at which all ranks had ended with success, whatever their nodes' clocks showed."""
     incidents: dict[str, IncidentRecord] = field(default_factory=dict)
-    """All incidents of the job by their id, as the passes stored them last."""
+    """All incidents of the job by their id, as the control plane stored them last."""
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     committed: int = -1
     """The newest step of the job's current history that all holders of all shards had at the same time.
@@ -575,7 +575,7 @@ class Simulation:
         elif node_id in self.agents and node_id not in self.cut:
             self.agents[node_id].handle(message)
 
-    # Methods that check invariants after each pass
+    # Methods that check invariants after each decision of the control plane (pass)
 
     def check_plan(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
         assert plan.generation > max(job.plans, default=0)
@@ -929,7 +929,7 @@ class Simulation:
         agent.run, agent.slots, agent.plan, agent.boundary, agent.exits = None, {}, None, {}, {}
 
     def settle(self, limit: int = 400) -> None:
-        """Inject no further faults, and run passes until every unfinished job trains again.
+        """Inject no further faults, and let the control plane decide until every unfinished job trains again.
 
         Announced events that are true occur immediately. AWS withdraws all other announcements.
         """

@@ -1,7 +1,9 @@
 """The ledger of a job divides its whole time exactly, for every sequence of events, restarts and clock steps.
 
-Each sequence is a list of passes. Between two passes the clock moves forward or back. A pass may be lost before it is
-stored, and another control plane may read the stored record again. The states follow the transition tables at random.
+Each sequence is a list of updates of the ledger. Between two updates the clock moves forward or back. An update may be
+lost before it is stored, and another control plane may read the stored record again.
+
+The states follow the transition tables at random.
 """
 
 from __future__ import annotations

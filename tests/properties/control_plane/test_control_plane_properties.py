@@ -1,7 +1,8 @@
 """Tests invariants of a fleet and its jobs under any sequence of events.
 
 Generation numbers grow, no node works for two jobs, plans are sound, and training resumes once no more faults occur.
-The simulation asserts these invariants at every pass. This file generates the events.
+The simulation asserts these invariants at every pass, in which the control plane decides about the jobs and the fleet.
+This file generates the events.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ LATE_REPORT: list[Event] = [("deafen", 1, 0), ("clock", 1, -65), ("kill", 1, 0),
 """A rank on a node without a connection fails, and its node's clock is a minute behind."""
 
 
-@pytest.mark.timeout(400)  # 60 examples, each with up to a few hundred passes
+@pytest.mark.timeout(400)  # 60 examples, each with up to a few hundred decisions
 @settings(max_examples=60)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS, max_size=25))
 @example(12, (0, 0), (1, 1), [("automation", 0, 0), ("kill", 1, 0), ("terminate", 6, 0), ("wait", 40, 0)])
@@ -99,7 +100,7 @@ REVISION = st.tuples(
 """A change of a job's ElasticConfig: NodeCount - MinNodeCount, MaxNodeCount - NodeCount, and the patience."""
 
 
-@pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred passes
+@pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred decisions
 @settings(max_examples=30)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY | REVISION, max_size=25))
 def test_whatever_happens_to_elastic_jobs(
@@ -118,7 +119,7 @@ PARITY = st.sampled_from([(2, 3), (3, 2), (4, 3)])
 """Nodes per parity group of the first job, which has four nodes, and of the second job, which has three."""
 
 
-@pytest.mark.timeout(400)  # 40 examples, each with up to a few hundred passes
+@pytest.mark.timeout(400)  # 40 examples, each with up to a few hundred decisions
 @settings(max_examples=40)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, st.lists(EVENTS, max_size=25))
 def test_whatever_happens_to_jobs_with_parity(
@@ -130,7 +131,7 @@ def test_whatever_happens_to_jobs_with_parity(
     come_to_rest(simulation)
 
 
-@pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred passes
+@pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred decisions
 @settings(max_examples=30)
 @given(
     st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, st.lists(EVENTS | CAPACITY | REVISION, max_size=25)
@@ -263,7 +264,7 @@ def test_a_job_that_returns_nodes_loses_no_step(steps: int, ranks_per_node: tupl
 
 
 def play(simulation: Simulation, story: Sequence[Event]) -> None:
-    """Apply each event of a story to the simulation, and run one pass after each event."""
+    """Apply a sequence of events to the simulation. After each event, let the control plane decide once (one pass)."""
     for kind, which, extra in story:
         names = sorted(simulation.agents)
         agent = simulation.agents[names[which % len(names)]] if names else None
@@ -357,7 +358,7 @@ def is_drawn(bits: int, holder: NodeId, rank: Rank) -> bool:
 
 
 def come_to_rest(simulation: Simulation) -> None:
-    """Run passes until no work is pending. Then check that further passes request nothing."""
+    """Let the control plane decide until no work is pending. Then check that further decisions request nothing."""
     in_between = {NodeState.JOINING, NodeState.REBOOTING, NodeState.DRAINING, NodeState.HELD}
     quiet_steps = 0
     for _ in range(1200):

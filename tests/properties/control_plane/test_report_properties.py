@@ -1,4 +1,4 @@
-"""The sums of a report agree with each other and with the ledgers of the jobs, for every history of passes.
+"""The sums of a report agree with each other and with the ledgers of the jobs, for every history of updates.
 
 Each job is charged in random steps, and the detection of a failure moves time that is already charged. The full hours
 are stored as the job loop stores them.
@@ -30,12 +30,14 @@ PASSES = st.lists(
     min_size=1,
     max_size=8,
 )
-"""Per pass: the time since the last pass, its bucket, the number of nodes, and the time that moves to detect."""
+"""Per update of a ledger (pass of the job loop): the time since the last update, the bucket that this time belongs to,
+the number of nodes, and the time that moves to the bucket `DETECT`.
+"""
 COSTS = st.none() | st.integers(0, 10**10)
 
 
 def history(offset: int, passes: list[tuple[int, Bucket, int, int]]) -> tuple[Ledger, ...]:
-    """Return a job's ledger at its creation, at each full hour, and after the last pass."""
+    """Return a job's ledger at its creation, at each full hour, and after the last update."""
     now = Ledger(at=START + offset, spent={})
     points = [now]
     for passed, bucket, nodes, late in passes:

@@ -1,4 +1,4 @@
-"""Checkpoints that a job no longer needs are deleted, in random stories.
+"""Checkpoints that a job no longer needs are deleted, in random sequences of events.
 
 Each deletion leaves a later verified checkpoint, and the newest one from which the job can be restored.
 """
@@ -33,7 +33,7 @@ def newest_restorable(kept: list[KeptCheckpoint]) -> KeptCheckpoint | None:
 
 @given(LIMITS, st.lists(EVENTS, max_size=60))
 def test_a_deletion_always_leaves_what_is_needed(limits: CheckpointRetention, story: list[tuple[str, int]]) -> None:
-    """A story completes, verifies, damages and pins checkpoints, and restores from older ones, in any order."""
+    """The events complete, verify, damage and pin checkpoints, and restore from older ones, in any order."""
     kept: list[KeptCheckpoint] = []
     generation, step, now = 1, 0, 0.0
     for what, number in story:

@@ -1,4 +1,7 @@
-"""A roll of a simulated fleet: random pauses, failures and obstacles never make it break its limits, and it ends."""
+"""A roll (replacement or reboot of all nodes) of a simulated fleet never breaks its limits, and it ends.
+
+Random pauses, failures and obstacles disturb the roll.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ WORKING = (NodeState.SPARE, NodeState.ASSIGNED)
 
 @dataclass
 class Simulation:
-    """A fleet without jobs during a roll. The test decides at random when nodes leave, end, arrive and reboot."""
+    """A fleet without jobs whose nodes are all replaced or rebooted (a roll).
+
+    The test decides at random when nodes leave, end, arrive and reboot."""
 
     roll: FleetRoll
     rows: dict[NodeId, NodeRecord]
@@ -45,7 +50,7 @@ class Simulation:
         )
 
     def make_pass(self, obstacle: str = "") -> None:
-        """Make one decision of the roll, check its limits, and store it."""
+        """Decide once which nodes the roll replaces or reboots next. Check its limits, and store the decision."""
         self.now += 1
         unavailable = self.unavailable_count
         step = self.decide(obstacle)

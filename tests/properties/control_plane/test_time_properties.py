@@ -1,7 +1,7 @@
 """The ledger of a job's time agrees with the time stamps of its ranks.
 
-Stories contain launches, faults, pauses, hangs and absences of the control plane, in any order. The expected times
-follow from the stamp of every step and from the times at which a story stopped the ranks. They use no decision of the
+The tests make random sequences of launches, faults, pauses, hangs and absences of the control plane. The expected times
+follow from the stamp of every step and from the times at which an event stopped the ranks. They use no decision of the
 control plane.
 """
 
@@ -23,8 +23,8 @@ from tests.properties.control_plane.simulated import SimulatedJob, Simulation
 SECONDS_PER_FAULT = 6.0
 """Largest error of the ledger per fault, in seconds.
 
-The ledger counts a loss from the node's last report, which is up to a second old. A lease of three seconds and one pass
-per second add to the error. The last second is a margin.
+The ledger counts a loss from the node's last report, which is up to a second old. A lease of three seconds and
+one decision per second add to the error. The last second is a margin.
 """
 
 Event = tuple[str, int]
@@ -106,7 +106,7 @@ class Stamped(Simulation):
     def trained_seconds(self) -> float:
         """Return how many seconds the ranks worked on new steps.
 
-        The time follows from the stamps of the steps and from the times at which the story stopped the ranks.
+        The time follows from the stamps of the steps and from the times at which an event stopped the ranks.
         """
         total, reached = 0.0, 0
         for launch in self.launches.values():

@@ -1,7 +1,7 @@
 """Any one lost shard of a stripe is rebuilt, byte for byte, from the other members' shards and shares.
 
-Contributions arrive chunk by chunk in a random order. Connections break, members send chunks again, and members offer
-outdated steps.
+Contributions arrive chunk by chunk in a random order. Connections break, members send chunks again, and members
+announce shards of outdated steps.
 """
 
 from __future__ import annotations

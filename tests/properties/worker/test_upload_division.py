@@ -1,4 +1,7 @@
-"""The division of equal tensors equals a plain computation of its rules, item by item and rank by rank."""
+"""Equal tensors are divided among the ranks that upload them, exactly as a plain computation of the rules does.
+
+Each rank lists the tensors that it holds (its offer). The computation goes item by item and rank by rank.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def expected(offers: Mapping[Rank, Sequence[Item]], least_bytes: int, max_writer
         loads[writer] += item.bytes
         return writer
 
-    # `divide` keeps the order of the first offers for frozen objects with the same size and digest.
+    # For frozen objects with the same size and digest, `divide` keeps the order in which the ranks first list them.
     for item in sorted((item for rank in ranks for item in dict.fromkeys(offers[rank])), key=largest_first):
         if item.is_frozen and item not in object_of:
             object_of[item] = len(writers)
@@ -70,7 +73,10 @@ def expected(offers: Mapping[Rank, Sequence[Item]], least_bytes: int, max_writer
 
 @st.composite
 def offers_of_ranks(draw: st.DrawFn) -> dict[Rank, Sequence[Item]]:
-    """Return offers, many of which are equal. Ranks come in any order, and may offer an item twice."""
+    """Return the ranks' lists of tensors (offers), many of which are equal. A rank may list an item twice.
+
+    The ranks are in any order.
+    """
     kinds = draw(st.lists(st.lists(st.sampled_from(ITEMS), max_size=10), min_size=1, max_size=4))
     ranks = draw(st.lists(st.integers(0, 20).map(Rank), unique=True, max_size=8))
     return {rank: draw(st.sampled_from(kinds)) for rank in ranks}

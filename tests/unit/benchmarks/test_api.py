@@ -1,4 +1,4 @@
-"""The API benchmark computes values, verdicts and a page from samples."""
+"""The API benchmark computes values, their verdicts (whether they meet their limits) and a page from samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Tests the benchmark of the data plane: values, verdicts and page from samples, and the loop that takes samples."""
+"""Tests the benchmark of the data plane: values, verdicts and page from samples, and the loop that takes samples.
+
+A verdict says whether a value meets its limit.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +143,7 @@ def test_what_blocks_little_because_it_keeps_little_falls_short() -> None:
     for name in ("blocked_p50", "blocked_p99"):
         assert found[name].verdict is Verdict.SHORT
         assert found[name].reason == "commits ÷ steps 0.94, 0.95 to reach"
-    # This row measures only steps without a snapshot. The number of commits therefore does not affect its verdict.
+    # This row measures only steps without a snapshot. The number of commits is no reason for a missed limit.
     assert found["unblocked_p50"].verdict is Verdict.PASS
     assert found["commits"].verdict is Verdict.SHORT
     assert verdicts({**GOOD, "commits": [0.94]}, floors=moved("memcpy"))["blocked_p50"].verdict is Verdict.INCONCLUSIVE

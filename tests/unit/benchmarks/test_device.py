@@ -198,7 +198,7 @@ def test_waiting_for_registration_ends_when_the_last_piece_is_there() -> None:
     assert not waiter.is_alive()
 
 
-# -- tests of verdicts
+# -- tests of verdicts: whether a value meets its limit
 
 
 def captured(

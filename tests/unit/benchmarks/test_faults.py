@@ -96,7 +96,7 @@ def test_commits_are_counted_where_a_rank_heard_of_them() -> None:
     assert commits_ratio(late, Span(0.0, 4.0)) == 0.75
 
 
-# -- tests of verdicts
+# -- tests of verdicts: whether training stayed at full speed
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,7 @@ def test_drift_that_both_sides_share_falls_out_and_noise_widens_the_interval() -
     assert interval(noisy) == (low, high)
 
 
-# -- tests of verdicts
+# -- tests of verdicts: whether a case meets its limit
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`everstep jobs submit --check-determinism` waits for the check, prints its verdict and exits accordingly."""
+"""`everstep jobs submit --check-determinism` waits for the check, prints its result and exits accordingly."""
 
 from __future__ import annotations
 

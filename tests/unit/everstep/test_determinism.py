@@ -108,7 +108,7 @@ def test_another_number_of_passes_is_an_error(count: int) -> None:
 
 
 def found(kind: Kind, digests: str, *, repeats: bool = True, **others: Any) -> Finding:
-    """Return the finding for one entry with the given digests, one character per pass."""
+    """Return the finding for one entry with the given digests, one character per pass (run of the same steps)."""
     passes = [Record(1, {2: [Entry(kind, "it", digest, repeats)]}, **others) for digest in digests]
     finding = compare(0, passes, varies_hash=True)
     assert finding is not None

@@ -66,7 +66,7 @@ class Stripe(Pair):
         self.shares.finish(begun, shard)
 
     async def offer(self, data: bytes, *, capacity_bytes: int) -> TcpSession:
-        """Offer a shard of rank 2 for step 1 over a real session."""
+        """Announce (`BeginShard`) a shard of rank 2 for step 1 over a real session."""
         session = await self.dial(rank=THIRD)
         await session.receive()
         begin = BeginShard(

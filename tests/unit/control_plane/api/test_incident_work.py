@@ -158,7 +158,7 @@ def test_similar_incidents_share_cause_and_project_and_the_instance_comes_first(
         stranger.list_similar_incidents(IncidentId="inc-1")
 
 
-# Tests of an incident's verdict, actions and post-mortem
+# Tests of what an incident reports: its verdict (what failed, the job's state), actions and post-mortem
 
 
 def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, service):

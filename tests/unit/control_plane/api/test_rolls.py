@@ -1,4 +1,4 @@
-"""Tests how people start, pause, pace and stop a roll over the API.
+"""Tests how people start, pause, pace and stop the replacement or reboot of all nodes (a roll) over the API.
 
 `tests/golden/incidents/roll.txt` shows the decisions of the fleet loop during a roll.
 """
@@ -38,7 +38,7 @@ def change(service, write) -> None:
 
 
 def end(service, *finished: str) -> None:
-    """Store that the fleet's roll has ended."""
+    """Store that the fleet's roll (replacement or reboot of all nodes) has ended."""
     with service.database.read() as session:
         roll = rolls.roll_of(fleets.get(session, "main"))
     assert roll is not None

@@ -130,7 +130,7 @@ class Ec2:
 
 
 def known_to(operator: AwsOperator, ids: Sequence[NodeId], operation: str) -> set[NodeId]:
-    """Return the ids that the operator reports as known, by one of its three questions to EC2."""
+    """Return the ids that the operator reports as known, by one of its three Describe operations of EC2."""
     match operation:
         case "describe_instances":
             found = operator.describe_instances(ids)

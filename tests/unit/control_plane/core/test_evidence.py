@@ -147,11 +147,11 @@ def test_a_silence_begins_with_the_last_word() -> None:
 
 
 def test_a_silence_counts_as_shorter_than_a_lease_when_it_is_first_seen() -> None:
-    """A late pass of the control plane first sees that an agent has been silent for 50 s.
+    """The job loop is late, and first sees that an agent is silent when the silence has lasted 50 s.
 
-    No earlier pass has recorded which steps the node's ranks had finished. This pass therefore cannot determine whether
-    the ranks still finish steps. If the 50 s counted, this single pass would declare the node lost. The silence
-    therefore counts as shorter than a lease. A later pass decides whether the ranks have finished further steps.
+    No earlier decision has recorded which steps the node's ranks had finished. This decision therefore cannot determine
+    whether the ranks still finish steps. If the 50 s counted, it would declare the node lost. The silence therefore
+    counts as shorter than a lease. A later decision determines whether the ranks have finished further steps.
     """
     (begun,) = track((), node(silent_seconds=50.0), 7)
     assert NOW - begun.since < LADDER.lease_seconds

@@ -152,9 +152,9 @@ def test_members_that_cannot_reach_the_coordinator_end_the_generation() -> None:
 
 
 def test_a_recovery_that_has_caught_up_fails_again_before_anybody_has_looked() -> None:
-    """A job recovers, catches up and fails again, all between two passes of the control plane.
+    """A job recovers, catches up and fails again, all between two decisions of the control plane.
 
-    One pass then closes the first incident and opens the next one.
+    One decision then closes the first incident and opens the next one.
     """
     simulation = fresh()
     job = simulation.jobs[0]

@@ -1034,7 +1034,7 @@ def test_an_instance_comes_into_the_place_that_is_empty_for_the_longest() -> Non
         (((1.0, 2), (5.0, 1)), 3, 0, ((1.0, 2), (5.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 4, 0, ((1.0, 2), (5.0, 1), (9.0, 1)), ()),
         (((1.0, 2), (5.0, 1)), 1, 2, ((5.0, 1),), (1.0, 1.0)),
-        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one instance arrived and another was lost in one pass
+        (((1.0, 1),), 1, 1, ((9.0, 1),), (1.0,)),  # one instance came, another was lost, before one decision
         # One of two vacancies disappears without a new instance: the fleet no longer needs a replacement, or the agent
         # connected before the group listed its instance.
         (((1.0, 1), (5.0, 1)), 1, 0, ((5.0, 1),), ()),

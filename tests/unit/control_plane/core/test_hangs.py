@@ -1,4 +1,4 @@
-"""Tests hang detection: the time limit of each phase, the samples of ranks' stacks, and the verdict."""
+"""Tests hang detection: the time limit of each phase, the samples of ranks' stacks, and what proves a hang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests what an incident's account contains: end, verdict and options for a person."""
+"""Tests the account of an incident: its end, its verdict (what failed, and the job's state), and a person's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests which changes of a job's record a pass of the loop stores immediately."""
+"""Tests which changes of a job's record the job loop stores immediately."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECORD = JobRecord(
 
 
 def settled(seconds: float, uploading: CheckpointUpload | None) -> JobRecord:
-    """Return the record that a pass stores when the last upload progress was stored `seconds` ago."""
+    """Return the record that the job loop stores when the last upload progress was stored `seconds` ago."""
     decision = Decision(record=replace(RECORD, uploading=uploading))
     return settle(RECORD, decision, BEGUN + seconds).record
 

@@ -1,4 +1,7 @@
-"""Tests single decisions about rolls. `tests/golden/incidents/roll.txt` shows a whole roll."""
+"""Tests single decisions about rolls, each of which replaces or reboots all nodes of a fleet.
+
+`tests/golden/incidents/roll.txt` shows a whole roll.
+"""
 
 from __future__ import annotations
 

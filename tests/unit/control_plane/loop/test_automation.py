@@ -78,9 +78,9 @@ async def test_a_queued_job_waits_for_the_end_of_the_pause(world: World) -> None
 
 @pytest.mark.parametrize("read", ["read_fleet", "read_job"])
 async def test_no_call_and_no_decision_of_a_pass_that_read_no_pause_leaves_after_it(world: World, read: str) -> None:
-    """A pause that is stored after a pass has read the database still stops this pass.
+    """A pause of the automation stops a decision, even if it is stored after the decision's reads.
 
-    The transactions of the pass find the pause, so the pass neither calls AWS nor stores a decision.
+    The later transactions of the loop find the pause, so the loop neither calls AWS nor stores the decision.
     """
     await trains(world)
     calls = len(world.operator.calls)

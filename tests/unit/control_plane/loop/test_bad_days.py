@@ -991,7 +991,7 @@ async def test_a_database_that_is_lost_again_and_again_in_a_recovery_loses_no_de
 ) -> None:
     """Every third commit fails with a cut connection during a recovery. The recovery loses no decision.
 
-    The failing commits include those of passes and those of work that passes have started.
+    The failing commits include those of decisions about the job, and those of work that such decisions have started.
     """
     world.submit()
     await world.running()

@@ -591,7 +591,7 @@ async def test_a_group_that_does_not_exist_is_told_and_holds_up_no_other(
 async def test_only_the_server_that_manages_a_fleet_polls_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await world.tick()
     other = Runner(replace(world.context, owner="other", registry=AgentRegistry(monotonic=world.monotonic)))
-    for _ in range(20):  # The other server sees within a few passes that the first one renews the lease.
+    for _ in range(20):  # The other server soon sees that the first one renews the lease.
         await world.tick()
         await other.cloud.poll()
         await other.fleet_loop.sweep()

@@ -31,7 +31,7 @@ async def test_a_loop_that_cannot_write_reports_the_full_disk(world: World, word
     listen(world.database.engine, "begin", is_full)
     world.kill_rank(world.team()[0])
     world.now += timedelta(seconds=4)
-    with suppress(OperationalError):  # the pass of the fleet may fail, and its error ends the whole sweep
+    with suppress(OperationalError):  # the decision about the fleet may fail, which ends the round
         await world.runner.fleet_loop.sweep()
     (disk,) = world.database.disk.full()
     assert str(world.database.url.database).startswith(disk.place)

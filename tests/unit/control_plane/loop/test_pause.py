@@ -239,7 +239,7 @@ async def test_a_pause_waits_for_an_upload_of_minutes_and_for_what_else_its_rank
     small.start_server()
     for agent in small.agents.values():
         agent.is_deaf = True
-    for _ in range(22):  # the new server makes passes over the fleet before any agent connects
+    for _ in range(22):  # the new server decides about the fleet before any agent connects
         await small.tick()
     for agent in small.agents.values():
         agent.is_deaf = False

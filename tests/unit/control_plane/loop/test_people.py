@@ -206,9 +206,9 @@ async def test_a_request_that_is_called_off_in_time_changes_nothing(world: World
 
 
 async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> None:
-    """A pass that assigns a node does not overwrite a new request about this node.
+    """A decision of the fleet loop that assigns a node does not overwrite a new request about this node.
 
-    The test stores the request after the pass has read the node's row.
+    The test stores the request after the loop has read the node's row.
     """
     world.submit()
     await world.until(lambda: len(world.agents) == 5)

@@ -32,13 +32,13 @@ async def stands(world: World, name: str = "low") -> None:
 
 
 async def after(world: World, seconds: float) -> None:
-    """Advance the time by `seconds`, with one pass per minute."""
+    """Advance the time by `seconds`, with one decision of the loops per minute."""
     for _ in range(int(seconds // 60) + 1):
         await world.tick(60.0)
 
 
 async def watched(world: World, seconds: float) -> None:
-    """Advance the time by `seconds`, with one pass every five seconds."""
+    """Advance the time by `seconds`, with one decision of the loops every five seconds."""
     for _ in range(int(seconds // 5) + 1):
         await world.tick(5.0)
 

@@ -1,4 +1,8 @@
-"""Passes over several jobs run at the same time. Tests which rows they share, and what ends a pass."""
+"""The job loop decides about several jobs at the same time.
+
+A *pass* is one decision about one job, from its reads to its writes. The tests show which rows passes share, and what
+ends a pass.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ from tests.unit.control_plane.loop.world import FLEET, World
 
 
 class Gate:
-    """Blocks passes until a test opens it."""
+    """Blocks decisions of the job loop (passes) until a test opens it."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -38,7 +42,7 @@ class Gate:
 
 
 def hold_passes(world: World, monkeypatch: pytest.MonkeyPatch, *runs: RunId) -> Gate:
-    """Block passes over the given jobs before the passes read anything."""
+    """Block the job loop's decisions about the given jobs (passes) before they read anything."""
     gate, loop = Gate(), world.runner.job_loop
     make_pass = loop.make_pass
 
@@ -52,7 +56,7 @@ def hold_passes(world: World, monkeypatch: pytest.MonkeyPatch, *runs: RunId) -> 
 
 
 def hold_after_read(world: World, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    """Block the next pass after it has read the rows that it shares."""
+    """Block the next pass (decision about a job) after it has read the rows that passes share."""
     gate, get = Gate(), SharedRows.get
     held: list[FleetName] = []
 

@@ -68,7 +68,7 @@ async def test_the_server_is_awake_while_a_look_at_all_jobs_lasts(
 def test_silence_begins_anew_after_a_standstill_of_the_process(seconds: float, expected: float) -> None:
     moment = 0.0
     hearing = Hearing(ladder(3.0), lambda: moment)
-    while moment < 18.0:  # 18 s are twice the time that a verdict may take
+    while moment < 18.0:  # 18 s are twice the time after which a silent node must count as lost
         hearing.beat()
         moment += seconds
     assert hearing.silent_seconds(FleetName("main"), None) == pytest.approx(expected)

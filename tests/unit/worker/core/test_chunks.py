@@ -1,6 +1,7 @@
 """Tests in which idle span of the network each chunk of a snapshot is sent.
 
-The tests cover cases of the GEMINI paper, four defects of its printed algorithm, and uniform pacing.
+The tests cover cases of the GEMINI paper (Wang et al., SOSP '23), four defects of the paper's Algorithm 2, which places
+chunks in idle spans, and uniform pacing.
 """
 
 from __future__ import annotations
@@ -103,16 +104,16 @@ def test_what_does_not_fit_follows_the_last_span() -> None:
     ]
 
 
-# -- the algorithm as the paper prints it, line by line
+# -- Algorithm 2 as the GEMINI paper prints it, line by line
 
 
 class Endless(Exception):
-    """Raised if the printed algorithm loops without progress."""
+    """Raised if Algorithm 2, as the GEMINI paper prints it, loops without progress."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """Selects lines of the algorithm: True for the line as the paper prints it, False for the product's correction."""
+    """Selects lines of GEMINI's Algorithm 2: True for the line as printed, False for the product's correction."""
 
     cost_of_the_rest: bool = False
     one_copy_too_many: bool = False
@@ -123,7 +124,7 @@ class Printed:
 def printed(
     lengths: Sequence[float], checkpoint_bytes: float, m: int, *, buffer: float, link: Link, mu: float, lines: Printed
 ) -> list[tuple[int, float]]:
-    """Return the span and the size of each chunk according to the paper's Algorithm 2.
+    """Return the span and the size of each chunk according to Algorithm 2 of the GEMINI paper.
 
     `lines` selects which lines are used as printed and which are corrected.
     """

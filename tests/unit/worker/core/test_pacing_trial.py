@@ -1,4 +1,7 @@
-"""Tests the trial in which an agent compares iterations with paced and unpaced transfers, and the trial's verdict."""
+"""Tests the pacing trial, in which an agent compares iterations with paced and unpaced transfers of snapshots.
+
+A paced transfer is sent only in idle network time. The trial ends with a verdict: whether pacing saves training time.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from worker.core.pacing_trial import ENOUGH, LEAST, LEAST_TO_PACE, MOST_LOST, RU
 def tried(
     *, paced: float, at_once: float, noise: float = 0.0, seed: int = 1, late: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[PacingTrial, int]:
-    """Simulate iterations until the trial has a verdict. Return the trial and the number of iterations.
+    """Simulate iterations until the trial has decided (`verdict`). Return the trial and the number of iterations.
 
     `late` contains two probabilities of a late transfer: in an unpaced iteration, and in a paced iteration.
     """
@@ -42,7 +45,7 @@ def test_a_clear_difference_is_known_after_a_few_iterations(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_ends_no_trial_early_on_the_wrong_side(seed: int) -> None:
-    """Iterations vary by 10 %, and paced iterations are 8 % shorter. The verdict is for pacing."""
+    """Iterations vary by 10 %, and paced iterations are 8 % shorter. The trial decides for pacing."""
     trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed)
     assert trial.verdict is True
     assert iterations <= 2 * (ENOUGH + RUN_STEPS)
@@ -64,7 +67,7 @@ def test_that_nothing_is_gained_needs_no_longer_than_that_something_is() -> None
 def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) -> None:
     """Paced iterations are 8 % shorter, but transfers that are late because of pacing cost some steps their snapshots.
 
-    The verdict is against pacing.
+    The trial decides against pacing.
     """
     trial, iterations = tried(paced=0.92, at_once=1.0, noise=0.1, seed=seed, late=(0.0, 1.0))
     assert trial.verdict is False
@@ -76,7 +79,7 @@ def test_what_waits_for_so_long_that_steps_are_not_kept_does_not_pay(seed: int) 
 def test_a_snapshot_that_costs_two_steps_is_told_from_one_that_costs_one() -> None:
     """With pacing, each snapshot prevents the commits of two steps. Without pacing, it prevents the commit of one.
 
-    The verdict is against pacing, although paced iterations are 5 % shorter.
+    The trial decides against pacing, although paced iterations are 5 % shorter.
     """
     trial = PacingTrial()
     for _ in range(LEAST):

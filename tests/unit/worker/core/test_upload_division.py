@@ -23,7 +23,7 @@ def ranks(*offers: Sequence[Item]) -> dict[Rank, Sequence[Item]]:
 
 
 def contents(offers: dict[Rank, Sequence[Item]], divisions: dict[Rank, Division]) -> dict[Rank, dict[int, list[Item]]]:
-    """Return the items of each S3 object for equal tensors, according to the division of each rank."""
+    """Return the items of each S3 object for equal tensors, as the result of `divide` for each rank states them."""
     found: dict[Rank, dict[int, list[Item]]] = {}
     for rank, division in divisions.items():
         found[rank] = {}

@@ -1,7 +1,7 @@
 """Tests decisions that an agent makes from the durations of its ranks' iterations.
 
 The agent decides whether to pace transfers, and at which interval the coordinator proposes steps. A paced transfer is
-sent only while the network is idle.
+sent only while the network is idle. The pacing trial measures whether pacing makes iterations shorter.
 """
 
 from __future__ import annotations

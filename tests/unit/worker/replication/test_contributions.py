@@ -53,7 +53,7 @@ def contribution(rank: Rank) -> Contribution:
 
 
 def announced(rank: Rank, step: Step) -> tuple[BeginShard, Callable[[], Awaitable[ShardDigests | EndShard]]]:
-    """Return the offer of a member's shard, and a function that returns its digests."""
+    """Return the message that announces a member's shard, and a function that returns the shard's digests."""
     begin = BeginShard(
         transfer=1,
         owner_rank=rank,

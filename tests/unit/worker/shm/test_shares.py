@@ -1,6 +1,6 @@
 """Threads fill shares on tmpfs with contributions of several members.
 
-A share is emptied if a member offers another shard for it.
+A share is emptied if a member announces other content of its shard for the same step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Holder:
     shares: Shares
     kept: set[Content]
     emptied_count: int = 0
-    """Number of offers that have emptied a share with contributions of other members."""
+    """Number of announcements that have emptied a share, with the contributions of other members in it."""
 
     @classmethod
     def opened(cls, path: Path, stripe: Stripe = STRIPE, *, inline_digest_bytes: int = 1 << 20) -> Holder:

@@ -59,7 +59,7 @@ class Ranks:
         return cls(nodes, slots)
 
     def look(self, rank: int, shared: SharedTensors | None = None) -> Offer:
-        """Return the offer of a rank."""
+        """Return the offer of a rank: its list of tensors that other ranks may also hold."""
         slot, _ = self.slots[rank]
         return (shared or self.nodes[rank].frozen).look(slot, tensors_of(slot), lambda: None)
 
