@@ -2,6 +2,8 @@
 /**
  * No page contradicts itself or another page, in random stories that the real control plane produced.
  *
+ * A story is a random sequence of failures and user requests. At a few moments, it records all answers of the API.
+ *
  * `tests/dashboard/stories.py` records the stories and names their folder in EVERSTEP_STORIES. Without it, only the
  * rules themselves are tested.
  */
@@ -15,7 +17,7 @@ import * as rules from './stories/rules'
 beforeAll(() => void vi.useFakeTimers({ toFake: ['Date'] }))
 afterAll(() => void vi.useRealTimers())
 
-/** Return all complaints about one moment. */
+/** Return all complaints about the pages at one recorded moment of a story. */
 async function complaints(moment: Moment): Promise<string[]> {
   const wrong: string[] = []
   const shown: rules.Shown[] = []

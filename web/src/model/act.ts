@@ -21,13 +21,13 @@ import { isOver, hasReleasedNodes, unrecoveredReason, type Tone } from './standi
 
 export interface Act extends Statement {
   urgency: Urgency
-  /** The last sentence of the verdict: "Nothing to do." or "Act now: …". */
+  /** The last sentence of the verdict on the job (see `verdict.ts`): "Nothing to do." or "Act now: …". */
   brief: string
   /** What to do, the most urgent first. */
   steps: Step[]
   /** The section of docs/runbook.md about this situation. */
   section?: string
-  /** The banner that would repeat this act. The verdict omits that banner. */
+  /** The banner that would repeat this act. The job's page omits that banner. */
   about?: 'takenOver' | 'frozen' | 'suspended'
 }
 

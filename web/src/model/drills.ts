@@ -1,4 +1,4 @@
-/** Drills: their statuses, the jobs into which a person can inject a fault, and the verdict of the page. Pure. */
+/** Drills: their statuses, the jobs that permit them, and the sentence at the top of the page. Pure. */
 import type { Drill, TrainingJobSummary } from '../contract'
 import { DRILLS } from '../words/drills'
 import type { Tone } from './standing'

@@ -36,7 +36,7 @@ export const urgentFirst = (steps: readonly Step[]): Step[] =>
   steps.toSorted((a, b) => ORDER.indexOf(a.urgency) - ORDER.indexOf(b.urgency))
 
 /**
- * Return the step that the verdict of an incident states, or undefined if it states none.
+ * Return the step that the verdict (sentence at the top) of an incident's page states. Undefined if it states none.
  *
  * The card of steps then shows only the rest of this step's text.
  */
@@ -56,7 +56,7 @@ export const restOf = ({ text }: Pick<Step, 'text'>): string =>
     .slice(1)
     .join(' ')
 
-/** Return the sentence of a verdict that says whether a person must act. */
+/** Return the sentence that says whether a person must act, for the top of a page (the verdict). */
 export function dutySentence(steps: readonly Step[]): string {
   const urgency = urgencyOf(steps)
   const stated = statedStep(steps, false)
@@ -107,7 +107,7 @@ export function withResubmission(steps: readonly Step[], job: Ended, checkpointS
 /** Return what a step does, without its reason: "pause the job". */
 export const briefOf = ({ text }: Pick<Step, 'text'>): string => uncapitalized(text.split(/[:,.]/)[0]!)
 
-/** Return the verdict of an incident: whether a person must act. Other parts of the page describe what happened. */
+/** Return the sentence at the top of an incident's page (its verdict): whether a person must act. */
 export function incidentLine(
   { ClosedAt, Headline, Wait }: Pick<Incident, 'ClosedAt' | 'Headline' | 'Wait'>,
   steps: readonly Step[],

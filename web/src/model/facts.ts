@@ -1,4 +1,8 @@
-/** The inputs of a job's verdict: answers of the API, observations of this page, and the time. */
+/**
+ * The facts from which `verdict.ts` derives the verdict on a job: its state, its protection, and what a person must do.
+ *
+ * The facts are answers of the API, observations of this page, and the time.
+ */
 import type { DescribeProtectionResponse, Fleet, Incident, IncidentAction, Node, TrainingJob } from '../contract'
 import type { Tone } from './standing'
 
@@ -13,7 +17,7 @@ export interface Statement {
   text: string
 }
 
-/** The state of a job. `text` is the first sentence of the verdict. */
+/** The state of a job. `text` is the first sentence of the verdict, the line at the top of the job's page. */
 export interface JobState extends Statement {
   /** Sentences that explain the state. Empty if nothing needs an explanation. */
   detail: string

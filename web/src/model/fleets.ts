@@ -1,4 +1,4 @@
-/** The verdicts of the pages about fleets, and the settings of a fleet that a person can change. Pure. */
+/** The sentence at the top of each page about fleets, and the settings of a fleet that a person can change. Pure. */
 import type { Fleet, Node, UpdateFleetRequest } from '../contract'
 import { FLEET, FLEETS } from '../words/fleets'
 import { fleetFigures } from './figures'

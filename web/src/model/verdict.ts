@@ -209,7 +209,7 @@ export function usualRate(job: Partial<TrainingJob>): number | undefined {
 export const rateWords = (perSecond: number): string =>
   perSecond >= 1 ? STATE.rate.perSecond(perSecond.toFixed(1)) : STATE.rate.perStep(duration(1 / perSecond))
 
-/** Return the pace for the verdict. Empty if it is between 80 % and 125 % of the usual pace. */
+/** Return words about the job's pace for the top of its page. Empty from 80 % to 125 % of the usual pace. */
 function pace({ rate, usualRate: usual }: Partial<Progress> = {}): string {
   if (!rate || !usual) return ''
   const ratio = rate / usual

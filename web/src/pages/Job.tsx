@@ -1,4 +1,4 @@
-/** One job. The Overview tab begins with the verdict; the other tabs keep it in a strip of one line. */
+/** One job. The Overview tab begins with the verdict (the job's state, what to do). Other tabs show it in one line. */
 import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'

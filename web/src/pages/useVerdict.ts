@@ -1,4 +1,4 @@
-/** Computes the verdict on a job from the API's answers, for all tabs of the job page. */
+/** Computes the verdict on a job (its state and what to do) from the API's answers, for all tabs of the job page. */
 import { useQuery } from '@tanstack/react-query'
 import { useMemo } from 'react'
 

@@ -23,7 +23,7 @@ interface Props {
   urgency?: Step['urgency'] | 'None'
   /** Whether the steps are alternatives, of which the person picks one. Alternatives show no urgency. */
   isChoice?: boolean
-  /** The step whose first sentence the verdict states. */
+  /** The step whose first sentence the top of the page (its verdict) states already. */
   stated?: Step
 }
 
@@ -44,7 +44,7 @@ export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props
   )
 }
 
-/** A step's text, button and commands. If the verdict states the step, only its button is unfolded. */
+/** A step's text, button and commands. If the top of the page states the step, only its button is unfolded. */
 function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated: boolean }) {
   const { mayRun } = useRole()
   const { text, commands, nodeId, shrink, link } = step
