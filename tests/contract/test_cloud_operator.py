@@ -161,7 +161,7 @@ def test_instances_are_described_and_unknown_ones_are_absent(world: World) -> No
     found = world.operator.describe_instances([id, ABSENT])
     assert set(found) == {id, ABSENT}
     assert found[ABSENT].state is Ec2State.ABSENT
-    assert found[ABSENT].state.has_ended
+    assert not found[ABSENT].state.has_ended
     state = found[id]
     assert state.state is Ec2State.RUNNING
     assert not state.state.has_ended
