@@ -130,12 +130,12 @@ def test_pages_that_were_never_opened_open_without_the_server_and_lose_their_gre
         expect(page.locator("main .status.tone-good").first).to_be_visible()
 
 
-@pytest.mark.parametrize("size", [(1440, 900), PHONE])
+@pytest.mark.parametrize(("role", "size"), [(Role.ADMIN, (1440, 900)), (Role.ADMIN, PHONE), (Role.VIEWER, PHONE)])
 def test_every_target_is_large_enough_for_a_finger(
-    browser: Browser, seeded: Seeded, api: httpx.Client, size: tuple[int, int]
+    browser: Browser, seeded: Seeded, api: httpx.Client, role: Role, size: tuple[int, int]
 ) -> None:
     small: dict[str, list[str]] = {}
-    with signed_in(browser, seeded, size=size) as page:
+    with signed_in(browser, seeded, role, size=size) as page:
         for path in pages(seeded, api):
             page.goto(path)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
