@@ -330,6 +330,13 @@ def _below(top: Path, path: str) -> Path:
 
     The check is needed because training scripts choose the names.
 
+    Args:
+        top: local folder that receives the outputs.
+        path: name of the output: a path relative to `top`, with `/` between its parts.
+
+    Returns:
+        The path of the local file, below `top`.
+
     Raises:
         TransferFailed: `path` is not a normalized relative path, or leads through a link to a place outside of `top`.
     """
