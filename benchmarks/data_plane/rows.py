@@ -268,10 +268,10 @@ def judged(everstep: Of, peers: Mapping[str, Of]) -> list[Figure]:
 
 
 def _with_commits(figure: Figure, commits: float) -> Figure:
-    """Add commits ÷ steps to the reason of a row about blocked times.
+    """Add commits ÷ steps to the explanation of a figure that measures how long ranks are blocked.
 
-    A blocked time passes only if nearly every step was committed, because a job with few snapshots is also blocked
-    rarely.
+    Such a figure meets its target only if nearly every step was committed: a job that takes few snapshots is rarely
+    blocked.
     """
     told = f"commits ÷ steps {commits:.2f}"
     if figure.metric.startswith("blocked") and figure.verdict is Verdict.PASS and commits < LEAST_COMMITS_RATIO:

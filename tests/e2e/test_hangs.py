@@ -131,6 +131,6 @@ def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workp
 
 
 def stacks_of(job: Job) -> list[Json]:
-    """Return the stacks in the event of the job's only hang."""
+    """Return the stacks that the event about the job's only hang contains."""
     (hang,) = [event for event in job.events() if event["Type"] == "RanksHang"]
     return list(hang["Detail"]["stacks"])

@@ -527,7 +527,7 @@ def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
 
 
 class OnePhase(Coordinator):
-    """Planted bug: the coordinator confirms a stop when it announces it, although a rank may have passed that step."""
+    """Planted bug: the coordinator confirms a stop at once, although a rank may already have passed its step."""
 
     __slots__ = ()
 

@@ -48,7 +48,7 @@ def large_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Return every byte count that admission computes for a node, for the plans of the test."""
+    """Collect the memory, in bytes, that the agent's check of each plan computes for its node."""
     found: set[int] = set()
     count = rank_slots.slot_bytes_per_node
 

@@ -1,4 +1,4 @@
-"""A rebuild checks the plan's source and the size of its slot before it writes any byte."""
+"""Before a rebuild writes any byte, it checks what the plan says about the shard, and the size of the target slot."""
 
 from __future__ import annotations
 

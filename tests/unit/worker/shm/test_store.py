@@ -195,8 +195,8 @@ async def test_a_seal_that_is_overtaken_by_a_grant_at_its_very_end_seals_nothing
     assert await grant(store, 1, slot_count=1) == 0
     sealing = asyncio.create_task(store.seal(RANK, 0, header(store, 1)))
     slot = store.shards[RANK][0]
-    await asyncio.sleep(0)  # the seal has begun to read
-    await asyncio.sleep(0)  # the seal has read the whole slot
+    await asyncio.sleep(0)  # the task has begun to read the slot
+    await asyncio.sleep(0)  # the task has read the whole slot
     assert all(reader.done() for reader in slot.readers)
     assert not sealing.done()
     assert await grant(store, 2, slot_count=1) == 0
@@ -224,8 +224,8 @@ async def test_what_was_verified_is_not_said_of_what_the_slot_was_granted_for_at
     slot = await fill(store, 1)
     slot.digests = None
     verifying = asyncio.create_task(store.verify(slot))
-    await asyncio.sleep(0)  # the seal has begun to read
-    await asyncio.sleep(0)  # the seal has read the whole slot
+    await asyncio.sleep(0)  # the task has begun to read the slot
+    await asyncio.sleep(0)  # the task has read the whole slot
     assert all(reader.done() for reader in slot.readers)
     assert not verifying.done()
     assert await grant(store, 2, slot_count=1) == 0
