@@ -396,7 +396,8 @@ def _collected(
             for instance, at in sorted(watch.ended.items(), key=lambda item: item[1])
         ],
         strikes=sorted(strikes.done, key=lambda strike: strike.at),
-        decisions=list(_decisions(client)),
+        decisions=list(_decisions(client, "→ draining", "→ held")),
+        returned=tuple(_decisions(client, "held → spare")),
         incidents=incidents,
         jobs=[_job(client, job, undisturbed[job.name], traces.parent) for job in jobs],
         has_links=has_links,
@@ -451,14 +452,11 @@ def _incident(seen: Json) -> facts.Incident:
     )
 
 
-def _decisions(client: EverstepClient) -> Iterator[facts.Decision]:
+def _decisions(client: EverstepClient, *moves: str) -> Iterator[facts.Decision]:
+    """Yield the events about nodes that changed their state in one of the ways `moves`, in the words of the events."""
     for event in _items(client, "list_events", "Events", FleetName=FLEET):
         node = event.get("NodeId")
-        if (
-            node
-            and event["Type"] == "NodeStateChanged"
-            and any(f"→ {state}" in event["Message"] for state in ("draining", "held"))
-        ):
+        if node and event["Type"] == "NodeStateChanged" and any(move in event["Message"] for move in moves):
             yield facts.Decision(at=_unix(event["Time"]), instance=node, words=event["Message"])
 
 

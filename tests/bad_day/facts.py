@@ -149,6 +149,8 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that the local AWS refused because AWS does not document their parameters, a sentence for each."""
     is_temptation: bool = False
     """True for a short day whose plan tests a single safeguard. The rules do not count its injected faults."""
+    returned: tuple[Decision, ...] = ()
+    """Events in which the fleet takes a node back into use, because the node's agent reports again."""
     refused: int = 0
     """Number of planned faults that were not injected, because there was no instance or rank to hit."""
 

@@ -6,7 +6,7 @@ into buckets such as `train` and `restore`, an incident's time into phases.
 one job per node           no two generations, of one job or of two, make steps on a node at the same time
 decided before it ended    an instance ends because of a strike, or after an event records Everstep's decision
 evidence                   the ranks of a node that Everstep gave up as silent finished at most two further steps
-steady capacity            desired capacity changes direction only after a node is taken out of use
+steady capacity            desired capacity changes direction only after a node is taken out of use or returns to use
 bit-identical              every rank's result equals that of an undisturbed run
 ledgers                    a job's buckets add up to its wall time, an incident's phases to the interruption;
                            lost steps match the ranks' traces
@@ -220,7 +220,8 @@ def _cuts_of_links(day: Day) -> dict[str, list[float]]:
 
 def steady_capacity(day: Day) -> list[str]:
     # A decision to drain a node because the fleet has too many nodes is no excuse for a change of desired capacity.
-    causes = sorted(decision.at for decision in day.decisions if "surplus" not in decision.words)
+    decisions = [decision for decision in day.decisions if "surplus" not in decision.words]
+    causes = sorted(decision.at for decision in (*decisions, *day.returned))
     moves = _moves(day.calls)
     wrong, used = [], set[int]()
     for (at_before, before), (at, after) in pairwise(moves):

@@ -375,6 +375,12 @@ def test_desired_capacity_may_turn_round_once_for_each_node_that_was_taken_out_o
     ended = Call(at=204.0, action="TerminateInstanceInAutoScalingGroup", instance=C, is_decrement=True)
     surplus = Decision(at=199.0, instance=C, words="spare → draining: surplus: the fleet needs 3 nodes")
     assert RULES["steady capacity"](replace(with_orders((190, 3), (200, 4), (210, 3))(well()), decisions=[surplus]))
+    # Each turn needs a cause of its own: a node was given up, and returned seconds later.
+    held = Decision(at=199.5, instance=C, words="assigned → held: unreachable")
+    back = Decision(at=203.0, instance=C, words="held → spare: its agent reports again and has no job")
+    turns = replace(with_orders((190, 4), (195, 3), (200, 4), (204, 3))(well()), decisions=[held])
+    assert len(RULES["steady capacity"](turns)) == 2
+    assert len(RULES["steady capacity"](replace(turns, returned=(back,)))) == 1
     down = replace(well(), decisions=[], calls=[*orders((190, 3), (200, 4)), ended])
     assert RULES["steady capacity"](down)
     assert not RULES["steady capacity"](replace(down, calls=[*orders((190, 3), (200, 4)), replace(ended, status=400)]))
