@@ -38,7 +38,7 @@ class Omissions:
     since: Mapping[NodeId, float] = field(default_factory=dict[NodeId, float])
     """Instances that the newest answer omits. The value is the time of the first such answer in a row, in seconds."""
     absent: frozenset[NodeId] = frozenset()
-    """Those of these instances that have ended if their agents are silent (`settled`)."""
+    """The omitted instances that count as ended once their agents are silent (`settled`)."""
 
     def with_answer(self, omitted: Iterable[NodeId], at: float, joined: Collection[NodeId]) -> Omissions:
         """Return the omissions after a further answer of EC2.
