@@ -1,4 +1,4 @@
-"""Store the rolls (replacements or reboots of all nodes) of fleets."""
+"""Store the rolls of fleets."""
 
 from __future__ import annotations
 
