@@ -64,6 +64,7 @@ from everstep.training.device_numbers import DeviceNumbers
 from everstep.training.earlier import AgentShards
 from everstep.training.errors import RestoreMismatch, SessionMisuse, TrainingError
 from everstep.training.exit_watch import ExitWatch
+from everstep.training.gloo_threads import settle_gloo_threads_at_exit
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, check_values
 from everstep.training.profile import NetworkProfiler, TorchTrace
@@ -226,6 +227,7 @@ class TrainingSession:
         if check is not None:
             check.attach(state)
         self._step_watch = StepWatch(state.optimizers(), state.parameters(), state.companions(), self._report_fault)
+        settle_gloo_threads_at_exit()  # stays after `close`, because the script may run further collectives
         self._exit_watch = ExitWatch(self.close, self._drain)
         self._is_agreed = False
         self._mapped: tuple[Arriving | Welcome, mmap.mmap] | None = None

@@ -42,6 +42,7 @@ def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_s
         install_clock(page)
         open_job(page, seeded.story.gpu)
         expect(page.get_by_text("Live")).to_be_visible()
+        expect(page.locator("section.act")).to_be_visible()  # the section needs more answers than the status "Live"
         seeded.fall_silent()
         try:
             expect(page.get_by_text("Polling", exact=True)).to_be_visible()

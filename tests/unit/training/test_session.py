@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
 from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.gloo_threads import settle_gloo_threads
 from everstep.training.guard import Guard
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
@@ -202,3 +204,15 @@ def test_the_page_keeps_the_moment_of_the_first_step_that_a_launch_made() -> Non
         session.boundary()
         assert (link.published[-1].boundary, link.published[-1].first_passed) == (boundary, 7_500_000)
     session.close()
+
+
+def test_a_process_with_a_session_waits_for_gloos_threads_also_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_exit: list[Callable[[], object]] = []
+
+    def unregister(registered: Callable[[], object]) -> None:
+        at_exit[:] = [each for each in at_exit if each != registered]
+
+    monkeypatch.setattr(atexit, "register", at_exit.append)
+    monkeypatch.setattr(atexit, "unregister", unregister)
+    session_of(Link()).close()
+    assert at_exit == [settle_gloo_threads]
