@@ -238,7 +238,7 @@ def protection_words(settings: Json) -> str:
     """
     size = settings.get("ParityGroupSize")
     if size:
-        return f"parity: memory survives any one lost node per group of {size}"
+        return f"parity: in each group of {size} nodes, one node can fail without the loss of a step"
     return f"{counted(settings['Copies'], 'copy', 'copies')} of every shard"
 
 

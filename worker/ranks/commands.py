@@ -98,8 +98,8 @@ class RankCommands:
                 CommandEnded(command_id=command.command_id, refusal=f"{MAX_AT_ONCE} commands run on this node already")
             )
             return
-        log.info("beside rank %d: %s", rank.rank, shlex.join(command.argv))
-        task = asyncio.create_task(self._run(command, rank), name=f"command beside rank {rank.rank}")
+        log.info("runs a command on the node of rank %d: %s", rank.rank, shlex.join(command.argv))
+        task = asyncio.create_task(self._run(command, rank), name=f"command for rank {rank.rank}")
         self._running[command.command_id] = task
 
     async def close(self) -> None:

@@ -126,7 +126,7 @@ def _ask(
             )
             given = f" (given {len(command.stdin)} bytes)" if command.stdin else ""
             message = (
-                f"{caller.name} ran a command beside rank {rank} of {job.name}, generation {job.generation}: "
+                f"{caller.name} ran a command on the node of rank {rank} of {job.name}, generation {job.generation}: "
                 f"{command_line}{given}"
             )
             events.append_for_job(session, job, "CommandExecuted", message, services.now(), node_id=node.node_id)

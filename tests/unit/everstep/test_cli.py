@@ -258,7 +258,7 @@ def test_a_job_with_parity_is_submitted_and_the_plan_shows_its_memory_beside_tha
     assert code == 0
     assert calls[-1][1]["Protection"] == {"ParityGroupSize": 4}
     shown = " ".join(out.split())
-    assert "parity: memory survives any one lost node per group of 4" in shown
+    assert "parity: in each group of 4 nodes, one node can fail without the loss of a step" in shown
     assert "2.67 × the state of its ranks (two copies: 4.00 ×): at most 1.0 GiB" in shown
 
 
@@ -568,12 +568,12 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
         (
             ("protection", "describe", "gpt"),
             {"describe_protection": {**PROTECTION, "Copies": 1, "ParityGroupSize": 4}},
-            ["parity: memory survives any one lost node per group of 4"],
+            ["parity: in each group of 4 nodes, one node can fail without the loss of a step"],
         ),
         (
             ("jobs", "describe", "gpt"),
             {"describe_training_job": {**JOB, "Protection": {"Copies": 1, "ParityGroupSize": 3}}},
-            ["parity: memory survives any one lost node per group of 3"],
+            ["parity: in each group of 3 nodes, one node can fail without the loss of a step"],
         ),
         (("incidents", "list"), {"list_incidents": {"Incidents": [INCIDENT]}}, ["inc-1", "peer", "120"]),
         (

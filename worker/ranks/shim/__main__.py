@@ -22,24 +22,24 @@ def main() -> None:
         SystemExit: always, when the shim or the template has finished.
     """
     parser = argparse.ArgumentParser(prog="python -P -m worker.ranks.shim", description="Parent of a node's ranks.")
-    parser.add_argument("--socket", type=Path, help="unix socket to serve")
-    parser.add_argument("--state-dir", type=Path, help="where records lie; must exist")
+    parser.add_argument("--socket", type=Path, help="path of the Unix socket on which the agent connects")
+    parser.add_argument("--state-dir", type=Path, help="existing directory in which the shim records its ranks")
     parser.add_argument(
         "--preload",
         action="append",
         default=[],
         metavar="MODULE",
-        help="module that warm ranks have imported; may be repeated",
+        help="module to import before ranks start; may be repeated",
     )
     parser.add_argument(
         "--cgroup",
         default="",
         metavar="NAME",
-        help="name of this node's cgroup; without it ranks have none of their own",
+        help="name of the node's cgroup; without a name, ranks run in the cgroup of the shim",
     )
     parser.add_argument("--job-memory-bytes", type=int, help="limit of the memory of a job's ranks together")
     parser.add_argument("--job-task-count", type=int, help="limit of the processes and threads of a job's ranks")
-    parser.add_argument("--ready-fd", type=int, help="closed once the socket listens")
+    parser.add_argument("--ready-fd", type=int, help="file descriptor that the shim closes when its socket accepts connections")
     parser.add_argument("--template-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)

@@ -98,7 +98,7 @@ def test_a_command_is_told_in_the_history_and_answered(service, client, job) -> 
     (event,) = [
         event for event in client.list_events(TrainingJobName="gpt")["Events"] if event["Type"] == "CommandExecuted"
     ]
-    assert event["Message"].endswith("ran a command beside rank 1 of gpt, generation 1: echo 'a b; rm -rf /'")
+    assert event["Message"].endswith("ran a command on the node of rank 1 of gpt, generation 1: echo 'a b; rm -rf /'")
     assert event["NodeId"] == "i-1"
 
 
