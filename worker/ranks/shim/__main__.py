@@ -39,7 +39,7 @@ def main() -> None:
     )
     parser.add_argument("--job-memory-bytes", type=int, help="limit of the memory of a job's ranks together")
     parser.add_argument("--job-task-count", type=int, help="limit of the processes and threads of a job's ranks")
-    parser.add_argument("--ready-fd", type=int, help="file descriptor that the shim closes when its socket accepts connections")
+    parser.add_argument("--ready-fd", type=int, help="file descriptor to close when the socket accepts connections")
     parser.add_argument("--template-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
