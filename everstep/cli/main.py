@@ -109,14 +109,22 @@ programs.add_to(app)
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        typer.echo(f"everstep {__version__}")
+        from everstep.protocol.codec import PROTOCOL_VERSION
+
+        typer.echo(f"everstep {__version__}, protocol version {PROTOCOL_VERSION}")
         raise typer.Exit
 
 
 @app.callback()
 def _top(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print release and protocol version, and exit.",
+        ),
     ] = False,
 ) -> None:
     pass

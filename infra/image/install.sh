@@ -26,9 +26,17 @@ prefix=/opt/everstep
 case $role in
 node)
   # With an EFA card, the agent sends replicas by RDMA over NIXL.
-  extras=worker,training${gpu:+,nixl} packages="iproute2 mdadm e2fsprogs util-linux" units="agent storage"
+  # DeepSpeed compiles its optimizer on the first use.
+  extras=worker,training${gpu:+,nixl} units="agent storage"
+  deb_packages="iproute2 mdadm e2fsprogs util-linux g++ python3-dev"
+  rpm_packages="iproute mdadm e2fsprogs util-linux gcc-c++"
   ;;
-server) extras=server,postgres packages="" units=server ;;
+server)
+  # `everstep db` calls pg_dump and pg_restore. A restore also needs psql, to create an empty database.
+  extras=server,postgres units=server
+  deb_packages=postgresql-client
+  rpm_packages=postgresql16
+  ;;
 *) fail "the first argument is '$role'; use node or server" ;;
 esac
 [ -z "$gpu" ] || [ "$gpu" = --gpu ] || fail "the third argument is '$gpu'; use --gpu or nothing"
@@ -59,11 +67,12 @@ find_python() {
 
 install_system() {
   if command -v dnf >/dev/null; then
-    # Amazon Linux has Python 3.9 as python3. DeepSpeed compiles its optimizer on the first use.
-    install_packages python3.11 python3.11-devel ${packages:+iproute mdadm e2fsprogs util-linux gcc-c++}
+    # Amazon Linux has Python 3.9 as python3.
+    # shellcheck disable=SC2086
+    install_packages python3.11 python3.11-devel $rpm_packages
   else
     # shellcheck disable=SC2086
-    install_packages ca-certificates python3 python3-venv $packages ${packages:+g++ python3-dev}
+    install_packages ca-certificates python3 python3-venv $deb_packages
   fi
   python=$(find_python)
   [ -n "$python" ] || fail "$PRETTY_NAME has no Python 3.11 or newer; use Debian 12, Ubuntu 24.04 or Amazon Linux 2023"

@@ -677,7 +677,7 @@ describe('the verdict in one line', () => {
       'a frozen fleet',
       { fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: '', Drift: [] } },
       'warn',
-      'Training at step 1,204. | Any 1 node can fail without the loss of a step. Act now: unfreeze the fleet.',
+      'Training at step 1,204. | Any 1 node can fail without the loss of a step. Act now: find out why the fleet is frozen.',
     ],
     [
       'failed',

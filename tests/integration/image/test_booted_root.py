@@ -87,6 +87,7 @@ def test_a_plain_root_boots_and_runs_a_job_and_the_units(root: Path) -> None:
         "everstep-server.service",
         "everstep-storage.service",
     }
+    assert all((root / "usr" / "bin" / program).exists() for program in ("psql", "pg_dump", "pg_restore"))
     for path in (units / "multi-user.target.wants").glob("everstep-*"):
         path.unlink()  # The proof starts the units itself, after it has written their settings.
     (units / "proof.service").write_text(PROOF)

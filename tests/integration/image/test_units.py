@@ -15,6 +15,8 @@ from hatch_build import constraints
 pytestmark = pytest.mark.integration
 
 IMAGE = Path(__file__).parents[3] / "infra" / "image"
+CLIENT_OF_UBUNTU = {"24.04": 16}
+"""Version of the package postgresql-client, by release of Ubuntu."""
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 
 
@@ -157,6 +159,15 @@ def test_a_node_with_gpus_gets_nixl_in_a_pinned_version(arguments: tuple[str, ..
     done = subprocess.run(["sh", "-x", str(IMAGE / "install.sh"), *arguments], capture_output=True, text=True)
     assert re.findall(r"^\+ extras=(\S+)", done.stderr, re.MULTILINE) == [extras]
     assert re.search(r"^nixl-cu12==[\d.]+", constraints(IMAGE.parents[1]), re.MULTILINE)
+
+
+def test_the_image_of_a_server_contains_a_client_that_can_dump_its_database() -> None:
+    """pg_dump refuses a server of a newer major version."""
+    assert "deb_packages=postgresql-client\n" in (IMAGE / "install.sh").read_text()
+    (release,) = re.findall(r"ubuntu-\w+-([\d.]+)-amd64", (IMAGE / "everstep.pkr.hcl").read_text())
+    variables = (IMAGE.parent / "terraform" / "modules" / "database" / "variables.tf").read_text()
+    (database,) = re.findall(r'"postgresql_version" \{[^}]*default\s*= "(\d+)"', variables)
+    assert int(database) <= CLIENT_OF_UBUNTU[release]
 
 
 @pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")

@@ -153,7 +153,7 @@ def test_wait_and_describe_show_target_bar_and_remaining_time(run, noun):
 
 
 def test_the_version_is_printed(run):
-    assert run("--version")[:2] == (0, "everstep 0.1.0\n")
+    assert run("--version")[:2] == (0, "everstep 0.1.0, protocol version 1\n")
 
 
 def test_a_file_in_the_place_of_a_directory_is_an_error_without_a_traceback(run, tmp_path):

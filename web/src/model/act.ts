@@ -98,7 +98,7 @@ function ofFrozenFleet({ job, fleet }: Facts, isRecovering: boolean): Rule {
   return must({
     section: 'frozen-fleet',
     tone: isRecovering ? 'bad' : 'warn',
-    brief: words.brief,
+    brief: drift.length ? words.briefOfDrift : words.brief,
     text: `${isRecovering ? words.recovering : words.training} ${sentence(fleet?.Reason ?? '')}`.trim(),
     steps: drift.length ? drift : [step('Now', words.see, `everstep fleets describe ${name}`)],
     about: 'frozen',

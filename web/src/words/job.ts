@@ -105,11 +105,12 @@ export const ACT = {
   },
   stopping: 'All ranks stop at the next step that they agree on.',
   frozen: {
-    brief: 'unfreeze the fleet',
+    brief: 'find out why the fleet is frozen',
+    briefOfDrift: 'correct the Auto Scaling group',
     recovering: 'The fleet is frozen, and this recovery may need to end an instance.',
     training: 'The fleet is frozen: Everstep replaces no lost instance.',
     drift: (drift: string) => `Correct this in AWS: ${drift}`,
-    see: 'See what the fleet lacks, and correct it. Then the fleet continues by itself.',
+    see: 'Read the reason. The runbook explains what ends the freeze.',
   },
   suspended: {
     brief: 'let the group launch instances',

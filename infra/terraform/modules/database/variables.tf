@@ -24,9 +24,9 @@ variable "kms_key_arn" {
 }
 
 variable "postgresql_version" {
-  description = "Major version of PostgreSQL. RDS installs the minor versions itself."
+  description = "Major version of PostgreSQL, at most that of the client in the servers' image. RDS installs the minor versions itself."
   type        = string
-  default     = "17"
+  default     = "16"
 }
 
 variable "instance_class" {
