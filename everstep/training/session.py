@@ -526,12 +526,12 @@ class TrainingSession:
             # this exception, and read the error.
             error = error.__context__
         is_end = error is None or error is self._handled or (isinstance(error, SystemExit) and error.code in (None, 0))
-        return "" if is_end else f"close() was called while {type(error).__name__} is being dealt with"
+        return "" if is_end else f"close() was called while the script handles {type(error).__name__}"
 
     def _gone_on(self) -> str:
         has_moved = self._has_left or self._state.progress() != self._progress
         return (
-            "the script has gone on since: say boundary() when a step is complete, and close() right behind it"
+            "the script has continued after it. Call boundary() when a step is complete, and then close() at once"
             if has_moved
             else ""
         )

@@ -873,9 +873,9 @@ def test_a_state_that_went_on_behind_the_last_boundary_is_not_captured_as_that_b
         }[leave]()
         session.close()
         (abandoned,) = (message for _, message in agent.of_kind(Abandoned) if message.step == last)  # type: ignore[attr-defined]
-        assert "gone on" in abandoned.reason  # type: ignore[attr-defined]
+        assert "continued after it" in abandoned.reason  # type: ignore[attr-defined]
         assert agent.committed < last
-        assert f"step {last} is not captured at the end: the script has gone on" in caplog.text
+        assert f"step {last} is not captured at the end: the script has continued after it" in caplog.text
         assert "not committed within" not in caplog.text, "nobody waits for what cannot come"
 
 
@@ -921,7 +921,7 @@ def test_a_script_that_fails_is_known_to_have_failed_without_a_final_round(
         agent.wait_for(lambda: rank_half(agent).standing is RankStanding.CLOSED)
         assert (agent.committed == last) == is_end
         assert (
-            f"step {last} is not captured at the end: close() was called while FloatingPointError is being dealt with"
+            f"step {last} is not captured at the end: close() was called while the script handles FloatingPointError"
             in caplog.text
         ) != is_end
 
