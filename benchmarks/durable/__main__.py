@@ -35,7 +35,7 @@ from benchmarks.page import load
 from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
-ROUNDS, UPLOAD_ROUNDS = 3, 5
+ROUNDS, UPLOAD_ROUNDS, LOAD_ROUNDS = 3, 5, 7
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """Sizes in MiB of the transferred objects, by S3 server.
 
@@ -96,7 +96,7 @@ def _uploads(begun: Begun) -> Iterator[UploadBlock]:
 
 def _loads(begun: Begun) -> Iterator[Load]:
     """Measure loads of one step from memory, by as many ranks as saved the step, by fewer ranks and by more ranks."""
-    rounds, size = (1, uploads.QUICK_SIZE) if begun.is_quick else (ROUNDS, loads.SIZE)
+    rounds, size = (1, uploads.QUICK_SIZE) if begun.is_quick else (LOAD_ROUNDS, loads.SIZE)
     yield from loads.measure(begun.home / "loads", rounds=rounds, size=size)
     begun.say("restored a step with 3, 4 and 6 ranks")
 
