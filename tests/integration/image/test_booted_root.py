@@ -46,7 +46,8 @@ def pip_settings() -> Iterator[str]:
         value = " ".join(shlex.split(quoted))
         yield f"--setenv=PIP_{name.upper().replace('-', '_')}={value}"
         for path in {part.removeprefix("file://") for part in value.split() if part.startswith(("/", "file:///"))}:
-            yield f"--bind-ro={path}"
+            # The pages of a simple index may refer to files beside the index.
+            yield f"--bind-ro={Path(path).parent if Path(path).name == 'simple' else path}"
     yield "--setenv=PIP_ROOT_USER_ACTION=ignore"
 
 
