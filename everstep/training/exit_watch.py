@@ -6,7 +6,7 @@
 If a thread returns from a torch call after the interpreter has shut down, the process ends with SIGABRT. If torch's
 profiler is still recording, the process ends with SIGSEGV. Either signal would replace the script's own exit code.
 
-`gloo_threads` prevents the same for torch's own threads, also after the script called `close`.
+`gloo_threads` prevents the same for the threads of torch's Gloo backend, also after the script called `close`.
 
 The exit watch cannot distinguish `raise SystemExit(3)` in the script from a successful end. In this case it calls
 `close`, and the process still exits with the code 3.
