@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +25,7 @@ from worker.core.upload_division import MAX_OFFERED, OWN, Division, Item, divide
 from worker.errors import PeerError
 from worker.replication.transport import Session
 from worker.shm.store import in_thread
-from worker.tasks import Background
+from worker.tasks import Background, first_of
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class UploadDivision:
         node_id: NodeId,
         dial: Callable[[NodeId], Awaitable[Session]],
         *,
-        gather_seconds: float = GATHER_SECONDS,
+        pause: Callable[[float], Coroutine[object, object, object]] = asyncio.sleep,
     ) -> None:
         """Create the object; no rank has listed its tensors yet.
 
@@ -80,12 +80,12 @@ class UploadDivision:
             plan: plan of the running generation; never changes.
             node_id: this node.
             dial: opens a session of kind division to another member.
-            gather_seconds: seconds to wait for every rank's list of tensors, by default `GATHER_SECONDS`.
+            pause: waits so many seconds; asyncio.sleep, or a test's function.
         """
         self._plan = plan
         self._node_id = node_id
         self._dial = dial
-        self._gather_seconds = gather_seconds
+        self._pause = pause
         self._gatherings: dict[Step, _Gathering] = {}
         self._background = Background()
 
@@ -110,7 +110,7 @@ class UploadDivision:
             self._offer(step, rank, ())
             return None
         try:
-            async with asyncio.timeout(2 * self._gather_seconds):
+            async with asyncio.timeout(2 * GATHER_SECONDS):
                 return await self._ask(rank, step, items)
         except (PeerError, ProtocolError, TimeoutError) as error:
             log.info("rank %d uploads all tensors of step %d: %s", rank, step, error or "no answer in time")
@@ -200,10 +200,8 @@ class UploadDivision:
 
     async def _settle(self, gathering: _Gathering) -> None:
         try:
-            try:
-                async with asyncio.timeout(self._gather_seconds):
-                    await gathering.complete.wait()
-            except TimeoutError:
+            await first_of(gathering.complete.wait(), self._pause(GATHER_SECONDS))
+            if not gathering.complete.is_set():
                 log.info("%d of %d ranks offered tensors in time", len(gathering.hashes), self._plan.world_size)
             offers, gathering.offers = gathering.offers or {}, None
             gathering.divisions = await in_thread(lambda _: divide(offers))

@@ -306,8 +306,6 @@ async def kill_and_restore(tmp_path: Path, state: str, dead: str, steps: tuple[i
     """Upload steps at the same time, kill processes in a state of the first upload, and restore the job from S3."""
     world = World(tmp_path, nodes=NODES, spares=0, max_size=NODES, boot_seconds=0.5)
     cluster = Cluster(world, tmp_path)
-    if state == PROPOSED:
-        cluster.gather_seconds = 0.0  # The coordinator does not wait for dead nodes' lists of tensors.
     try:
         await store_the_first(cluster, len(steps))
         roles = Roles.of(cluster)

@@ -36,7 +36,7 @@ from worker.member.checkpoint_uploads import CheckpointUploads
 from worker.member.faults import ReportedFaults
 from worker.member.kept_contents import KeptContents
 from worker.member.shared_uploads import UploadHelper
-from worker.member.upload_division import GATHER_SECONDS, UploadDivision
+from worker.member.upload_division import UploadDivision
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.store import Slot, SlotStore
 from worker.storage.downloads import download_shard
@@ -111,7 +111,7 @@ class UploadingNode:
         held = [each.rank for each in plan.ranks if node_id in each.copy_nodes[1:]]
         self.helper = UploadHelper(plan, self.store, self.objects, held_ranks=held)
         self.division = UploadDivision(
-            plan, node_id, lambda peer: self.dial(peer, "division"), gather_seconds=cluster.gather_seconds
+            plan, node_id, lambda peer: self.dial(peer, "division"), pause=cluster.until_a_node_is_dead
         )
         self.uploads = CheckpointUploads(
             plan,
@@ -196,8 +196,7 @@ class Cluster:
         self.folder = folder
         self.s3 = MemoryS3(BUCKET, lambda: world.now)
         self.nodes: dict[NodeId, UploadingNode] = {}
-        self.gather_seconds = GATHER_SECONDS
-        """The option `gather_seconds` of `UploadDivision`. With 0, ranks share no tensors."""
+        self._has_dead_node = asyncio.Event()
         self._serving: set[asyncio.Task[None]] = set()
         self.start_server()
 
@@ -220,6 +219,7 @@ class Cluster:
         """Create the nodes of the job's newest plan. Each node aborts the unfinished uploads of ended agents."""
         plan = self.world.plan()
         await self.close()
+        self._has_dead_node.clear()
         self.nodes = {node.node_id: UploadingNode(self, plan, node.node_id) for node in plan.nodes}
         for node in self.nodes.values():
             await node.uploads.abort_abandoned()
@@ -247,9 +247,14 @@ class Cluster:
     def kill(self, node_ids: Sequence[NodeId]) -> None:
         """Terminate instances."""
         for node_id in node_ids:
+            self._has_dead_node.set()
             self.nodes[node_id].die()
             if node_id in self.world.agents:
                 self.world.terminate(self.world.agents[node_id])
+
+    async def until_a_node_is_dead(self, _: float) -> None:
+        """Wait as a coordinator does for the ranks' lists of tensors. Dead nodes send none, so it then waits no longer."""
+        await self._has_dead_node.wait()
 
     async def restored(self) -> set[int]:
         """Download each rank's shard from its source in S3, and return the steps that the shards contain."""

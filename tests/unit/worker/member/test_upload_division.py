@@ -15,7 +15,7 @@ from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import RUN
 from worker.core.upload_division import MAX_OFFERED, Item
 from worker.errors import PeerLost
-from worker.member.upload_division import GATHER_SECONDS, KEPT_STEPS, UploadDivision
+from worker.member.upload_division import KEPT_STEPS, UploadDivision
 
 PLAN = rank_plan(addresses=("127.0.0.1", "127.0.0.2"))
 STEP = Step(7)
@@ -58,12 +58,15 @@ class Line:
 class Pair:
     """Two nodes with one rank each. The first node runs the coordinator."""
 
-    def __init__(self, gather_seconds: float = GATHER_SECONDS) -> None:
+    def __init__(self, *, is_in_haste: bool = False) -> None:
+        """With `is_in_haste`, the coordinator does not wait for the other rank's list of tensors."""
         self.nodes = [node.node_id for node in PLAN.nodes]
         assert PLAN.coordinator == self.nodes[0]
         self.serving: list[asyncio.Task[None]] = []
         self.divisions = [
-            UploadDivision(PLAN, self.nodes[0], self.dial, gather_seconds=gather_seconds),
+            UploadDivision(
+                PLAN, self.nodes[0], self.dial, pause=lambda seconds: asyncio.sleep(0.0 if is_in_haste else seconds)
+            ),
             UploadDivision(PLAN, self.nodes[1], self.dial),
         ]
 
@@ -92,7 +95,7 @@ async def test_both_ranks_receive_parts_of_one_division_however_often_they_ask()
 
 
 async def test_a_rank_that_comes_too_late_shares_nothing() -> None:
-    pair = Pair(gather_seconds=0.0)
+    pair = Pair(is_in_haste=True)
     first = await pair.divisions[0].agree(Rank(0), STEP, ITEMS)
     assert first is not None
     assert first.objects == (0, -1, -1, -1, -1), "a frozen object has a writer, even without other ranks"
@@ -181,7 +184,7 @@ async def test_a_division_that_fails_holds_no_upload_up(monkeypatch: pytest.Monk
     monkeypatch.setattr("worker.member.upload_division.divide", fail)
     problems: asyncio.Queue[object] = asyncio.Queue()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.put_nowait(context.get("exception")))
-    pair = Pair(gather_seconds=0.0)
+    pair = Pair(is_in_haste=True)
     async with asyncio.timeout(30.0):
         assert await pair.divisions[0].agree(Rank(0), STEP, ITEMS) is None
         assert isinstance(await problems.get(), RuntimeError)
