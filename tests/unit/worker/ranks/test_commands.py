@@ -25,11 +25,6 @@ from worker.ranks.shim import cgroups
 from worker.ranks.shim.messages import RankRecord
 
 RUN = RunId("r" * 32)
-TO_PRINT_SECONDS = 5.0
-"""Time limit, in seconds, of commands that print something and then run until the limit.
-
-The start of a command alone may take a second on a busy machine.
-"""
 
 
 def command(*argv: str, name: str = "c", timeout_seconds: float = 30.0, stdin: bytes = b"") -> RunCommand:
@@ -71,6 +66,21 @@ class Desk:
     async def run(self, asked: RunCommand, rank: RankRecord | None = None) -> CommandEnded:
         self.commands.take(asked, rank or record())
         return await self.answers.get()
+
+    async def run_until_it_writes(self, pipe: Path, asked: RunCommand) -> CommandEnded:
+        """Run a command, and let its time limit pass once the command has written to the named pipe `pipe`."""
+        os.mkfifo(pipe)
+        self.commands.take(asked, record())
+        await asyncio.to_thread(pipe.read_bytes)
+        advance_loop_time(asked.timeout_seconds)
+        return await self.answers.get()
+
+
+def advance_loop_time(seconds: float) -> None:
+    """Move the clock of the running event loop forward."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -152,17 +162,23 @@ async def test_what_is_too_much_is_cut_and_the_program_still_ends(desk) -> None:
     assert (ended.is_cut, len(ended.stdout)) == (False, MAX_COMMAND_OUTPUT_BYTES)
 
 
-async def test_what_takes_too_long_is_ended_with_what_it_has_started(desk) -> None:
-    ended = await desk.run(command("sh", "-c", "sleep 1000 & echo $!; wait", timeout_seconds=TO_PRINT_SECONDS))
+async def test_what_takes_too_long_is_ended_with_what_it_has_started(desk, tmp_path) -> None:
+    pipe = tmp_path / "pipe"
+    ended = await desk.run_until_it_writes(pipe, command("sh", "-c", f"sleep 1000 & echo $!; echo > {pipe}; wait"))
     assert (ended.is_timed_out, ended.exit_code) == (True, None)
     await gone(int(ended.stdout))
 
 
 @pytest.mark.parametrize(
-    "code", ["setsid sleep 1000 & echo $!; wait", "setsid sh -c 'sleep 1000 & echo $!' & sleep 0; wait; sleep 1000"]
+    "code",
+    [
+        "setsid sleep 1000 & echo $!; echo > PIPE; wait",
+        "setsid sh -c 'sleep 1000 & echo $!' & sleep 0; wait; echo > PIPE; sleep 1000",
+    ],
 )
-async def test_what_has_left_its_session_holds_up_nobody(desk, code) -> None:
-    ended = await desk.run(command("sh", "-c", code, timeout_seconds=TO_PRINT_SECONDS))
+async def test_what_has_left_its_session_holds_up_nobody(desk, tmp_path, code) -> None:
+    pipe = tmp_path / "pipe"
+    ended = await desk.run_until_it_writes(pipe, command("sh", "-c", code.replace("PIPE", str(pipe))))
     assert (ended.is_timed_out, ended.exit_code) == (True, None)
     with contextlib.suppress(ProcessLookupError):
         os.kill(int(ended.stdout), signal.SIGKILL)
@@ -193,19 +209,18 @@ async def test_another_users_process_in_its_group_changes_no_answer(desk, monkey
     assert threading.main_thread() not in threads
 
 
-async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypatch) -> None:
+async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, tmp_path, monkeypatch) -> None:
     real, started = asyncio.create_subprocess_exec, []
 
     async def noted(*words: str, **options: object) -> asyncio.subprocess.Process:
         started.append(await real(*words, **options))
         return started[-1]
 
-    loop = asyncio.get_running_loop()
-    now = loop.time
+    loop, pipe = asyncio.get_running_loop(), tmp_path / "pipe"
 
     def not_permitted_while_time_passes(_: subprocess.Popen[bytes]) -> None:
         # this runs after the caller has begun to wait for the end of the process
-        loop.call_soon(setattr, loop, "time", lambda: now() + rank_commands.END_SECONDS)
+        loop.call_soon(advance_loop_time, rank_commands.END_SECONDS)
         raise PermissionError
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
@@ -214,7 +229,8 @@ async def test_one_that_cannot_be_ended_is_answered_all_the_same(desk, monkeypat
         # without privileges, `kill_tree` skips processes of other users
         theirs.setattr(rank_commands, "kill_tree", lambda _: frozenset())
         theirs.setattr(subprocess.Popen, "kill", not_permitted_while_time_passes)
-        ended = await desk.run(command("sh", "-c", "echo $$; exec sleep 1000", timeout_seconds=TO_PRINT_SECONDS))
+        code = f"echo $$; echo > {pipe}; exec sleep 1000"
+        ended = await desk.run_until_it_writes(pipe, command("sh", "-c", code))
     assert (ended.is_timed_out, ended.exit_code, ended.refusal) == (True, None, "")
     os.kill(int(ended.stdout), signal.SIGKILL)
     await gone(int(ended.stdout))
