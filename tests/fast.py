@@ -29,7 +29,7 @@ HEAVY_FIXTURES = {
 Only these fixtures may start a heavy program, and no fast test may use them.
 """
 
-SHELL_FOLDERS = ("golden",)
+SHELL_FOLDERS = ("contract", "golden", "unit/control_plane/loop")
 SHELL_FIXTURES = frozenset({"aws", "served", "service", "world"})
 """Fixtures that start the API or the local cloud, or that run the control plane's loops.
 
@@ -90,6 +90,5 @@ def undrawn_shell_tests(items: Iterable[pytest.Item], seed: int) -> set[pytest.I
 
 def is_test_of_shell(item: pytest.Item) -> bool:
     """Return True for a test that runs a server, the local cloud or the control plane's loops."""
-    return item.path.relative_to(ROOT).parts[0] in SHELL_FOLDERS or not SHELL_FIXTURES.isdisjoint(
-        getattr(item, "fixturenames", ())
-    )
+    is_in_folder = any(item.path.is_relative_to(ROOT / folder) for folder in SHELL_FOLDERS)
+    return is_in_folder or not SHELL_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))

@@ -214,7 +214,7 @@ class _Table:
         return schedule(self.seen.jobs, capacity, self.now).counts
 
     def node(self, node_id: NodeId) -> NodeObserved:
-        return self.seen.nodes.get(node_id, NodeObserved(node_id=node_id))
+        return self.seen.nodes.get(node_id) or NodeObserved(node_id=node_id)
 
     def changed(self) -> tuple[NodeRecord, ...]:
         return tuple(row for node_id, row in sorted(self.rows.items()) if self.before.get(node_id) != row)
