@@ -5,7 +5,7 @@ sets the mark according to the folder of the test, its other marks and its fixtu
 
 Shells are the parts of Everstep that do I/O, in contrast to its pure cores (CONTRIBUTING.md). A *test of a shell* runs
 a server, the local cloud or the control plane's loops. These tests take five sixths of the time of all fast tests, so
-`make test-fast` runs a random tenth of them from each file. `make test` runs them all.
+`make test-fast` runs a random tenth of them. `make test` runs them all.
 """
 
 from __future__ import annotations
@@ -77,15 +77,9 @@ def undrawn_shell_tests(items: Iterable[pytest.Item], seed: int) -> set[pytest.I
         items: the fast tests of the run.
         seed: seed of pytest-randomly, which every worker of a run shares. pytest prints it, and -p repeats it.
     """
-    files: dict[Path, list[pytest.Item]] = {}
-    for item in sorted(items, key=lambda item: item.nodeid):
-        if is_test_of_shell(item):
-            files.setdefault(item.path, []).append(item)
-    draw = random.Random(seed)
-    skipped: set[pytest.Item] = set()
-    for tests in files.values():
-        skipped.update(draw.sample(tests, len(tests) - -(-len(tests) // SHELL_TESTS_PER_DRAWN_TEST)))
-    return skipped
+    shells = sorted(filter(is_test_of_shell, items), key=lambda item: item.nodeid)
+    drawn_count = -(-len(shells) // SHELL_TESTS_PER_DRAWN_TEST)
+    return set(random.Random(seed).sample(shells, len(shells) - drawn_count))
 
 
 def is_test_of_shell(item: pytest.Item) -> bool:

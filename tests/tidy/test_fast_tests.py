@@ -125,12 +125,13 @@ def test_a_fast_test_that_requests_a_heavy_fixture_while_it_runs_fails(fixture):
         fast.refuse_heavy_fixture(fixture, item("unit", marks=("fast",)))
 
 
-def test_a_fast_run_draws_some_tests_of_shells_of_each_file_and_runs_all_others():
-    shells = [item("golden", number=str(number)) for number in range(11)]
-    single = item("contract/other", ("service",))
+def test_a_fast_run_draws_some_tests_of_shells_and_runs_all_others():
+    kinds = [item("golden"), item("contract/other"), item("unit/control_plane/loop"), item("unit", ("service",))]
+    assert all(fast.is_test_of_shell(kind) for kind in kinds)
+    shells = [item("golden", number=str(number)) for number in range(21)]
     others = [item("unit", number=str(number)) for number in range(4)]
-    drawn = [{*shells, single, *others} - fast.undrawn_shell_tests([*shells, single, *others], seed) for seed in (1, 2)]
-    assert all(len(tests) == 2 + 1 + 4 and tests >= {single, *others} for tests in drawn)
+    drawn = [{*shells, *others} - fast.undrawn_shell_tests([*shells, *others], seed) for seed in (1, 2)]
+    assert all(len(tests) == 3 + 4 and tests >= {*others} for tests in drawn)
     assert drawn[0] != drawn[1]
     assert fast.undrawn_shell_tests(shells, 1) == fast.undrawn_shell_tests(shells[::-1], 1)
 
