@@ -205,6 +205,7 @@ def test_an_epoch_may_end_right_after_a_restore(name: str) -> None:
     assert resumed.epoch == 3
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("kind", ["lazy", "lazy_later", "shuffled", "own"])
 def test_workers_that_fetch_ahead_are_resumed_where_training_stood(kind: str, persistent: bool) -> None:
@@ -465,6 +466,7 @@ def test_ranks_that_share_their_samples_augment_them_alike_and_ranks_that_divide
     assert of_rank(0, divided=True) != of_rank(1, divided=True)
 
 
+@pytest.mark.integration
 def test_the_workers_seed_is_that_of_the_loader_as_with_torch() -> None:
     assert fresh_batches(seed=1) == fresh_batches(seed=1) != fresh_batches(seed=2)
     assert (
@@ -491,6 +493,7 @@ def set_scale(_worker_id: int) -> None:
     info.dataset.scale = 100
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_worker_init_fn_reaches_the_users_own_dataset(start: str) -> None:
     loader = DataLoader(Scaled(), batch_size=3, num_workers=1, worker_init_fn=set_scale, multiprocessing_context=start)

@@ -95,6 +95,7 @@ def test_batches_depend_on_neither_workers_nor_ranks(
     assert len(expected) - len(together) < ranks
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (0, 2), (3, 0)])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -114,6 +115,7 @@ def test_another_number_of_workers_continues_at_the_position(before: int, after:
         assert [batch for batch, _, _ in resumed.steps(18)] == undisturbed[cut : cut + 18]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_leave_the_training_loops_random_numbers_alone(persistent: bool) -> None:
     check(lambda: loader(2, persistent, shuffle=True), [0, 3, 16, 20], behind=18)

@@ -107,11 +107,12 @@ def test_a_run_that_is_killed_after_every_step_reads_the_same(kind: Any) -> None
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.integration)])
 def test_a_loader_of_torchdata_is_resumed_like_one_of_torch(kind: Any, workers: int) -> None:
     check(lambda: loader(kind, num_workers=workers), [0, 1, 3, 6, 7, 8])
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("own", [False, True])
 def test_workers_of_different_length_continue_in_their_order(own: bool) -> None:
@@ -129,6 +130,7 @@ def test_workers_of_different_length_continue_in_their_order(own: bool) -> None:
     assert len({batch[0][3] for batch in batches}) == len(batches), "each worker and epoch has other random numbers"
 
 
+@pytest.mark.integration
 def test_a_worker_init_fn_gets_the_workers_index_in_the_undisturbed_run() -> None:
     check(lambda: loader(num_workers=2, worker_init_fn=shift), [3, 4])
 
@@ -182,6 +184,7 @@ def test_shuffled_blocks_are_resumed_exactly(count: int, block: int, batch_size:
     check(lambda: loader(dataset=ShuffledBlocks(Counting(count), block), batch_size=batch_size), cuts)
 
 
+@pytest.mark.integration
 def test_shuffled_blocks_are_resumed_exactly_in_workers() -> None:
     check(lambda: loader(dataset=ShuffledBlocks(Counting(30), 5), num_workers=2, batch_size=3), [2, 5, 10, 11, 12])
 

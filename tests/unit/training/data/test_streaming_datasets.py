@@ -112,11 +112,13 @@ def test_other_datasets_are_replayed_with_a_reason(name: str, caplog: pytest.Log
     assert "ShuffledBlocks or ShardedFiles" in caplog.text
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["table", "mapped", "of one node"])
 def test_workers_continue_exactly(name: str) -> None:
     check(lambda: loader(EXACT[name](), workers=2), [1, 2, 5, 6, 8])
 
 
+@pytest.mark.integration
 def test_workers_replay_a_shuffle_buffer() -> None:
     check(lambda: loader(REPLAYED["shuffled"][0](), workers=2), [1, 5, 8])
 
