@@ -101,7 +101,7 @@ describe('memory', () => {
   })
   test('that has a committed step is not said to have none', () => {
     const said = verdict({ job: job(), protection: protection({ CommittedStep: -1 }), now: NOW }).protection
-    expect(said.text).toBe('Any 1 node can fail without the loss of a step.')
+    expect(said.text).toBe('Any one node can fail without the loss of a step.')
   })
 })
 

@@ -81,7 +81,7 @@ describe('the plan of a dry run', () => {
     expect(start).toMatchObject({ tone: 'good', title: 'The job would start now' })
     expect(Object.fromEntries(facts)).toMatchObject({
       Price: '$98.40/h',
-      'Losses that memory survives': 'any 1 node: always; any 2 nodes: in 67 % of the cases',
+      'Losses that memory survives': 'any one node: always; any 2 nodes: in 67 % of the cases',
       'Expected ETTR': '99.8 %',
       Ranks: '8: 4 nodes with 2 each',
     })

@@ -437,7 +437,7 @@ describe('the state of a job', () => {
 
 describe('the protection of a job', () => {
   const cases: [string, Partial<Facts>, string, string, string][] = [
-    ['protected', {}, 'good', 'Protected', 'Any 1 node can fail without the loss of a step.'],
+    ['protected', {}, 'good', 'Protected', 'Any one node can fail without the loss of a step.'],
     [
       'degraded',
       {
@@ -463,14 +463,14 @@ describe('the protection of a job', () => {
       { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }], Shards: [shard(1)] }) },
       'warn',
       'Protected',
-      'The loss of 1 node loses the steps since the newest checkpoint in S3.',
+      'The loss of one node loses the steps since the newest checkpoint in S3.',
     ],
     [
       'parity',
       { protection: protection({ Copies: 1, ParityGroupSize: 4 }) },
       'good',
       'Protected',
-      'Any 1 node can fail without the loss of a step.',
+      'Any one node can fail without the loss of a step.',
     ],
     ['no odds reported', { protection: protection({ RecoveryOdds: [] }) }, 'good', 'Protected', 'Protected.'],
     [
@@ -595,7 +595,7 @@ describe('the protection of a job', () => {
       { staleSeconds: 60 },
       'idle',
       'Unknown',
-      'Last known: Any 1 node can fail without the loss of a step.',
+      'Last known: Any one node can fail without the loss of a step.',
     ],
     [
       'a committed step without holders',
@@ -639,7 +639,7 @@ describe('the verdict in one line', () => {
       'training',
       {},
       'good',
-      'Training at step 1,204. | Any 1 node can fail without the loss of a step. Nothing to do.',
+      'Training at step 1,204. | Any one node can fail without the loss of a step. Nothing to do.',
     ],
     [
       'a shortage during a recovery',
@@ -677,7 +677,7 @@ describe('the verdict in one line', () => {
       'a frozen fleet',
       { fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: '', Drift: [] } },
       'warn',
-      'Training at step 1,204. | Any 1 node can fail without the loss of a step. Act now: find out why the fleet is frozen.',
+      'Training at step 1,204. | Any one node can fail without the loss of a step. Act now: find out why the fleet is frozen.',
     ],
     [
       'failed',
@@ -707,13 +707,13 @@ describe('the verdict in one line', () => {
       'taken over',
       { job: job({ TakenOverTime: NOW, TakenOverBy: 'ada' }) },
       'good',
-      'Training at step 1,204. | Any 1 node can fail without the loss of a step. Automation is off: a failure waits for ada.',
+      'Training at step 1,204. | Any one node can fail without the loss of a step. Automation is off: a failure waits for ada.',
     ],
     [
       'a held node',
       { heldNodes: [HELD] },
       'good',
-      'Training at step 1,204. | Any 1 node can fail without the loss of a step. Not urgent: inspect node i-a.',
+      'Training at step 1,204. | Any one node can fail without the loss of a step. Not urgent: inspect node i-a.',
     ],
     [
       'an old answer',

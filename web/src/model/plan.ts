@@ -31,7 +31,7 @@ function factsOf(plan: TrainingJobPlan): [string, string | undefined][] {
   const optional = <T>(value: T | undefined, text: (value: T) => string) =>
     value === undefined ? undefined : text(value)
   const odds = (plan.RecoveryOdds ?? []).map(({ LostNodes, Probability }) => {
-    const loss = PLAN.losses[LostNodes] ?? PLAN.otherLoss(LostNodes)
+    const loss = PLAN.loss(LostNodes)
     return Probability >= 1 ? PLAN.always(loss) : PLAN.sometimes(loss, percent(Probability))
   })
   const slots = plural(plan.SlotsPerNode, 'slot')

@@ -253,7 +253,7 @@ const clause = (reason = ''): string =>
 function protectedWords({ RecoveryOdds = [] }: NonNullable<Facts['protection']>, figures: JobFigures): string {
   if (figures.protectionTone === 'warn') return KEPT.noLoss
   const survived = RecoveryOdds.filter((each) => each.Probability >= 1).map((each) => each.LostNodes)
-  return survived.length ? KEPT.survives(plural(Math.max(...survived), 'node')) : sentence(figures.protection)
+  return survived.length ? KEPT.survives(Math.max(...survived)) : sentence(figures.protection)
 }
 
 /** Return how many steps a failed job has lost: the steps after its newest checkpoint. */

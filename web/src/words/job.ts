@@ -54,8 +54,9 @@ export const STATE = {
 /** Sentences about the steps that are safe in memory and in S3. */
 export const KEPT = {
   unknown: 'Protection is unknown.',
-  survives: (nodes: string) => `Any ${nodes} can fail without the loss of a step.`,
-  noLoss: 'The loss of 1 node loses the steps since the newest checkpoint in S3.',
+  survives: (nodes: number) =>
+    `Any ${nodes === 1 ? 'one node' : `${nodes} nodes`} can fail without the loss of a step.`,
+  noLoss: 'The loss of one node loses the steps since the newest checkpoint in S3.',
   degraded: (reason: string) => `Degraded: ${reason}`,
   tooFewCopies: 'some shards have too few copies.',
   unprotected: 'Unprotected: memory holds no committed step.',

@@ -60,7 +60,7 @@ export const PROTECTION_TAB = {
   ownIncluded: (copies: string) => `${copies}, with the owner’s`,
   parity: 'Parity',
   parityGroup: (size: string) => `one lost node per group of ${size}`,
-  survives: 'Survives any 1 node loss',
+  survives: 'Survives loss of any node',
   checkpoint: 'Newest checkpoint',
   odds: {
     title: 'Losses at the same time',

@@ -58,8 +58,7 @@ export const PLAN = {
     `${free} of ${fleet} ${isOne ? 'is' : 'are'} free, and the job needs ${wanted}.`,
   launch: (instances: string) => `The fleet would start ${instances}.`,
   behind: (jobs: readonly string[]) => `Jobs ahead: ${jobs.join(', ')}.`,
-  losses: { 1: 'any 1 node', 2: 'any 2 nodes', 3: 'any 3 nodes' } as Record<number, string>,
-  otherLoss: (nodes: number) => `any ${nodes} nodes`,
+  loss: (nodes: number) => `any ${nodes === 1 ? 'one node' : `${nodes} nodes`}`,
   always: (loss: string) => `${loss}: always`,
   sometimes: (loss: string, share: string) => `${loss}: in ${share} of the cases`,
   labels: {

@@ -253,7 +253,7 @@ class Cluster:
                 self.world.terminate(self.world.agents[node_id])
 
     async def until_a_node_is_dead(self, _: float) -> None:
-        """Wait as a coordinator does for the ranks' lists of tensors. Dead nodes send none, so it then waits no longer."""
+        """Wait as a coordinator does for the ranks' lists of tensors. It waits no longer after a death."""
         await self._has_dead_node.wait()
 
     async def restored(self) -> set[int]:
