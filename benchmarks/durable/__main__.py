@@ -35,7 +35,7 @@ from benchmarks.page import load
 from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
-ROUNDS, UPLOAD_ROUNDS, LOAD_ROUNDS = 3, 5, 7
+ROUNDS, UPLOAD_ROUNDS, LOAD_ROUNDS = 3, 9, 7
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """Sizes in MiB of the transferred objects, by S3 server.
 

@@ -44,6 +44,7 @@ from tests.ports import ReservedPort
 NODE = "benchmarks.durable.rank.node"
 BUCKET = "bench"
 COPIES = 2
+"""Copies of each shard. A job with one node has one copy."""
 MNT_DETACH = 2
 FIRST = Generation(1)
 
@@ -153,7 +154,7 @@ class Members:
                 worlds=worlds,
             )
         )
-        holders = placement.plan(owners, COPIES).holders
+        holders = placement.plan(owners, min(COPIES, len(owners))).holders
         place, tree = ObjectReference(bucket=BUCKET, key="bench"), archive()
         return GenerationPlan(
             job=JOB,

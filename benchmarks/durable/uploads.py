@@ -1,6 +1,7 @@
 """Measures training while Everstep or DCP's `async_save` stores a checkpoint of the same state on the same S3 server.
 
-Two ranks train a GPT under FSDP2. `rank.uploading` describes their blocks of steps.
+One rank trains a GPT under FSDP2, on one of two cores. The other core is free for the upload and the server, as cores
+are free on a host whose GPUs train. `rank.uploading` describes the rank's blocks of steps.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from benchmarks.data_plane.launches import tmpfs_folder
 from benchmarks.durable import members
 from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 
-RANKS = 2
+RANKS = 1
 FLOOR, EVERSTEP, DCP_FILES, DCP_S3 = "floor", "everstep", "dcp_files", "dcp_s3"
 SYSTEMS = (FLOOR, EVERSTEP, DCP_FILES, DCP_S3)
-STEPS, QUICK_STEPS = 24, 6
+STEPS, QUICK_STEPS = 36, 6
 """Counted steps of a block. On a quiet machine, every upload ends within the first half of them."""
-SIZE = ModelSize(layers=2, width=512, batch=4)
+SIZE = ModelSize(layers=2, width=640, batch=2)
 QUICK_SIZE = ModelSize(layers=1, width=128)
 NODE_MIB = 512
 PROGRAM = "benchmarks.durable.rank.uploading"
