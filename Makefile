@@ -9,7 +9,8 @@ LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.1
 # A test that not even its own time limit can end takes its process with it, and says where it stood.
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 # In the order of the folders: unit tests, whose files are short, come last and end together. By its own, files of few and long tests would.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes on two cores, because many tests wait for processes, timers and the disk.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 # A group is a file, or the tests that change the machine's network together with the browser's (tests/e2e/conftest.py).
 GROUPED := -n 2 --dist loadgroup --no-loadscope-reorder
 FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
@@ -96,7 +97,7 @@ build/terraform-venv/.set-up: requirements/terraform.txt
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
-test: setup web  ## set-up, the dashboard's build, then every test but the long matrix, two at a time: first those without a cluster, then the end-to-end tests
+test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: first those without a cluster, three at a time, then the end-to-end tests, two at a time
 	@rm -rf build/durations
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e and not production'
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(GROUPED) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day

@@ -48,10 +48,15 @@ def prepare(view: JobView) -> Decision:
     view = with_late_reports(view)
     # Store the committed step now. Agents read this step from the memory pages that they share with the ranks, and the
     # next message (Load) clears these pages. The step can be newer than every boundary that agents have reported, for
-    # example if they lost the connection to the control plane. All ranks have finished a committed step, so
-    # `max_boundary` rises to it.
+    # example if they lost the connection to the control plane. All ranks have finished a committed step, so both
+    # boundaries rise to it.
     committed = launch.committed_of(view.spec, view.seen, view.record)
-    view = with_record(view, committed=committed, max_boundary=max(view.record.max_boundary, committed))
+    view = with_record(
+        view,
+        committed=committed,
+        boundary=max(view.record.boundary, committed),
+        max_boundary=max(view.record.max_boundary, committed),
+    )
     view = with_faulty(view)
     view = without_lost(view)
     view = with_promise_deadlines(view)

@@ -536,6 +536,7 @@ class Simulation:
         self.check_ledger(before, job.record)
         check_incidents(job.record, job.incidents.values())
         assert job.record.max_boundary >= job.record.committed, "no rank has finished the committed step"
+        assert job.record.boundary >= job.record.committed, "no rank of this generation has finished the committed step"
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:
             self.check_plan(job, observed, decision.plan)

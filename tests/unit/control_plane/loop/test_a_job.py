@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from datetime import timedelta
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +14,8 @@ from control_plane.api import views
 from control_plane.core.accounting import Bucket
 from control_plane.core.states import JobState
 from control_plane.db import fleets, incidents, jobs, protection
-from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.agent_messages import ExitClass, Prepare
+from everstep.protocol.ids import Generation
 from tests.postgresql import BOTH_ENGINES
 from tests.unit.control_plane.loop.world import World
 
@@ -440,3 +443,22 @@ async def test_a_recovery_that_a_failure_ended_during_an_absence_does_not_overla
     assert world.job().accounting[Bucket.DETECT] == pytest.approx(detected * 1e6, abs=2)
     for bucket in (Bucket.QUEUE, Bucket.PROVISION, Bucket.START, Bucket.REPLACE):
         assert world.job().accounting[bucket] == before[bucket]
+
+
+async def test_a_waiting_job_has_finished_every_step_that_it_has_committed(tmp_path: Path) -> None:
+    """The ranks commit steps that no agent reports before a node is lost. The survivors' slots show the steps."""
+    with closing(World(tmp_path, nodes=2, spares=0, max_size=2)) as world:
+        world.submit(nodes=2)
+        await world.running()
+        await world.train(2)
+        survivor, lost = world.team()
+        survivor.is_deaf = lost.is_deaf = True
+        world.complete_steps(5)
+        world.terminate(lost)
+        assert survivor.job is not None
+        assert survivor.run is not None
+        order = Prepare(job=survivor.job, run=survivor.run, generation=Generation(2), parent=Generation(1))
+        survivor.handle(order)
+        survivor.is_deaf = False
+        await world.until(lambda: world.job().committed_step == 6)
+        assert (world.job().state, world.job().boundary) == (JobState.PREPARING, 6)
