@@ -51,12 +51,9 @@ def prepare(view: JobView) -> Decision:
     # example if they lost the connection to the control plane. All ranks have finished a committed step, so both
     # boundaries rise to it.
     committed = launch.committed_of(view.spec, view.seen, view.record)
-    view = with_record(
-        view,
-        committed=committed,
-        boundary=max(view.record.boundary, committed),
-        max_boundary=max(view.record.max_boundary, committed),
-    )
+    if committed > view.record.boundary:
+        view = with_record(view, boundary=committed, boundary_at=None)  # no agent reported when ranks finished the step
+    view = with_record(view, committed=committed, max_boundary=max(view.record.max_boundary, committed))
     view = with_faulty(view)
     view = without_lost(view)
     view = with_promise_deadlines(view)
