@@ -93,6 +93,8 @@ def of_capture(found: Mapping[str, Any]) -> list[Row]:
         if name in found:
             each = found[name]
             rows.append(Row(what=title, value=each["seconds"] * GIB / each["bytes"], unit="s/GiB"))
+            driver = each["driver_seconds"] * GIB / each["bytes"]
+            rows.append(Row(what="of that, in the driver, which holds its locks meanwhile", value=driver, unit="s/GiB"))
     if "floor" in found:
         rows.append(_pinned("pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"])))
     return rows

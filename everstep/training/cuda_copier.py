@@ -8,9 +8,7 @@ reads. In the diagram, E₀ and E₁ are CUDA events, and k is the number of the
     copier's thread              enqueues the pieces, waits for an event after every few pieces, reports progress, waits
                                  for E₁
 
-Small tensors are first copied into one buffer on the device, the gather buffer. Its layout equals the layout of the
-slot's range, with zeros between tensors. One copy then transfers many neighbouring tensors to the slot. Non-contiguous
-tensors pass through the gather buffer, too.
+Small and non-contiguous tensors pass through a buffer on the device, the gather buffer (`transfer_plan`).
 
 The copier's thread registers the memory of slots with the driver, piece by piece. Copies to registered pages are as
 fast as copies to pinned pages. Copies to unregistered pages pass through a few pinned buffers that are reused in turn
@@ -20,10 +18,7 @@ Invariant: apart from copies through the ring, the training thread waits for the
 audited snapshot (`everstep.training.guard`), and if the host would run more than one boundary ahead of the device.
 Sources stay alive until their copies have ended. `__init__` allocates all memory.
 
-Tests run this module with a fake of the few device calls that it makes. Its speed on a GPU has not been measured.
-
-The module has more than 500 lines. It is not divided, because gather buffer, ring and registration depend on the order
-of work on one stream.
+Tests run this module with a fake of the few device calls that it makes. `make bench-device` measures it on a GPU.
 """
 
 from __future__ import annotations
@@ -32,22 +27,23 @@ import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from everstep.protocol.slot import ALIGNMENT, align
+from everstep.protocol.pages import populate
+from everstep.protocol.slot import ALIGNMENT
 from everstep.training.capture import SlotMemory
 from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Progress, copy_now
-from everstep.training.state_tree import tensor_bytes
+from everstep.training.transfer_plan import Batch, Gathering, Staging, TransferPlan
 
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
 """Total bytes of pinned memory for the rings (buffers that are reused in turn) of all ranks of a node.
 
-The copiers of a node need no other pinned memory except their slots.
+Except for the slots and the staging (`CopySizes.staging_bytes`), the copiers need no other pinned memory.
 """
 
 
@@ -70,6 +66,8 @@ class CopySizes:
     transfer."""
     ring_bytes: int = NODE_RING_BYTES
     """Size in bytes of the ring: pinned buffers, reused in turn, through which copies to unregistered pages pass."""
+    staging_bytes: int = 512 * 1024
+    """Size in bytes of the memory through which scalars of the host pass to the device, 64 bytes per scalar."""
     mark_count: int = 64
     """Maximum number of CUDA events that mark the progress of one copy."""
     registered_bytes: int = 256 * 1024 * 1024
@@ -105,11 +103,11 @@ class Device(Protocol):
         """Return whether the tensor is on this device."""
         ...
 
-    def enter_thread(self) -> None:
+    def enter_thread(self, stream: Any) -> None:
         """Prepare the calling thread for device calls.
 
-        The method selects the device. It also selects a mode in which the thread's calls do not invalidate a graph that
-        the script captures.
+        The method selects the device, and `stream` as the thread's current stream. It also selects a mode in which the
+        thread's calls do not invalidate a graph that the script captures.
         """
 
     def new_stream(self) -> Any:
@@ -129,13 +127,11 @@ class Device(Protocol):
     def wait(self, stream: Any, event: CudaEvent) -> None:
         """Make a stream wait for an event that has been recorded."""
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        """Enqueue a copy from the device to registered or pinned host memory."""
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Enqueue a copy between the device and registered or pinned host memory on the thread's current stream."""
 
-    def gather(
-        self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
-    ) -> None:
-        """Enqueue copies of tensors into the device buffer `memory` on the given stream, as `gather_now` describes."""
+    def gather(self, gathering: Gathering) -> None:
+        """Enqueue the copies of tensors into the gather buffer on the thread's current stream."""
 
     def buffer(self, size: int) -> torch.Tensor:
         """Allocate device memory, uint8[size]."""
@@ -169,8 +165,9 @@ class CudaDevice:
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and tensor.device.index == self._index
 
-    def enter_thread(self) -> None:
+    def enter_thread(self, stream: Any) -> None:
         torch.cuda.set_device(self._index)
+        torch.cuda.set_stream(stream)
         # Select the thread-local mode. In the default mode, some calls of this thread would invalidate a graph that
         # another thread captures.
         thread_local = ctypes.c_int(1)
@@ -199,15 +196,12 @@ class CudaDevice:
     def wait(self, stream: Any, event: CudaEvent) -> None:
         stream.wait_event(event)
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        with torch.cuda.stream(stream), torch.no_grad():
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        with torch.no_grad():
             target.copy_(source, non_blocking=True)
 
-    def gather(
-        self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
-    ) -> None:
-        with torch.cuda.stream(stream):
-            gather_now(memory, targets, sources)
+    def gather(self, gathering: Gathering) -> None:
+        gathering.run()
 
     def buffer(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self._index))
@@ -279,119 +273,40 @@ class _Mark:
     piece_bytes: int = 0
 
 
-@dataclass(slots=True)
-class _Run:
-    """A contiguous range of a slot that one transfer fills, from one tensor or from several small tensors."""
+class _Planner:
+    """Plans the copies on one stream, and keeps the newest plan for the next snapshot.
 
-    targets: list[torch.Tensor]
-    sources: list[torch.Tensor]
-    number: int
-    """Index, in the list of copies, of the last tensor in this range of the slot."""
-    end: int
-    """Address after the last byte of the range."""
-    complete_count: int
-    """Number of tensors, from the start of the list of copies, that are complete after the transfer of this range."""
-    before_bytes: int = 0
-    """Bytes of the tensor that precede this range; 0 unless the tensor is divided into several ranges."""
-
-    @property
-    def begin(self) -> int:
-        return self.targets[0].data_ptr()
-
-    @property
-    def size(self) -> int:
-        """Size of the range in bytes, including the zeros between its tensors."""
-        return self.end - self.begin
-
-    @property
-    def is_gathered(self) -> bool:
-        """True if the range passes through the gather buffer, device memory in which small tensors are joined."""
-        return len(self.sources) > 1 or not self.sources[0].is_contiguous()
-
-    @property
-    def place(self) -> torch.Tensor:
-        """The bytes of this range of the slot, uint8[size], including the zeros between its tensors."""
-        return tensor_bytes(self.targets[0]).as_strided((self.size,), (1,))
-
-    def take(self, other: _Run, limit: int, small_bytes: int) -> bool:
-        """Append the tensors of the range `other` to this range of the slot. Return whether they were appended.
-
-        They are appended if `other` directly follows this range in the slot, and both ranges have small tensors.
-        """
-        if not (
-            other.begin == align(self.end)
-            and other.is_small(small_bytes)
-            and self.is_small(small_bytes)
-            and other.end - self.begin <= limit
-        ):
-            return False
-        if self.targets[0].untyped_storage().data_ptr() != other.targets[0].untyped_storage().data_ptr():
-            # The two ranges belong to two slots that happen to be mapped next to each other. The gap between them is no
-            # part of a slot, so it must not be filled with zeros.
-            return False
-        self.targets += other.targets
-        self.sources += other.sources
-        self.number, self.end, self.complete_count = other.number, other.end, other.complete_count
-        return True
-
-    def is_small(self, small_bytes: int) -> bool:
-        """Return whether every tensor of this range is small enough to share a transfer with other tensors.
-
-        Return False if the range contains only a part of a tensor.
-        """
-        return self.complete_count > self.number and not self.before_bytes and self.targets[-1].nbytes <= small_bytes
-
-
-class _Gather:
-    """Gathers small tensors in a buffer on the device, so that one transfer copies them to the slot.
-
-    Each stream has its own `_Gather`. The order of the stream guarantees that the buffer's content is copied before the
-    buffer is filled again.
+    Each stream has its own `_Planner` with its own gather buffer. The order of the stream guarantees that the buffer's
+    content is copied before the buffer is filled again.
 
     Args:
         device: CUDA device that holds the sources and the buffer.
         sizes: size of the buffer, a multiple of `ALIGNMENT`, and maximum size of a small tensor.
+        staging: memory through which scalars pass from the host to the device, if the caller never plans a copy before
+            the previous one has ended.
     """
 
-    def __init__(self, device: Device, sizes: CopySizes) -> None:
-        size = sizes.gather_bytes
-        assert size % ALIGNMENT == 0
-        self._small_bytes = sizes.small_bytes
+    def __init__(self, device: Device, sizes: CopySizes, staging: Staging | None = None) -> None:
+        assert sizes.gather_bytes % ALIGNMENT == 0
         self._device = device
-        self._memory = device.buffer(size)
+        self._small_bytes = sizes.small_bytes
+        self._buffer = device.buffer(sizes.gather_bytes)
+        self._staging = staging
+        self._plan: TransferPlan | None = None
 
-    def runs(self, copies: Copies, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
-        """Enqueue the copies of small tensors into the gather buffer, the device memory in which they are joined.
+    def plan(self, copies: Copies) -> TransferPlan:
+        """Return the plan for these copies: the newest plan if it fits, else a new one."""
+        if not copies.sources:
+            return NOTHING
+        if self._plan is None or not self._plan.fits(copies):
+            # Release the earlier plan first, because it keeps the memory of its sources allocated.
+            self._plan = None
+            self._plan = TransferPlan.make(copies, self._device.holds, self._buffer, self._small_bytes, self._staging)
+        return self._plan
 
-        The method yields each run (a range of the slot that one transfer fills) together with its contiguous bytes on
-        the device, in the order of the copies.
-        """
-        batch: list[tuple[_Run, int]] = []
-        used = 0
-        for run in _runs(copies, self._device, self._memory.numel(), self._small_bytes):
-            size = align(run.size) if run.is_gathered else 0
-            if used + size > self._memory.numel():
-                yield from self._bring(batch, used, stream)
-                batch, used = [], 0
-            batch.append((run, used))
-            used += size
-        yield from self._bring(batch, used, stream)
 
-    def _bring(self, batch: Sequence[tuple[_Run, int]], used: int, stream: Any) -> Iterator[tuple[_Run, torch.Tensor]]:
-        places: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
-        for run, offset in batch:
-            if run.is_gathered:
-                begins = (offset + target.data_ptr() - run.begin for target in run.targets)
-                places += (
-                    self._memory[begin : begin + target.nbytes]
-                    for begin, target in zip(begins, run.targets, strict=True)
-                )
-                sources += run.sources
-        if sources:
-            self._device.gather(self._memory[:used], places, sources, stream)
-        for run, offset in batch:
-            yield run, self._memory[offset : offset + run.size] if run.is_gathered else tensor_bytes(run.sources[0])
+NOTHING = TransferPlan((), (), (), (), Copies((), ()), 0, ())
+"""The plan of a copy without tensors."""
 
 
 class CudaTicket(CopyTicket):
@@ -434,7 +349,8 @@ class CudaCopier:
     def __init__(self, device: Device, sizes: CopySizes = SIZES) -> None:
         self._device = device
         self._sizes = sizes
-        self._gather, self._gather_now = _Gather(device, sizes), _Gather(device, sizes)
+        self._staging = Staging(device.pinned(sizes.staging_bytes), device.buffer(sizes.staging_bytes))
+        self._planner, self._planner_now = _Planner(device, sizes, self._staging), _Planner(device, sizes)
         self._stream = device.new_stream()
         self._begin, self._end = device.new_event(), device.new_event()
         self._bounce_bytes = min(sizes.piece_bytes, sizes.ring_bytes // RING_BUFFERS)
@@ -444,18 +360,21 @@ class CudaCopier:
         self._last: CudaTicket | None = None
         self._registered: dict[int, _Registered] = {}
         self._thread = CopierThread()
-        self._thread.put(device.enter_thread)
+        self._thread.put(lambda: device.enter_thread(self._stream))
 
     def copy(self, copies: Copies) -> None:
         """Copy tensors on the training thread's own stream, instead of the copier's stream.
 
         Later work of this stream, and the copies of the next `start`, run after this copy.
         """
-        copy_now(self._of_host(copies))
-        stream = self._device.current_stream()
-        for run, source in self._gather_now.runs(copies, stream):
-            for to, of in self._cut(run.place, source):
-                self._device.copy(to, of, stream)
+        plan = self._planner_now.plan(copies)
+        copy_now(_on_host(copies, plan))
+        for batch in plan.batches:
+            self._gather(batch)
+            for run in batch.runs:
+                place = run.place(copies)
+                for part in _cut(place, self._slot_at(place)):
+                    self._device.copy(place[part], run.source[part])
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
@@ -496,9 +415,10 @@ class CudaCopier:
         error: BaseException | None = None
         try:
             self._device.wait(self._stream, self._begin)
-            marks = self._enqueue_all(copies, is_marked=progress is not None)
+            plan = self._planner.plan(copies)
+            marks = self._enqueue_all(copies, plan, is_marked=progress is not None)
             self._end.record(self._stream)
-            copy_now(self._of_host(copies))
+            copy_now(_on_host(copies, plan))
             ticket.enqueued.set()
             self._drain()  # Copy the pinned buffers into the slot before `progress` reports their bytes as copied.
             if progress is not None:
@@ -533,50 +453,60 @@ class CudaCopier:
             self._end.record(self._stream)
             self._end.synchronize()
 
-    def _enqueue_all(self, copies: Copies, *, is_marked: bool) -> list[_Mark]:
-        """Enqueue the copies of the tensors on the GPU, and copy the tensors in host memory.
+    def _enqueue_all(self, copies: Copies, plan: TransferPlan, *, is_marked: bool) -> list[_Mark]:
+        """Enqueue the copies of the tensors on the GPU.
 
-        If `is_marked`, the method records a CUDA event after every few pieces, which marks the progress. It copies the
-        host tensors before any progress is reported.
+        If `is_marked`, the method records a CUDA event after every few pieces, which marks the progress.
         """
         piece_bytes = self._sizes.piece_bytes
         apart = max(piece_bytes, -(-sum(target.nbytes for target in copies.targets) // self._sizes.mark_count))
         free, marks, passed = iter(self._marks), [], 0
-        for run, source in self._gather.runs(copies, self._stream):
-            is_one, copied = len(run.targets) == 1, 0
-            for to, of in zip(torch.split(run.place, piece_bytes), torch.split(source, piece_bytes), strict=True):
-                self._enqueue(to, of)
-                copied += to.numel()
-                is_out = copied == run.size
-                if is_one:
-                    passed += to.numel()
-                elif is_out:
-                    # Count only the bytes of tensors. `copied` also counts the zeros between tensors.
-                    passed += sum(target.nbytes for target in run.targets)
-                if is_marked and passed >= apart:
-                    mark, passed = next(free), 0
-                    mark.event.record(self._stream)
-                    is_complete = is_out and run.complete_count > run.number
-                    mark.complete_count, mark.piece_bytes = (
-                        run.number + is_complete,
-                        0 if is_complete else run.before_bytes + copied,
-                    )
-                    marks.append(mark)
+        if used := plan.staged_bytes:
+            copy_now(plan.staged)
+            self._device.copy(self._staging.device[:used], self._staging.host[:used])
+        for batch in plan.batches:
+            self._gather(batch)
+            for run in batch.runs:
+                copied, place = 0, run.place(copies)
+                slot = self._slot_at(place)
+                for to, of in zip(torch.split(place, piece_bytes), torch.split(run.source, piece_bytes), strict=True):
+                    self._enqueue(to, of, slot)
+                    copied += to.numel()
+                    is_out = copied == place.numel()
+                    if run.first == run.last:
+                        passed += to.numel()
+                    elif is_out:
+                        # Count only the bytes of tensors. `copied` also counts the zeros between tensors.
+                        passed += run.tensors_bytes
+                    if is_marked and passed >= apart:
+                        mark, passed = next(free), 0
+                        mark.event.record(self._stream)
+                        is_complete = is_out and run.complete_count > run.last
+                        mark.complete_count, mark.piece_bytes = (
+                            run.last + is_complete,
+                            0 if is_complete else run.before_bytes + copied,
+                        )
+                        marks.append(mark)
         return marks
 
-    def _enqueue(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        for to, of in self._cut(target, source):
-            if self._is_registered(to):
-                self._device.copy(to, of, self._stream)
+    def _gather(self, batch: Batch) -> None:
+        if len(batch.gathering):
+            self._device.gather(batch.gathering)
+
+    def _enqueue(self, target: torch.Tensor, source: torch.Tensor, slot: _Registered | None) -> None:
+        for part in _cut(target, slot):
+            to, of = target[part], source[part]
+            if slot is not None and to.data_ptr() + to.numel() <= slot.end:
+                self._device.copy(to, of)
             else:
-                for part in zip(torch.split(to, self._bounce_bytes), torch.split(of, self._bounce_bytes), strict=True):
-                    self._bounce(*part)
+                for pair in zip(torch.split(to, self._bounce_bytes), torch.split(of, self._bounce_bytes), strict=True):
+                    self._bounce(*pair)
 
     def _bounce(self, target: torch.Tensor, source: torch.Tensor) -> None:
         buffer = self._ring[self._turn]
         self._turn = (self._turn + 1) % len(self._ring)
         self._empty(buffer)
-        self._device.copy(buffer.memory[: source.numel()], source, self._stream)
+        self._device.copy(buffer.memory[: source.numel()], source)
         buffer.event.record(self._stream)
         buffer.target = target
 
@@ -599,7 +529,11 @@ class CudaCopier:
         piece = min(begin + size - registered.end, registered.piece_bytes)
         # The driver does not pin the next piece of the slot if the limit of locked memory is reached. Copies to the
         # remaining pages then pass through the copier's own pinned buffers, which is slower.
-        if piece > 0 and self._device.register(registered.end, piece):
+        if piece <= 0:
+            return
+        # Allocate the pages first. Otherwise the driver would allocate them under its locks, for ten times as long.
+        populate(registered.end, piece, is_written=True)
+        if self._device.register(registered.end, piece):
             registered.pieces.append(registered.end)
             registered.end += piece
             self._thread.put(lambda: self._register(memory))
@@ -613,89 +547,25 @@ class CudaCopier:
         for registered in list(self._registered.values()):
             self._unregister(registered.memory)
 
-    def _is_registered(self, piece: torch.Tensor) -> bool:
-        slot = self._slot_at(piece.data_ptr())
-        return slot is not None and piece.data_ptr() + piece.numel() <= slot.end
-
-    def _cut(self, target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Divide a copy into pieces, and yield each piece's target and source.
-
-        Each piece lies within one of the ranges of the slot that the copier registers with the driver one by one.
-        """
-        begin, done = target.data_ptr(), 0
-        slot = self._slot_at(begin)
-        while done < target.numel():
-            end = target.numel() if slot is None else min(target.numel(), slot.piece_end(begin + done) - begin)
-            yield target[done:end], source[done:end]
-            done = end
-
-    def _slot_at(self, address: int) -> _Registered | None:
+    def _slot_at(self, place: torch.Tensor) -> _Registered | None:
         # Iterate over a copy of the list, because the training thread may add slots meanwhile.
+        address = place.data_ptr()
         return next((slot for slot in list(self._registered.values()) if slot.holds(address)), None)
 
-    def _of_host(self, copies: Copies) -> Copies:
-        pairs = [pair for pair in zip(copies.targets, copies.sources, strict=True) if not self._device.holds(pair[1])]
-        return Copies([source for _, source in pairs], [target for target, _ in pairs])
 
+def _cut(target: torch.Tensor, slot: _Registered | None) -> Iterator[slice]:
+    """Divide a range of a slot, uint8[n], into parts, and yield them in order.
 
-def _runs(copies: Copies, device: Device, limit: int, small_bytes: int) -> Iterator[_Run]:
-    """Yield the device's tensors in runs (ranges of the slot that one transfer fills), in order.
-
-    A run of several small tensors has at most `limit` bytes.
+    Each part lies within one of the ranges of the slot that the copier registers with the driver one by one.
     """
-    last: _Run | None = None
-    for part in _parts(copies, device, limit):
-        if last is None:
-            last = part
-        elif not last.take(part, limit, small_bytes):
-            yield last
-            last = part
-    if last is not None:
-        yield last
+    begin, done = target.data_ptr(), 0
+    while done < target.numel():
+        end = target.numel() if slot is None else min(target.numel(), slot.piece_end(begin + done) - begin)
+        yield slice(done, end)
+        done = end
 
 
-def _parts(copies: Copies, device: Device, limit: int) -> Iterator[_Run]:
-    for number, (target, source) in enumerate(zip(copies.targets, copies.sources, strict=True)):
-        if not target.nbytes or not device.holds(source):
-            continue
-        before = 0
-        for to, of in [(target, source)] if source.is_contiguous() else _rows(target, source, limit):
-            is_last = before + to.nbytes == target.nbytes
-            yield _Run([to], [of], number, to.data_ptr() + to.nbytes, number + is_last, before)
-            before += to.nbytes
-
-
-def _rows(target: torch.Tensor, source: torch.Tensor, limit: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Split a tensor by rows into pieces of at most `limit` bytes; yield each piece as (target, source).
-
-    Pieces are in the target's order. The target of each piece is contiguous.
-    """
-    if target.nbytes <= limit:
-        yield target, source
-    elif (row := target.nbytes // len(target)) > limit:
-        for to, of in zip(target, source, strict=True):
-            yield from _rows(to, of, limit)
-    else:
-        yield from zip(torch.split(target, limit // row), torch.split(source, limit // row), strict=True)
-
-
-def gather_now(memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy tensors into one buffer, with zeros in the gaps between them.
-
-    Contiguous tensors are copied in one call, as bytes, because torch fuses only tensors of one dtype.
-
-    Args:
-        memory: uint8[n]. Every byte is written.
-        targets: for each source, its range of `memory`, uint8[nbytes].
-        sources: tensors of the same device.
-    """
-    with torch.no_grad():
-        memory.zero_()
-        flat = [number for number, source in enumerate(sources) if source.is_contiguous()]
-        if flat:
-            torch._foreach_copy_(
-                [targets[number] for number in flat], [tensor_bytes(sources[number]) for number in flat]
-            )
-        for target, source in zip(targets, sources, strict=True):
-            if not source.is_contiguous():
-                target.view(source.dtype).view(source.shape).copy_(source)
+def _on_host(copies: Copies, plan: TransferPlan) -> Copies:
+    return Copies(
+        [copies.sources[number] for number in plan.on_host], [copies.targets[number] for number in plan.on_host]
+    )

@@ -175,6 +175,6 @@ def _sent(places: _Places, tensors: Mapping[str, torch.Tensor]) -> _Coming:
     device, stream, event = places.device, places.device.current_stream(), places.device.new_event()
     taken = {name: places.free.pop() for name in tensors}
     for name, place in taken.items():
-        device.copy(places.pinned[place : place + 1], tensors[name], stream)
+        device.copy(places.pinned[place : place + 1], tensors[name])
     event.record(stream)
     return _Coming(places, taken, event)

@@ -148,10 +148,16 @@ def _kind(hardware: Hardware, copier: Copier, slot: Slot, rounds: int) -> dict[s
 def _register(copier: Copier, slot: Slot, registration: Registration) -> dict[str, object]:
     before = len(registration.pieces)
     wanted = registration.registered_bytes + slot.mapped_bytes
+    begun = time.perf_counter()
     copier.prepare(slot.memory)
     registration.wait(wanted)
+    taken = time.perf_counter() - begun
     pieces = registration.pieces[before:]
-    return {"bytes": sum(size for size, _ in pieces), "seconds": sum(seconds for _, seconds in pieces)}
+    return {
+        "bytes": sum(size for size, _ in pieces),
+        "seconds": taken,
+        "driver_seconds": sum(seconds for _, seconds in pieces),
+    }
 
 
 def restore(hardware: Hardware, size: int, rounds: int, folder: Path) -> dict[str, object]:

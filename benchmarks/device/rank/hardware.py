@@ -81,9 +81,9 @@ class WatchedDevice(CudaDevice):
         self._registration = registration
         self._gate = gate
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: object) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self._gate()
-        super().copy(target, source, stream)
+        super().copy(target, source)
 
     def register(self, address: int, size: int) -> bool:
         begun = time.perf_counter()

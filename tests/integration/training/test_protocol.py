@@ -11,7 +11,7 @@ import queue
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,11 +50,12 @@ from everstep.training import TrainingSession, agent_link, snapshots
 from everstep.training.agent_link import AgentLink
 from everstep.training.capture import SlotMemory, view_of
 from everstep.training.copier import Copier, Copies, CopyTicket, CpuCopier, Done, Progress
-from everstep.training.cuda_copier import CudaCopier, gather_now
+from everstep.training.cuda_copier import CudaCopier
 from everstep.training.script import UNCROWDED_CORES, Environment
 from everstep.training.session import QUIET_SECONDS
 from everstep.training.snapshots import STREAMED_BYTES
 from everstep.training.state import RankState
+from everstep.training.transfer_plan import Gathering
 from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.recorded_links import Links
 
@@ -1203,7 +1204,7 @@ class LateDevice:
     def holds(self, tensor: torch.Tensor) -> bool:
         return True
 
-    def enter_thread(self) -> None: ...
+    def enter_thread(self, stream: Any) -> None: ...
 
     def new_stream(self) -> str:
         return "copier"
@@ -1219,14 +1220,12 @@ class LateDevice:
 
     def wait(self, stream: Any, event: Any) -> None: ...
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.no_grad():
             target.copy_(source)
 
-    def gather(
-        self, memory: torch.Tensor, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], stream: Any
-    ) -> None:
-        gather_now(memory, targets, sources)
+    def gather(self, gathering: Gathering) -> None:
+        gathering.run()
 
     def buffer(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)

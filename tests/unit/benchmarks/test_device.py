@@ -56,9 +56,9 @@ class Lagging(FakeDevice):
     def holds(self, tensor: torch.Tensor) -> bool:
         return tensor.dim() > 0  # Adam's step counts stay in host memory
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         self.gate()
-        super().copy(target, source, stream)
+        super().copy(target, source)
 
     def register(self, address: int, size: int) -> bool:
         is_taken = super().register(address, size)
@@ -176,12 +176,12 @@ def test_the_copy_is_held_until_the_graph_is_being_captured_and_is_over_before_i
 def test_the_real_device_is_watched_while_it_registers_and_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     registration, gated = Registration(), []
     monkeypatch.setattr(CudaDevice, "register", lambda _self, _address, size: size < 100)
-    monkeypatch.setattr(CudaDevice, "copy", lambda _self, _target, _source, _stream: gated.append("copy"))
+    monkeypatch.setattr(CudaDevice, "copy", lambda _self, _target, _source: gated.append("copy"))
     device = WatchedDevice(0, registration, lambda: gated.append("gate"))
     assert device.register(0, 50)
     assert not device.register(50, 100)
     assert (registration.registered_bytes, registration.refused_bytes) == (50, 100)
-    device.copy(torch.zeros(1), torch.zeros(1), None)
+    device.copy(torch.zeros(1), torch.zeros(1))
     assert gated == ["gate", "copy"]
     registration.wait(50)
     with pytest.raises(RuntimeError, match="locked memory"):

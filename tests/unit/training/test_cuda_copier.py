@@ -20,8 +20,9 @@ from everstep.protocol.slot import HEADER_BYTES
 from everstep.training import cuda_copier, registration
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copies
-from everstep.training.cuda_copier import CopySizes, CudaCopier, CudaDevice, gather_now
+from everstep.training.cuda_copier import CopySizes, CudaCopier, CudaDevice
 from everstep.training.script import Environment
+from everstep.training.transfer_plan import Gathering, TransferPlan
 
 PIECE = 64
 SMALL_PIECES = CopySizes(piece_bytes=PIECE)
@@ -71,6 +72,7 @@ class FakeDevice:
         self.registered: dict[int, int] = {}
         self.limit = 1 << 40
         self.entered: list[str] = []
+        self.streams: dict[int, Stream] = {}
         self.is_capturing_now = False
         self.gathered: list[tuple[torch.Tensor, int]] = []
         """For each gather call: the memory that it wrote, and the number of tensors."""
@@ -86,14 +88,15 @@ class FakeDevice:
     def holds(self, tensor: torch.Tensor) -> bool:
         return all(tensor is not each for each in self.host)
 
-    def enter_thread(self) -> None:
+    def enter_thread(self, stream: Any) -> None:
         self.entered.append(threading.current_thread().name)
+        self.streams[threading.get_ident()] = stream
 
     def new_stream(self) -> Any:
         return Stream()
 
     def current_stream(self) -> Any:
-        return self.training
+        return self.streams.get(threading.get_ident(), self.training)
 
     def is_capturing(self) -> bool:
         return self.is_capturing_now
@@ -106,17 +109,17 @@ class FakeDevice:
         assert marker is not None, "a wait for an event that was never recorded does nothing"
         self.do(stream, "wait", lambda: marker.stream.run_until(lambda: marker.is_reached))
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         begin, end = target.data_ptr(), target.data_ptr() + target.nbytes
         known = [(at, at + size) for at, size in list(self.registered.items()) if at < end and begin < at + size]
         if known and not (len(known) == 1 and known[0][0] <= begin and end <= known[0][1]):
             # The CUDA driver reports this error for a range that is only partly registered.
             raise RuntimeError("CUDA error: invalid argument")
-        self.do(stream, "copy", lambda: target.copy_(source))
+        self.do(self.current_stream(), "copy", lambda: target.copy_(source))
 
-    def gather(self, memory: torch.Tensor, targets: Any, sources: Any, stream: Any) -> None:
-        self.gathered.append((memory, len(sources)))
-        self.do(stream, "gather", lambda: gather_now(memory, targets, sources))
+    def gather(self, gathering: Gathering) -> None:
+        self.gathered.append((gathering.memory, len(gathering)))
+        self.do(self.current_stream(), "gather", gathering.run)
 
     def buffer(self, size: int) -> torch.Tensor:
         self.calls.append(("buffer", size))
@@ -292,7 +295,13 @@ def test_nothing_is_allocated_after_the_start_and_the_ring_goes_round(
         copier.copy(Copies(tensors, views))
         copier.start(Copies(tensors, views), lambda _error: None).join()
     assert [call for call in device.calls if call[0] in ("pinned", "buffer")] == made
-    assert sorted(made) == [("buffer", CopySizes().gather_bytes)] * 2 + [("pinned", PIECE)] * cuda_copier.RING_BUFFERS
+    sizes = CopySizes()
+    assert sorted(made) == [
+        ("buffer", sizes.staging_bytes),
+        *[("buffer", sizes.gather_bytes)] * 2,
+        *[("pinned", PIECE)] * cuda_copier.RING_BUFFERS,
+        ("pinned", sizes.staging_bytes),
+    ]
     assert torch.equal(views[0], torch.arange(100.0))
     assert device.entered == ["everstep-copier"]
     copier.close()
@@ -303,10 +312,15 @@ def test_what_is_not_registered_goes_through_as_little_pinned_memory_as_there_is
 ) -> None:
     _, views = memory
     device = FakeDevice()
-    copier = CudaCopier(device, CopySizes(piece_bytes=PIECE, ring_bytes=cuda_copier.RING_BUFFERS * PIECE // 4))
+    copier = CudaCopier(
+        device, CopySizes(piece_bytes=PIECE, ring_bytes=cuda_copier.RING_BUFFERS * PIECE // 4, staging_bytes=PIECE)
+    )
     before = [tensor.clone() for tensor in tensors]
     copier.start(Copies(tensors, views), lambda _error: None).join()
-    assert [call for call in device.calls if call[0] == "pinned"] == [("pinned", PIECE // 4)] * cuda_copier.RING_BUFFERS
+    assert sorted(size for call, size in device.calls if call == "pinned") == [
+        *[PIECE // 4] * cuda_copier.RING_BUFFERS,
+        PIECE,
+    ]
     assert all(torch.equal(view, was) for view, was in zip(views, before, strict=True))
     copier.close()
 
@@ -596,7 +610,10 @@ def test_what_is_fused_is_one_call_whatever_the_dtypes(monkeypatch: pytest.Monke
     sources = [*small_tensors(8), torch.arange(6.0).view(2, 3).t()]
     memory = torch.full((128 * len(sources),), 0xAB, dtype=torch.uint8)
     targets = [memory[128 * number :][: source.nbytes] for number, source in enumerate(sources)]
-    gather_now(memory, targets, sources)
+    gathering = Gathering(memory)
+    for target, source in zip(targets, sources, strict=True):
+        gathering.add(target, source)
+    gathering.run()
     assert fused == [{torch.uint8}]
     assert all(
         torch.equal(target.view(source.dtype).view(source.shape), source)
@@ -623,7 +640,7 @@ def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path) -> None:
 
     These bytes belong to large tensors and to tensors in host memory.
     """
-    small, (first, second) = small_tensors(6), (torch.tensor(7.0), torch.tensor([8.0]))
+    small, (first, second) = small_tensors(6), (torch.full((20,), 7.0), torch.full((30,), 8.0))
     tensors = [*small[:2], first, *small[2:4], torch.arange(1000.0), *small[4:], second]
     slot, views, gaps = one_slot(tmp_path, tensors)
     device = FakeDevice(host=(first, second))
@@ -638,6 +655,34 @@ def test_what_lies_between_two_runs_is_not_written_over(tmp_path: Path) -> None:
     assert not any(slot.payload[begin:end].any() for begin, end in gaps)
     assert [count for _, count in device.gathered] == [6, 6]
     assert device.copies() == 2 * 4
+    copier.close()
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_scalars_of_the_host_do_not_divide_the_small_tensors_of_the_device(tmp_path: Path, room: int) -> None:
+    scalars = [torch.tensor(7.0), torch.tensor(8, dtype=torch.int64)]
+    tensors = [torch.ones(9), scalars[0], torch.full((5,), 2.0), scalars[1], torch.full((3,), 3.0), torch.zeros(0)]
+    slot, views, gaps = one_slot(tmp_path, tensors)
+    device = FakeDevice(host=(*scalars, tensors[-1]))
+    copier = CudaCopier(device, CopySizes(staging_bytes=64 * room))
+    copier.prepare(slot)
+    settle(copier)
+    for value in (10, 20):
+        for scalar in scalars:
+            scalar.fill_(value)
+        before = [tensor.clone() for tensor in tensors]
+        ticket = copier.start(Copies(tensors, views), lambda _error: None)
+        ticket.wait()
+        for tensor in tensors:
+            tensor.fill_(-1) if any(tensor is scalar for scalar in scalars) else device.change_behind_what_is_queued(
+                tensor
+            )
+        device.catch_up()
+        ticket.join()
+        assert all(torch.equal(view, was) for view, was in zip(views, before, strict=True))
+        assert not any(slot.payload[begin:end].any() for begin, end in gaps)
+    staged = min(room, len(scalars))
+    assert device.copies() == 2 * (3 - staged + bool(staged))
     copier.close()
 
 
@@ -702,4 +747,67 @@ def test_what_the_boundary_gathers_does_not_share_memory_with_the_copier(tmp_pat
     (now, _), (later, _) = device.gathered
     assert now.untyped_storage().data_ptr() != later.untyped_storage().data_ptr()
     assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    copier.close()
+
+
+# -- tests of plans
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tensors of each plan that was made."""
+    counts: list[int] = []
+    make = TransferPlan.make
+
+    def count(copies: Copies, *arguments: Any) -> TransferPlan:
+        counts.append(len(copies.sources))
+        return make(copies, *arguments)
+
+    monkeypatch.setattr(TransferPlan, "make", count)
+    return counts
+
+
+def test_the_next_slot_needs_no_new_plan(tmp_path: Path, planned: list[int]) -> None:
+    tensors = [*small_tensors(9), torch.arange(1000.0), torch.arange(12.0).view(3, 4).t()]
+    slots = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        slots.append(one_slot(tmp_path / name, tensors))
+    device = FakeDevice(host=(tensors[2],))
+    copier = CudaCopier(device, CopySizes(small_bytes=1024))
+    for _ in range(2):
+        for _, views, _ in slots:
+            for tensor in tensors:
+                tensor.add_(1) if tensor.dtype is not torch.bool else tensor.logical_not_()
+            # The session passes the same tensor objects again, the benchmark passes new ones with the same memory.
+            copier.start(Copies([tensor.detach() for tensor in tensors[3:]], views[3:]), lambda _error: None).join()
+            copier.start(Copies((), ()), lambda _error: None).join()
+            copier.copy(Copies(tensors[:3], views[:3]))
+            device.catch_up()
+            assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert sorted(planned) == [3, len(tensors) - 3]
+    copier.close()
+
+
+@pytest.mark.parametrize("change", ["memory", "dtype", "shape", "stride", "place", "count"])
+def test_other_sources_or_places_need_a_new_plan(tmp_path: Path, planned: list[int], change: str) -> None:
+    memory = torch.arange(64.0)
+    before = [memory[:32].view(4, 8), memory[32:]]
+    after = {
+        "memory": [memory[:32].view(4, 8), torch.ones(32)],
+        "dtype": [memory[:32].view(4, 8), memory[32:].view(torch.int32)],
+        "shape": [memory[:32].view(8, 4), memory[32:]],
+        "stride": [memory[:32].view(8, 4).t(), memory[32:]],
+        "place": before,
+        "count": before[:1],
+    }[change]
+    device = FakeDevice()
+    copier = CudaCopier(device)
+    for number, (tensors, ahead) in enumerate([(before, []), (after, [torch.zeros(40)] if change == "place" else [])]):
+        (tmp_path / str(number)).mkdir()
+        _, views, _ = one_slot(tmp_path / str(number), [tensors[0], *ahead, *tensors[1:]])
+        del views[1 : 1 + len(ahead)]
+        copier.start(Copies(tensors, views), lambda _error: None).join()
+        assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    assert len(planned) == 2
     copier.close()

@@ -1,0 +1,320 @@
+"""Plans how the tensors of one device reach a slot: which ranges of the slot one transfer fills, and from where.
+
+    tensors in the slot's order:   large │ small small small │ large, not contiguous │ in host memory
+    runs (one transfer each):      view  │ gather buffer     │ gather buffer         │ none: the host copies it
+
+A run of small tensors is first gathered in a buffer on the device, whose layout equals the layout of the slot's range,
+with zeros between tensors. One transfer then moves them all. Adam keeps the step count of each parameter in host
+memory, between small tensors of the device. Such scalars first pass to the device, all at once (`Staging`), because
+each of them would otherwise end a run.
+
+A plan for thousands of tensors takes a tenth of a second, in which the training thread often waits for the
+interpreter's lock. Usually, the next snapshot copies the same memory to the same offsets of another slot, so the plan
+is made once and used again (`TransferPlan.fits`).
+
+Invariant: a plan refers to sources and to offsets within a slot, never to a slot.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from everstep.protocol.slot import ALIGNMENT, align
+from everstep.training.copier import Copies
+from everstep.training.state_tree import tensor_bytes
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Copies of tensors into a buffer on their device, with zeros between them.
+
+    Torch fuses only tensors of one dtype into one kernel, so contiguous tensors are copied as bytes.
+    """
+
+    memory: torch.Tensor
+    """uint8[n]. Every byte is written."""
+    places: list[torch.Tensor] = field(default_factory=list)
+    """Range of `memory` for each contiguous tensor, uint8[nbytes]."""
+    sources: list[torch.Tensor] = field(default_factory=list)
+    """Bytes of each contiguous tensor, uint8[nbytes]."""
+    strided_places: list[torch.Tensor] = field(default_factory=list)
+    """Range of `memory` for each other tensor, with the tensor's shape and dtype."""
+    strided_sources: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, place: torch.Tensor, source: torch.Tensor) -> None:
+        """Add the copy of `source` to `place`, which is uint8[source.nbytes]."""
+        if source.is_contiguous():
+            self.places.append(place)
+            self.sources.append(tensor_bytes(source))
+        else:
+            self.strided_places.append(place.view(source.dtype).view(source.shape))
+            self.strided_sources.append(source)
+
+    def __len__(self) -> int:
+        return len(self.sources) + len(self.strided_sources)
+
+    def run(self) -> None:
+        """Enqueue the copies on the current stream of the device."""
+        with torch.no_grad():
+            self.memory.zero_()
+            if self.sources:
+                torch._foreach_copy_(self.places, self.sources)
+            for place, source in zip(self.strided_places, self.strided_sources, strict=True):
+                place.copy_(source)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A contiguous range of a slot that one transfer fills, from one tensor or from several small tensors."""
+
+    first: int
+    """Index of the first tensor of the range, in the list of copies."""
+    last: int
+    """Index of the last tensor of the range."""
+    before_bytes: int
+    """Bytes of the first tensor that precede the range; 0 unless the tensor is divided into several ranges."""
+    complete_count: int
+    """Number of tensors, from the start of the list of copies, that are complete after the transfer of this range."""
+    tensors_bytes: int
+    """Size of the range in bytes, without the zeros between its tensors."""
+    source: torch.Tensor
+    """The contiguous bytes of the range on the device, with the zeros: a view of the source or of the gather buffer."""
+
+    def place(self, copies: Copies) -> torch.Tensor:
+        """Return the bytes of this range in the slot that `copies` writes, uint8[source.numel()]."""
+        begin = tensor_bytes(copies.targets[self.first])
+        return begin.as_strided(self.source.shape, (1,), begin.storage_offset() + self.before_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive runs whose gathered tensors fill the gather buffer at most once."""
+
+    gathering: Gathering
+    """Empty if no run of this batch passes through the gather buffer."""
+    runs: Sequence[Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Memory through which scalars pass from the host to the device."""
+
+    host: torch.Tensor
+    """Pinned host memory, uint8[n]."""
+    device: torch.Tensor
+    """Device memory, uint8[n]."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """The batches of runs that copy a list of tensors into a slot, in the order of the list."""
+
+    sources: Sequence[torch.Tensor]
+    addresses: Sequence[int]
+    offsets: Sequence[int]
+    """Address of each target relative to the first target's address."""
+    on_host: Sequence[int]
+    """Indexes of the sources that the host copies into the slot."""
+    staged: Copies
+    """Copies of scalars to the pinned memory of the staging. The host makes them before the first batch."""
+    staged_bytes: int
+    """Bytes of the staging that then pass to the device."""
+    batches: Sequence[Batch]
+
+    @classmethod
+    def make(
+        cls,
+        copies: Copies,
+        holds: Callable[[torch.Tensor], bool],
+        buffer: torch.Tensor,
+        small_bytes: int,
+        staging: Staging | None = None,
+    ) -> TransferPlan:
+        """Plan the copies.
+
+        Args:
+            copies: sources and targets, in the order of the targets' addresses in one slot.
+            holds: returns whether a source is on the device.
+            buffer: the gather buffer on the device, uint8[n], n a multiple of `ALIGNMENT`.
+            small_bytes: maximum size in bytes of a tensor that shares one transfer with other tensors.
+            staging: memory for scalars of the host. None: the host copies them into the slot.
+
+        Returns:
+            The plan. It keeps the sources' memory allocated.
+        """
+        here: list[torch.Tensor | None] = []
+        on_host: list[int] = []
+        scalars: list[torch.Tensor] = []
+        places: list[torch.Tensor] = []
+        used = 0
+        for number, source in enumerate(copies.sources):
+            if holds(source):
+                here.append(source)
+            elif staging and 0 < source.nbytes <= ALIGNMENT <= staging.host.numel() - used and source.is_contiguous():
+                part = slice(used, used + source.nbytes)
+                scalars.append(source)
+                places.append(staging.host[part].view(source.dtype).view(source.shape))
+                here.append(staging.device[part])
+                used += ALIGNMENT
+            else:
+                here.append(None)
+                on_host.append(number)
+        return cls(
+            list(copies.sources),
+            _addresses(copies.sources),
+            _offsets(copies.targets),
+            on_host,
+            Copies(scalars, places),
+            used,
+            list(_batches(_ranges(copies.targets, here, buffer.numel(), small_bytes), buffer)),
+        )
+
+    def fits(self, copies: Copies) -> bool:
+        """Return whether this plan also describes `copies`: the same sources, and the same offsets in any slot."""
+        return (
+            len(copies.sources) == len(self.sources)
+            and _addresses(copies.sources) == self.addresses
+            and _offsets(copies.targets) == self.offsets
+            and (
+                all(map(operator.is_, copies.sources, self.sources))
+                or all(map(_is_alike, copies.sources, self.sources))
+            )
+        )
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+
+
+def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, tensors))
+
+
+def _offsets(targets: Sequence[torch.Tensor]) -> list[int]:
+    addresses = _addresses(targets)
+    return [address - addresses[0] for address in addresses]
+
+
+@dataclass(slots=True)
+class _Range:
+    """A range of a slot that becomes a `Run`."""
+
+    first: int
+    last: int
+    before_bytes: int
+    complete_count: int
+    size: int
+    """Bytes of the range, including the zeros between its tensors."""
+    sources: list[torch.Tensor]
+    offsets: list[int] = field(default_factory=lambda: [0])
+    """Offset of each source within the range, in bytes."""
+
+    @property
+    def is_gathered(self) -> bool:
+        return len(self.sources) > 1 or not self.sources[0].is_contiguous()
+
+    def is_small(self, small_bytes: int) -> bool:
+        """Return whether every tensor of this range is small enough to share a transfer with other tensors.
+
+        Return False if the range contains only a part of a tensor.
+        """
+        return self.complete_count > self.last and not self.before_bytes and self.sources[-1].nbytes <= small_bytes
+
+    def take(self, other: _Range, offset: int) -> None:
+        """Append the tensor of the range `other`, which begins `offset` bytes after the begin of this range."""
+        self.sources += other.sources
+        self.offsets.append(offset)
+        self.last, self.complete_count, self.size = other.last, other.complete_count, offset + other.size
+
+    def run(self, source: torch.Tensor) -> Run:
+        """Return the run that transfers this range from its contiguous bytes on the device."""
+        tensors_bytes = sum(each.nbytes for each in self.sources)
+        return Run(self.first, self.last, self.before_bytes, self.complete_count, tensors_bytes, source)
+
+
+def _ranges(
+    targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor | None], limit: int, small_bytes: int
+) -> Iterator[_Range]:
+    """Yield the device's tensors in ranges, in order. A range of several small tensors has at most `limit` bytes."""
+    last: _Range | None = None
+    for part in _parts(sources, limit):
+        if last is None:
+            last = part
+        elif (offset := _joint(last, part, targets, limit, small_bytes)) is not None:
+            last.take(part, offset)
+        else:
+            yield last
+            last = part
+    if last is not None:
+        yield last
+
+
+def _joint(one: _Range, other: _Range, targets: Sequence[torch.Tensor], limit: int, small_bytes: int) -> int | None:
+    """Return the offset of the range `other` from the begin of `one`, or None if they cannot share a transfer.
+
+    They can if `other` directly follows `one` in the slot, and both have small tensors.
+    """
+    begin, target = targets[one.first], targets[other.first]
+    offset = target.data_ptr() - begin.data_ptr()
+    can_share = (
+        one.is_small(small_bytes)
+        and other.is_small(small_bytes)
+        and target.data_ptr() == align(begin.data_ptr() + one.size)
+        and offset + other.size <= limit
+        # Two slots can be mapped next to each other. The gap between them is no part of a slot, so it must not be
+        # filled with zeros.
+        and begin.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
+    )
+    return offset if can_share else None
+
+
+def _parts(sources: Sequence[torch.Tensor | None], limit: int) -> Iterator[_Range]:
+    for number, source in enumerate(sources):
+        if source is None or not source.nbytes:
+            continue
+        before = 0
+        for part in [source] if source.is_contiguous() else _rows(source, limit):
+            is_last = before + part.nbytes == source.nbytes
+            yield _Range(number, number, before, number + is_last, part.nbytes, [part])
+            before += part.nbytes
+
+
+def _rows(source: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
+    """Split a tensor by rows into pieces of at most `limit` bytes; yield the pieces in row-major order."""
+    if source.nbytes <= limit:
+        yield source
+    elif (row := source.nbytes // len(source)) > limit:
+        for part in source:
+            yield from _rows(part, limit)
+    else:
+        yield from torch.split(source, limit // row)
+
+
+def _batches(ranges: Iterator[_Range], buffer: torch.Tensor) -> Iterator[Batch]:
+    batch: list[_Range] = []
+    used = 0
+    for each in ranges:
+        size = align(each.size) if each.is_gathered else 0
+        if used + size > buffer.numel():
+            yield _batch(batch, buffer[:used])
+            batch, used = [], 0
+        batch.append(each)
+        used += size
+    yield _batch(batch, buffer[:used])
+
+
+def _batch(ranges: Sequence[_Range], memory: torch.Tensor) -> Batch:
+    gathering, runs, begin = Gathering(memory), [], 0
+    for each in ranges:
+        if each.is_gathered:
+            for offset, source in zip(each.offsets, each.sources, strict=True):
+                gathering.add(memory[begin + offset : begin + offset + source.nbytes], source)
+            runs.append(each.run(memory[begin : begin + each.size]))
+            begin += align(each.size)
+        else:
+            runs.append(each.run(tensor_bytes(each.sources[0])))
+    return Batch(gathering, runs)
