@@ -1,6 +1,6 @@
 """Command of the GPU benchmark: `make bench-device`.
 
-    python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--layers 16 --width 1024 …]
+    python -m benchmarks.device [--quick] [--only PART …] [--gib 8] [--rounds 8] [--layers 16 --width 1024 …]
 
 With `--only`, the page keeps the other parts' values of an earlier run on the same device with the same sizes and
 revision. The parts can therefore run one by one on a machine that is available for a short time only.
@@ -41,6 +41,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     for name in MODEL:
         default = getattr(Sizes(), name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"size of the GPT's part; default: {default}")
+    parser.add_argument("--rounds", type=int, help=f"captures and restores of each kind; default: {Sizes().rounds}")
     parser.add_argument("--order", help="order of the GPT's blocks, A with snapshots, B without; default: ABBA × 4")
 
 
@@ -75,7 +76,7 @@ def measure(begun: Begun) -> dict[str, Any]:
 
 def sizes_of(arguments: argparse.Namespace) -> Sizes:
     """Return the size of the state and the numbers of steps and repetitions, as the command line requests."""
-    given = {name: value for name in (*MODEL, "order") if (value := getattr(arguments, name)) is not None}
+    given = {name: value for name in (*MODEL, "rounds", "order") if (value := getattr(arguments, name)) is not None}
     if arguments.gib is not None:
         given["state_bytes"] = round(arguments.gib * GIB)
     return dataclasses.replace(QUICK if arguments.quick else Sizes(), **given)
