@@ -94,7 +94,7 @@ def of_capture(found: Mapping[str, Any]) -> list[Row]:
             each = found[name]
             rows.append(Row(what=title, value=each["seconds"] * GIB / each["bytes"], unit="s/GiB"))
             driver = each["driver_seconds"] * GIB / each["bytes"]
-            rows.append(Row(what="of that, in the driver, which holds its locks meanwhile", value=driver, unit="s/GiB"))
+            rows.append(Row(what="of that, in the driver", value=driver, unit="s/GiB"))
     if "floor" in found:
         rows.append(_pinned("pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"])))
     return rows

@@ -18,18 +18,15 @@ Invariant: apart from copies through the ring, the training thread waits for the
 audited snapshot (`everstep.training.guard`), and if the host would run more than one boundary ahead of the device.
 Sources stay alive until their copies have ended. `__init__` allocates all memory.
 
-Tests run this module with a fake of the few device calls that it makes. `make bench-device` measures it on a GPU.
+Tests run this module with a fake device (`cuda_device`). `make bench-device` measures it on a GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 
@@ -37,7 +34,8 @@ from everstep.protocol.pages import populate
 from everstep.protocol.slot import ALIGNMENT
 from everstep.training.capture import SlotMemory
 from everstep.training.copier import CopierThread, Copies, CopyTicket, Done, Progress, copy_now
-from everstep.training.transfer_plan import Batch, Gathering, Staging, TransferPlan
+from everstep.training.cuda_device import CudaEvent, Device
+from everstep.training.transfer_plan import Staging, TransferBatch, TransferPlan
 
 RING_BUFFERS = 2
 NODE_RING_BYTES = 64 * 1024 * 1024
@@ -80,154 +78,6 @@ class CopySizes:
 
 
 SIZES = CopySizes()
-
-
-class CudaEvent(Protocol):
-    """A mark in a CUDA stream. The stream reaches the mark after all work that was enqueued earlier."""
-
-    def record(self, stream: Any) -> None:
-        """Place this event in `stream`, after all work that was enqueued so far."""
-
-    def query(self) -> bool:
-        """Return whether the stream has reached the event. Never waits."""
-        ...
-
-    def synchronize(self) -> None:
-        """Block the host until the stream has reached the event."""
-
-
-class Device(Protocol):
-    """Device calls that the copier needs. `CudaDevice` implements them; tests use a fake."""
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor is on this device."""
-        ...
-
-    def enter_thread(self, stream: Any) -> None:
-        """Prepare the calling thread for device calls.
-
-        The method selects the device, and `stream` as the thread's current stream. It also selects a mode in which the
-        thread's calls do not invalidate a graph that the script captures.
-        """
-
-    def new_stream(self) -> Any:
-        """Return a new stream of this device."""
-
-    def current_stream(self) -> Any:
-        """Return the calling thread's current stream."""
-
-    def is_capturing(self) -> bool:
-        """Return whether the script captures a CUDA graph on the calling thread's current stream."""
-        ...
-
-    def new_event(self) -> CudaEvent:
-        """Return a new CUDA event that records no times."""
-        ...
-
-    def wait(self, stream: Any, event: CudaEvent) -> None:
-        """Make a stream wait for an event that has been recorded."""
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy between the device and registered or pinned host memory on the thread's current stream."""
-
-    def gather(self, gathering: Gathering) -> None:
-        """Enqueue the copies of tensors into the gather buffer on the thread's current stream."""
-
-    def buffer(self, size: int) -> torch.Tensor:
-        """Allocate device memory, uint8[size]."""
-        ...
-
-    def pinned(self, size: int) -> torch.Tensor:
-        """Allocate pinned host memory, uint8[size]."""
-        ...
-
-    def register(self, address: int, size: int) -> bool:
-        """Register host memory with the driver, which makes copies faster. Return whether the driver accepted it."""
-        ...
-
-    def unregister(self, address: int) -> None:
-        """Unregister memory that `register` registered."""
-
-
-_NON_BLOCKING = 1
-"""Flag for a stream that runs independently of the default stream."""
-
-
-class CudaDevice:
-    """A CUDA device.
-
-    `index` is the device's index in `torch.cuda`.
-    """
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        return tensor.is_cuda and tensor.device.index == self._index
-
-    def enter_thread(self, stream: Any) -> None:
-        torch.cuda.set_device(self._index)
-        torch.cuda.set_stream(stream)
-        # Select the thread-local mode. In the default mode, some calls of this thread would invalidate a graph that
-        # another thread captures.
-        thread_local = ctypes.c_int(1)
-        cuda_runtime().cudaThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
-
-    def new_stream(self) -> Any:
-        # Do not use torch's streams. They come from a pool of 32, so collectives or a captured graph may use the same
-        # stream.
-        handle = ctypes.c_void_p()
-        with torch.cuda.device(self._index):
-            if status := cuda_runtime().cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING)):
-                raise RuntimeError(
-                    f"cannot create a stream on CUDA device {self._index}: error {status} of the CUDA runtime"
-                )
-        return torch.cuda.ExternalStream(handle.value, self._index)  # type: ignore[no-untyped-call]
-
-    def current_stream(self) -> Any:
-        return torch.cuda.current_stream(self._index)
-
-    def is_capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
-
-    def new_event(self) -> CudaEvent:
-        return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # With False, waiting would spin.
-
-    def wait(self, stream: Any, event: CudaEvent) -> None:
-        stream.wait_event(event)
-
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        with torch.no_grad():
-            target.copy_(source, non_blocking=True)
-
-    def gather(self, gathering: Gathering) -> None:
-        gathering.run()
-
-    def buffer(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, device=torch.device("cuda", self._index))
-
-    def pinned(self, size: int) -> torch.Tensor:
-        # Name the device, because the script may have changed torch's default device.
-        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-
-    def register(self, address: int, size: int) -> bool:
-        if int(torch.cuda.cudart().cudaHostRegister(address, size, 0)) == 0:  # type: ignore[no-untyped-call]
-            return True
-        # Clear the error of the failed registration. Otherwise this thread's next kernel launch would report it.
-        cuda_runtime().cudaGetLastError()
-        return False
-
-    def unregister(self, address: int) -> None:
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-
-
-@functools.cache
-def cuda_runtime() -> ctypes.CDLL:
-    """Return the CUDA runtime that torch has loaded.
-
-    The dynamic loader finds the library by its soname, independent of its path.
-    """
-    return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').split('.')[0]}")
 
 
 @dataclass(slots=True)
@@ -359,6 +209,11 @@ class CudaCopier:
         self._turn = 0
         self._last: CudaTicket | None = None
         self._registered: dict[int, _Registered] = {}
+        self._registering = threading.Lock()
+        """Held while the copier's thread registers or unregisters a piece of a slot.
+
+        Meanwhile, the driver can reject a copy of the training thread into this piece with `cudaErrorInvalidValue`.
+        """
         self._thread = CopierThread()
         self._thread.put(lambda: device.enter_thread(self._stream))
 
@@ -374,7 +229,8 @@ class CudaCopier:
             for run in batch.runs:
                 place = run.place(copies)
                 for part in _cut(place, self._slot_at(place)):
-                    self._device.copy(place[part], run.source[part])
+                    with self._registering:
+                        self._device.copy(place[part], run.source[part])
 
     def start(self, copies: Copies, done: Done, progress: Progress | None = None) -> CopyTicket:
         if self._last is not None:
@@ -489,7 +345,7 @@ class CudaCopier:
                         marks.append(mark)
         return marks
 
-    def _gather(self, batch: Batch) -> None:
+    def _gather(self, batch: TransferBatch) -> None:
         if len(batch.gathering):
             self._device.gather(batch.gathering)
 
@@ -533,7 +389,9 @@ class CudaCopier:
             return
         # Allocate the pages first. Otherwise the driver would allocate them under its locks, for ten times as long.
         populate(registered.end, piece, is_written=True)
-        if self._device.register(registered.end, piece):
+        with self._registering:
+            is_taken = self._device.register(registered.end, piece)
+        if is_taken:
             registered.pieces.append(registered.end)
             registered.end += piece
             self._thread.put(lambda: self._register(memory))
@@ -541,7 +399,8 @@ class CudaCopier:
     def _unregister(self, memory: SlotMemory) -> None:
         registered = self._registered.pop(memory.span[0], None)
         for address in registered.pieces if registered is not None else ():
-            self._device.unregister(address)
+            with self._registering:
+                self._device.unregister(address)
 
     def _unregister_all(self) -> None:
         for registered in list(self._registered.values()):

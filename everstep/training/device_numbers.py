@@ -22,7 +22,7 @@ from typing import Final
 import torch
 
 from everstep.protocol.ids import Step
-from everstep.training.cuda_copier import CudaDevice, CudaEvent, Device
+from everstep.training.cuda_device import CudaDevice, CudaEvent, Device
 from everstep.training.metrics import MetricRing, numbers
 
 PLACES: Final = 1024

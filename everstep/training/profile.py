@@ -1,11 +1,13 @@
 """Records when this rank uses the network, for about twenty iterations.
 
 The profiler records again only when the duration of iterations has changed. It uses torch's profiler, which also
-records the collectives of DDP and FSDP. Hooks and patched calls would miss them. A recording contains the time spans of
-collectives and no operators, so it costs microseconds per iteration.
+records the collectives that DDP calls from C++. Patched calls alone would miss them. A recording contains the time
+spans of gloo's collectives and no operators, so it costs microseconds per iteration. On a GPU, it would not contain
+NCCL's transfers, so nothing is recorded there.
 
 Invariant: if profiling fails, the recording ends and training continues. If the script starts its own profiler,
-Everstep's recording ends without a result.
+Everstep's recording ends without a result. A recording ends only after all operations that it records
+(`recorded_calls`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from typing import Protocol
 
 import torch
 from torch._C._autograd import (
-    DeviceType,
     _disable_profiler,
     _enable_profiler,
     _prepare_profiler,
@@ -31,6 +32,7 @@ from torch.autograd.profiler import profile
 
 from everstep.protocol.rank_messages import IdleSpan
 from everstep.training.idle_spans import Interval, idle_spans
+from everstep.training.recorded_calls import RecordedCalls
 
 WARM_UP_ITERATIONS = 8
 """Number of iterations before the first recording.
@@ -58,6 +60,17 @@ class ProfileTrace(Protocol):
 
     def begin(self) -> bool:
         """Start the profiler. Return False if it cannot start now, for example while another profiler runs."""
+        ...
+
+    def is_ours(self) -> bool:
+        """Return whether the recording still runs. Other code may have ended it."""
+        ...
+
+    def stop(self) -> None:
+        """Record no further operation."""
+
+    def is_settled(self) -> bool:
+        """Return whether `end` is safe, because all recorded operations have ended."""
         ...
 
     def mark(self) -> bool:
@@ -127,16 +140,20 @@ class NetworkProfiler:
             self._is_recording = self._trace.begin() and self._trace.mark()
 
     def _record(self) -> None:
-        if not self._trace.mark():
+        count = len(self._iterations)
+        if not (self._trace.mark() if count <= PROFILED_ITERATIONS else self._trace.is_ours()):
             logger.debug("another profiler is active: Everstep measures idle network time later")
             self._is_recording = False
-        elif len(self._iterations) >= PROFILED_ITERATIONS:
-            self._is_recording = False
-            self._profiled_seconds = statistics.median(self._iterations)
-            self._unread = self._trace.end()
-        else:
+            self._iterations.clear()
             return
-        self._iterations.clear()
+        if count == PROFILED_ITERATIONS:
+            self._trace.stop()
+        # If a recorded operation still runs, end the recording after a later iteration.
+        if count >= PROFILED_ITERATIONS and self._trace.is_settled():
+            self._is_recording = False
+            self._profiled_seconds = statistics.median(self._iterations[:PROFILED_ITERATIONS])
+            self._unread = self._trace.end()
+            self._iterations.clear()
 
     def _evaluate(self, read: Read) -> None:
         usual, spans = self._profiled_seconds, idle_spans(*read())
@@ -147,18 +164,17 @@ class NetworkProfiler:
 
 
 class TorchTrace:
-    """Records time ranges with torch's profiler.
+    """Records the time ranges of gloo's collectives with torch's profiler."""
 
-    The ranges are gloo's collectives, on the threads of gloo, and NCCL's kernels, on the device.
-    """
+    def __init__(self) -> None:
+        self._calls = RecordedCalls()
 
     def begin(self) -> bool:
-        """Start to record, unless the script runs its own profiler (see `ProfileTrace.begin`)."""
-        if _is_somebody_profiling() or _profiler_enabled():
+        """Start to record, unless the script uses a GPU or runs its own profiler (see `ProfileTrace.begin`)."""
+        if torch.cuda.is_initialized() or _is_somebody_profiling() or _profiler_enabled():  # type: ignore[no-untyped-call]
             return False
         try:
-            has_device = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-            wanted = profile(use_device="cuda" if has_device else None)
+            wanted = profile()
             config = wanted.config()  # type: ignore[no-untyped-call]
             _prepare_profiler(config, wanted.kineto_activities)
             _enable_profiler(config, wanted.kineto_activities, {RecordScope.USER_SCOPE})  # type: ignore[call-arg]
@@ -166,19 +182,36 @@ class TorchTrace:
             # Train without a profile, because this version of torch has a different profiler interface.
             logger.info("Everstep cannot measure idle network time: %s", error)
             return False
+        self._calls.begin()
         return True
 
     def mark(self) -> bool:
         """Mark the end of an iteration by an empty event in the profiler's recording (see `ProfileTrace.mark`)."""
-        if _is_somebody_profiling() or not _profiler_enabled():
+        if not self.is_ours():
             return False
         with torch.profiler.record_function(BOUNDARY):
             return True
 
+    def is_ours(self) -> bool:
+        """Return whether the recording still runs (see `ProfileTrace.is_ours`)."""
+        if _is_somebody_profiling() or not _profiler_enabled():
+            self._calls.end()
+            return False
+        return True
+
+    def stop(self) -> None:
+        """Record no further operation that the script starts (see `ProfileTrace.stop`)."""
+        self._calls.stop()
+
+    def is_settled(self) -> bool:
+        """Return whether all recorded operations have ended (see `ProfileTrace.is_settled`)."""
+        return self._calls.are_over()
+
     def end(self) -> Read:
         """End torch's profiler, and return a function that reads the recording (see `ProfileTrace.end`)."""
-        if _is_somebody_profiling() or not _profiler_enabled():
+        if not self.is_ours():
             return lambda: ([], [])
+        self._calls.end()
         return partial(_read, _disable_profiler())
 
 
@@ -188,25 +221,9 @@ def _read(result: _ProfilerResult) -> tuple[list[Interval], list[float]]:
         begin = event.start_ns() / 1e9
         if event.name() == BOUNDARY:
             boundaries.append(begin)
-        elif is_network(event.name(), is_device=event.device_type() != DeviceType.CPU):
+        elif event.name().startswith("gloo:"):
             busy.append((begin, begin + event.duration_ns() / 1e9))
     return busy, sorted(boundaries)
-
-
-def is_network(name: str, *, is_device: bool) -> bool:
-    """Return whether a range (a time span that the profiler recorded) is a use of the network.
-
-    A range of gloo lasts as long as its collective. A range of NCCL on the CPU already ends at the kernel launch, so
-    only NCCL's kernels on the device count as network use.
-
-    Args:
-        name: name of the range or kernel.
-        is_device: True if it ran on the device.
-
-    Returns:
-        True if the range is a network transfer.
-    """
-    return name.startswith(("ncclDevKernel", "ncclKernel")) if is_device else name.startswith("gloo:")
 
 
 def _is_somebody_profiling() -> bool:

@@ -139,12 +139,8 @@ def make_copier(devices: set[int], environment: Environment) -> Copier:
             "model", f"one rank has tensors on the CUDA devices {sorted(devices)}; use one device per rank"
         )
     # Import here, so that a rank without a GPU does not pay for this import.
-    from everstep.training.cuda_copier import (
-        NODE_RING_BYTES,
-        CopySizes,
-        CudaCopier,
-        CudaDevice,
-    )
+    from everstep.training.cuda_copier import NODE_RING_BYTES, CopySizes, CudaCopier
+    from everstep.training.cuda_device import CudaDevice
 
     return CudaCopier(CudaDevice(devices.pop()), CopySizes(ring_bytes=NODE_RING_BYTES // environment.ranks_per_node))
 

@@ -91,7 +91,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TransferBatch:
     """Consecutive runs whose gathered tensors fill the gather buffer at most once."""
 
     gathering: Gathering
@@ -123,7 +123,7 @@ class TransferPlan:
     """Copies of scalars to the pinned memory of the staging. The host makes them before the first batch."""
     staged_bytes: int
     """Bytes of the staging that then pass to the device."""
-    batches: Sequence[Batch]
+    batches: Sequence[TransferBatch]
 
     @classmethod
     def make(
@@ -294,7 +294,7 @@ def _rows(source: torch.Tensor, limit: int) -> Iterator[torch.Tensor]:
         yield from torch.split(source, limit // row)
 
 
-def _batches(ranges: Iterator[_Range], buffer: torch.Tensor) -> Iterator[Batch]:
+def _batches(ranges: Iterator[_Range], buffer: torch.Tensor) -> Iterator[TransferBatch]:
     batch: list[_Range] = []
     used = 0
     for each in ranges:
@@ -307,7 +307,7 @@ def _batches(ranges: Iterator[_Range], buffer: torch.Tensor) -> Iterator[Batch]:
     yield _batch(batch, buffer[:used])
 
 
-def _batch(ranges: Sequence[_Range], memory: torch.Tensor) -> Batch:
+def _batch(ranges: Sequence[_Range], memory: torch.Tensor) -> TransferBatch:
     gathering, runs, begin = Gathering(memory), [], 0
     for each in ranges:
         if each.is_gathered:
@@ -317,4 +317,4 @@ def _batch(ranges: Sequence[_Range], memory: torch.Tensor) -> Batch:
             begin += align(each.size)
         else:
             runs.append(each.run(tensor_bytes(each.sources[0])))
-    return Batch(gathering, runs)
+    return TransferBatch(gathering, runs)

@@ -23,8 +23,6 @@ LINK = re.compile(r"\]\(\s*([^)\s]+)\s*\)")
 DECISION = re.compile(r"\bADR\s+(\d{4})\b")
 UNKNOWN_SECTION = "\N{SECTION SIGN}"
 """Matches a reference to a section by number. Numbers change, so references must use anchors."""
-WRITTEN_LATER = frozenset({"docs/benchmarks-device.md"})
-"""Pages that do not exist yet, because a benchmark writes them on hardware that is not available."""
 BUILT = ("control_plane/static/", "web/dist/", "web/node_modules/", "docs/pictures/")
 """Folders of generated files."""
 TEXT = (".py", ".md", ".ts", ".tsx", ".toml", ".cpp", ".css", ".mako", ".ini", "Makefile")
@@ -82,7 +80,7 @@ def docstrings(name: str) -> Iterator[str]:
 def dangling(text: str) -> Iterator[str]:
     """Return the paths in a text, with their anchors, that do not exist."""
     for path, anchor in PATH.findall(text):
-        if path in WRITTEN_LATER or path.startswith(BUILT):
+        if path.startswith(BUILT):
             continue
         if not (ROOT / path).exists() or (anchor and path.endswith(".md") and anchor[1:] not in anchors(path)):
             yield path + anchor

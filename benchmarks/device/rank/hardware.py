@@ -20,7 +20,8 @@ from typing import Protocol
 import torch
 
 from everstep.training.copier import Copier, CopyTicket, CpuCopier
-from everstep.training.cuda_copier import CudaCopier, CudaDevice
+from everstep.training.cuda_copier import CudaCopier
+from everstep.training.cuda_device import CudaDevice
 
 CUDA, HOST = "cuda", "cpu"
 SYNCHRONIZING = "synchronizing CUDA operation"

@@ -28,7 +28,8 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.measures import Verdict
 from benchmarks.page import render, write
 from everstep.training.copier import Copier
-from everstep.training.cuda_copier import CopySizes, CudaCopier, CudaDevice
+from everstep.training.cuda_copier import CopySizes, CudaCopier
+from everstep.training.cuda_device import CudaDevice
 from tests.unit.benchmarks.machine import MACHINE
 from tests.unit.training.test_cuda_copier import FakeDevice
 

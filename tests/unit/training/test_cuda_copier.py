@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from everstep.protocol.slot import HEADER_BYTES
-from everstep.training import cuda_copier, registration
+from everstep.training import cuda_copier, cuda_device, registration
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copies
-from everstep.training.cuda_copier import CopySizes, CudaCopier, CudaDevice
+from everstep.training.cuda_copier import CopySizes, CudaCopier
+from everstep.training.cuda_device import CudaDevice
 from everstep.training.script import Environment
 from everstep.training.transfer_plan import Gathering, TransferPlan
 
@@ -327,7 +328,7 @@ def test_what_is_not_registered_goes_through_as_little_pinned_memory_as_there_is
 
 def test_the_rings_of_a_node_share_what_it_has_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     rings: list[int] = []
-    monkeypatch.setattr(cuda_copier, "CudaDevice", lambda _number: FakeDevice())
+    monkeypatch.setattr(cuda_device, "CudaDevice", lambda _number: FakeDevice())
     monkeypatch.setattr(cuda_copier, "CudaCopier", lambda _device, sizes: rings.append(sizes.ring_bytes))
     for ranks in ("1", "8"):
         registration.make_copier({0}, Environment.read({"LOCAL_WORLD_SIZE": ranks}))
@@ -478,6 +479,35 @@ def test_what_the_boundary_copies_is_cut_before_the_first_piece_is_registered(
     copier.close()
 
 
+def test_the_training_thread_copies_nothing_while_the_driver_registers(
+    memory: tuple[SlotMemory, list[torch.Tensor]], tensors: list[torch.Tensor]
+) -> None:
+    """A GPU's driver rejected a copy into memory whose registration had begun in another thread."""
+    slot, views = memory
+    device = FakeDevice()
+    copier = CudaCopier(device, CopySizes(registered_bytes=HEADER_BYTES + 100))
+    is_registering, has_copied, overlapped = threading.Event(), threading.Event(), []
+    register, copy = device.register, device.copy
+
+    def registering(address: int, size: int) -> bool:
+        is_registering.set()
+        overlapped.append(has_copied.wait(0.2))
+        return register(address, size)
+
+    def copying(target: torch.Tensor, source: torch.Tensor) -> None:
+        has_copied.set()
+        copy(target, source)
+
+    device.register, device.copy = registering, copying  # type: ignore[method-assign]
+    copier.prepare(slot)
+    assert is_registering.wait(30)
+    copier.copy(Copies(tensors, views))
+    assert overlapped[0] is False
+    device.catch_up()
+    assert all(torch.equal(view, tensor) for view, tensor in zip(views, tensors, strict=True))
+    copier.close()
+
+
 def test_a_slot_that_is_let_go_between_two_pieces_is_not_registered_again(
     memory: tuple[SlotMemory, list[torch.Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,7 +566,7 @@ def test_a_refused_registration_leaves_no_error_for_the_next_launch(
 ) -> None:
     runtime = Runtime(answer)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    monkeypatch.setattr(cuda_copier, "cuda_runtime", lambda: runtime)
+    monkeypatch.setattr(cuda_device, "cuda_runtime", lambda: runtime)
     assert CudaDevice(0).register(4096, 4096) is (answer == 0)
     assert runtime.last_error == 0
 
@@ -551,7 +581,7 @@ def test_the_copiers_stream_is_no_other_librarys(status: int, monkeypatch: pytes
     runtime = SimpleNamespace(
         cudaStreamCreateWithFlags=lambda handle, flags: (setattr(handle._obj, "value", 64 + flags.value), status)[1]
     )
-    monkeypatch.setattr(cuda_copier, "cuda_runtime", lambda: runtime)
+    monkeypatch.setattr(cuda_device, "cuda_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext(current.append(index)))
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, index: (handle, index))
     with pytest.raises(RuntimeError, match="device 3: error 2") if status else nullcontext():

@@ -144,10 +144,13 @@ def is_built(directory: Path) -> bool:
 
 
 def _check_threads() -> None:
-    count = len(os.listdir("/proc/self/task"))
-    if count != 1:
+    others = [path for path in Path("/proc/self/task").iterdir() if int(path.name) != os.getpid()]
+    if others:
+        # An import leaves such a thread running, so it does not end between the two reads.
+        names = ", ".join(sorted((path / "comm").read_text().strip() for path in others))
         raise PreloadFailed(
-            f"{count} threads run after the imports; a fork would end all but one of them in the middle of their work"
+            f"{1 + len(others)} threads run after the imports, besides the main thread: {names}; a fork would end them "
+            "in the middle of their work"
         )
 
 

@@ -133,3 +133,32 @@ def test_the_thread_that_watches_a_build_has_ended_when_the_build_has(tmp_path: 
     """
     done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{1}"
+
+
+LEAVES_A_THREAD = """
+import ctypes, threading
+has_begun = threading.Event()
+
+def run():
+    ctypes.CDLL(None).prctl(15, b"cuda000018")  # PR_SET_NAME
+    has_begun.set()
+    threading.Event().wait()
+
+threading.Thread(target=run, daemon=True).start()
+has_begun.wait()
+"""
+PRELOADS = """
+import sys
+from worker.ranks.shim import preload
+sys.path.insert(0, sys.argv[1])
+try:
+    preload.preload(("leaves_a_thread",))
+except preload.PreloadFailed as error:
+    print(error)
+"""
+
+
+def test_an_import_that_leaves_a_thread_is_refused_with_the_threads_name(tmp_path: Path) -> None:
+    (tmp_path / "leaves_a_thread.py").write_text(LEAVES_A_THREAD)
+    done = subprocess.run([sys.executable, "-c", PRELOADS, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("2 threads run after the imports, besides the main thread: cuda000018; a fork")

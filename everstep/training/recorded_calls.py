@@ -1,0 +1,97 @@
+"""Prevents torch's profiler from writing to freed memory when an operation outlives a recording.
+
+Torch records an asynchronous operation of `torch.distributed` from its call to its end. At the end of a recording,
+torch frees the record of an operation that still runs. When the operation ends, torch writes to this freed memory. A
+rank on a GPU ended with SIGSEGV (torch 2.11). On a CPU, valgrind reports the write (torch 2.13).
+
+`RecordedCalls` therefore observes the calls of the script while a recording runs:
+
+    send, receive   not recorded: they end when the script calls `wait`, perhaps never
+    collectives     recorded until `stop`; the recording may end when all of them have ended (`are_over`)
+
+DDP calls collectives from C++, so they are not observed. DDP waits for them before the backward pass ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch._C._autograd import _enable_record_function
+
+POINT_TO_POINT: Final = ("send", "recv", "recv_anysource")
+COLLECTIVES: Final = (
+    "_end_coalescing",
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+"""Methods of `ProcessGroup` that start an operation and return a `Work`. Each version of torch has most of them."""
+
+
+class RecordedCalls:
+    """Observes the script's calls of `torch.distributed` while a recording runs. One object serves all recordings."""
+
+    def __init__(self) -> None:
+        self._originals: dict[str, Callable[..., Any]] = {}
+        self._running: list[Any] = []
+        self._is_stopped = False
+
+    def begin(self) -> None:
+        """Begin to observe calls. `end` must follow."""
+        self._is_stopped = False
+        for name in (*POINT_TO_POINT, *COLLECTIVES):
+            # Take the method from the class's dict, because `getattr` returns a function without the binding of `self`.
+            if (original := vars(dist.ProcessGroup).get(name)) is not None:
+                self._originals[name] = original
+                setattr(dist.ProcessGroup, name, self._observed(name, getattr(dist.ProcessGroup, name)))
+
+    def stop(self) -> None:
+        """Record no further call."""
+        self._is_stopped = True
+
+    def are_over(self) -> bool:
+        """Return whether every recorded operation has ended."""
+        self._running = [work for work in self._running if not work.is_completed()]
+        return not self._running
+
+    def end(self) -> None:
+        """End the observation. Idempotent."""
+        for name, original in self._originals.items():
+            setattr(dist.ProcessGroup, name, original)
+        self._originals.clear()
+        self._running.clear()
+
+    def _observed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self._is_stopped or name in POINT_TO_POINT:
+                _enable_record_function(False)
+                try:
+                    return original(*arguments, **named)
+                finally:
+                    _enable_record_function(True)
+            work = original(*arguments, **named)
+            self.are_over()  # Release the operations that have ended, because each of them keeps its tensors allocated.
+            self._running.append(work)
+            return work
+
+        return call
