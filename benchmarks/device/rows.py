@@ -85,16 +85,16 @@ def of_capture(found: Mapping[str, Any]) -> list[Row]:
         rows.append(_rates("capture through the bounce ring, nothing registered", found["bounce"], size, skip=1))
         rows.append(_allocations("bounce ring", found["bounce"]))
     if "fresh" in found:
-        rows.append(_rates("capture into a slot that was registered before anybody touched it", found["fresh"], size))
+        rows.append(_rates("capture into a slot registered before its first use", found["fresh"], size))
     for name, title in (
-        ("registration", "registration, pages that are there"),
-        ("cold_registration", "registration, pages that nobody has touched"),
+        ("registration", "registration of allocated pages"),
+        ("cold_registration", "allocation and registration of new pages"),
     ):
         if name in found:
             each = found[name]
             rows.append(Row(what=title, value=each["seconds"] * GIB / each["bytes"], unit="s/GiB"))
             driver = each["driver_seconds"] * GIB / each["bytes"]
-            rows.append(Row(what="of that, in the driver", value=driver, unit="s/GiB"))
+            rows.append(Row(what="of that, time in the driver", value=driver, unit="s/GiB"))
     if "floor" in found:
         rows.append(_pinned("pinned memory, device to host", floor_of(found["floor"]), len(found["floor"]["seconds"])))
     return rows
@@ -110,8 +110,8 @@ def _registered(captures: Mapping[str, Any], size: int, floor: Floor) -> list[Ro
     return [
         judged,
         _allocations("registered", captures),
-        _shown("the training thread held where a capture begins", held, "ms"),
-        _shown("and if its next change came at once", waited, "ms"),
+        _shown("time the training thread is blocked at the start of a capture", held, "ms"),
+        _shown("further wait of the training thread, if it changes the state at once", waited, "ms"),
         _shown("processor time of a capture", cpu, "s/GiB"),
     ]
 
@@ -139,6 +139,8 @@ def against_floor(row: Row, floor: Floor, size: int) -> Row:
             verdict=Verdict.INCONCLUSIVE,
             reason=f"{size / GIB:.2f} GiB, at least {LEAST_STATE_BYTES / GIB:.0f} are wanted",
         )
+    if row.low is not None and row.high is not None and row.low < row.limit <= row.high:
+        return replace(told, verdict=Verdict.INCONCLUSIVE, reason="the interval has the limit in it")
     return replace(told, verdict=Verdict.PASS if row.value >= row.limit else Verdict.SHORT)
 
 

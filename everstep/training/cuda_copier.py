@@ -14,8 +14,9 @@ The copier's thread registers the memory of slots with the driver, piece by piec
 fast as copies to pinned pages. Copies to unregistered pages pass through a few pinned buffers that are reused in turn
 (the ring).
 
-Invariant: apart from copies through the ring, the training thread waits for the device in two cases only: for an
-audited snapshot (`everstep.training.guard`), and if the host would run more than one boundary ahead of the device.
+Invariant: once the slots are registered, the training thread waits for the device in three cases only: for an audited
+snapshot (`everstep.training.guard`), if the host would run more than one boundary ahead of the device, and if the
+script captures a CUDA graph during a copy.
 Sources stay alive until their copies have ended. `__init__` allocates all memory.
 
 Tests run this module with a fake device (`cuda_device`). `make bench-device` measures it on a GPU.
@@ -131,9 +132,9 @@ class _Planner:
 
     Args:
         device: CUDA device that holds the sources and the buffer.
-        sizes: size of the buffer, a multiple of `ALIGNMENT`, and maximum size of a small tensor.
-        staging: memory through which scalars pass from the host to the device, if the caller never plans a copy before
-            the previous one has ended.
+        sizes: `gather_bytes` must be a multiple of `ALIGNMENT`.
+        staging: memory for scalars of the host. Pass it only if each copy ends before the next one starts, because all
+            copies share this memory. None: the host copies scalars.
     """
 
     def __init__(self, device: Device, sizes: CopySizes, staging: Staging | None = None) -> None:
@@ -187,7 +188,7 @@ class CudaTicket(CopyTicket):
 
 
 class CudaCopier:
-    """Copies tensors of one device. Sources in host memory are copied by the host.
+    """Copies the tensors of one device into slots. The host copies tensors in host memory, except staged scalars.
 
     Args:
         device: CUDA device that holds the sources.
@@ -210,9 +211,10 @@ class CudaCopier:
         self._last: CudaTicket | None = None
         self._registered: dict[int, _Registered] = {}
         self._registering = threading.Lock()
-        """Held while the copier's thread registers or unregisters a piece of a slot.
+        """The copier's thread holds it while it registers or unregisters a piece of a slot.
 
-        Meanwhile, the driver can reject a copy of the training thread into this piece with `cudaErrorInvalidValue`.
+        The training thread holds it while it enqueues a copy, because the driver can reject a copy into such a piece
+        with `cudaErrorInvalidValue`.
         """
         self._thread = CopierThread()
         self._thread.put(lambda: device.enter_thread(self._stream))
@@ -265,7 +267,7 @@ class CudaCopier:
         self._thread.put(self._unregister_all)
         self._thread.close()
 
-    # The methods below run in the copier's thread.
+    # The methods below run in the copier's thread. `copy` also calls `_gather` and `_slot_at`.
 
     def _copy(self, copies: Copies, done: Done, progress: Progress | None, ticket: CudaTicket) -> None:
         error: BaseException | None = None
@@ -383,14 +385,14 @@ class CudaCopier:
         if registered is None:
             return  # The slot was released while this copier registered its pieces with the driver.
         piece = min(begin + size - registered.end, registered.piece_bytes)
-        # The driver does not pin the next piece of the slot if the limit of locked memory is reached. Copies to the
-        # remaining pages then pass through the copier's own pinned buffers, which is slower.
         if piece <= 0:
             return
         # Allocate the pages first. Otherwise the driver would allocate them under its locks, for ten times as long.
         populate(registered.end, piece, is_written=True)
         with self._registering:
             is_taken = self._device.register(registered.end, piece)
+        # The driver rejects a piece beyond the limit of locked memory. Copies to the remaining pages then pass through
+        # the ring, which is slower.
         if is_taken:
             registered.pieces.append(registered.end)
             registered.end += piece
@@ -407,7 +409,7 @@ class CudaCopier:
             self._unregister(registered.memory)
 
     def _slot_at(self, place: torch.Tensor) -> _Registered | None:
-        # Iterate over a copy of the list, because the training thread may add slots meanwhile.
+        # Iterate over a copy, because the other thread may add or remove slots meanwhile.
         address = place.data_ptr()
         return next((slot for slot in list(self._registered.values()) if slot.holds(address)), None)
 

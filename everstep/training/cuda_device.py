@@ -1,7 +1,4 @@
-"""The calls to a CUDA device that copies of tensors need.
-
-Tests replace a `CudaDevice` by a fake.
-"""
+"""Wraps the CUDA calls that copies of tensors need. Tests replace a `CudaDevice` by a fake."""
 
 from __future__ import annotations
 
@@ -60,7 +57,10 @@ class Device(Protocol):
         """Make a stream wait for an event that has been recorded."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Enqueue a copy between the device and registered or pinned host memory on the thread's current stream."""
+        """Enqueue a copy between the device and host memory on the thread's current stream.
+
+        If the host memory is neither registered nor pinned, the call returns after the copy.
+        """
 
     def gather(self, gathering: Gathering) -> None:
         """Enqueue the copies of tensors into the gather buffer on the thread's current stream."""
@@ -150,7 +150,8 @@ class CudaDevice:
         return False
 
     def unregister(self, address: int) -> None:
-        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+        if int(torch.cuda.cudart().cudaHostUnregister(address)):  # type: ignore[no-untyped-call]
+            cuda_runtime().cudaGetLastError()  # Clear the error, as in `register`.
 
 
 @functools.cache

@@ -1,13 +1,12 @@
 """Records when this rank uses the network, for about twenty iterations.
 
-The profiler records again only when the duration of iterations has changed. It uses torch's profiler, which also
-records the collectives that DDP calls from C++. Patched calls alone would miss them. A recording contains the time
-spans of gloo's collectives and no operators, so it costs microseconds per iteration. On a GPU, it would not contain
-NCCL's transfers, so nothing is recorded there.
+The profiler records again only when the duration of iterations has changed. `TorchTrace` uses torch's profiler,
+because patched Python calls would miss the collectives that DDP calls from C++. A recording contains the time spans of
+gloo's collectives and no operators, so it costs microseconds per iteration. On a GPU, a recording would not contain
+NCCL's transfers, so `TorchTrace` records nothing there.
 
 Invariant: if profiling fails, the recording ends and training continues. If the script starts its own profiler,
-Everstep's recording ends without a result. A recording ends only after all operations that it records
-(`recorded_calls`).
+Everstep's recording ends without a result. A recording ends after the operations that it observes (`recorded_calls`).
 """
 
 from __future__ import annotations
@@ -45,6 +44,8 @@ PROFILED_ITERATIONS = 20
 WATCHED_ITERATIONS = 64
 """Number of iterations between two checks whether the iteration time still equals that of the recording."""
 DRIFT_RATIO = 0.1
+CLOSE_SECONDS = 1.0
+"""Longest wait for recorded operations when the session ends during a recording."""
 BOUNDARY = "everstep:boundary"
 
 logger = logging.getLogger("everstep.training")
@@ -67,10 +68,13 @@ class ProfileTrace(Protocol):
         ...
 
     def stop(self) -> None:
-        """Record no further operation."""
+        """Exclude operations that the script starts from now on from the recording."""
 
-    def is_settled(self) -> bool:
-        """Return whether `end` is safe, because all recorded operations have ended."""
+    def is_settled(self, limit_seconds: float = 0.0) -> bool:
+        """Return whether `end` is safe, because all recorded operations have ended.
+
+        Wait for their end for at most `limit_seconds`.
+        """
         ...
 
     def mark(self) -> bool:
@@ -123,11 +127,15 @@ class NetworkProfiler:
     def close(self) -> None:
         """Stop a running recording of the profiler, and discard what it recorded.
 
-        The method ignores the driver's error if the GPU has failed.
+        The method waits for recorded operations for at most `CLOSE_SECONDS`. It ends the recording even if one of them
+        still runs, for example because another rank has failed: a process that exits during a recording ends with
+        SIGSEGV.
         """
         if self._is_recording:
             self._is_recording = False
-            with contextlib.suppress(RuntimeError):  # Ignore the driver's error: the recording is not needed any more.
+            self._trace.stop()
+            self._trace.is_settled(CLOSE_SECONDS)
+            with contextlib.suppress(RuntimeError):  # Ignore torch's error: the recording is not needed any more.
                 self._trace.end()
 
     def _look(self) -> None:
@@ -200,12 +208,12 @@ class TorchTrace:
         return True
 
     def stop(self) -> None:
-        """Record no further operation that the script starts (see `ProfileTrace.stop`)."""
+        """Exclude further operations from the recording (see `ProfileTrace.stop`)."""
         self._calls.stop()
 
-    def is_settled(self) -> bool:
+    def is_settled(self, limit_seconds: float = 0.0) -> bool:
         """Return whether all recorded operations have ended (see `ProfileTrace.is_settled`)."""
-        return self._calls.are_over()
+        return self._calls.wait(limit_seconds)
 
     def end(self) -> Read:
         """End torch's profiler, and return a function that reads the recording (see `ProfileTrace.end`)."""

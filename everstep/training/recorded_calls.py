@@ -1,19 +1,23 @@
 """Prevents torch's profiler from writing to freed memory when an operation outlives a recording.
 
 Torch records an asynchronous operation of `torch.distributed` from its call to its end. At the end of a recording,
-torch frees the record of an operation that still runs. When the operation ends, torch writes to this freed memory. A
-rank on a GPU ended with SIGSEGV (torch 2.11). On a CPU, valgrind reports the write (torch 2.13).
+torch frees the record of an operation that still runs. When the operation ends, torch writes to this freed memory,
+which can end the process with SIGSEGV.
 
 `RecordedCalls` therefore observes the calls of the script while a recording runs:
 
     send, receive   not recorded: they end when the script calls `wait`, perhaps never
-    collectives     recorded until `stop`; the recording may end when all of them have ended (`are_over`)
+    collectives     recorded until `stop`; the recording may end when every recorded collective has ended (`are_over`)
 
-DDP calls collectives from C++, so they are not observed. DDP waits for them before the backward pass ends.
+`RecordedCalls` cannot observe collectives that start in C++, which torch records, too. DDP waits for its collectives
+before the backward pass ends. A functional collective (such as DTensor's) that runs at the end of a recording is not
+protected.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -45,7 +49,11 @@ COLLECTIVES: Final = (
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )
-"""Methods of `ProcessGroup` that start an operation and return a `Work`. Each version of torch has most of them."""
+"""Methods of `ProcessGroup` that start an operation and return a `Work`.
+
+Torch renames these methods between versions. `begin` skips names that torch does not have.
+"""
+LOOK_SECONDS: Final = 0.005
 
 
 class RecordedCalls:
@@ -60,14 +68,24 @@ class RecordedCalls:
         """Begin to observe calls. `end` must follow."""
         self._is_stopped = False
         for name in (*POINT_TO_POINT, *COLLECTIVES):
-            # Take the method from the class's dict, because `getattr` returns a function without the binding of `self`.
+            # Keep the entry of the class's dict for `end`. If `end` set the function that `getattr` returns, calls
+            # would not bind `self`.
             if (original := vars(dist.ProcessGroup).get(name)) is not None:
                 self._originals[name] = original
                 setattr(dist.ProcessGroup, name, self._observed(name, getattr(dist.ProcessGroup, name)))
 
     def stop(self) -> None:
-        """Record no further call."""
+        """Exclude further calls of the script from the recording. Earlier calls stay observed until `end`."""
         self._is_stopped = True
+
+    def wait(self, limit_seconds: float) -> bool:
+        """Wait until every recorded operation has ended. Return False if this takes longer than `limit_seconds`."""
+        deadline = time.monotonic() + limit_seconds
+        while not self.are_over():
+            if time.monotonic() > deadline:
+                return False
+            threading.Event().wait(LOOK_SECONDS)
+        return True
 
     def are_over(self) -> bool:
         """Return whether every recorded operation has ended."""
@@ -91,7 +109,8 @@ class RecordedCalls:
                     _enable_record_function(True)
             work = original(*arguments, **named)
             self.are_over()  # Release the operations that have ended, because each of them keeps its tensors allocated.
-            self._running.append(work)
+            if work is not None:
+                self._running.append(work)
             return work
 
         return call

@@ -1,16 +1,16 @@
 """Plans how the tensors of one device reach a slot: which ranges of the slot one transfer fills, and from where.
 
     tensors in the slot's order:   large │ small small small │ large, not contiguous │ in host memory
-    runs (one transfer each):      view  │ gather buffer     │ gather buffer         │ none: the host copies it
+    runs:                          view  │ gather buffer     │ gather buffer, parts  │ none: the host copies it
 
 A run of small tensors is first gathered in a buffer on the device, whose layout equals the layout of the slot's range,
 with zeros between tensors. One transfer then moves them all. Adam keeps the step count of each parameter in host
 memory, between small tensors of the device. Such scalars first pass to the device, all at once (`Staging`), because
 each of them would otherwise end a run.
 
-A plan for thousands of tensors takes a tenth of a second, in which the training thread often waits for the
-interpreter's lock. Usually, the next snapshot copies the same memory to the same offsets of another slot, so the plan
-is made once and used again (`TransferPlan.fits`).
+Making a plan for thousands of tensors is slow, and the training thread often waits for the interpreter's lock
+meanwhile. Usually, the next snapshot copies the same memory to the same offsets of another slot, so the plan is made
+once and used again (`TransferPlan.fits`).
 
 Invariant: a plan refers to sources and to offsets within a slot, never to a slot.
 """
@@ -42,8 +42,9 @@ class Gathering:
     sources: list[torch.Tensor] = field(default_factory=list)
     """Bytes of each contiguous tensor, uint8[nbytes]."""
     strided_places: list[torch.Tensor] = field(default_factory=list)
-    """Range of `memory` for each other tensor, with the tensor's shape and dtype."""
+    """Range of `memory` for each non-contiguous tensor, with the tensor's shape and dtype."""
     strided_sources: list[torch.Tensor] = field(default_factory=list)
+    """The non-contiguous tensors."""
 
     def add(self, place: torch.Tensor, source: torch.Tensor) -> None:
         """Add the copy of `source` to `place`, which is uint8[source.nbytes]."""
@@ -69,7 +70,10 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A contiguous range of a slot that one transfer fills, from one tensor or from several small tensors."""
+    """A contiguous range of a slot that is filled from contiguous bytes on the device.
+
+    It contains one tensor, a part of a tensor, or several small tensors. The copier may divide it into several copies.
+    """
 
     first: int
     """Index of the first tensor of the range, in the list of copies."""
@@ -114,15 +118,17 @@ class TransferPlan:
     """The batches of runs that copy a list of tensors into a slot, in the order of the list."""
 
     sources: Sequence[torch.Tensor]
+    """The copied tensors."""
     addresses: Sequence[int]
+    """Address of each source; 0 for an empty tensor."""
     offsets: Sequence[int]
-    """Address of each target relative to the first target's address."""
+    """Address of each target relative to the first target that is not empty. 0 for an empty target."""
     on_host: Sequence[int]
     """Indexes of the sources that the host copies into the slot."""
     staged: Copies
     """Copies of scalars to the pinned memory of the staging. The host makes them before the first batch."""
     staged_bytes: int
-    """Bytes of the staging that then pass to the device."""
+    """Number of bytes, from the start of the staging, that the copier then transfers to the device."""
     batches: Sequence[TransferBatch]
 
     @classmethod
@@ -196,7 +202,8 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 def _offsets(targets: Sequence[torch.Tensor]) -> list[int]:
     addresses = _addresses(targets)
-    return [address - addresses[0] for address in addresses]
+    first = next(filter(None, addresses), 0)
+    return [address - first if address else 0 for address in addresses]
 
 
 @dataclass(slots=True)
@@ -225,7 +232,7 @@ class _Range:
         return self.complete_count > self.last and not self.before_bytes and self.sources[-1].nbytes <= small_bytes
 
     def take(self, other: _Range, offset: int) -> None:
-        """Append the tensor of the range `other`, which begins `offset` bytes after the begin of this range."""
+        """Append the tensor of the range `other`, which begins `offset` bytes after the start of this range."""
         self.sources += other.sources
         self.offsets.append(offset)
         self.last, self.complete_count, self.size = other.last, other.complete_count, offset + other.size
@@ -254,9 +261,10 @@ def _ranges(
 
 
 def _joint(one: _Range, other: _Range, targets: Sequence[torch.Tensor], limit: int, small_bytes: int) -> int | None:
-    """Return the offset of the range `other` from the begin of `one`, or None if they cannot share a transfer.
+    """Return the offset of the range `other` from the start of `one`, or None if they cannot share a transfer.
 
-    They can if `other` directly follows `one` in the slot, and both have small tensors.
+    They can if all their tensors are small, `other` directly follows `one` in the same slot, and the joined range fits
+    the gather buffer, which has `limit` bytes.
     """
     begin, target = targets[one.first], targets[other.first]
     offset = target.data_ptr() - begin.data_ptr()
@@ -265,8 +273,8 @@ def _joint(one: _Range, other: _Range, targets: Sequence[torch.Tensor], limit: i
         and other.is_small(small_bytes)
         and target.data_ptr() == align(begin.data_ptr() + one.size)
         and offset + other.size <= limit
-        # Two slots can be mapped next to each other. The gap between them is no part of a slot, so it must not be
-        # filled with zeros.
+        # Do not join ranges of two slots that are mapped next to each other. The gap between them is no part of a slot,
+        # so it must not be filled with zeros.
         and begin.untyped_storage().data_ptr() == target.untyped_storage().data_ptr()
     )
     return offset if can_share else None

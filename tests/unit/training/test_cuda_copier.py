@@ -798,7 +798,13 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_next_slot_needs_no_new_plan(tmp_path: Path, planned: list[int]) -> None:
-    tensors = [*small_tensors(9), torch.arange(1000.0), torch.arange(12.0).view(3, 4).t()]
+    tensors = [
+        torch.zeros(0),
+        *small_tensors(9),
+        torch.zeros(0),
+        torch.arange(1000.0),
+        torch.arange(12.0).view(3, 4).t(),
+    ]
     slots = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
