@@ -243,6 +243,13 @@ def test_a_capture_is_held_against_pinned_memory(found: Found, verdict: Verdict)
     assert row.verdict is verdict
 
 
+def test_a_capture_rate_whose_interval_contains_the_limit_is_inconclusive() -> None:
+    found = captured(0.21)
+    found["registered"] = {**found["registered"], "seconds": [0.21, 0.24, 0.21, 0.21]}
+    row = rows.of_part(CAPTURE, found)[0]
+    assert (row.verdict, row.reason) == (Verdict.INCONCLUSIVE, "the interval has the limit in it")
+
+
 def test_a_copier_that_asks_for_memory_falls_short() -> None:
     judged = {
         row.what: row.verdict for row in rows.of_part(CAPTURE, captured(0.22, allocations=1)) if "requests" in row.what
@@ -365,7 +372,7 @@ def test_a_part_that_fails_takes_no_other_with_it(
     page = (tmp_path / "page.md").read_text()
     assert "ModuleNotFoundError: No module named 'moto'" in page
     assert "what it left cannot be read (KeyError" in page, "a part that ended early"
-    assert "Not measured: Restore." in page
+    assert "did not run or failed: Restore" in " ".join(page.split())
     assert "pass: commits ÷ steps 1.00" in page
     monkeypatch.setattr(
         command, "run_one", lambda part, *_: {"device": "cuda", **(captured(0.21) if part == CAPTURE else {})}
