@@ -9,6 +9,7 @@ weights.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import everstep.training
-from benchmarks.durable.rank.model import Training
+from benchmarks.durable.rank.model import Training, freeze_imports
 from benchmarks.durable.rank.sizes import ModelSize
 
 STEPS = 6
@@ -64,8 +65,10 @@ def launch(size: ModelSize, generation: int) -> dict[str, object]:
 
 def main() -> None:
     """Read one load task per line of stdin, run it as one training session, and print its result as JSON."""
+    freeze_imports()
     print("{}", flush=True)
     for line in sys.stdin:
+        gc.collect()  # Otherwise, a collection of the previous task's garbage could count as part of this load.
         task = json.loads(line)
         environment: Mapping[str, str] = task["environment"]
         os.environ.update(environment)

@@ -37,7 +37,7 @@ import everstep.training
 from benchmarks.data_plane.rank.memory import own_tree
 from benchmarks.data_plane.rank.state import pause
 from benchmarks.durable.rank.dcp_s3 import S3Writer
-from benchmarks.durable.rank.model import Training
+from benchmarks.durable.rank.model import Training, freeze_imports
 from benchmarks.durable.rank.node import STORED
 from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 from benchmarks.traces import whole_rows
@@ -284,6 +284,7 @@ def main(words: str) -> None:
 
     In each block, one system stores one checkpoint.
     """
+    freeze_imports()
     given = json.loads(words)
     settings = Settings(**{**given, "size": ModelSize(**given["size"])})
     dist.init_process_group("gloo")
