@@ -53,7 +53,7 @@ COLLECTIVES: Final = (
 
 Torch renames these methods between versions. `begin` skips names that torch does not have.
 """
-LOOK_SECONDS: Final = 0.005
+COMPLETION_POLL_SECONDS: Final = 0.005
 
 
 class RecordedCalls:
@@ -84,7 +84,7 @@ class RecordedCalls:
         while not self.are_over():
             if time.monotonic() > deadline:
                 return False
-            threading.Event().wait(LOOK_SECONDS)
+            threading.Event().wait(COMPLETION_POLL_SECONDS)
         return True
 
     def are_over(self) -> bool:
