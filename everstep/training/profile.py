@@ -179,7 +179,8 @@ class TorchTrace:
 
     def begin(self) -> bool:
         """Start to record, unless the script uses a GPU or runs its own profiler (see `ProfileTrace.begin`)."""
-        if torch.cuda.is_initialized() or _is_somebody_profiling() or _profiler_enabled():  # type: ignore[no-untyped-call]
+        has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        if has_gpu or _is_somebody_profiling() or _profiler_enabled():
             return False
         try:
             wanted = profile()
