@@ -62,6 +62,8 @@ class RecordedCalls:
     def __init__(self) -> None:
         self._originals: dict[str, Callable[..., Any]] = {}
         self._running: list[Any] = []
+        self._lock = threading.Lock()
+        """Protects `_running`, because several threads of the script may call collectives."""
         self._is_stopped = False
 
     def begin(self) -> None:
@@ -89,15 +91,17 @@ class RecordedCalls:
 
     def are_over(self) -> bool:
         """Return whether every recorded operation has ended."""
-        self._running = [work for work in self._running if not work.is_completed()]
-        return not self._running
+        with self._lock:
+            self._running = [work for work in self._running if not work.is_completed()]
+            return not self._running
 
     def end(self) -> None:
         """End the observation. Idempotent."""
         for name, original in self._originals.items():
             setattr(dist.ProcessGroup, name, original)
         self._originals.clear()
-        self._running.clear()
+        with self._lock:
+            self._running.clear()
 
     def _observed(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
@@ -110,7 +114,8 @@ class RecordedCalls:
             work = original(*arguments, **named)
             self.are_over()  # Release the operations that have ended, because each of them keeps its tensors allocated.
             if work is not None:
-                self._running.append(work)
+                with self._lock:
+                    self._running.append(work)
             return work
 
         return call
