@@ -29,8 +29,6 @@ ACCESS_KEY = "test"
 SECRET_KEY = "test"
 REGION = "us-east-1"
 _START_SECONDS = 30.0
-_LOWEST = 19
-"""Niceness that gives a thread, or a session of processes, the lowest priority."""
 _PORTS = (
     "master.port",
     "master.port.grpc",
@@ -72,7 +70,6 @@ class SeaweedFs:
         *,
         folder: str | None = None,
         memory: str = "512MiB",
-        yields: bool = False,
         address: str = "127.0.0.1",
         port: int = 0,
         keys: tuple[str, str] = (ACCESS_KEY, SECRET_KEY),
@@ -85,8 +82,6 @@ class SeaweedFs:
             keys: access key and secret key of the user who may do everything.
             folder: parent of the server's directory; None for the folder of temporary files.
             memory: soft memory limit of the server, in the syntax of Go's GOMEMLIMIT.
-            yields: True if the server runs at the lowest priority. In a benchmark of its clients' cost, the server then
-            uses only CPU time that the clients leave, as if it ran on another machine.
         """
         self.directory = Path(tempfile.mkdtemp(prefix="everstep-weed-", dir=folder))
         self._keys = keys
@@ -145,8 +140,6 @@ class SeaweedFs:
         self.url = f"http://{address}:{self._reserved['s3.port'].number}"
         try:
             self._wait()
-            if yields:
-                self._yield()
         except BaseException:
             self.close()
             raise
@@ -201,15 +194,6 @@ class SeaweedFs:
             self._keeper.stdout.close()
         for port in self._reserved.values():
             port.close()
-
-    def _yield(self) -> None:
-        """Give all threads of the server the lowest priority, and its session too if the kernel groups sessions."""
-        children = Path(f"/proc/{self._keeper.pid}/task/{self._keeper.pid}/children").read_text().split()
-        for thread in (each for pid in children for each in Path(f"/proc/{pid}/task").iterdir()):
-            with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
-        with suppress(OSError):
-            Path(f"/proc/{self._keeper.pid}/autogroup").write_text(str(_LOWEST))
 
     def _order(self, word: str) -> None:
         assert self._keeper.stdin is not None

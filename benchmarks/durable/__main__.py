@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +21,9 @@ from moto.server import ThreadedMotoServer
 from benchmarks import command
 from benchmarks.cluster_jobs import started_bench
 from benchmarks.command import Begun
-from benchmarks.durable import loads, members, strategies, uploads, writers
+from benchmarks.durable import loads, strategies, uploads, writers
 from benchmarks.durable.loads import Load
+from benchmarks.durable.part_sink import discarding
 from benchmarks.durable.peers import Operation, Outcome
 from benchmarks.durable.readers import READERS, SharedLoadTime, shared_load
 from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Run, Sample, replaced
@@ -35,7 +36,7 @@ from benchmarks.page import load
 from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
-ROUNDS, UPLOAD_ROUNDS, LOAD_ROUNDS = 3, 9, 7
+ROUNDS, UPLOAD_ROUNDS, LOAD_ROUNDS = 3, 16, 8
 SIZES = {"SeaweedFS": (64, 256), "moto": (64,)}
 """Sizes in MiB of the transferred objects, by S3 server.
 
@@ -85,11 +86,8 @@ def _transfers(begun: Begun) -> Iterator[Sample]:
 
 
 def _uploads(begun: Begun) -> Iterator[UploadBlock]:
-    with SeaweedFs(folder=SHARED_MEMORY, memory="2GiB", yields=True) as weed:
-        environment = {**weed.environment, "AWS_DEFAULT_REGION": REGION}
-        with closing(weed.client()) as client:
-            client.create_bucket(Bucket=members.BUCKET)
-        rounds = 1 if begun.is_quick else UPLOAD_ROUNDS
+    rounds = 1 if begun.is_quick else UPLOAD_ROUNDS
+    with discarding(uploads.BYTES_PER_SECOND) as environment:
         yield from uploads.measure(begun.home / "uploads", environment, rounds=rounds, is_quick=begun.is_quick)
     begun.say("trained while checkpoints were stored")
 
@@ -105,7 +103,7 @@ def _strategies(begun: Begun) -> Iterator[StrategyJob]:
     options = ClusterOptions(nodes=strategies.NODES, spares=0)
     with started_bench(begun.home / "strategies", begun.say, options) as bench:
         bench.wait_until_warm(strategies.NODES)
-        yield from strategies.measure(bench)
+        yield from strategies.measure(bench, rounds=1 if begun.is_quick else ROUNDS)
 
 
 def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
@@ -138,7 +136,7 @@ def _comparisons(begun: Begun) -> Iterator[Comparison]:
             return _outcome(Operation(name=name, system=system, url=url, folder=folder, mib=mib))
 
         run("prepare", "all")
-        for number in range(1 if begun.is_quick else ROUNDS):
+        for number in range(1 if begun.is_quick else LOAD_ROUNDS):
             for name, systems in SYSTEMS.items():
                 for system in systems[number % len(systems) :] + systems[: number % len(systems)]:
                     yield Comparison(name=name, system=system, mib=mib, **asdict(run(name, system)))

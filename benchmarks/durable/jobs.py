@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from benchmarks.durable.loads import MOVED, SAME, Layout, Load, needed_bytes
 from benchmarks.durable.strategies import EVERSTEP as EVERSTEP_STRATEGY
 from benchmarks.durable.strategies import KILL_AT, NONE, StrategyJob
 from benchmarks.durable.transfer import MIB
-from benchmarks.durable.uploads import (
-    DCP_FILES,
-    DCP_S3,
-    EVERSTEP,
-    FLOOR,
-    UploadBlock,
-    slowdown_ratio,
-)
-from benchmarks.measures import Verdict
+from benchmarks.durable.uploads import DCP, EVERSTEP, FLOOR, UploadBlock, slowdown_ratio
+from benchmarks.measures import Verdict, bootstrap_interval
 from benchmarks.rows import Row, number, table
 
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
@@ -30,30 +25,27 @@ The limit is relative to a load by as many ranks as saved the state. The time to
 nodes do not hold is added to the limit.
 """
 MOST_LOST_STEPS = 2
-UPLOAD_NAMES = {
-    FLOOR: "no checkpoint",
-    EVERSTEP: "Everstep, to S3",
-    DCP_FILES: "`async_save`, to files in shared memory",
-    DCP_S3: "`async_save`, to S3",
-}
+UPLOAD_NAMES = {FLOOR: "no checkpoint", EVERSTEP: "Everstep", DCP: "`async_save`"}
 
 
 def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
-    """Return the rows of training during an upload: slowdown and blocked time, relative to DCP's `async_save` to S3."""
+    """Return the rows of training during an upload: slowdown and blocked time, relative to DCP's `async_save`."""
     if not blocks:
         return []
     own = [block for block in blocks if block.system == EVERSTEP]
-    other = [block for block in blocks if block.system == DCP_S3]
-    baseline, unrelated = slowdown_ratio(blocks, DCP_S3), slowdown_ratio(blocks, FLOOR)
-    doubt = ""
-    if abs(unrelated) > MOST_SLOWDOWN * baseline:
-        doubt = f"the same steps change by {unrelated:.0%} without a checkpoint, by {baseline:.0%} with `async_save`"
+    other = [block for block in blocks if block.system == DCP]
+    low, high = bootstrap_interval(_slowdowns, own, other)
+    doubt = "the interval contains the limit" if low <= MOST_SLOWDOWN < high else ""
+    if slowdown_ratio(other) <= 0:
+        doubt = "no slowdown by `async_save` in this run"
     late = [UPLOAD_NAMES[block.system] for block in (*own, *other) if not block.is_whole]
     if late:
         doubt = f"an upload took most of its block ({late[0]})"
     slower = Row(
         what="slowdown of training during an upload, Everstep ÷ DCP's `async_save`",
-        value=max(0.0, slowdown_ratio(blocks, EVERSTEP)) / baseline if baseline > 0 else 0.0,
+        value=_slowdowns([own, other]),
+        low=low,
+        high=high,
         n=len(own),
         limit=MOST_SLOWDOWN,
     )
@@ -66,6 +58,12 @@ def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
     return [slower.judged(doubt), blocked.judged()]
 
 
+def _slowdowns(samples: Sequence[Sequence[UploadBlock]]) -> float:
+    """Return the slowdown in the blocks of Everstep ÷ the slowdown in the blocks of DCP. Infinite if DCP slows none."""
+    own, other = (slowdown_ratio(blocks) for blocks in samples)
+    return own / other if other > 0 else math.inf
+
+
 def upload_table(blocks: Sequence[UploadBlock]) -> str:
     """Return the Markdown table of uploads during training, with one line per system."""
     head = (
@@ -73,6 +71,7 @@ def upload_table(blocks: Sequence[UploadBlock]) -> str:
         "blocked, ms",
         "added to training, s",
         "slowdown during the upload",
+        "95 %",
         "upload, s",
         "CPU time beside the ranks, s",
     )
@@ -80,12 +79,18 @@ def upload_table(blocks: Sequence[UploadBlock]) -> str:
     for system, words in UPLOAD_NAMES.items():
         found = [block for block in blocks if block.system == system]
         is_floor = system == FLOOR
+        # Without an upload, compare as many first steps as the steps during Everstep's median upload.
+        count = round(_median([each for each in blocks if each.system == EVERSTEP], "slowed_count"))
+        slowdown = partial(slowdown_ratio, count=count if is_floor else None)
+        low, high = bootstrap_interval(lambda drawn, slowdown=slowdown: slowdown(drawn[0]), found)
+        added = statistics.mean(during - usual for during, usual in (block.times() for block in found))
         body.append(
             [
                 words,
                 "" if is_floor else number(1000 * _median(found, "save_seconds")),
-                "" if is_floor else number(_median(found, "added_seconds")),
-                f"{slowdown_ratio(blocks, system):.1%}",
+                "" if is_floor else number(added),
+                f"{slowdown(found):.1%}",
+                f"{low:.1%} to {high:.1%}",
                 "" if is_floor else number(_median(found, "upload_seconds")),
                 number(_median(found, "cpu_seconds")),
             ]
@@ -149,25 +154,27 @@ def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
     """
     if not jobs:
         return []
-    by_name = {job.strategy: job for job in jobs}
-    own = by_name[EVERSTEP_STRATEGY]
-    step = step_seconds(jobs)
-    best = max((useful_ratio(job, step) for job in jobs if job is not own), default=0.0)
+    useful = {strategy: statistics.median(useful_ratio(job, jobs) for job in of) for strategy, of in _by(jobs).items()}
+    best = max(ratio for strategy, ratio in useful.items() if strategy != EVERSTEP_STRATEGY)
+    lost = {strategy: [job.lost_steps for job in of] for strategy, of in _by(jobs).items()}
     return [
         Row(
             what="useful time with the strategy Everstep ÷ the highest of the other strategies",
-            value=useful_ratio(own, step) / best,
+            value=useful[EVERSTEP_STRATEGY] / best,
+            n=len(lost[EVERSTEP_STRATEGY]),
             limit=1.0,
             is_least=True,
         ).judged(),
         Row(
-            what="lost steps with the strategy Everstep",
-            value=own.lost_steps,
+            what="lost steps with the strategy Everstep, at most",
+            value=max(lost[EVERSTEP_STRATEGY]),
+            n=len(lost[EVERSTEP_STRATEGY]),
             limit=MOST_LOST_STEPS,
         ).judged(),
         Row(
-            what="lost steps with the strategy None",
-            value=by_name[NONE].lost_steps,
+            what="lost steps with the strategy None, at least",
+            value=min(lost[NONE]),
+            n=len(lost[NONE]),
             limit=KILL_AT - 1,
             is_least=True,
         ).judged(),
@@ -176,29 +183,39 @@ def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
 
 def strategy_table(jobs: Sequence[StrategyJob]) -> str:
     """Return the Markdown table of the checkpoint strategies, with one line per strategy."""
-    head = ("strategy", "useful time", "lost steps", "blocked, s", "seconds")
-    step = step_seconds(jobs)
+    head = ("strategy", "useful time, median", "useful time, all", "lost steps", "blocked, s", "seconds")
     body = [
         [
-            job.strategy,
-            f"{useful_ratio(job, step):.0%}",
-            str(job.lost_steps),
-            number(job.blocked_seconds),
-            number(job.seconds),
+            strategy,
+            f"{statistics.median(useful_ratio(job, jobs) for job in of):.0%}",
+            ", ".join(f"{useful_ratio(job, jobs):.0%}" for job in of),
+            ", ".join(str(job.lost_steps) for job in of),
+            number(statistics.median(job.blocked_seconds for job in of)),
+            number(statistics.median(job.seconds for job in of)),
         ]
-        for job in jobs
+        for strategy, of in _by(jobs).items()
     ]
     return table(head, body)
 
 
 def step_seconds(jobs: Sequence[StrategyJob]) -> float:
-    """Return the step time without checkpoints in seconds: the median in the job with the checkpoint strategy None."""
-    return next(job.step_seconds for job in jobs if job.strategy == NONE)
+    """Return the step time without checkpoints in seconds: the median in the jobs with the checkpoint strategy None."""
+    return statistics.median(job.step_seconds for job in jobs if job.strategy == NONE)
 
 
-def useful_ratio(job: StrategyJob, step: float) -> float:
-    """Return the time that the job's steps need without checkpoints and failures ÷ the time that the job took."""
-    return (job.steps - 1) * step / job.seconds
+def useful_ratio(job: StrategyJob, jobs: Sequence[StrategyJob]) -> float:
+    """Return the time that the job's steps need without checkpoints and failures ÷ the time that the job took.
+
+    The step time without checkpoints is that of `jobs`, which contain the strategy None.
+    """
+    return (job.steps - 1) * step_seconds(jobs) / job.seconds
+
+
+def _by(jobs: Sequence[StrategyJob]) -> dict[str, list[StrategyJob]]:
+    found: dict[str, list[StrategyJob]] = {}
+    for job in jobs:
+        found.setdefault(job.strategy, []).append(job)
+    return found
 
 
 def _order(layout: Layout) -> tuple[bool, int, bool]:

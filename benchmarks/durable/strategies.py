@@ -95,8 +95,12 @@ def judge(strategy: str, trace: Sequence[Line]) -> StrategyJob:
     )
 
 
-def measure(bench: Bench) -> Iterator[StrategyJob]:
-    """Run one job per checkpoint strategy, in which one rank is killed.
+def measure(bench: Bench, *, rounds: int) -> Iterator[StrategyJob]:
+    """Run jobs with each checkpoint strategy, in which one rank is killed. The order of the strategies rotates.
+
+    Args:
+        bench: the local cluster.
+        rounds: number of jobs with each strategy.
 
     Raises:
         BenchmarkFailed: a job failed, or was launched more than twice.
@@ -104,19 +108,21 @@ def measure(bench: Bench) -> Iterator[StrategyJob]:
     source = bench.directory / "strategies"
     source.mkdir()
     shutil.copy(SCRIPT, source / "train.py")
-    for strategy, config in STRATEGIES.items():
-        trace = bench.directory / "traces" / strategy
-        trace.mkdir(parents=True)
-        job = bench.submit(
-            f"strategy-{strategy.lower()}",
-            source,
-            "train.py",
-            nodes=NODES,
-            copies=2 if strategy == EVERSTEP else 1,
-            hyperparameters={"steps": STEPS, "kill_at": KILL_AT, "step_seconds": STEP_SECONDS},
-            Environment={"BENCH_TRACE": str(trace)},
-            CheckpointConfig={"Strategy": strategy, **config},
-        )
-        job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
-        yield judge(strategy, parse((trace / "rank0").read_text()))
-        bench.say(f"trained with the strategy {strategy}")
+    names = list(STRATEGIES)
+    for number in range(rounds):
+        for strategy in names[number % len(names) :] + names[: number % len(names)]:
+            trace = bench.directory / "traces" / f"{strategy}-{number}"
+            trace.mkdir(parents=True)
+            job = bench.submit(
+                f"strategy-{strategy.lower()}-{number}",
+                source,
+                "train.py",
+                nodes=NODES,
+                copies=2 if strategy == EVERSTEP else 1,
+                hyperparameters={"steps": STEPS, "kill_at": KILL_AT, "step_seconds": STEP_SECONDS},
+                Environment={"BENCH_TRACE": str(trace)},
+                CheckpointConfig={"Strategy": strategy, **STRATEGIES[strategy]},
+            )
+            job.wait("its end", lambda seen: seen["TrainingJobStatus"] == "Completed")
+            yield judge(strategy, parse((trace / "rank0").read_text()))
+        bench.say("trained with each strategy")

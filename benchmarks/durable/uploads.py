@@ -1,7 +1,8 @@
 """Measures training while Everstep or DCP's `async_save` stores a checkpoint of the same state on the same S3 server.
 
-One rank trains a GPT under FSDP2, on one of two cores. The other core is free for the upload and the server, as cores
-are free on a host whose GPUs train. `rank.uploading` describes the rank's blocks of steps.
+One rank trains a GPT under FSDP2, on one of two cores. The other core is free for the upload, as cores are free on a
+host whose GPUs train. The S3 server discards parts (`part_sink`), because a complete server would slow training more
+than its clients do. `rank.uploading` describes the rank's blocks of steps.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from benchmarks.durable import members
 from benchmarks.durable.rank.sizes import SETTLE_STEPS, ModelSize
 
 RANKS = 1
-FLOOR, EVERSTEP, DCP_FILES, DCP_S3 = "floor", "everstep", "dcp_files", "dcp_s3"
-SYSTEMS = (FLOOR, EVERSTEP, DCP_FILES, DCP_S3)
-STEPS, QUICK_STEPS = 36, 6
+FLOOR, EVERSTEP, DCP = "floor", "everstep", "dcp"
+SYSTEMS = (FLOOR, EVERSTEP, DCP)
+STEPS, QUICK_STEPS = 24, 6
 """Counted steps of a block. On a quiet machine, every upload ends within the first half of them."""
+BYTES_PER_SECOND = 120e6
+"""Rate at which the S3 server receives parts. S3 itself receives 85 to 95 MB/s over one connection."""
 SIZE = ModelSize(layers=2, width=640, batch=2)
 QUICK_SIZE = ModelSize(layers=1, width=128)
 NODE_MIB = 512
@@ -58,23 +61,16 @@ class UploadBlock:
         """Number of the first steps in `steps`: those that began before the upload ended."""
         return sum(begun < self.upload_seconds for begun in accumulate(self.steps[:-1], initial=0.0))
 
-    def slowdown_ratio(self, count: int | None = None) -> float:
-        """Return the relative change of the mean step time during the upload.
+    def times(self, count: int | None = None) -> tuple[float, float]:
+        """Return the seconds of the steps during the upload, and of as many later steps of the same block.
 
-        The comparison is with the median of the same block's later steps, because the machine's speed changes from
-        block to block.
+        The comparison is within one block, because the machine's speed changes from block to block.
 
         Args:
             count: number of first steps that count as the steps during the upload. None: `slowed_count`.
         """
-        count = max(1, min(self.slowed_count if count is None else count, len(self.steps) - 1))
-        return statistics.mean(self.steps[:count]) / statistics.median(self.steps[count:]) - 1
-
-    @property
-    def added_seconds(self) -> float:
-        """Seconds by which the steps during the upload are longer than as many later steps of the same block."""
-        during, later = self.steps[: self.slowed_count], self.steps[self.slowed_count :]
-        return sum(during) - len(during) * statistics.median(later or during)
+        count = min(self.slowed_count if count is None else count, len(self.steps) - 1)
+        return sum(self.steps[:count]), count * statistics.mean(self.steps[count:])
 
 
 def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
@@ -114,7 +110,6 @@ def measure(home: Path, environment: Mapping[str, str], *, rounds: int, is_quick
             "size": asdict(QUICK_SIZE if is_quick else SIZE),
             "order": order,
             "steps": steps,
-            "folder": str(memory),
         }
         nodes.open(1, RANKS, every_steps=SETTLE_STEPS + steps)
         environments = [{**environment, **nodes.environment(rank, RANKS, 1, port)} for rank in range(RANKS)]
@@ -130,14 +125,13 @@ def _rotated(number: int) -> Iterator[str]:
     yield from SYSTEMS[begin:] + SYSTEMS[:begin]
 
 
-def slowdown_ratio(blocks: Sequence[UploadBlock], system: str) -> float:
-    """Return the slowdown of training during an upload of a system: the median over its blocks.
+def slowdown_ratio(blocks: Sequence[UploadBlock], count: int | None = None) -> float:
+    """Return the slowdown of training during uploads: the time added in all blocks ÷ the time without uploads.
 
-    Without a system (`FLOOR`), no upload runs, and the result is the change that the machine alone causes. The function
-    then compares the first steps of a block with its later steps. It takes as many first steps as begin during the
-    median upload of Everstep.
+    Args:
+        blocks: blocks of one system.
+        count: number of first steps of each block that count as the steps during the upload. None: the steps that began
+            before the upload ended.
     """
-    count = None
-    if system == FLOOR:
-        count = round(statistics.median(block.slowed_count for block in blocks if block.system == EVERSTEP))
-    return statistics.median(block.slowdown_ratio(count) for block in blocks if block.system == system)
+    during, usual = (sum(times) for times in zip(*(block.times(count) for block in blocks), strict=True))
+    return during / usual - 1

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.durable.token_bucket import SLICE_SECONDS, TokenBucket
 from benchmarks.durable.transfer import MIB
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
@@ -44,25 +45,6 @@ BUCKET = "bucket"
 """Name of the S3 bucket in the plan that `rank_plan` returns."""
 RANK = Rank(0)
 CONTENT = Content(Generation(1), Step(7))
-_SLICE_SECONDS = 0.02
-
-
-class _Bucket:
-    """A token bucket that limits the total rate of all connections of one writer."""
-
-    def __init__(self, bytes_per_second: float) -> None:
-        self._rate = bytes_per_second
-        self._lock = threading.Lock()
-        self._free_at = time.monotonic()
-
-    def spend(self, count: int) -> None:
-        """Wait until the writer may send `count` more bytes under its bandwidth cap."""
-        with self._lock:
-            begin = max(self._free_at, time.monotonic() - _SLICE_SECONDS)
-            self._free_at = begin + count / self._rate
-            wait = self._free_at - time.monotonic()
-        if wait > 0:
-            threading.Event().wait(wait)
 
 
 @contextmanager
@@ -78,11 +60,11 @@ def capped(url: str, bytes_per_second: float, *, is_download: bool = False) -> I
         The address of the proxy.
     """
     host, port = url.removeprefix("http://").rsplit(":", 1)
-    bucket, lines = _Bucket(bytes_per_second), list[socket.socket]()
+    bucket, lines = TokenBucket(bytes_per_second), list[socket.socket]()
     up, down = (None, bucket) if is_download else (bucket, None)
-    piece = max(4096, int(bytes_per_second * _SLICE_SECONDS))
+    piece = max(4096, int(bytes_per_second * SLICE_SECONDS))
 
-    def copy(source: socket.socket, target: socket.socket, limit: _Bucket | None) -> None:
+    def copy(source: socket.socket, target: socket.socket, limit: TokenBucket | None) -> None:
         with suppress(OSError):
             while data := source.recv(piece):
                 if limit is not None:

@@ -1,4 +1,4 @@
-"""Runs a rank that trains in blocks of steps. In each block, one system stores one checkpoint in the background.
+"""Runs a rank that trains in blocks of steps. In each block, one system stores one checkpoint in S3 in the background.
 
     warm-up ─▶ block without a checkpoint ─▶ block with Everstep ─▶ block with DCP ─▶ … ─▶ the same blocks again
 
@@ -7,8 +7,7 @@ systems' effect. The systems are:
 
 - `floor`: no checkpoint, and no session
 - `everstep`: a session that takes snapshots. The agents upload one snapshot of the block.
-- `dcp_files`: DCP's `async_save`, with a process as the writer, into files in shared memory
-- `dcp_s3`: DCP's `async_save`, with a process as the writer, into S3
+- `dcp`: DCP's `async_save`, with a process as the writer
 
 Invariant: an upload ends before the next block begins.
 """
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import sys
 import time
@@ -62,8 +60,6 @@ class Settings:
     """System that stores a checkpoint in each block, in order. The module's docstring lists the systems."""
     steps: int
     """Number of steps in each block whose duration counts."""
-    folder: str
-    """Folder in shared memory for DCP's files."""
 
 
 @dataclass(kw_only=True)
@@ -157,7 +153,7 @@ class Everstep(Nothing):
 
 
 class Dcp(Nothing):
-    """DCP's `async_save` with a process as the writer, into files in shared memory."""
+    """The system `dcp`: `async_save` with a process as the writer, which sends one object per rank to S3."""
 
     def __init__(self, training: Training, settings: Settings) -> None:
         super().__init__(training, settings)
@@ -176,18 +172,15 @@ class Dcp(Nothing):
         self.save(warm_up)
         self.finish(warm_up)
 
-    def _save(self) -> Any:
-        return dcp.async_save(
-            self._state,
-            checkpoint_id=f"{self._settings.folder}/dcp{self._count}",
-            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-            async_stager=self._stager,
-        )
-
     def save(self, block: Block) -> float:
         self._count += 1
         begun = time.perf_counter()
-        found = self._save()
+        found = dcp.async_save(
+            self._state,
+            storage_writer=S3Writer(f"dcp{self._count}"),
+            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
+            async_stager=self._stager,
+        )
         pending: Future[Any] = getattr(found, "upload_completion", found)
         taken = time.perf_counter() - begun
 
@@ -203,36 +196,17 @@ class Dcp(Nothing):
         self._pending.result()
         dist.barrier()
         if dist.get_rank() == 0:
-            self._remove()
-
-    def _remove(self) -> None:
-        shutil.rmtree(f"{self._settings.folder}/dcp{self._count}")
+            S3Writer(f"dcp{self._count}").remove()
 
     def close(self) -> None:
         """Release the memory into which DCP copies the state before it writes the files."""
         self._stager.close()
 
 
-class DcpS3(Dcp):
-    """DCP's `async_save` with a process as the writer, which sends one object per rank to S3."""
-
-    def _save(self) -> Any:
-        return dcp.async_save(
-            self._state,
-            storage_writer=S3Writer(f"dcp{self._count}"),
-            async_checkpointer_type=AsyncCheckpointerType.PROCESS,
-            async_stager=self._stager,
-        )
-
-    def _remove(self) -> None:
-        S3Writer(f"dcp{self._count}").remove()
-
-
 SYSTEMS: dict[str, Callable[[Training, Settings], Nothing]] = {
     "floor": Nothing,
     "everstep": Everstep,
-    "dcp_files": Dcp,
-    "dcp_s3": DcpS3,
+    "dcp": Dcp,
 }
 
 

@@ -1,0 +1,146 @@
+"""An S3 server that discards the parts of multipart uploads. It uses little CPU time.
+
+    client ── parts, at a limited rate ──▶ discarded
+           ── other objects ─────────────▶ memory ──▶ reads, copies, lists
+
+The benchmark measures how much an upload slows training. In production, S3 runs on other machines. On two cores, a
+complete S3 server would use several times the CPU time of its client, and would slow training more than the client.
+
+Limitations: the server checks no signatures and no checksums. A completed multipart upload becomes an empty object.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from benchmarks.durable.token_bucket import TokenBucket
+
+PIECE_BYTES = 1024**2
+"""Largest piece of a part that a thread receives at once."""
+ETAG = '"0"'
+KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}
+
+
+class PartSink(ThreadingHTTPServer):
+    """The server, on a loopback port that the kernel chooses. Every bucket exists.
+
+    Args:
+        bytes_per_second: rate at which the server receives parts, over all connections.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, bytes_per_second: float) -> None:
+        super().__init__(("127.0.0.1", 0), _Request)
+        self.parts = TokenBucket(bytes_per_second)
+        self.objects: dict[str, bytes] = {}
+        """Content of each object by path: /bucket/key."""
+
+
+class _Request(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: PartSink
+
+    def do_PUT(self) -> None:
+        """Receive a part and discard it, or store an object: the body, or a copy of another object."""
+        if "partNumber" in self._query:
+            if self._discard():
+                self._answer(ETag=ETAG)
+            return
+        source = self.headers.get("x-amz-copy-source")
+        body = self._body()
+        self.server.objects[self._path] = self.server.objects["/" + unquote(source).lstrip("/")] if source else body
+        self._answer(f"<CopyObjectResult><ETag>{ETAG}</ETag></CopyObjectResult>" if source else "", ETag=ETAG)
+
+    def do_POST(self) -> None:
+        """Begin or complete a multipart upload."""
+        self._body()
+        if "uploads" in self._query:
+            upload_id = f"<UploadId>{time.monotonic_ns()}</UploadId>"
+            self._answer(f"<InitiateMultipartUploadResult>{upload_id}</InitiateMultipartUploadResult>")
+        else:
+            self.server.objects[self._path] = b""
+            self._answer(f"<CompleteMultipartUploadResult><ETag>{ETAG}</ETag></CompleteMultipartUploadResult>")
+
+    def do_GET(self) -> None:
+        """Return an object, the keys that begin with a prefix, or an empty list of unfinished uploads."""
+        if "uploads" in self._query:
+            self._answer("<ListMultipartUploadsResult/>")
+        elif "list-type" in self._query:
+            bucket = self._path.rstrip("/") + "/"
+            found = [path for path in self.server.objects if path.startswith(bucket + self._query.get("prefix", ""))]
+            keys = "".join(f"<Contents><Key>{path.removeprefix(bucket)}</Key></Contents>" for path in found)
+            self._answer(f"<ListBucketResult><KeyCount>{len(found)}</KeyCount>{keys}</ListBucketResult>")
+        elif (content := self.server.objects.get(self._path)) is not None:
+            self._answer(content, ETag=ETAG)
+        else:
+            self._answer("<Error><Code>NoSuchKey</Code></Error>", HTTPStatus.NOT_FOUND)
+
+    def do_DELETE(self) -> None:
+        """Delete an object."""
+        self.server.objects.pop(self._path, None)
+        self._answer(status=HTTPStatus.NO_CONTENT)
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+    @property
+    def _path(self) -> str:
+        return unquote(urlsplit(self.path).path)
+
+    @property
+    def _query(self) -> dict[str, str]:
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.path).query, keep_blank_values=True).items()}
+
+    @property
+    def _length(self) -> int:
+        return int(self.headers.get("Content-Length", 0))
+
+    def _body(self) -> bytes:
+        return self.rfile.read(self._length)
+
+    def _discard(self) -> bool:
+        """Receive the body at the server's rate. Return False if the client closed the connection first."""
+        left, target = self._length, memoryview(bytearray(PIECE_BYTES))
+        while left:
+            self.server.parts.spend(min(left, PIECE_BYTES))
+            taken = self.rfile.readinto(target[: min(left, PIECE_BYTES)])  # type: ignore[attr-defined]
+            if not taken:
+                return False
+            left -= taken
+        return True
+
+    def _answer(self, body: bytes | str = b"", status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+        data = body.encode() if isinstance(body, str) else body
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@contextmanager
+def discarding(bytes_per_second: float) -> Iterator[dict[str, str]]:
+    """Run a `PartSink` in threads of this process while the `with` block runs.
+
+    Args:
+        bytes_per_second: rate at which the server receives parts, over all connections.
+
+    Yields:
+        Environment variables with the address of the server, and keys and region for its clients.
+    """
+    with PartSink(bytes_per_second) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+        finally:
+            server.shutdown()
+            thread.join()
