@@ -23,7 +23,7 @@ from benchmarks.cluster_jobs import started_bench
 from benchmarks.command import Begun
 from benchmarks.durable import loads, strategies, uploads, writers
 from benchmarks.durable.loads import Load
-from benchmarks.durable.part_sink import discarding
+from benchmarks.durable.part_sink import running_part_sink
 from benchmarks.durable.peers import Operation, Outcome
 from benchmarks.durable.readers import READERS, SharedLoadTime, shared_load
 from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Run, Sample, replaced
@@ -87,7 +87,7 @@ def _transfers(begun: Begun) -> Iterator[Sample]:
 
 def _uploads(begun: Begun) -> Iterator[UploadBlock]:
     rounds = 1 if begun.is_quick else UPLOAD_ROUNDS
-    with discarding(uploads.BYTES_PER_SECOND) as environment:
+    with running_part_sink(uploads.BYTES_PER_SECOND) as environment:
         yield from uploads.measure(begun.home / "uploads", environment, rounds=rounds, is_quick=begun.is_quick)
     begun.say("trained while checkpoints were stored")
 

@@ -6,13 +6,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from benchmarks.durable.loads import MOVED, SAME, Layout, Load, needed_bytes
 from benchmarks.durable.strategies import EVERSTEP as EVERSTEP_STRATEGY
 from benchmarks.durable.strategies import KILL_AT, NONE, StrategyJob
 from benchmarks.durable.transfer import MIB
-from benchmarks.durable.uploads import DCP, EVERSTEP, FLOOR, UploadBlock, slowdown_ratio
+from benchmarks.durable.uploads import DCP, EVERSTEP, FLOOR, UploadBlock, compared_count, slowdown_ratio
 from benchmarks.measures import Verdict, bootstrap_interval
 from benchmarks.rows import Row, number, table
 
@@ -34,16 +33,24 @@ def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
         return []
     own = [block for block in blocks if block.system == EVERSTEP]
     other = [block for block in blocks if block.system == DCP]
-    low, high = bootstrap_interval(_slowdowns, own, other)
-    doubt = "the interval contains the limit" if low <= MOST_SLOWDOWN < high else ""
-    if slowdown_ratio(other) <= 0:
-        doubt = "no slowdown by `async_save` in this run"
+    count = compared_count(blocks)
+
+    def compared(samples: Sequence[Sequence[UploadBlock]]) -> float:
+        mine, theirs = (slowdown_ratio(drawn, count) for drawn in samples)
+        return mine / theirs if theirs > 0 else math.inf
+
+    low, high = bootstrap_interval(compared, own, other)
     late = [UPLOAD_NAMES[block.system] for block in (*own, *other) if not block.is_whole]
+    doubt = ""
     if late:
         doubt = f"an upload took most of its block ({late[0]})"
+    elif slowdown_ratio(other, count) <= 0:
+        doubt = "`async_save` did not slow training in this run"
+    elif low <= MOST_SLOWDOWN < high:
+        doubt = "the 95 % interval contains the limit"
     slower = Row(
         what="slowdown of training during an upload, Everstep ÷ DCP's `async_save`",
-        value=_slowdowns([own, other]),
+        value=compared([own, other]),
         low=low,
         high=high,
         n=len(own),
@@ -58,38 +65,26 @@ def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
     return [slower.judged(doubt), blocked.judged()]
 
 
-def _slowdowns(samples: Sequence[Sequence[UploadBlock]]) -> float:
-    """Return the slowdown in the blocks of Everstep ÷ the slowdown in the blocks of DCP. Infinite if DCP slows none."""
-    own, other = (slowdown_ratio(blocks) for blocks in samples)
-    return own / other if other > 0 else math.inf
-
-
 def upload_table(blocks: Sequence[UploadBlock]) -> str:
     """Return the Markdown table of uploads during training, with one line per system."""
     head = (
         "system",
         "blocked, ms",
-        "added to training, s",
         "slowdown during the upload",
-        "95 %",
+        "slowdown, 95 % interval",
         "upload, s",
         "CPU time beside the ranks, s",
     )
-    body = []
+    count, body = compared_count(blocks), []
     for system, words in UPLOAD_NAMES.items():
         found = [block for block in blocks if block.system == system]
+        low, high = bootstrap_interval(lambda drawn: slowdown_ratio(drawn[0], count), found)
         is_floor = system == FLOOR
-        # Without an upload, compare as many first steps as the steps during Everstep's median upload.
-        count = round(_median([each for each in blocks if each.system == EVERSTEP], "slowed_count"))
-        slowdown = partial(slowdown_ratio, count=count if is_floor else None)
-        low, high = bootstrap_interval(lambda drawn, slowdown=slowdown: slowdown(drawn[0]), found)
-        added = statistics.mean(during - usual for during, usual in (block.times() for block in found))
         body.append(
             [
                 words,
                 "" if is_floor else number(1000 * _median(found, "save_seconds")),
-                "" if is_floor else number(added),
-                f"{slowdown(found):.1%}",
+                f"{slowdown_ratio(found, count):.1%}",
                 f"{low:.1%} to {high:.1%}",
                 "" if is_floor else number(_median(found, "upload_seconds")),
                 number(_median(found, "cpu_seconds")),
@@ -166,13 +161,13 @@ def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
             is_least=True,
         ).judged(),
         Row(
-            what="lost steps with the strategy Everstep, at most",
+            what="highest number of lost steps with the strategy Everstep",
             value=max(lost[EVERSTEP_STRATEGY]),
             n=len(lost[EVERSTEP_STRATEGY]),
             limit=MOST_LOST_STEPS,
         ).judged(),
         Row(
-            what="lost steps with the strategy None, at least",
+            what="lowest number of lost steps with the strategy None",
             value=min(lost[NONE]),
             n=len(lost[NONE]),
             limit=KILL_AT - 1,

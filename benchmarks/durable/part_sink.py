@@ -7,38 +7,45 @@ The benchmark measures how much an upload slows training. In production, S3 runs
 complete S3 server would use several times the CPU time of its client, and would slow training more than the client.
 
 Limitations: the server checks no signatures and no checksums. A completed multipart upload becomes an empty object.
+The server answers a request that it does not know with the status 501.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 from benchmarks.durable.token_bucket import TokenBucket
 
 PIECE_BYTES = 1024**2
 """Largest piece of a part that a thread receives at once."""
 ETAG = '"0"'
-KEYS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}
+MISSING = "<Error><Code>NoSuchKey</Code></Error>"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_REGION": "us-east-1"}
 
 
 class PartSink(ThreadingHTTPServer):
-    """The server, on a loopback port that the kernel chooses. Every bucket exists.
+    """The server, on a loopback port that the kernel chooses. It accepts every bucket name.
 
     Args:
         bytes_per_second: rate at which the server receives parts, over all connections.
     """
 
-    daemon_threads = True
+    request_queue_size = 128
+    """Largest number of connections that wait until the server accepts them.
+
+    With Python's default of 5, connections that a client opens at once could wait a second for a retransmission.
+    """
 
     def __init__(self, bytes_per_second: float) -> None:
         super().__init__(("127.0.0.1", 0), _Request)
-        self.parts = TokenBucket(bytes_per_second)
+        self.part_limit = TokenBucket(bytes_per_second)
         self.objects: dict[str, bytes] = {}
         """Content of each object by path: /bucket/key."""
 
@@ -49,15 +56,23 @@ class _Request(BaseHTTPRequestHandler):
     server: PartSink
 
     def do_PUT(self) -> None:
-        """Receive a part and discard it, or store an object: the body, or a copy of another object."""
-        if "partNumber" in self._query:
+        """Receive a part and discard it, or store the body or a copy of another object."""
+        source = self.headers.get("x-amz-copy-source")
+        if source is None and "partNumber" in self._query:
             if self._discard():
                 self._answer(ETag=ETAG)
             return
-        source = self.headers.get("x-amz-copy-source")
         body = self._body()
-        self.server.objects[self._path] = self.server.objects["/" + unquote(source).lstrip("/")] if source else body
-        self._answer(f"<CopyObjectResult><ETag>{ETAG}</ETag></CopyObjectResult>" if source else "", ETag=ETAG)
+        if source is None:
+            self.server.objects[self._path] = body
+            self._answer(ETag=ETAG)
+        elif "partNumber" in self._query:
+            self._answer(status=HTTPStatus.NOT_IMPLEMENTED)
+        elif (content := self.server.objects.get("/" + unquote(source).lstrip("/"))) is not None:
+            self.server.objects[self._path] = content
+            self._answer(f"<CopyObjectResult><ETag>{ETAG}</ETag></CopyObjectResult>")
+        else:
+            self._answer(MISSING, HTTPStatus.NOT_FOUND)
 
     def do_POST(self) -> None:
         """Begin or complete a multipart upload."""
@@ -65,27 +80,27 @@ class _Request(BaseHTTPRequestHandler):
         if "uploads" in self._query:
             upload_id = f"<UploadId>{time.monotonic_ns()}</UploadId>"
             self._answer(f"<InitiateMultipartUploadResult>{upload_id}</InitiateMultipartUploadResult>")
-        else:
+        elif "uploadId" in self._query:
             self.server.objects[self._path] = b""
             self._answer(f"<CompleteMultipartUploadResult><ETag>{ETAG}</ETag></CompleteMultipartUploadResult>")
+        else:
+            self._answer(status=HTTPStatus.NOT_IMPLEMENTED)
 
     def do_GET(self) -> None:
         """Return an object, the keys that begin with a prefix, or an empty list of unfinished uploads."""
         if "uploads" in self._query:
             self._answer("<ListMultipartUploadsResult/>")
         elif "list-type" in self._query:
-            bucket = self._path.rstrip("/") + "/"
-            found = [path for path in self.server.objects if path.startswith(bucket + self._query.get("prefix", ""))]
-            keys = "".join(f"<Contents><Key>{path.removeprefix(bucket)}</Key></Contents>" for path in found)
-            self._answer(f"<ListBucketResult><KeyCount>{len(found)}</KeyCount>{keys}</ListBucketResult>")
+            self._answer(_listing(self.server.objects, self._path.rstrip("/") + "/", self._query.get("prefix", "")))
         elif (content := self.server.objects.get(self._path)) is not None:
             self._answer(content, ETag=ETAG)
         else:
-            self._answer("<Error><Code>NoSuchKey</Code></Error>", HTTPStatus.NOT_FOUND)
+            self._answer(MISSING, HTTPStatus.NOT_FOUND)
 
     def do_DELETE(self) -> None:
-        """Delete an object."""
-        self.server.objects.pop(self._path, None)
+        """Delete an object. An aborted multipart upload has stored nothing."""
+        if "uploadId" not in self._query:
+            self.server.objects.pop(self._path, None)
         self._answer(status=HTTPStatus.NO_CONTENT)
 
     def log_message(self, *_: object) -> None:
@@ -110,7 +125,7 @@ class _Request(BaseHTTPRequestHandler):
         """Receive the body at the server's rate. Return False if the client closed the connection first."""
         left, target = self._length, memoryview(bytearray(PIECE_BYTES))
         while left:
-            self.server.parts.spend(min(left, PIECE_BYTES))
+            self.server.part_limit.spend(min(left, PIECE_BYTES))
             taken = self.rfile.readinto(target[: min(left, PIECE_BYTES)])  # type: ignore[attr-defined]
             if not taken:
                 return False
@@ -120,15 +135,28 @@ class _Request(BaseHTTPRequestHandler):
     def _answer(self, body: bytes | str = b"", status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
         data = body.encode() if isinstance(body, str) else body
         self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+        for name, value in headers.items():
             self.send_header(name, value)
+        if status is not HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
 
+def _listing(objects: Mapping[str, bytes], bucket: str, prefix: str) -> str:
+    found = [(path, content) for path, content in sorted(objects.items()) if path.startswith(bucket + prefix)]
+    entries = "".join(
+        f"<Contents><Key>{escape(path.removeprefix(bucket))}</Key><Size>{len(content)}</Size><ETag>{ETAG}</ETag></Contents>"
+        for path, content in found
+    )
+    return f"<ListBucketResult><KeyCount>{len(found)}</KeyCount>{entries}</ListBucketResult>"
+
+
 @contextmanager
-def discarding(bytes_per_second: float) -> Iterator[dict[str, str]]:
-    """Run a `PartSink` in threads of this process while the `with` block runs.
+def running_part_sink(bytes_per_second: float) -> Iterator[dict[str, str]]:
+    """Run a `PartSink` in this process while the `with` block runs.
+
+    The thread of an open connection ends when the client closes the connection.
 
     Args:
         bytes_per_second: rate at which the server receives parts, over all connections.
@@ -140,7 +168,7 @@ def discarding(bytes_per_second: float) -> Iterator[dict[str, str]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
+            yield {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_port}"}
         finally:
             server.shutdown()
             thread.join()

@@ -256,6 +256,7 @@ def _job_values(run: Run) -> dict[str, str | None]:
         "job_uploads": jobs.upload_table(blocks) if blocks else None,
         "job_steps": str(len(blocks[0].steps)) if blocks else None,
         "job_rank_mib": f"{number(blocks[0].state_bytes / MIB)} MiB" if blocks else None,
+        "job_count": str(uploads.compared_count(blocks)) if blocks else None,
         "job_rate": f"{number(uploads.BYTES_PER_SECOND / 1e6)} MB/s" if blocks else None,
         "job_step": f"{1000 * jobs.usual_step_seconds(blocks):.0f} ms" if blocks else None,
         "loads": jobs.load_table(loads) if loads else None,

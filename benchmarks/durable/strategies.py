@@ -79,9 +79,11 @@ def judge(strategy: str, trace: Sequence[Line]) -> StrategyJob:
     Raises:
         BenchmarkFailed: the trace does not have exactly one launch before the kill and one launch after it.
     """
-    if {line.generation for line in trace} != {1, 2}:
+    launches = {line.generation for line in trace}
+    if launches != {1, 2}:
         raise BenchmarkFailed(
-            f"the job with the strategy {strategy} had {max(each.generation for each in trace)} launches"
+            f"the job with the strategy {strategy} trained in the launches {sorted(launches)} and not in 1 and 2; "
+            "read its events for the cause"
         )
     first, second = ([line for line in trace if line.generation == number] for number in (1, 2))
     durations = [later.at - earlier.at for part in (first, second) for earlier, later in pairwise(part)]

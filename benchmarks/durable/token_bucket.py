@@ -1,4 +1,4 @@
-"""Limits a rate of bytes. All threads that share a `TokenBucket` together stay below its rate."""
+"""Limits a rate of bytes. All threads that share a `TokenBucket` together pass at most its rate on average."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 
 SLICE_SECONDS = 0.02
-"""Longest time whose bytes may pass at once."""
+"""Seconds of unused rate that a bucket keeps. After a pause, the bytes of this time pass without a wait."""
 
 
 class TokenBucket:

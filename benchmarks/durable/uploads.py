@@ -25,7 +25,7 @@ SYSTEMS = (FLOOR, EVERSTEP, DCP)
 STEPS, QUICK_STEPS = 24, 6
 """Counted steps of a block. On a quiet machine, every upload ends within the first half of them."""
 BYTES_PER_SECOND = 120e6
-"""Rate at which the S3 server receives parts. S3 itself receives 85 to 95 MB/s over one connection."""
+"""Rate at which the S3 server receives parts, over all connections. It makes uploads last for several steps."""
 SIZE = ModelSize(layers=2, width=640, batch=2)
 QUICK_SIZE = ModelSize(layers=1, width=128)
 NODE_MIB = 512
@@ -40,13 +40,13 @@ class UploadBlock:
     state_bytes: int
     """Bytes of the state of all ranks."""
     steps: list[float]
-    """Durations of rank 0's counted steps, in seconds."""
+    """Durations of rank 0's counted steps, in seconds. They do not contain the call that begins the checkpoint."""
     save_seconds: float
     """Seconds for which the checkpoint blocked the training thread, on the rank with the longest time."""
     upload_seconds: float
     """Seconds from the end of the checkpoint's step until all ranks' parts were stored. 0 without a checkpoint."""
     cpu_seconds: float
-    """CPU time of all nodes and of DCP's processes during the block."""
+    """CPU time of all nodes and of the ranks' child processes, from the checkpoint's step to the block's end."""
 
     @property
     def is_whole(self) -> bool:
@@ -59,17 +59,13 @@ class UploadBlock:
     @property
     def slowed_count(self) -> int:
         """Number of the first steps in `steps`: those that began before the upload ended."""
-        return sum(begun < self.upload_seconds for begun in accumulate(self.steps[:-1], initial=0.0))
+        return sum(begun < self.upload_seconds for begun in accumulate(self.steps[:-1], initial=self.save_seconds))
 
-    def times(self, count: int | None = None) -> tuple[float, float]:
-        """Return the seconds of the steps during the upload, and of as many later steps of the same block.
+    def times(self, count: int) -> tuple[float, float]:
+        """Return the seconds of the first `count` steps, and the seconds that they would take at the later steps' mean.
 
         The comparison is within one block, because the machine's speed changes from block to block.
-
-        Args:
-            count: number of first steps that count as the steps during the upload. None: `slowed_count`.
         """
-        count = min(self.slowed_count if count is None else count, len(self.steps) - 1)
         return sum(self.steps[:count]), count * statistics.mean(self.steps[count:])
 
 
@@ -80,7 +76,7 @@ def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
     return UploadBlock(
         system=first["system"],
         state_bytes=sum(block["state_bytes"] for block in blocks),
-        steps=[later - earlier for earlier, later in pairwise([first["saved_at"], *first["ended_at"]])],
+        steps=[later - earlier for earlier, later in pairwise([first["resumed_at"], *first["ended_at"]])],
         save_seconds=max(block["save_seconds"] for block in blocks),
         upload_seconds=stored - first["saved_at"] if stored else 0.0,
         cpu_seconds=sum(block["helper_seconds"] for block in blocks),
@@ -125,13 +121,23 @@ def _rotated(number: int) -> Iterator[str]:
     yield from SYSTEMS[begin:] + SYSTEMS[:begin]
 
 
-def slowdown_ratio(blocks: Sequence[UploadBlock], count: int | None = None) -> float:
-    """Return the slowdown of training during uploads: the time added in all blocks ÷ the time without uploads.
+def compared_count(blocks: Sequence[UploadBlock]) -> int:
+    """Return how many first steps of each block count as the steps during the upload, for all systems alike.
 
-    Args:
-        blocks: blocks of one system.
-        count: number of first steps of each block that count as the steps during the upload. None: the steps that began
-            before the upload ended.
+    It is the median number of steps that began during an upload, of the system with the longest uploads. With a number
+    of its own for each system, a longer upload with the same effect would look better.
     """
-    during, usual = (sum(times) for times in zip(*(block.times(count) for block in blocks), strict=True))
-    return during / usual - 1
+    counts = [
+        statistics.median_high(block.slowed_count for block in blocks if block.system == system)
+        for system in {block.system for block in blocks}
+    ]
+    return min(max(1, *counts), len(blocks[0].steps) - 1)
+
+
+def slowdown_ratio(blocks: Sequence[UploadBlock], count: int) -> float:
+    """Return the slowdown of training during the first `count` steps of each block, relative to the later steps.
+
+    It is the sum of the added seconds of all blocks ÷ the sum of the seconds without an upload (`UploadBlock.times`).
+    """
+    times = [block.times(count) for block in blocks]
+    return sum(during for during, _ in times) / sum(usual for _, usual in times) - 1

@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter
@@ -17,8 +18,9 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 BUCKET = "bench"
 
 
+@cache
 def client() -> Any:
-    """Return a boto3 client of the S3 server that the environment variables name."""
+    """Return this process's boto3 client of the S3 server that the environment variables name."""
     import boto3
     from botocore.config import Config
 

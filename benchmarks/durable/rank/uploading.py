@@ -1,4 +1,4 @@
-"""Runs a rank that trains in blocks of steps. In each block, one system stores one checkpoint in S3 in the background.
+"""Runs a rank that trains in blocks of steps. In a block, a system stores one checkpoint in S3 in the background.
 
     warm-up ─▶ block without a checkpoint ─▶ block with Everstep ─▶ block with DCP ─▶ … ─▶ the same blocks again
 
@@ -72,6 +72,8 @@ class Block:
     system: str
     saved_at: float = 0.0
     """Time at which the rank finished the step that the checkpoint stores."""
+    resumed_at: float = 0.0
+    """Time at which the call that begins the checkpoint returned, so that training went on."""
     stored_at: float = 0.0
     """Time at which this rank's part of the checkpoint was stored."""
     ended_at: list[float] = field(default_factory=list)
@@ -85,7 +87,7 @@ class Block:
     state_bytes: int = 0
     """Bytes of this rank's state."""
     helper_seconds: float = 0.0
-    """CPU time of this rank's node and of DCP's process, until the checkpoint is stored."""
+    """CPU time of this rank's node and of the rank's child processes, from the checkpoint's step to the block's end."""
 
 
 class Nothing:
@@ -199,7 +201,7 @@ class Dcp(Nothing):
             S3Writer(f"dcp{self._count}").remove()
 
     def close(self) -> None:
-        """Release the memory into which DCP copies the state before it writes the files."""
+        """Release the shared memory into which DCP copies the state before its process sends the state to S3."""
         self._stager.close()
 
 
@@ -222,8 +224,9 @@ def helper_seconds() -> float:
     """Return the CPU seconds of the process that runs this rank's node, and of the rank's child processes."""
     mine = os.getpid()
     pids = [int(os.environ["BENCH_NODE_PID"]), *(pid for pid in own_tree() if pid != mine)]
-    threads = [thread for pid in pids for thread in Path(f"/proc/{pid}/task").iterdir()]
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    # Field 14 of the file is the user time, field 15 the system time. Both include threads that have ended.
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(ticks) for stat in stats for ticks in stat[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
 def run(settings: Settings) -> list[Block]:
@@ -240,6 +243,7 @@ def run(settings: Settings) -> list[Block]:
         helpers = helper_seconds()
         block.saved_at = time.monotonic()
         block.save_seconds = system.save(block)
+        block.resumed_at = time.monotonic()
         for _ in range(settings.steps):
             system.train()
             block.ended_at.append(time.monotonic())
