@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.durable.loads import MOVED, SAME, Layout, Load, needed_bytes
 from benchmarks.durable.strategies import EVERSTEP as EVERSTEP_STRATEGY
 from benchmarks.durable.strategies import KILL_AT, NONE, StrategyJob
 from benchmarks.durable.transfer import MIB
-from benchmarks.durable.uploads import DCP, EVERSTEP, FLOOR, UploadBlock, compared_count, slowdown_ratio
+from benchmarks.durable.uploads import DCP, EVERSTEP, FLOOR, UploadBlock, added_wait, compared_count, slowdown_ratio
 from benchmarks.measures import Verdict, bootstrap_interval
 from benchmarks.rows import Row, number, table
 
 MOST_SLOWDOWN, MOST_BLOCKED = 0.25, 0.1
-"""Limits of the slowdown and of the blocked time by an Everstep checkpoint, relative to a checkpoint of DCP."""
+"""Limits of the costs of an Everstep checkpoint, relative to a checkpoint of DCP: slowdown and waits; blocked time."""
 MOST_OF_SAME = 2.0
 """Limit of the load time if a different number of ranks loads the state than has saved it.
 
@@ -28,41 +28,55 @@ UPLOAD_NAMES = {FLOOR: "no checkpoint", EVERSTEP: "Everstep", DCP: "`async_save`
 
 
 def upload_rows(blocks: Sequence[UploadBlock]) -> list[Row]:
-    """Return the rows of training during an upload: slowdown and blocked time, relative to DCP's `async_save`."""
+    """Return the rows of training during an upload by Everstep, relative to DCP: slowdown, waits and blocked time."""
     if not blocks:
         return []
     own = [block for block in blocks if block.system == EVERSTEP]
     other = [block for block in blocks if block.system == DCP]
-    count = compared_count(blocks)
+    return [
+        _compared("slowdown of training during an upload, Everstep ÷ DCP's `async_save`", slowdown_ratio, own, other),
+        _compared(
+            "time that an upload makes the training thread wait, Everstep ÷ DCP's `async_save`", added_wait, own, other
+        ),
+        Row(
+            what="time that a checkpoint blocks training, Everstep ÷ DCP's `async_save`",
+            value=_median(own, "save_seconds") / _median(other, "save_seconds"),
+            n=len(own),
+            limit=MOST_BLOCKED,
+        ).judged(),
+    ]
 
-    def compared(samples: Sequence[Sequence[UploadBlock]]) -> float:
-        mine, theirs = (slowdown_ratio(drawn, count) for drawn in samples)
+
+def _compared(
+    what: str,
+    cost: Callable[[Sequence[UploadBlock], int], float],
+    own: Sequence[UploadBlock],
+    other: Sequence[UploadBlock],
+) -> Row:
+    """Return the row of a cost of uploads, by Everstep relative to DCP, with its 95 % interval.
+
+    Args:
+        what: name of the row.
+        cost: computes the cost from the blocks of one system and the number of steps that count as during the upload.
+        own: blocks of Everstep.
+        other: blocks of DCP.
+    """
+    count = compared_count([*own, *other])
+
+    def ratio(samples: Sequence[Sequence[UploadBlock]]) -> float:
+        mine, theirs = (cost(blocks, count) for blocks in samples)
         return mine / theirs if theirs > 0 else math.inf
 
-    low, high = bootstrap_interval(compared, own, other)
+    low, high = bootstrap_interval(ratio, own, other)
     late = [UPLOAD_NAMES[block.system] for block in (*own, *other) if not block.is_whole]
     doubt = ""
     if late:
         doubt = f"an upload took most of its block ({late[0]})"
-    elif slowdown_ratio(other, count) <= 0:
-        doubt = "`async_save` did not slow training in this run"
+    elif cost(other, count) <= 0:
+        doubt = "`async_save` had no such cost in this run"
     elif low <= MOST_SLOWDOWN < high:
         doubt = "the 95 % interval contains the limit"
-    slower = Row(
-        what="slowdown of training during an upload, Everstep ÷ DCP's `async_save`",
-        value=compared([own, other]),
-        low=low,
-        high=high,
-        n=len(own),
-        limit=MOST_SLOWDOWN,
-    )
-    blocked = Row(
-        what="time that a checkpoint blocks training, Everstep ÷ DCP's `async_save`",
-        value=_median(own, "save_seconds") / _median(other, "save_seconds"),
-        n=len(own),
-        limit=MOST_BLOCKED,
-    )
-    return [slower.judged(doubt), blocked.judged()]
+    return Row(what=what, value=ratio([own, other]), low=low, high=high, n=len(own), limit=MOST_SLOWDOWN).judged(doubt)
 
 
 def upload_table(blocks: Sequence[UploadBlock]) -> str:
@@ -72,6 +86,7 @@ def upload_table(blocks: Sequence[UploadBlock]) -> str:
         "blocked, ms",
         "slowdown during the upload",
         "slowdown, 95 % interval",
+        "added waits, ms",
         "upload, s",
         "CPU time beside the ranks, s",
     )
@@ -86,6 +101,7 @@ def upload_table(blocks: Sequence[UploadBlock]) -> str:
                 "" if is_floor else number(1000 * _median(found, "save_seconds")),
                 f"{slowdown_ratio(found, count):.1%}",
                 f"{low:.1%} to {high:.1%}",
+                number(1000 * added_wait(found, count)),
                 "" if is_floor else number(_median(found, "upload_seconds")),
                 number(_median(found, "cpu_seconds")),
             ]

@@ -41,6 +41,8 @@ class UploadBlock:
     """Bytes of the state of all ranks."""
     steps: list[float]
     """Durations of rank 0's counted steps, in seconds. They do not contain the call that begins the checkpoint."""
+    waits: list[float]
+    """Seconds of each of rank 0's counted steps in which its training thread waited for a core, a lock or an event."""
     save_seconds: float
     """Seconds for which the checkpoint blocked the training thread, on the rank with the longest time."""
     upload_seconds: float
@@ -68,6 +70,10 @@ class UploadBlock:
         """
         return sum(self.steps[:count]), count * statistics.mean(self.steps[count:])
 
+    def added_wait(self, count: int) -> float:
+        """Return the seconds that the training thread waits in the first `count` steps beyond the later steps' mean."""
+        return sum(self.waits[:count]) - count * statistics.mean(self.waits[count:])
+
 
 def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
     """Combine the measurements of all ranks for one block: steps during which one system stores a checkpoint."""
@@ -77,6 +83,7 @@ def of_ranks(blocks: Sequence[Mapping[str, Any]]) -> UploadBlock:
         system=first["system"],
         state_bytes=sum(block["state_bytes"] for block in blocks),
         steps=[later - earlier for earlier, later in pairwise([first["resumed_at"], *first["ended_at"]])],
+        waits=first["waited"],
         save_seconds=max(block["save_seconds"] for block in blocks),
         upload_seconds=stored - first["saved_at"] if stored else 0.0,
         cpu_seconds=sum(block["helper_seconds"] for block in blocks),
@@ -141,3 +148,8 @@ def slowdown_ratio(blocks: Sequence[UploadBlock], count: int) -> float:
     """
     times = [block.times(count) for block in blocks]
     return sum(during for during, _ in times) / sum(usual for _, usual in times) - 1
+
+
+def added_wait(blocks: Sequence[UploadBlock], count: int) -> float:
+    """Return the mean over the blocks of `UploadBlock.added_wait`, in seconds."""
+    return statistics.mean(block.added_wait(count) for block in blocks)

@@ -78,6 +78,11 @@ class Block:
     """Time at which this rank's part of the checkpoint was stored."""
     ended_at: list[float] = field(default_factory=list)
     """Time at which each counted step ended."""
+    waited: list[float] = field(default_factory=list)
+    """Seconds of each counted step in which the training thread did not run: it waited for a core, a lock or an event.
+
+    The hypervisor's use of the core counts as running, so other virtual machines do not change this time.
+    """
     save_seconds: float = 0.0
     """Seconds for which the checkpoint blocked the training thread.
 
@@ -229,6 +234,13 @@ def helper_seconds() -> float:
     return sum(int(ticks) for stat in stats for ticks in stat[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
+def _waiting_seconds(work: Callable[[], None]) -> float:
+    """Run `work`, and return the seconds in which this thread did not run meanwhile."""
+    begun, used = time.monotonic(), time.thread_time()
+    work()
+    return time.monotonic() - begun - (time.thread_time() - used)
+
+
 def run(settings: Settings) -> list[Block]:
     """Train all blocks of steps in order, and return the measurements of each block."""
     training = Training(settings.size, seed=7)
@@ -245,7 +257,7 @@ def run(settings: Settings) -> list[Block]:
         block.save_seconds = system.save(block)
         block.resumed_at = time.monotonic()
         for _ in range(settings.steps):
-            system.train()
+            block.waited.append(_waiting_seconds(system.train))
             block.ended_at.append(time.monotonic())
         system.finish(block)
         block.helper_seconds = helper_seconds() - helpers
