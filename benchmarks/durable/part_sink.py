@@ -146,7 +146,8 @@ class _Request(BaseHTTPRequestHandler):
 def _listing(objects: Mapping[str, bytes], bucket: str, prefix: str) -> str:
     found = [(path, content) for path, content in sorted(objects.items()) if path.startswith(bucket + prefix)]
     entries = "".join(
-        f"<Contents><Key>{escape(path.removeprefix(bucket))}</Key><Size>{len(content)}</Size><ETag>{ETAG}</ETag></Contents>"
+        f"<Contents><Key>{escape(path.removeprefix(bucket))}</Key><Size>{len(content)}</Size><ETag>{ETAG}</ETag>"
+        "</Contents>"
         for path, content in found
     )
     return f"<ListBucketResult><KeyCount>{len(found)}</KeyCount>{entries}</ListBucketResult>"
