@@ -81,7 +81,8 @@ class Block:
     waited: list[float] = field(default_factory=list)
     """Seconds of each counted step in which the training thread did not run: it waited for a core, a lock or an event.
 
-    The hypervisor's use of the core counts as running, so other virtual machines do not change this time.
+    If the hypervisor stops the thread's core, the thread counts as running. Other virtual machines therefore hardly
+    change this time.
     """
     save_seconds: float = 0.0
     """Seconds for which the checkpoint blocked the training thread.
