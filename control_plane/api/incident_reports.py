@@ -1,7 +1,7 @@
 """Collects what DescribeIncident, ListSimilarIncidents and ExportIncident report about an incident.
 
-This module reads rows and, for the post-mortem, the log in S3. `core.incident_accounts`, `core.similar_incidents` and
-`core.postmortem` decide what the reports state.
+This module reads rows and, for the post-mortem, the log in S3. `accounts.incidents`, `core.similar_incidents` and
+`accounts.postmortem` decide what the reports state.
 
 Invariant: the functions of this module change nothing. If S3 does not return the log, the post-mortem lacks only the
 log lines.
@@ -16,14 +16,15 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import answers
+from control_plane.accounts.incidents import Account, HeldNode, IncidentOutcome, JobCourse, outcome_of, script_error
+from control_plane.accounts.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote
 from control_plane.api import views
 from control_plane.api.deps import Services
 from control_plane.cloud.errors import CloudError
-from control_plane.core import accounting, capacity, hangs, incident_answers, similar_incidents
-from control_plane.core.incident_accounts import Account, HeldNode, IncidentOutcome, JobCourse, outcome_of, script_error
+from control_plane.core import accounting, capacity, hangs, similar_incidents
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote
 from control_plane.core.similar_incidents import Candidate
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import checkpoints, events, fleets, incidents, jobs, nodes, notes
@@ -74,7 +75,7 @@ def headlines(session: Session, found: Sequence[SavedIncident]) -> list[str]:
 def _headline(record: SavedIncident, job: JobOfIncident) -> str:
     cause = Cause(record.cause)
     error = script_error(cause, _outcome(record, job), job.reason)
-    return incident_answers.headline(cause, record.evidence, record.faulted_instance_ids, error)
+    return answers.headline(cause, record.evidence, record.faulted_instance_ids, error)
 
 
 def detail(session: Session, record: SavedIncident, now: datetime) -> views.IncidentDetail:
@@ -90,7 +91,7 @@ def detail(session: Session, record: SavedIncident, now: datetime) -> views.Inci
 def account(session: Session, record: SavedIncident, now: datetime) -> Account:
     """Return all stored facts about an incident, its job and its nodes.
 
-    `core.incident_accounts` derives further texts from these facts: the verdict (what failed, and the job's state), the
+    `accounts.incidents` derives further texts from these facts: the verdict (what failed, and the job's state), the
     outcome and the recommended actions.
     """
     job = jobs.get_run(session, record.run_id)
@@ -190,7 +191,7 @@ def similar(session: Session, record: SavedIncident, limit: int) -> tuple[views.
 
 
 def post_mortem(session: Session, record: SavedIncident, log: LastLines, now: datetime) -> PostMortem:
-    """Return the content of an incident's post-mortem, for `core.postmortem.markdown`.
+    """Return the content of an incident's post-mortem, for `accounts.postmortem.markdown`.
 
     `session` comes from `Database.read`, and `log` from `last_lines`. The document is dated `now`.
     """

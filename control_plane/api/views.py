@@ -15,6 +15,9 @@ from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from control_plane.accounts import answers, held_nodes
+from control_plane.accounts import incidents as accounts
+from control_plane.accounts.incidents import Account, IncidentOutcome
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import drills as drills_schemas
@@ -34,9 +37,6 @@ from control_plane.core import (
     domain_loss,
     encryption,
     hangs,
-    held_nodes,
-    incident_accounts,
-    incident_answers,
     parity,
     placement,
     rolls,
@@ -45,7 +45,6 @@ from control_plane.core import (
 from control_plane.core.capacity import is_shortage
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.encryption import ReplicaEncryption
-from control_plane.core.incident_accounts import Account, IncidentOutcome
 from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
@@ -662,15 +661,15 @@ def incident(
     if detail is not None:
         described = {
             "outcome": detail.account.outcome,
-            "verdict": incident_accounts.verdict(detail.account, detail.now),
-            "why": incident_answers.why(detail.account),
-            "done": list(incident_answers.done(detail.account)),
+            "verdict": accounts.verdict(detail.account, detail.now),
+            "why": answers.why(detail.account),
+            "done": list(answers.done(detail.account)),
             "wait": capacity_wait(
                 detail.account.wait,
                 instance_type=detail.account.instance_type,
                 availability_zone=detail.account.availability_zone,
             ),
-            "continuing_cost": incident_accounts.continuing_cost(detail.account, detail.now) or None,
+            "continuing_cost": accounts.continuing_cost(detail.account, detail.now) or None,
             "actions": [
                 incidents_schemas.IncidentAction(
                     urgency=each.urgency,
@@ -681,7 +680,7 @@ def incident(
                     is_recommended=each.is_recommended,
                     min_node_count=each.min_node_count,
                 )
-                for each in incident_accounts.actions(detail.account)
+                for each in accounts.actions(detail.account)
             ],
             "notes": [note(each) for each in detail.notes],
         }

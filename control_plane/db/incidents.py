@@ -306,7 +306,7 @@ def acknowledge(session: Session, incident_id: str, *, who: str, note: str, now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOfIncident:
-    """The data of a job that descriptions of its incidents need (`core.incident_accounts`)."""
+    """The data of a job that descriptions of its incidents need (`accounts.incidents`)."""
 
     run_id: str
     fleet_name: str

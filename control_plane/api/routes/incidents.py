@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import Query
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import postmortem
 from control_plane.api import incident_reports, page_tokens, views
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import (
@@ -23,7 +24,6 @@ from control_plane.api.deps import (
 )
 from control_plane.api.router import Router
 from control_plane.api.schemas import incidents as incidents_schemas
-from control_plane.core import postmortem
 from control_plane.db import events, incidents, jobs
 from control_plane.db.errors import NotFound
 from control_plane.db.events import NewEvent

@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
+from control_plane.accounts.incidents import IncidentOutcome, Urgency
 from control_plane.api.schemas.common import CapacityWait, Request, Shape, ShortText
 from control_plane.api.schemas.notes import Note
-from control_plane.core.incident_accounts import IncidentOutcome, Urgency
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import IncidentPhase

@@ -9,7 +9,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from control_plane.core.postmortem import Stack, TimelineEntry, WrittenNote, markdown
+from control_plane.accounts.postmortem import Stack, TimelineEntry, WrittenNote, markdown
 from tests.unit.control_plane.core.test_incident_accounts import RECOVERED
 from tests.unit.control_plane.core.test_postmortem import WHOLE
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.incident_accounts import Account, HeldNode, IncidentOutcome, verdict
-from control_plane.core.incident_answers import done, headline, why
+from control_plane.accounts.answers import done, headline, why
+from control_plane.accounts.incidents import Account, HeldNode, IncidentOutcome, verdict
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.ids import Step
-from tests.unit.control_plane.core.test_incident_accounts import FAILED, OPEN, RECOVERED, SHORT, WAITING
+from tests.unit.control_plane.accounts.test_incidents import FAILED, OPEN, RECOVERED, SHORT, WAITING
 
 ABSENT = "no control plane was running for 172 s, until 09:19:54 UTC"
 BY_API = "Someone outside Everstep terminated it."

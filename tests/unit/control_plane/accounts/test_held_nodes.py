@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.core.held_nodes import HoldDecision, advice
+from control_plane.accounts.held_nodes import HoldDecision, advice
 from control_plane.core.observed.fleets import Hold
 
 

@@ -1,6 +1,6 @@
 """Three answers about an incident for people: its headline, its cause, and what Everstep has done about it.
 
-`core.incident_accounts` has further texts, for example what a person can do now. The API and the dashboard show these
+`accounts.incidents` has further texts, for example what a person can do now. The API and the dashboard show these
 sentences.
 
 Invariant: pure. A sentence states only stored facts. If no stored fact explains the failure, the answer is "Cause
@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from control_plane.accounts.incidents import Account, IncidentOutcome
+from control_plane.accounts.occurrences import brief_occurrence, capital, listed
 from control_plane.core.capacity import is_shortage
-from control_plane.core.incident_accounts import Account, IncidentOutcome
 from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.occurrences import brief_occurrence, capital, listed
 from control_plane.core.remedies import hardware_fault
 from everstep.protocol.ids import FIRST_STEP
 
@@ -86,7 +86,7 @@ def _failed(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error: 
 def why(account: Account) -> str:
     """Return the cause of an incident. After an outage of the control plane, also say that its cause is unknown.
 
-    The text names the same exception, fault or instance as the incident's verdict (`core.incident_accounts.verdict`).
+    The text names the same exception, fault or instance as the incident's verdict (`accounts.incidents.verdict`).
     """
     outage = "" if absent_seconds(account.evidence) is None else " Outage: cause unknown."
     cause = _CAUSES.get(account.cause, _other)(account).rstrip(".")

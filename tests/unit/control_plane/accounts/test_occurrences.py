@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from control_plane.accounts.occurrences import brief_occurrence, listed, occurrence
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.occurrences import brief_occurrence, listed, occurrence
 
 
 def test_a_sentence_names_the_given_nodes() -> None:

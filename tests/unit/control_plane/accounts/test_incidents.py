@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.incident_accounts import (
+from control_plane.accounts.incidents import (
     Account,
     HeldNode,
     IncidentOutcome,

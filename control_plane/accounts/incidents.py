@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from control_plane.accounts.held_nodes import advice, hourly
+from control_plane.accounts.occurrences import listed, occurrence
 from control_plane.core import tracebacks
-from control_plane.core.held_nodes import advice, hourly
 from control_plane.core.incidents import absent_seconds, phase_moments
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.occurrences import listed, occurrence
 from control_plane.core.remedies import hardware_fault
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step

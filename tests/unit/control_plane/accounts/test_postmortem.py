@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core.incident_accounts import IncidentOutcome
-from control_plane.core.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote, markdown
-from tests.unit.control_plane.core.test_incident_accounts import FAILED, RECOVERED
+from control_plane.accounts.incidents import IncidentOutcome
+from control_plane.accounts.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote, markdown
+from tests.unit.control_plane.accounts.test_incidents import FAILED, RECOVERED
 
 WHOLE = PostMortem(
     account=RECOVERED,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from control_plane.core.incident_accounts import Account, Action, IncidentOutcome, actions, duty, verdict
+from control_plane.accounts.incidents import Account, Action, IncidentOutcome, actions, duty, verdict
 from control_plane.core.incidents import PHASES, SOURCES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
