@@ -19,7 +19,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check check-terraform fix web wheel docs pictures test test-fast test-durations test-full test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check check-terraform fix web wheel docs pictures test test-fast test-durations test-full test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -129,6 +129,9 @@ bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what
 
 corruption: setup  ## COUNT (10,000) planted corruptions of slots, replicas, parity and objects in S3: counts by place and kind; fails if one is loaded; SEED repeats
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.corruption --count $(or $(COUNT),10000) $(if $(SEED),--seed $(SEED))
+
+mutants: setup  ## COUNT (300) small faults planted in the cores, in at most 20 minutes: reports those that no test notices; SEED repeats
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants --count $(or $(COUNT),300) $(if $(SEED),--seed $(SEED))
 
 bench-first: setup  ## the first measurements: seconds blocked per snapshot, slowdown, seconds per recovery; writes docs/benchmarks.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.first
