@@ -1,0 +1,223 @@
+"""The sentence for each fact of an incident (`core.observed.facts`).
+
+Invariant: pure. Every fact has a sentence, without a capital letter at its start and without a full stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, assert_never
+
+from control_plane.core import out_of_memory
+from control_plane.core.observed.drills import DrillKind
+from control_plane.core.observed.facts import (
+    Absence,
+    AgentRestarted,
+    AgentSilent,
+    AloneStuck,
+    Announced,
+    ControlPlaneAbsent,
+    CutOff,
+    DrillOrdered,
+    Fact,
+    FailedAlike,
+    Faulty,
+    HangProof,
+    InstanceEnded,
+    Lemon,
+    LoadFailed,
+    LostEachOther,
+    NodeFaulty,
+    NodeRemoved,
+    NodesReady,
+    NoReplacement,
+    NotPaused,
+    NotPrepared,
+    Oddity,
+    OutOfView,
+    RankEnded,
+    Ranks,
+    Recorded,
+    Returned,
+    SameStack,
+    ShardLoss,
+    ShardsLost,
+    SilenceProof,
+    Standstill,
+)
+
+_MAX_FRAMES = 3
+_SILENT: Final[Mapping[SilenceProof, str]] = {
+    SilenceProof.NONE: "",
+    SilenceProof.BLIND: ", and so is most of the fleet, so this silence is no evidence of a lost node",
+    SilenceProof.PEERS: " and other nodes could not reach it",
+    SilenceProof.CHECK: " and {fact.text}",
+    SilenceProof.LIMIT: ", longer than {fact.limit_seconds:g} s, and no step advanced",
+    SilenceProof.LAUNCH: " during the launch",
+    SilenceProof.COORDINATOR: " and no step was committed meanwhile",
+}
+_SHARDS: Final[Mapping[ShardLoss, str]] = {
+    ShardLoss.HOLDERS: "every node that held the shard of rank {ranks} is lost",
+    ShardLoss.PARITY: "two nodes of a parity group are lost, and with them the shard of rank {ranks}",
+    ShardLoss.MEMORY: "no remaining node holds the shard of rank {ranks}",
+}
+_ODD: Final[Mapping[Oddity, str]] = {
+    Oddity.STOPPED: "stopped",
+    Oddity.BEHIND: "at an earlier step than the other ranks",
+    Oddity.ELSEWHERE: "at another place in the code than the other ranks",
+}
+
+
+def sentences(facts: Iterable[Fact]) -> str:
+    """Return the sentences of several facts, joined by semicolons."""
+    return "; ".join(map(sentence, facts))
+
+
+def sentence(fact: Fact) -> str:
+    """Return a fact as a clause, for example `rank 3 on i-07 ended: crashed, code 1`."""
+    match fact:
+        case Recorded(text=text):
+            return text
+        case InstanceEnded():
+            return f"EC2 reports {fact.node_id} as {fact.state}" + (f" ({fact.text})" if fact.text else "")
+        case NodeRemoved():
+            return f"{fact.node_id} is no longer part of the fleet"
+        case Faulty():
+            return f"{fact.code}: {fact.text}" + ("; a reboot did not repair it" if fact.is_repeated else "")
+        case NodeFaulty():
+            return f"the agent of {fact.node_id} reports {sentence(fact.fault)}"
+        case Lemon():
+            return f"{fact.node_id} is not used again: {lemon(fact)}"
+        case Announced():
+            return f"AWS announced for {fact.node_id}: {fact.notice.value.replace('_', ' ')} ({fact.text})"
+        case AgentSilent():
+            who = "coordinator" if fact.proof is SilenceProof.COORDINATOR else "agent of"
+            return (
+                f"the {who} {fact.node_id} was silent for {fact.seconds:.1f} s{_SILENT[fact.proof].format(fact=fact)}"
+            )
+        case OutOfView():
+            limit = fact.limit_seconds
+            more = "" if limit is None else f", longer than {limit:g} s, although its agent still reports"
+            return f"the replicas on {fact.node_id} have not responded to their owners for {fact.seconds:.0f} s{more}"
+        case NotPrepared():
+            return _not_prepared(fact)
+        case CutOff(texts=texts):
+            return f"{'; '.join(texts)}: no step was committed meanwhile"
+        case AgentRestarted(reported_generation=None):
+            return f"the agent of {fact.node_id} has restarted and has no state of this job"
+        case AgentRestarted():
+            numbers = f"generation {fact.reported_generation}, not generation {fact.generation}"
+            return f"the agent of {fact.node_id} reports {numbers}"
+        case RankEnded(memory=None):
+            how = f"{'signal' if fact.code < 0 else 'code'} {abs(fact.code)}"
+            return f"rank {fact.rank} on {fact.node_id} ended: {fact.exit_class.value}, {how}"
+        case RankEnded(memory=memory):
+            return f"{out_of_memory.sentence(fact.rank, fact.node_id, memory)}; {out_of_memory.advice(memory)}"
+        case LoadFailed():
+            return f"{fact.node_id} failed to load its shards: {fact.text}"
+        case ShardsLost():
+            return _SHARDS[fact.how].format(ranks=listed_ranks(fact.ranks))
+        case Standstill(proof=None):
+            return standstill(fact)
+        case Standstill():
+            return f"hang: {standstill(fact)}: {hang_proof(fact)}"
+        case AloneStuck():
+            ranks, are = ("rank", "is") if len(fact.ranks) == 1 else ("ranks", "are")
+            return f"{fact.node_id} alone is stuck: its {ranks} {listed_ranks(fact.ranks)} {are} {_ODD[fact.how]}"
+        case SameStack():
+            return f"{_rank_word(fact.ranks)} {listed_ranks(fact.ranks)}: {_frames(fact.text)}"
+        case ControlPlaneAbsent():
+            until = datetime.fromtimestamp(fact.until, UTC)
+            return f"no control plane was running for {fact.seconds:.0f} s, until {until:%H:%M:%S} UTC"
+        case DrillOrdered():
+            where = f"rank {fact.rank} on {fact.node_id}" if fact.drill is DrillKind.KILL_RANK else fact.node_id
+            return f"a drill ({fact.drill_id}): {fact.by} requested {fact.drill} on {where}"
+        case NodesReady(node_ids=names):
+            return f"{', '.join(names)} can work for the job"
+        case Returned():
+            why = f"for {fact.to}" if fact.to else f"MaxNodeCount is {fact.max_node_count}"
+            besides = "" if fact.besides is None else f"; {sentence(fact.besides)}"
+            return f"{fact.node_id} returns to the fleet: {why}{besides}"
+        case NotPaused(step=None):
+            return f"the ranks did not agree on a stop, and made no step, for {fact.seconds:g} s"
+        case NotPaused():
+            return f"step {fact.step} did not become a checkpoint within {fact.seconds:g} s: it is not paused"
+        case NoReplacement():
+            return f"no node came within {fact.seconds:g} s"
+        case FailedAlike():
+            return f"ranks failed alike on {fact.node_id} after step {fact.step}, and pass that step without it"
+        case LostEachOther(departed=departed):
+            names = ", ".join(departed)
+            return f"{fact.node_id} and {names} had lost each other's replicas; the job moved off {names}"
+        case _:
+            assert_never(fact)
+
+
+def lemon(fact: Lemon) -> str:
+    """Return in which incidents a lemon (a node with too many incidents) was involved."""
+    involvements = ", ".join(f"{each.what} ({each.incident_id})" for each in fact.involvements)
+    return f"it was involved in {len(fact.involvements)} incidents within {fact.hours:g} h: {involvements}"
+
+
+def standstill(fact: Standstill) -> str:
+    """Return which ranks made no progress, in which phases and for how long, without the proof of a hang."""
+    stuck, phases = ranks_words(fact.stuck), ", ".join(fact.phases)
+    return f"{stuck} made no progress in {phases} for {fact.seconds:.0f} s, the limit is {fact.limit_seconds:g} s"
+
+
+def hang_proof(fact: Standstill) -> str:
+    """Return how the stacks of the ranks prove a hang. Empty if they prove nothing."""
+    proven = "" if fact.proven is None else ranks_words(fact.proven)
+    match fact.proof:
+        case HangProof.STOPPED:
+            return f"{proven} stopped by a signal"
+        case HangProof.ASLEEP:
+            return "no stack changed between two stack dumps, and the ranks used neither CPU nor GPU"
+        case HangProof.LEFT_BEHIND:
+            return f"{proven} asleep with unchanged stacks while other ranks reached step {fact.reached_step}"
+        case HangProof.UNCHANGED:
+            return (
+                f"no stack has changed for longer than {fact.last_limit_seconds:g} s, although ranks use CPU or GPU: "
+                "they wait for each other"
+            )
+        case None:
+            return ""
+
+
+def ranks_words(group: Ranks) -> str:
+    """Return ranks with their nodes: `ranks 0, 1 on i-1`, or `all 8 ranks`."""
+    if group.are_all:
+        return f"all {len(group.ranks)} ranks"
+    return f"{_rank_word(group.ranks)} {listed_ranks(group.ranks)} on {', '.join(group.node_ids)}"
+
+
+def listed_ranks(ranks: Iterable[int]) -> str:
+    """Return rank numbers as text: `0, 1, 7`."""
+    return ", ".join(map(str, ranks))
+
+
+def _rank_word(ranks: Sequence[int]) -> str:
+    return "rank" if len(ranks) == 1 else "ranks"
+
+
+def _frames(stack: str) -> str:
+    frames = [line.strip() for line in stack.splitlines()[1:]]
+    if not frames:
+        return stack or "no Python stack"
+    return " < ".join([*frames[:_MAX_FRAMES], *(["…"] if len(frames) > _MAX_FRAMES else [])])
+
+
+def _not_prepared(fact: NotPrepared) -> str:
+    words = {
+        Absence.LATE: "did not prepare within {seconds:g} s",
+        Absence.SILENT: "did not prepare within {seconds:g} s and is silent",
+        Absence.UNREACHABLE: "was unreachable for {seconds:g} s",
+    }[fact.how]
+    cost = (
+        ""
+        if fact.restorable_step is None
+        else f"; without it, only step {fact.restorable_step} can be restored, not the committed step "
+        f"{fact.committed_step}"
+    )
+    return f"{fact.node_id} {words.format(seconds=fact.seconds)}{cost}"

@@ -1,0 +1,370 @@
+"""Facts: the evidence of verdicts, departures and incidents, as values.
+
+`control_plane.accounts.facts` turns a fact into a sentence. Decisions compare the types and fields of facts. The fields
+`text` and `note` contain words of AWS, an agent or a person, which no code interprets.
+
+The database stores a fact as JSON, with its class under the key `kind`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from control_plane.core.observed.drills import DrillKind
+from everstep.protocol.agent_messages import ExitClass, MemoryEnd, NoticeKind
+from everstep.protocol.codec import resolve
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+
+
+class Value(msgspec.Struct, frozen=True, tag=True, tag_field="kind", kw_only=True, omit_defaults=True):
+    """Base of all facts and reasons: immutable, and tagged with its class name."""
+
+
+class Recorded(Value, frozen=True):
+    """A sentence that an earlier version of Everstep stored."""
+
+    text: str = ""
+
+
+class InstanceEnded(Value, frozen=True):
+    """AWS reports that the instance of a node has ended or is ending."""
+
+    node_id: NodeId
+    state: str
+    """EC2's state, for example `terminated`, or a clause about the lifecycle state in the Auto Scaling group."""
+    code: str = ""
+    """EC2's code of the state reason, for example `Client.UserInitiatedShutdown`. Empty without a code."""
+    text: str = ""
+    """EC2's state reason. Empty without a reason."""
+
+
+class NodeRemoved(Value, frozen=True):
+    """The fleet has removed the node, which a job still uses."""
+
+    node_id: NodeId
+
+
+class Faulty(Value, frozen=True):
+    """The node's own agent reports a fault of the node."""
+
+    code: str
+    text: str
+    xid: int | None = None
+    """Number of NVIDIA's Xid error. None for other faults."""
+    device: str = ""
+    """The faulty device: `gpu 3`, `eth0`. Empty if the fault concerns the whole node."""
+    is_repeated: bool = False
+    """Whether the same fault already caused a reboot of the node."""
+
+
+class NodeFaulty(Value, frozen=True):
+    """The agent of the node reports a fault that makes the node unusable."""
+
+    node_id: NodeId
+    fault: Faulty
+
+
+class Involvement(msgspec.Struct, frozen=True):
+    """One incident that involved a node, and its cause or fault code."""
+
+    what: str
+    incident_id: str
+
+
+class Lemon(Value, frozen=True):
+    """The node was involved in too many incidents within `hours`, so jobs do not use it again."""
+
+    node_id: NodeId
+    involvements: tuple[Involvement, ...]
+    hours: float
+
+
+class Announced(Value, frozen=True):
+    """AWS announced that it will end or interrupt the node's instance. `text` is AWS's announcement."""
+
+    node_id: NodeId
+    notice: NoticeKind
+    text: str
+
+
+class SilenceProof(StrEnum):
+    """The circumstance of a node's silence that decides what the silence proves.
+
+    - NONE: nothing else is known.
+    - BLIND: most of the fleet is silent, so the silence proves nothing.
+    - PEERS: other nodes do not reach the node.
+    - CHECK: a status check of EC2 fails. `AgentSilent.text` describes the check.
+    - LIMIT: the silence exceeds `AgentSilent.limit_seconds`, and no step advanced.
+    - LAUNCH: the agent was silent during a launch.
+    - COORDINATOR: the agent is the coordinator, and no step was committed.
+    """
+
+    NONE = "none"
+    BLIND = "blind"
+    PEERS = "peers"
+    CHECK = "check"
+    LIMIT = "limit"
+    LAUNCH = "launch"
+    COORDINATOR = "coordinator"
+
+
+class AgentSilent(Value, frozen=True):
+    """The control plane received no message from the node's agent for `seconds`."""
+
+    node_id: NodeId
+    seconds: float
+    proof: SilenceProof = SilenceProof.NONE
+    limit_seconds: float = 0.0
+    text: str = ""
+
+
+class OutOfView(Value, frozen=True):
+    """The node does not answer other members, although its agent reports.
+
+    `limit_seconds` is set once the time exceeds the limit.
+    """
+
+    node_id: NodeId
+    seconds: float
+    limit_seconds: float | None = None
+
+
+class Absence(StrEnum):
+    """How a member failed to join the next generation in time.
+
+    - LATE: its agent is connected, but did not promise to join.
+    - SILENT: its agent is silent.
+    - UNREACHABLE: its agent is silent, and the job waited longer for the shards on the node.
+    """
+
+    LATE = "late"
+    SILENT = "silent"
+    UNREACHABLE = "unreachable"
+
+
+class NotPrepared(Value, frozen=True):
+    """The node did not promise to join the next generation within `seconds`."""
+
+    node_id: NodeId
+    how: Absence
+    seconds: float
+    restorable_step: Step | None = None
+    """The newest step without the node. None if the job loses no committed step."""
+    committed_step: Step | None = None
+
+
+class CutOff(Value, frozen=True):
+    """Members report that they do not reach the coordinator. `texts` are their messages."""
+
+    texts: tuple[str, ...]
+
+
+class AgentRestarted(Value, frozen=True):
+    """The agent of the node has restarted, or it reports another generation than the newest."""
+
+    node_id: NodeId
+    generation: Generation
+    reported_generation: Generation | None = None
+    """The generation that the agent reports. None if the agent has no state of the job."""
+
+
+class RankEnded(Value, frozen=True):
+    """A rank ended without success."""
+
+    rank: Rank
+    node_id: NodeId
+    exit_class: ExitClass
+    code: int
+    """The exit code, or the negated signal number."""
+    memory: MemoryEnd | None = None
+    """The evidence of exhausted memory. None for other ends."""
+
+
+class LoadFailed(Value, frozen=True):
+    """The node failed to load its shards. `text` is the agent's message."""
+
+    node_id: NodeId
+    text: str
+
+
+class ShardLoss(StrEnum):
+    """How shards were lost.
+
+    - HOLDERS: every node that held a shard is lost.
+    - PARITY: two nodes of a parity group are lost.
+    - MEMORY: no remaining node holds a shard, because earlier losses were not repaired yet.
+    """
+
+    HOLDERS = "holders"
+    PARITY = "parity"
+    MEMORY = "memory"
+
+
+class ShardsLost(Value, frozen=True):
+    """No remaining node holds the shards of these ranks, or can rebuild them."""
+
+    ranks: tuple[Rank, ...]
+    how: ShardLoss
+
+
+class HangProof(StrEnum):
+    """How stacks prove that ranks cannot continue by themselves.
+
+    - STOPPED: a signal has stopped the ranks.
+    - ASLEEP: no stack changed, and the ranks used neither CPU nor GPU.
+    - LEFT_BEHIND: the ranks sleep while other ranks reached a later step.
+    - UNCHANGED: no stack changed up to the last limit, although ranks use CPU or GPU.
+    """
+
+    STOPPED = "stopped"
+    ASLEEP = "asleep"
+    LEFT_BEHIND = "left_behind"
+    UNCHANGED = "unchanged"
+
+
+class Ranks(msgspec.Struct, frozen=True):
+    """Ranks of a job, and the nodes on which they run."""
+
+    ranks: tuple[Rank, ...]
+    node_ids: tuple[NodeId, ...]
+    are_all: bool = False
+    """Whether these are all ranks of the job, of which there is more than one."""
+
+
+class Standstill(Value, frozen=True):
+    """Ranks made no progress in `phases` for longer than `limit_seconds`.
+
+    `proof` is None while nothing proves a hang. The event about the ranks contains their stacks.
+    """
+
+    stuck: Ranks
+    phases: tuple[str, ...]
+    limit_seconds: float
+    seconds: float
+    proof: HangProof | None = None
+    proven: Ranks | None = None
+    """The ranks that are stopped or left behind."""
+    reached_step: Step | None = None
+    """The step that other ranks reached. Set for LEFT_BEHIND."""
+    last_limit_seconds: float | None = None
+    """The limit up to which no stack changed. Set for UNCHANGED."""
+
+
+class Oddity(StrEnum):
+    """What distinguishes the ranks of a stuck node from all other ranks."""
+
+    STOPPED = "stopped"
+    BEHIND = "behind"
+    ELSEWHERE = "elsewhere"
+
+
+class AloneStuck(Value, frozen=True):
+    """All other nodes wait for one node."""
+
+    node_id: NodeId
+    ranks: tuple[Rank, ...]
+    how: Oddity
+
+
+class SameStack(Value, frozen=True):
+    """Several ranks have the same stack. `text` is the stack of their main threads, or why it was not read."""
+
+    ranks: tuple[Rank, ...]
+    text: str
+
+
+class ControlPlaneAbsent(Value, frozen=True):
+    """No control plane was running for `seconds`, until the Unix time `until`."""
+
+    seconds: float
+    until: float
+
+
+class DrillOrdered(Value, frozen=True):
+    """A person ordered a drill, which caused the faults."""
+
+    drill_id: str
+    by: str
+    drill: DrillKind
+    node_id: NodeId
+    rank: Rank | None = None
+
+
+class NodesReady(Value, frozen=True):
+    """Nodes of the fleet are ready, so the job can grow."""
+
+    node_ids: tuple[NodeId, ...]
+
+
+class Returned(Value, frozen=True):
+    """The job returns a node to its fleet."""
+
+    node_id: NodeId
+    to: str = ""
+    """The job that needs the node. Empty if MaxNodeCount requires the return."""
+    max_node_count: int = 0
+    besides: Fact | None = None
+    """The earlier reason to give the node up. None without such a reason."""
+
+
+class NotPaused(Value, frozen=True):
+    """The job was not paused within `seconds`: the ranks did not stop, or a step did not become a checkpoint."""
+
+    seconds: float
+    step: Step | None = None
+    """The step that did not become a checkpoint. None if the ranks did not stop."""
+
+
+class NoReplacement(Value, frozen=True):
+    """No node came in place of a lost node within `seconds`."""
+
+    seconds: float
+
+
+class FailedAlike(Value, frozen=True):
+    """Ranks failed alike on the node after a step, and passed that step without the node."""
+
+    node_id: NodeId
+    step: Step
+
+
+class LostEachOther(Value, frozen=True):
+    """The node and departing nodes lost each other's replicas."""
+
+    node_id: NodeId
+    departed: tuple[NodeId, ...]
+
+
+Fact: TypeAlias = (
+    Recorded
+    | InstanceEnded
+    | NodeRemoved
+    | Faulty
+    | NodeFaulty
+    | Lemon
+    | Announced
+    | AgentSilent
+    | OutOfView
+    | NotPrepared
+    | CutOff
+    | AgentRestarted
+    | RankEnded
+    | LoadFailed
+    | ShardsLost
+    | Standstill
+    | AloneStuck
+    | SameStack
+    | ControlPlaneAbsent
+    | DrillOrdered
+    | NodesReady
+    | Returned
+    | NotPaused
+    | NoReplacement
+    | FailedAlike
+    | LostEachOther
+)
+
+resolve(Fact)

@@ -1,0 +1,68 @@
+"""Tests of the sentences of facts."""
+
+from __future__ import annotations
+
+import typing
+
+import msgspec
+
+from control_plane.accounts.facts import sentence
+from control_plane.core.observed.facts import (
+    AgentSilent,
+    Announced,
+    Fact,
+    Faulty,
+    InstanceEnded,
+    NodeFaulty,
+    RankEnded,
+    Returned,
+    SilenceProof,
+)
+from everstep.protocol.agent_messages import ExitClass, NoticeKind
+from everstep.protocol.ids import NodeId, Rank
+
+NODE = NodeId("i-1")
+SENTENCES: tuple[tuple[Fact, str], ...] = (
+    (
+        RankEnded(rank=Rank(3), node_id=NODE, exit_class=ExitClass.CRASHED, code=-9),
+        "rank 3 on i-1 ended: crashed, signal 9",
+    ),
+    (
+        InstanceEnded(node_id=NODE, state="terminated", text="Client.X: no"),
+        "EC2 reports i-1 as terminated (Client.X: no)",
+    ),
+    (
+        NodeFaulty(node_id=NODE, fault=Faulty(code="gpu_lost", text="gpu 3 is gone", is_repeated=True)),
+        "the agent of i-1 reports gpu_lost: gpu 3 is gone; a reboot did not repair it",
+    ),
+    (
+        AgentSilent(node_id=NODE, seconds=12.04, proof=SilenceProof.LIMIT, limit_seconds=10),
+        "the agent of i-1 was silent for 12.0 s, longer than 10 s, and no step advanced",
+    ),
+    (
+        AgentSilent(node_id=NODE, seconds=12, proof=SilenceProof.COORDINATOR),
+        "the coordinator i-1 was silent for 12.0 s and no step was committed meanwhile",
+    ),
+    (
+        Returned(
+            node_id=NODE,
+            to="job b",
+            besides=Announced(node_id=NODE, notice=NoticeKind.SPOT_INTERRUPTION, text="two minutes"),
+        ),
+        "i-1 returns to the fleet: for job b; AWS announced for i-1: spot interruption (two minutes)",
+    ),
+)
+
+
+def test_a_fact_has_its_sentence():
+    assert [sentence(fact) for fact, _ in SENTENCES] == [words for _, words in SENTENCES]
+
+
+def test_a_fact_stays_equal_in_the_database():
+    for fact, _ in SENTENCES:
+        assert msgspec.convert(msgspec.to_builtins(fact), Fact) == fact
+
+
+def test_facts_have_different_names():
+    names = [kind.__name__ for kind in typing.get_args(Fact)]
+    assert len(set(names)) == len(names)
