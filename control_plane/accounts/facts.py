@@ -109,11 +109,11 @@ def sentence(fact: Fact) -> str:
         case AgentRestarted():
             numbers = f"generation {fact.reported_generation}, not generation {fact.generation}"
             return f"the agent of {fact.node_id} reports {numbers}"
-        case RankEnded(memory=None):
+        case RankEnded(memory=memory) if memory is not None:
+            return f"{out_of_memory.sentence(fact.rank, fact.node_id, memory)}; {out_of_memory.advice(memory)}"
+        case RankEnded():
             how = f"{'signal' if fact.code < 0 else 'code'} {abs(fact.code)}"
             return f"rank {fact.rank} on {fact.node_id} ended: {fact.exit_class.value}, {how}"
-        case RankEnded(memory=memory):
-            return f"{out_of_memory.sentence(fact.rank, fact.node_id, memory)}; {out_of_memory.advice(memory)}"
         case LoadFailed():
             return f"{fact.node_id} failed to load its shards: {fact.text}"
         case ShardsLost():
@@ -148,8 +148,8 @@ def sentence(fact: Fact) -> str:
         case FailedAlike():
             return f"ranks failed alike on {fact.node_id} after step {fact.step}, and pass that step without it"
         case LostEachOther(departed=departed):
-            names = ", ".join(departed)
-            return f"{fact.node_id} and {names} had lost each other's replicas; the job moved off {names}"
+            others = ", ".join(departed)
+            return f"{fact.node_id} and {others} had lost each other's replicas; the job moved off {others}"
         case _:
             assert_never(fact)
 
