@@ -106,11 +106,13 @@ class Checkpoint(TypedDict):
     CompletionTime: NotRequired[datetime]
     IsPinned: bool
     """Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint."""
-    Verification: Literal["NotVerified", "Verifying", "Intact", "Damaged"]
+    Verification: Literal["NotVerified", "Verifying", "Waiting", "Intact", "Damaged"]
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     VerificationTime: NotRequired[datetime]
     VerificationMessage: NotRequired[str]
-    """The damaged parts of the checkpoint. Absent if no verification has found damage."""
+    """The damaged parts of the checkpoint, or why the verification waits. Absent without damage and without a wait."""
+    VerificationWaitingSince: NotRequired[datetime]
+    """When the verification first failed to read S3. Absent unless Verification is Waiting."""
 
 class CheckpointActivity(TypedDict):
     """The checkpoints of a job: when the next is due, the running upload, and figures of the last upload."""

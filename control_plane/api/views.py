@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from control_plane.accounts import answers, held_nodes
 from control_plane.accounts import incidents as accounts
@@ -61,6 +61,7 @@ from control_plane.core.states import (
     TrainingJobStatus,
 )
 from control_plane.core.strategies import Strategy, strategy_words
+from control_plane.core.verification import Obstacle
 from control_plane.db import checkpoints
 from control_plane.db import rolls as db_rolls
 from control_plane.db.checkpoints import SavedCheckpoint
@@ -610,16 +611,35 @@ def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:
         is_pinned=record.pinned_at is not None,
         verification=_verification(record),
         verification_time=record.verified_at,
-        verification_message=record.verdict or None,
+        verification_message=_verification_message(record),
+        verification_waiting_since=datetime.fromtimestamp(record.blocked.since, UTC) if record.blocked else None,
     )
 
 
 def _verification(record: SavedCheckpoint) -> Verification:
     if record.verify_requested_at is not None:
-        return Verification.VERIFYING
-    if record.verified_at is None:
+        return Verification.WAITING if record.blocked else Verification.VERIFYING
+    if record.verdict is None:
         return Verification.NOT_VERIFIED
-    return Verification.DAMAGED if record.verdict else Verification.INTACT
+    return Verification.DAMAGED if record.is_wrong else Verification.INTACT
+
+
+_OBSTACLES: Final[Mapping[Obstacle, str]] = {
+    Obstacle.DENIED: "S3 denies the server access",
+    Obstacle.NO_CREDENTIALS: "the server has no AWS credentials",
+    Obstacle.THROTTLED: "S3 throttles the server",
+    Obstacle.NO_ANSWER: "S3 does not answer",
+    Obstacle.GARBLED: "S3's answers contradict each other or are incomplete",
+    Obstacle.NO_BUCKET: "the bucket does not exist, or contains no object of this run",
+    Obstacle.REFUSED: "S3 rejects the request",
+}
+
+
+def _verification_message(record: SavedCheckpoint) -> str | None:
+    if record.blocked is None:
+        return str(record.verdict or "") or None
+    why = f"{_OBSTACLES[record.blocked.obstacle]}: {record.blocked.detail}"
+    return f"the verification waits and tries again, because {why}"
 
 
 def note(record: NoteRecord) -> notes_schemas.Note:

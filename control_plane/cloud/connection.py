@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from http.client import HTTPException
 from typing import Any, Final
 
 import boto3
@@ -29,6 +30,7 @@ from botocore.exceptions import (
     PartialCredentialsError,
 )
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
 
 from control_plane.cloud.call_meter import BUDGETS, THROTTLED_CODES, CallMeter
 from control_plane.cloud.credentials import SEARCH_SECONDS, LateCredentials
@@ -38,6 +40,7 @@ from control_plane.cloud.errors import (
     CloudError,
     CloudUnavailable,
     EndpointRefused,
+    GarbledAnswer,
     InvalidRequest,
     NoCredentials,
     NotFound,
@@ -210,9 +213,13 @@ def translated() -> Iterator[None]:
         raise AccessDenied(str(error)) from error
     except ParamValidationError as error:
         raise InvalidRequest(str(error)) from error
-    except (BotoCoreError, ResponseParserError) as error:
-        # BotoCoreError includes connection errors, timeouts and responses that botocore cannot parse.
+    except ResponseParserError as error:
+        raise GarbledAnswer(str(error)) from error
+    except (BotoCoreError, HTTPError, HTTPException, OSError) as error:
+        # BotoCoreError includes connection errors and timeouts. While a body is read, urllib3's errors also get here.
         raise CloudUnavailable(str(error)) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise GarbledAnswer(f"an answer of AWS lacks a field or has an invalid one: {error!r}") from error
 
 
 def from_client_error(error: ClientError) -> CloudError:

@@ -2,7 +2,8 @@
 
     CloudError
     ├── Throttled            AWS throttles the caller                                retryable
-    ├── CloudUnavailable     no answer, a 5xx, or an answer that does not parse      retryable
+    ├── CloudUnavailable     no answer, or a 5xx                                     retryable
+    │   └── GarbledAnswer    an answer that does not parse or contradicts another    retryable
     ├── ResourceContended    another change of the same resource is in progress      retryable
     ├── CapacityError        no free instance of the type, or an exhausted quota     retryable
     ├── NotFound             the group, instance, bucket or object does not exist
@@ -16,12 +17,16 @@
     ├── RegionUnknown        no source names the AWS region of this server
     └── EndpointRefused      local mode with an endpoint that is not on this machine
 
-The class attribute `retryable` states whether a caller may retry the call.
+The class attribute `retryable` states whether a caller may retry the call. The attribute `obstacle` states why a read
+came to no result. A caller that reads to reach a conclusion concludes nothing from any of these errors, except from
+`NotFound` for an object if the store proves that it answers (see `objects.require_missing`).
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+from control_plane.core.verification import Obstacle
 
 
 class CloudError(Exception):
@@ -32,6 +37,7 @@ class CloudError(Exception):
     """
 
     retryable: ClassVar[bool] = False
+    obstacle: ClassVar[Obstacle] = Obstacle.REFUSED
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(message)
@@ -43,6 +49,7 @@ class Throttled(CloudError):
     """AWS throttles the caller."""
 
     retryable = True
+    obstacle = Obstacle.THROTTLED
 
 
 class CloudUnavailable(CloudError):
@@ -52,6 +59,13 @@ class CloudUnavailable(CloudError):
     """
 
     retryable = True
+    obstacle = Obstacle.NO_ANSWER
+
+
+class GarbledAnswer(CloudUnavailable):
+    """An answer does not parse, ends too early, or contradicts another answer."""
+
+    obstacle = Obstacle.GARBLED
 
 
 class ResourceContended(CloudError):
@@ -69,6 +83,8 @@ class CapacityError(CloudError):
 class NotFound(CloudError):
     """The Auto Scaling group, instance, bucket or object does not exist."""
 
+    obstacle = Obstacle.NO_BUCKET
+
 
 class ObjectChanged(CloudError):
     """A conditional write failed: an S3 object exists that should not exist, or it has another ETag than expected."""
@@ -77,9 +93,13 @@ class ObjectChanged(CloudError):
 class AccessDenied(CloudError):
     """The credentials are missing, expired, or do not permit the call."""
 
+    obstacle = Obstacle.DENIED
+
 
 class NoCredentials(AccessDenied):
     """The server has no AWS credentials yet. It searches all sources of botocore again at its next call to AWS."""
+
+    obstacle = Obstacle.NO_CREDENTIALS
 
 
 class InvalidRequest(CloudError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import BinaryIO, Protocol
 
+from control_plane.cloud.errors import GarbledAnswer, NotFound
 from everstep.protocol.plan import ObjectReference
 
 STREAM_CHUNK_BYTES = 1024 * 1024
@@ -27,6 +28,28 @@ class ObjectInfo:
     etag: str
     """The ETag without quotes."""
     modified_at: datetime
+
+
+def require_missing(objects: ServiceStore, where: ObjectReference, folder: str) -> None:
+    """Check that an object is missing, after a read of it raised `NotFound`.
+
+    A status 404 alone does not prove this: the bucket may be another one, or may not be visible to the credentials.
+    The store must also list the folder without the object, and with at least one other object.
+
+    Args:
+        objects: S3.
+        where: bucket and key of the object.
+        folder: key prefix that contains other objects of the same run.
+
+    Raises:
+        GarbledAnswer: the store lists the object.
+        NotFound: the bucket does not exist, or the store lists no object in the folder.
+        CloudError: the store did not list its objects. Whether the object is missing is unknown.
+    """
+    if any(info.reference.key == where.key for info in objects.list(where)):
+        raise GarbledAnswer(f"S3 lists s3://{where.bucket}/{where.key}, and also answers that it does not exist")
+    if next(iter(objects.list(ObjectReference(bucket=where.bucket, key=folder))), None) is None:
+        raise NotFound(f"s3://{where.bucket}/{folder} contains no object")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from control_plane.core.observed.steps import (
     GenerationRecord,
 )
 from control_plane.core.strategies import STRATEGIES, Strategy
+from control_plane.core.verification import Damage, DamageKind, Verdict
 from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard, SharedObject
@@ -48,11 +49,13 @@ class CheckpointStatus(StrEnum):
 class Verification(StrEnum):
     """The result of a checkpoint's last verification. A verification reads all objects of the checkpoint from S3.
 
-    VERIFYING: a verification is in progress.
+    - VERIFYING: a verification is requested or in progress.
+    - WAITING: a verification is requested, but S3 cannot be read. Everstep tries again, and concludes nothing.
     """
 
     NOT_VERIFIED = "NotVerified"
     VERIFYING = "Verifying"
+    WAITING = "Waiting"
     INTACT = "Intact"
     DAMAGED = "Damaged"
 
@@ -289,7 +292,7 @@ def restorable(
     return tuple(
         each
         for each in known
-        if not each.damage
+        if not each.is_wrong
         and all(recovery.is_on_path(path, shard.origin_generation, each.step) for shard in each.shards)
     )
 
@@ -309,9 +312,9 @@ def found_damaged(
         known: the complete checkpoints of the job.
 
     Returns:
-        Each damaged checkpoint with the agents' messages, in the order of `known`.
+        Each damaged checkpoint with its verdict, in the order of `known`.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Damage] = {}
     for member in plan.nodes:
         report = reports.get(member.node_id)
         mismatches = [fault for fault in report.faults if fault.code == FaultCode.SOURCE_MISMATCH] if report else []
@@ -320,15 +323,16 @@ def found_damaged(
             for rank in member.ranks if fault.shard is None else (fault.shard,):
                 for source in shards.get(rank, ()):
                     if source.object is not None:
-                        found.setdefault(source.object.key, f"{member.node_id}: {fault.message}")
+                        detail = f"{member.node_id}: {fault.message}"
+                        found.setdefault(source.object.key, Damage(kind=DamageKind.LOADED, detail=detail))
     return tuple(
         DamagedCheckpoint(
             generation=each.generation,
             step=each.step,
-            reason="; ".join(dict.fromkeys(found[shard.key] for shard in each.shards if shard.key in found)),
+            verdict=Verdict.of(*dict.fromkeys(found[shard.key] for shard in each.shards if shard.key in found)),
         )
         for each in known
-        if not each.damage and any(shard.key in found for shard in each.shards)
+        if not each.is_wrong and any(shard.key in found for shard in each.shards)
     )
 
 

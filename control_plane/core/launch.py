@@ -157,7 +157,7 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
         inventories={node_id: report.inventory if uses_memory else () for node_id, report in roll.promised.items()},
         path=recovery.path_of(seen.lineage, parent_of(seen)),
         worlds=recovery.worlds_of(seen.lineage),
-        checkpoints=tuple(each for each in seen.checkpoints if not each.damage),
+        checkpoints=tuple(each for each in seen.checkpoints if not each.is_wrong),
         refused=record.refused,
         committed=committed_of(spec, seen, record),
         slot_count=slot_memory.slots_per_shard(spec),

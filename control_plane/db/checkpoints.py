@@ -7,14 +7,15 @@ Invariant: the row of a complete checkpoint contains an exact copy of the manife
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import bindparam, func, or_, select, tuple_, union
+from sqlalchemy import JSON, bindparam, func, or_, select, tuple_, type_coerce, union
 from sqlalchemy.orm import Session
 
+from control_plane.core.verification import Blocked, Verdict, VerdictKind
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
@@ -53,7 +54,13 @@ class SavedCheckpoint:
     pinned_at: datetime | None = None
     verify_requested_at: datetime | None = None
     verified_at: datetime | None = None
-    verdict: str = ""
+    blocked: Blocked | None = None
+    verdict: Verdict | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a verification or a restore found damage. A verification that could not look found none."""
+        return self.verdict is not None and self.verdict.is_wrong
 
     def contents(self) -> CheckpointManifest | None:
         """Return the decoded manifest, or None while the checkpoint is not complete."""
@@ -183,7 +190,7 @@ def set_state(session: Session, run_id: str, checkpoint: SavedCheckpoint, state:
 
     The state DELETED also clears the manifest.
     """
-    dropped = {"manifest": None, "verify_requested_at": None} if state == DELETED else {}
+    dropped = {"manifest": None, **_NO_REQUEST} if state == DELETED else {}
     return _set(session, run_id, checkpoint, state=state, **dropped)
 
 
@@ -220,37 +227,52 @@ def runs_to_look_after(session: Session) -> tuple[str, ...]:
 def ask_to_verify(session: Session, run_id: str, checkpoint: SavedCheckpoint, now: datetime) -> SavedCheckpoint:
     """Record a user's request to verify a checkpoint, and return the row.
 
-    If the checkpoint already has an open request, the earlier request remains.
+    If the checkpoint already has an open request, the earlier request remains, and its next attempt is due immediately.
     """
-    return (
-        checkpoint
-        if checkpoint.verify_requested_at is not None
-        else _set(session, run_id, checkpoint, verify_requested_at=now)
+    return _set(
+        session, run_id, checkpoint, verify_requested_at=checkpoint.verify_requested_at or now, verify_after=None
     )
 
 
-def to_verify(session: Session) -> tuple[str, SavedCheckpoint] | None:
-    """Return the run and the checkpoint of the oldest verification request, or None without a request."""
-    query = select(CheckpointRow).where(CheckpointRow.verify_requested_at.is_not(None), CheckpointRow.state == COMPLETE)
+def to_verify(session: Session, now: datetime) -> tuple[str, SavedCheckpoint] | None:
+    """Return the run and the checkpoint of the oldest verification request that is due, or None without one."""
+    query = select(CheckpointRow).where(
+        CheckpointRow.verify_requested_at.is_not(None),
+        CheckpointRow.state == COMPLETE,
+        or_(CheckpointRow.verify_after.is_(None), CheckpointRow.verify_after <= now),
+    )
     row = session.scalar(query.order_by(CheckpointRow.verify_requested_at).limit(1))
     return None if row is None else (row.run_id, record_of(row, SavedCheckpoint))
 
 
-def store_verdict(session: Session, run_id: str, checkpoint: SavedCheckpoint, *, verdict: str, now: datetime) -> None:
+_NO_REQUEST: Final[Mapping[str, None]] = {"verify_requested_at": None, "verify_after": None, "blocked": None}
+
+
+def store_verdict(
+    session: Session, run_id: str, checkpoint: SavedCheckpoint, *, verdict: Verdict, now: datetime
+) -> None:
     """Store the result of a verification.
 
     Args:
         session: from `Database.write`.
         run_id: run id of the job.
         checkpoint: the verified checkpoint. If it was deleted meanwhile, the function stores nothing.
-        verdict: the faults that the verification found. Empty if the checkpoint is intact.
+        verdict: what the verification found. It could read everything.
         now: the time in UTC.
     """
     if session.get(CheckpointRow, (run_id, checkpoint.generation, checkpoint.step)) is not None:
-        _set(session, run_id, checkpoint, verify_requested_at=None, verified_at=now, verdict=verdict)
+        _set(session, run_id, checkpoint, verified_at=now, verdict=verdict, **_NO_REQUEST)
 
 
-def mark_damaged(session: Session, lease: Lease, generation: int, step: int, reason: str, now: datetime) -> None:
+def store_blocked(session: Session, run_id: str, checkpoint: SavedCheckpoint, blocked: Blocked, now: datetime) -> None:
+    """Record that a verification could not read S3. The verdict stays as it was, and the request stays open."""
+    row = session.get(CheckpointRow, (run_id, checkpoint.generation, checkpoint.step))
+    if row is not None and row.verify_requested_at is not None:
+        row.blocked, row.verify_after = blocked, now + timedelta(seconds=blocked.pause_seconds)
+        session.flush()
+
+
+def mark_damaged(session: Session, lease: Lease, generation: int, step: int, verdict: Verdict, now: datetime) -> None:
     """Record that a restore found a checkpoint damaged.
 
     If an earlier verification or restore has already found damage, its description remains.
@@ -260,7 +282,7 @@ def mark_damaged(session: Session, lease: Lease, generation: int, step: int, rea
         lease: lease of the checkpoint's job.
         generation: generation whose nodes uploaded the checkpoint. The generation that restored it may be a later one.
         step: number of finished optimizer steps.
-        reason: what the restore found. Not empty.
+        verdict: what the restore found.
         now: the time in UTC.
 
     Raises:
@@ -268,8 +290,8 @@ def mark_damaged(session: Session, lease: Lease, generation: int, step: int, rea
     """
     leases.guard(session, lease)
     row = session.get(CheckpointRow, (lease.key, generation, step))
-    if row is not None and not row.verdict:
-        row.verdict, row.verified_at = reason, now
+    if row is not None and not (row.verdict and row.verdict.is_wrong):
+        row.verdict, row.verified_at = verdict, now
         session.flush()
 
 
@@ -298,7 +320,9 @@ def newest_complete(session: Session, run_id: str) -> SavedCheckpoint | None:
 
     Checkpoints in which a verification found faults do not count.
     """
-    is_whole = (CheckpointRow.completed_at.is_not(None), CheckpointRow.state == COMPLETE, CheckpointRow.verdict == "")
+    kind = type_coerce(CheckpointRow.verdict, JSON)["kind"].as_string()
+    is_not_wrong = or_(CheckpointRow.verdict.is_(None), kind != VerdictKind.WRONG.value)
+    is_whole = (CheckpointRow.completed_at.is_not(None), CheckpointRow.state == COMPLETE, is_not_wrong)
     query = select(CheckpointRow).where(CheckpointRow.run_id == run_id, *is_whole)
     row = session.scalar(query.order_by(CheckpointRow.step.desc(), CheckpointRow.generation.desc()).limit(1))
     return None if row is None else record_of(row, SavedCheckpoint)

@@ -27,6 +27,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeAlias
 
+import msgspec
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -45,6 +46,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
+
+from control_plane.core.verification import Blocked, Verdict
 
 NAME_LENGTH = 64
 """Maximum length of names of jobs, fleets and projects. SageMaker's limit is 63."""
@@ -134,6 +137,25 @@ class RunLengths(TypeDecorator[_Runs]):
     ) -> _Runs | None:
         """Convert a column's JSON value, a list of lists, to tuples: each a value and the number of its repetitions."""
         return None if value is None else tuple((each, count) for each, count in value)
+
+
+class Record(TypeDecorator[Any]):
+    """A column type for a frozen dataclass, stored as JSON. `kind` is the dataclass."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def __init__(self, kind: type[Any]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
+        """Convert the dataclass to JSON's types."""
+        return None if value is None else msgspec.to_builtins(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
+        """Convert a column's JSON value to the dataclass."""
+        return None if value is None else msgspec.convert(value, self.kind)
 
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")
@@ -561,8 +583,12 @@ class CheckpointRow(Base):
     """When a user requested a verification. None without an open request."""
     verified_at: Mapped[datetime | None]
     """When the last verification ended."""
-    verdict: Mapped[str] = mapped_column(default="")
-    """Faults that the last verification found. Empty if it found none."""
+    verify_after: Mapped[datetime | None]
+    """When the next attempt of the requested verification is due. None: immediately."""
+    blocked: Mapped[Blocked | None] = mapped_column(Record(Blocked))
+    """Why the requested verification could not read S3. None without a failed attempt."""
+    verdict: Mapped[Verdict | None] = mapped_column(Record(Verdict))
+    """Result of the last verification. None if there was none."""
 
 
 class IncidentRow(Base):

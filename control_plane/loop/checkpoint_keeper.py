@@ -120,15 +120,16 @@ class CheckpointKeeper:
                     or key in initial_states,
                     is_counted=each.pinned_at is None,
                     is_restorable=key in usable,
-                    is_verified=each.verified_at is not None and not each.verdict,
-                    is_damaged=bool(each.verdict),
+                    is_verified=each.verdict is not None and not each.is_wrong,
+                    is_damaged=each.is_wrong,
                 )
                 for key, each in found.items()
             ]
             now = self._now()
             for key in surplus(kept, limits, now.timestamp())[:AT_ONCE]:
                 checkpoints.set_state(session, run_id, found[key], checkpoints.DELETING)
-            if (candidate := to_verify(kept, limits, now.timestamp())) is not None:
+            candidate = to_verify(kept, limits, now.timestamp())
+            if candidate is not None and found[candidate].verify_requested_at is None:
                 checkpoints.ask_to_verify(session, run_id, found[candidate], now)
 
 

@@ -120,7 +120,7 @@ class DecisionStore:
                 lines = [records.new_implication(line, before.fleet_name) for line in decision.implications]
                 implications.record(session, lease, lines)
             for damaged in decision.damaged:
-                checkpoints.mark_damaged(session, lease, damaged.generation, damaged.step, damaged.reason, moment)
+                checkpoints.mark_damaged(session, lease, damaged.generation, damaged.step, damaged.verdict, moment)
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:

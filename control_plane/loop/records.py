@@ -264,7 +264,7 @@ def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord |
         bucket=stored.bucket,
         shards=manifest.shards,
         completed_at=stored.completed_at.timestamp() if stored.completed_at is not None else 0.0,
-        damage=stored.verdict,
+        is_wrong=stored.is_wrong,
     )
 
 

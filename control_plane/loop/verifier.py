@@ -9,7 +9,8 @@ are read again for each shard.
 The loop reads one checkpoint at a time, as a stream in a thread. Requests are rows of the database, so a restarted
 server starts the verification again. If two servers verify the same checkpoint, both store the same verdict.
 
-Invariant: this module writes only verdicts. It stores none while S3 is unreachable.
+Invariant: this module stores a verdict only after it could read everything. If it could not, the request stays with
+the reason, and is tried again later. Damage counts only if two reads find the same.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from operator import attrgetter
-from typing import Protocol
+from typing import Final, Protocol
 
 import xxhash
 
-from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ServiceStore
+from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
+from control_plane.cloud.objects import ObjectInfo, ServiceStore, require_missing
+from control_plane.core.verification import Damage, DamageKind, Obstacle, Verdict, blocked
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.session import Database
 from control_plane.loop.repeating import repeat
-from everstep.protocol.errors import CorruptObject, ProtocolError
+from everstep.protocol.errors import CorruptObject, ProtocolError, UnknownVersion
 from everstep.protocol.manifest import ManifestShard, PartsHasher
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.safetensors import LENGTH, MAX_HEADER_BYTES, Restore, SharedSpans, plan_restore
@@ -88,59 +90,128 @@ class Verifier:
                 aborts and keeps the request.
 
         Returns:
-            Whether the result of a verification was stored.
-
-        Raises:
-            CloudError: S3 failed with a retryable error. The request stays stored.
+            Whether the result of a verification was stored. False if S3 could not be read.
         """
         with self._database.read() as session:
-            asked = checkpoints.to_verify(session)
+            asked = checkpoints.to_verify(session, self._now())
         if asked is None:
             return False
         run_id, checkpoint = asked
         try:
-            verdict = "; ".join(self._faults(checkpoint, is_stopped))
+            verdict = Verdict.of(*self._damage(checkpoint, is_stopped))
         except _Stopped:
+            return False
+        except (CloudError, OSError, UnknownVersion) as error:
+            self._wait(run_id, checkpoint, error)
             return False
         with self._database.write() as session:
             checkpoints.store_verdict(session, run_id, checkpoint, verdict=verdict, now=self._now())
-        log.info("run %s: the checkpoint of step %d is %s", run_id, checkpoint.step, verdict or "intact")
+        log.info("run %s: the checkpoint of step %d is %s", run_id, checkpoint.step, str(verdict) or "intact")
         return True
 
-    def _faults(self, checkpoint: SavedCheckpoint, is_stopped: Callable[[], bool]) -> Iterator[str]:
+    def _wait(self, run_id: str, checkpoint: SavedCheckpoint, error: CloudError | OSError | UnknownVersion) -> None:
+        match error:
+            case CloudError():
+                obstacle = error.obstacle
+            case OSError():
+                obstacle = Obstacle.NO_ANSWER
+            case _:
+                obstacle = Obstacle.REFUSED
+        now = self._now()
+        why = blocked(checkpoint.blocked, obstacle, str(error), now.timestamp())
+        with self._database.write() as session:
+            checkpoints.store_blocked(session, run_id, checkpoint, why, now)
+        log.warning("run %s: could not verify the checkpoint of step %d: %s", run_id, checkpoint.step, error)
+
+    def _damage(self, checkpoint: SavedCheckpoint, is_stopped: Callable[[], bool]) -> Iterator[Damage]:
         try:
             manifest = checkpoint.contents()
+        except UnknownVersion:
+            raise  # A newer version of Everstep wrote the manifest. It may be intact.
         except ProtocolError as error:
-            yield f"the stored manifest is invalid: {error}"
+            yield Damage(kind=DamageKind.RECORD, detail=f"the stored manifest is invalid: {error}")
             return
         if manifest is None:
-            yield "there is no manifest"
+            yield Damage(kind=DamageKind.RECORD, detail="there is no manifest")
             return
-        try:
-            if (
-                self._objects.get(ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key))
-                != checkpoint.manifest
-            ):
-                yield "the manifest in S3 is not the one that was put"
-        except CloudError as error:
-            if error.retryable:
-                raise
-            yield f"the manifest cannot be read: {error.message}"
+        yield from _agreed(partial(self._manifest_damage, checkpoint))
         known = KnownContents(self._idle_bytes)
         for shard in manifest.shards:
             where = ObjectReference(bucket=checkpoint.bucket, key=shard.key)
-            try:
-                verify_shard(self._objects, where, shard, is_stopped, known)
-            except CorruptObject as error:
-                yield f"rank {shard.rank}: {error}"
-            except CloudError as error:
-                if error.retryable:
-                    raise
-                yield f"rank {shard.rank}: {error.message}"
+            yield from _agreed(partial(shard_damage, self._objects, where, shard, is_stopped, known))
+
+    def _manifest_damage(self, checkpoint: SavedCheckpoint) -> Damage | None:
+        where = ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key)
+        expected = checkpoint.manifest or b""
+        try:
+            info = _existing(self._objects, where)
+        except _Missing as error:
+            return Damage(kind=DamageKind.MISSING, detail=f"the manifest is missing: {error}")
+        body = self._objects.get(where)
+        if body == expected:
+            return None
+        if len(body) != info.size_bytes or info.etag == hashlib.md5(expected, usedforsecurity=False).hexdigest():
+            raise GarbledAnswer(f"S3 describes another object than it returns for s3://{where.bucket}/{where.key}")
+        return Damage(kind=DamageKind.MANIFEST, detail="the manifest in S3 is not the one that was put")
+
+
+def _agreed(read: Callable[[], Damage | None]) -> Iterator[Damage]:
+    """Yield the damage that a read finds, if a second read of the same objects finds the same damage.
+
+    Raises GarbledAnswer if the reads find different damage. If the second read finds none, the object is intact.
+    """
+    first = read()
+    if first is None or (second := read()) is None:
+        return
+    if first != second:
+        raise GarbledAnswer(f"two reads disagree: {first}; {second}")
+    yield first
 
 
 class _Stopped(Exception):
     """Raised in the middle of a read, because the server stops."""
+
+
+class _Missing(CorruptObject):
+    """The store proves that it lacks an object."""
+
+
+class _OtherSize(CorruptObject):
+    """An object has another size than expected."""
+
+
+class _OtherContent(CorruptObject):
+    """An object has other bytes than expected."""
+
+
+_KINDS: Final = {
+    _Missing: DamageKind.MISSING,
+    _OtherSize: DamageKind.SIZE,
+    _OtherContent: DamageKind.CONTENT,
+}
+
+
+def _existing(objects: ServiceStore, where: ObjectReference) -> ObjectInfo:
+    try:
+        return objects.head(where)
+    except NotFound as error:
+        require_missing(objects, where, where.key[: where.key.rfind("/run=") + 1])
+        raise _Missing(f"s3://{where.bucket}/{where.key} does not exist") from error
+
+
+def shard_damage(
+    objects: ServiceStore,
+    where: ObjectReference,
+    shard: ManifestShard,
+    is_stopped: Callable[[], bool],
+    known: KnownContents,
+) -> Damage | None:
+    """Return what is wrong with one shard, or None. The arguments are those of `verify_shard`."""
+    try:
+        verify_shard(objects, where, shard, is_stopped, known)
+    except CorruptObject as error:
+        return Damage(kind=_KINDS.get(type(error), DamageKind.HEADER), rank=shard.rank, detail=str(error))
+    return None
 
 
 class KnownContents:
@@ -201,9 +272,9 @@ def verify_shard(
         CorruptObject: the object differs from the manifest.
         CloudError: the object could not be read.
     """
-    size = objects.head(where).size_bytes
+    size = _existing(objects, where).size_bytes
     if size != shard.object_bytes:
-        raise CorruptObject(f"the object has {size:,} bytes, but the manifest states {shard.object_bytes:,}")
+        raise _OtherSize(f"the object has {size:,} bytes, but the manifest states {shard.object_bytes:,}")
     hasher = PartsHasher(shard.part_bytes) if shard.sha256 else None
     with ExitStack() as readers:
 
@@ -222,8 +293,8 @@ def verify_shard(
         for each in plan.shared:
             place, sha256 = _place_of(each, where), each.group.sha256
             whole: Hasher | None = None if place.key in known.intact else hashlib.sha256()
-            if (found_bytes := objects.head(place).size_bytes) != each.group.object_bytes:
-                raise CorruptObject(
+            if (found_bytes := _existing(objects, place).size_bytes) != each.group.object_bytes:
+                raise _OtherSize(
                     f"{place.key} has {found_bytes:,} bytes; the shard's object says {each.group.object_bytes:,}"
                 )
             shared = open_object(place, found_bytes, whole)
@@ -238,12 +309,12 @@ def verify_shard(
         found = _digest(plan, sorted(spans, key=attrgetter("begin", "end")), known)
     for sha256, place, whole in hashed:
         if whole.hexdigest() != sha256:
-            raise CorruptObject(f"{place.key} hashes to {whole.hexdigest()}, which is not its name")
+            raise _OtherContent(f"{place.key} hashes to {whole.hexdigest()}, which is not its name")
         known.intact.add(place.key)
     if found != shard.payload_digest:
-        raise CorruptObject(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")
+        raise _OtherContent(f"the object's content hashes to {found}; the manifest says {shard.payload_digest}")
     if hasher is not None and (parts := hasher.hexdigest()) != shard.sha256:
-        raise CorruptObject(f"the object's SHA-256 is {parts}; the manifest says {shard.sha256}")
+        raise _OtherContent(f"the object's SHA-256 is {parts}; the manifest says {shard.sha256}")
 
 
 def _place_of(shared: SharedSpans, where: ObjectReference) -> ObjectReference:
@@ -415,7 +486,7 @@ class _Reader:
                     self._chunks = self._stream(begin=self._received)
                 chunk = next(self._chunks, b"")
                 if not chunk:
-                    raise CorruptObject("the object ends too early")
+                    raise GarbledAnswer("the connection ended before the end of the object")
                 self._received += len(chunk)
                 self._left = memoryview(chunk)
             piece, self._left = self._left[:count], self._left[count:]

@@ -297,4 +297,6 @@ def _verified(checkpoint: Json) -> str:
     if state in ("Intact", "Damaged"):
         message = f": {checkpoint['VerificationMessage']}" if "VerificationMessage" in checkpoint else ""
         return f"{state.lower()} {when(checkpoint.get('VerificationTime'))}{message}"
+    if state == "Waiting":
+        return f"waits since {when(checkpoint.get('VerificationWaitingSince'))}: {checkpoint['VerificationMessage']}"
     return "being read" if state == "Verifying" else ""

@@ -121,10 +121,12 @@ export interface Checkpoint {
   /** Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint. */
   IsPinned: boolean
   /** The result of the last VerifyCheckpoint, which reads the objects back. */
-  Verification: 'NotVerified' | 'Verifying' | 'Intact' | 'Damaged'
+  Verification: 'NotVerified' | 'Verifying' | 'Waiting' | 'Intact' | 'Damaged'
   VerificationTime?: Timestamp
-  /** The damaged parts of the checkpoint. Absent if no verification has found damage. */
+  /** The damaged parts of the checkpoint, or why the verification waits. Absent without damage and without a wait. */
   VerificationMessage?: string
+  /** When the verification first failed to read S3. Absent unless Verification is Waiting. */
+  VerificationWaitingSince?: Timestamp
 }
 
 /** The checkpoints of a job: when the next is due, the running upload, and figures of the last upload. */

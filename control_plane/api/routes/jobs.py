@@ -492,7 +492,7 @@ def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, cal
         which = "complete checkpoint" if asked.step is None else f"complete checkpoint of step {asked.step}"
         raise _wrong(field, f"the training job {job.name} has no {which}; ListCheckpoints shows what it has")
     found = usable[0]
-    if found.verdict:
+    if found.is_wrong:
         raise _wrong(field, f"the checkpoint of step {found.step} is damaged: {found.verdict}. Choose another Step")
     manifest = found.contents()
     assert manifest is not None, "a complete checkpoint has a manifest"

@@ -108,7 +108,9 @@ class Checkpoint(Shape):
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     verification_time: datetime | None
     verification_message: str | None
-    """The damaged parts of the checkpoint. Absent if no verification has found damage."""
+    """The damaged parts of the checkpoint, or why the verification waits. Absent without damage and without a wait."""
+    verification_waiting_since: datetime | None
+    """When the verification first failed to read S3. Absent unless Verification is Waiting."""
 
 
 class CreateCheckpointResponse(Shape):

@@ -98,7 +98,7 @@ def start_new_generation(
 
 
 def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
-    message = f"the checkpoint of step {damaged.step}, generation {damaged.generation}, is damaged: {damaged.reason}"
+    message = f"the checkpoint of step {damaged.step}, generation {damaged.generation}, is damaged: {damaged.verdict}"
     return EventDraft(type="CheckpointDamaged", message=message)
 
 

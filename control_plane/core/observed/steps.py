@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from control_plane.core.verification import Verdict
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
 from everstep.protocol.manifest import ManifestShard
@@ -44,8 +45,8 @@ class CheckpointRecord:
     shards: tuple[ManifestShard, ...]
     completed_at: float = 0.0
     """Unix time at which the control plane wrote the checkpoint's manifest. 0 if unknown."""
-    damage: str = ""
-    """The damage that a verification or a restore found. Empty without damage. No restore uses a damaged checkpoint."""
+    is_wrong: bool = False
+    """Whether a verification or a restore found damage. No restore uses a damaged checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class DamagedCheckpoint:
 
     generation: Generation
     step: Step
-    reason: str
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

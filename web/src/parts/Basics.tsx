@@ -76,6 +76,7 @@ const TONES: Record<string, Tone> = {
   rework: 'busy',
   Uploading: 'busy',
   Verifying: 'busy',
+  Waiting: 'warn',
   frozen: 'warn',
   held: 'warn',
   draining: 'warn',

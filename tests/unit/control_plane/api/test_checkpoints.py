@@ -12,6 +12,7 @@ import pytest
 
 from control_plane.api.routes.checkpoints import PATIENCE
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.verification import FIRST_PAUSE_SECONDS
 from control_plane.db import checkpoints, jobs
 from control_plane.db.tokens import Role
 from control_plane.loop.verifier import IDLE_BYTES, KnownContents, Verifier, verify_shard
@@ -226,9 +227,13 @@ def test_a_cloud_that_does_not_answer_is_no_verdict(service, client, job, verifi
             raise CloudUnavailable("no answer")
 
         broken.setattr(service.objects, "head", fail)
-        with pytest.raises(CloudUnavailable):
-            verifier.verify_next()
-    assert listed(client)[8]["Verification"] == "Verifying"
+        assert not verifier.verify_next()
+        service.clock.advance(3)
+        assert not verifier.verify_next(), "the next attempt is not due"
+    found = listed(client)[8]
+    assert (found["Verification"], found["VerificationWaitingSince"]) == ("Waiting", START)
+    assert found["VerificationMessage"].endswith("because S3 does not answer: no answer")
+    service.clock.advance(FIRST_PAUSE_SECONDS)
     verifier.verify_next()
     assert listed(client)[8]["Verification"] == "Intact"
 

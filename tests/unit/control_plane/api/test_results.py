@@ -22,6 +22,7 @@ from control_plane.core.observed.jobs import Memo
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import CheckpointUpload
 from control_plane.core.states import IncidentState
+from control_plane.core.verification import Damage, DamageKind, Verdict
 from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.events import NewEvent
@@ -49,6 +50,8 @@ from everstep.protocol.slot import SlotHeader, TensorEntry, payload_chunk_digest
 from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, all_pages, refused
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
 from tests.unit.worker.storage.slots import header_of, payload_of
+
+OTHER_BYTES = Verdict.of(Damage(kind=DamageKind.CONTENT, rank=1, detail="it has other bytes"))
 
 
 class Job:
@@ -958,8 +961,8 @@ def test_an_initial_checkpoint_that_cannot_be_used_is_refused_with_the_reason(cl
             create(stranger, TrainingJobName="gpt")
     with service.database.write() as session:
         (record,) = checkpoints.of_run(session, job.run)
-        checkpoints.store_verdict(session, job.run, record, verdict="rank 1 has other bytes", now=START)
-    with refused("ValidationException", "step 4 is damaged: rank 1 has other bytes. Choose another Step"):
+        checkpoints.store_verdict(session, job.run, record, verdict=OTHER_BYTES, now=START)
+    with refused("ValidationException", "step 4 is damaged: rank 1: it has other bytes. Choose another Step"):
         create(TrainingJobName="gpt")
     with service.database.write() as session:
         checkpoints.set_state(session, job.run, record, checkpoints.DELETING)

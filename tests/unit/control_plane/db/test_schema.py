@@ -9,9 +9,14 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Integer, text
 
-from control_plane.db import schema
+from alembic import command
+from control_plane.core.verification import Damage, DamageKind, Verdict
+from control_plane.db import checkpoints, jobs, schema
 from control_plane.db.errors import DanglingReferences, SchemaMismatch
+from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
+from tests.unit.control_plane.db.conftest import NOW, new_job
+from tests.unit.control_plane.db.test_nouns import checkpoint
 
 
 @pytest.fixture
@@ -156,3 +161,37 @@ def test_only_a_migration_has_no_time_limit(empty):
         assert limits(connection) == ["0", "0", "5s"]
     with empty.write() as session:
         assert limits(session) == ["30s", "10s", "5s"]
+
+
+def test_old_verdicts_become_records_and_old_damage_is_verified_again(empty):
+    """Earlier versions stored each refused read of S3 as damage, in the words of AWS."""
+    schema.migrate(empty)
+    with empty.write() as session:
+        job = jobs.create(session, new_job(), NOW)
+        lease = Leaser("owner", 3.0, lambda: 0.0).claim(session, "job", job.run_id)
+        for step in (1, 2, 3):
+            checkpoints.record(session, lease, checkpoint(step, b"manifest"))
+    _downgrade(empty, "0006")
+    with empty.write() as session:
+        verified = text("UPDATE checkpoint SET verified_at = created_at, verdict = :verdict WHERE step = :step")
+        for step, verdict in ((2, ""), (3, "rank 0: the token has expired")):
+            session.execute(verified, {"step": step, "verdict": verdict})
+    schema.migrate(empty)
+    with empty.read() as session:
+        three, two, one = checkpoints.of_run(session, job.run_id)
+        newest = checkpoints.newest_complete(session, job.run_id)
+    assert (one.verdict, two.verdict) == (None, Verdict.of())
+    assert three.verdict == Verdict.of(Damage(kind=DamageKind.EARLIER, detail="rank 0: the token has expired"))
+    assert [each.verify_requested_at for each in (one, two, three)] == [None, None, NOW]
+    assert newest == two
+    _downgrade(empty, "0006")
+    with empty.engine.connect() as connection:
+        texts = connection.execute(text("SELECT verdict FROM checkpoint ORDER BY step")).scalars().all()
+    assert texts == ["", "", "rank 0: the token has expired"]
+
+
+def _downgrade(database, revision):
+    config = schema._config()
+    with database.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)

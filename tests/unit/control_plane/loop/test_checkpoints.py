@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.verification import Damage, DamageKind, Verdict
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
@@ -171,7 +172,8 @@ async def test_a_checkpoint_that_a_verification_found_damaged_is_skipped(world: 
     await world.upload(5)
     newest = world.checkpoints()[0]
     with world.database.write() as session:
-        checkpoints.store_verdict(session, world.job().run_id, newest, verdict="rank 1: no object", now=world.now)
+        missing = Verdict.of(Damage(kind=DamageKind.MISSING, rank=1))
+        checkpoints.store_verdict(session, world.job().run_id, newest, verdict=missing, now=world.now)
     world.terminate(world.team()[0])
     await world.until(lambda: world.job().generation == 2)
     assert (world.plan().base_step, world.plan().checkpoint.stored_step) == (3, 3)
@@ -192,7 +194,7 @@ async def test_a_checkpoint_that_a_restore_found_damaged_is_marked_with_a_reason
     reader.fails_load = False
     await world.until(lambda: world.job().generation == 3)
     assert world.plan().base_step == 3
-    found = {record.step: record.verdict for record in world.checkpoints()}
+    found = {record.step: str(record.verdict or "") for record in world.checkpoints()}
     assert found == {3: "", 5: f"{reader.node_id}: a source failed verification"}
     (told,) = [message for message in world.events() if message.startswith("the checkpoint of step 5, generation 1,")]
     assert told.endswith("a source failed verification")
@@ -209,7 +211,7 @@ async def test_an_object_that_was_only_unreachable_leaves_its_checkpoint_usable(
     reader.fails_load = False
     await world.until(lambda: world.job().generation == 3)
     assert world.plan().base_step == 3
-    assert [record.verdict for record in world.checkpoints()] == [""]
+    assert [record.verdict for record in world.checkpoints()] == [None]
 
 
 async def test_a_manifest_that_could_not_be_put_is_put_before_its_checkpoint_is_complete(

@@ -345,7 +345,7 @@ async def kill_and_restore(tmp_path: Path, state: str, dead: str, steps: tuple[i
         keep(world)
         left = {key for key in cluster.s3.objects if "/checkpoints/" in key}
         assert left == set().union(*recorded(world).values())
-        assert not any(record.verdict for record in world.checkpoints())
+        assert not any(record.is_wrong for record in world.checkpoints())
     finally:
         await cluster.close()
         world.close()

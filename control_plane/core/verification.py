@@ -1,0 +1,123 @@
+"""Verifications of checkpoints: the verdict on the objects in S3, and why a verification waits.
+
+Invariant: a read that fails is no verdict. It is an `Obstacle`, and the request to verify stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+FIRST_PAUSE_SECONDS: Final = 5.0
+LONGEST_PAUSE_SECONDS: Final = 120.0
+
+
+class VerdictKind(StrEnum):
+    """The result of a verification that could read everything."""
+
+    INTACT = "Intact"
+    WRONG = "Wrong"
+
+
+class DamageKind(StrEnum):
+    """How an object differs from the manifest.
+
+    - MISSING: the store lists other objects of the run, but not this object.
+    - SIZE: the object has another size.
+    - HEADER: the object's header cannot be read, or describes another shard.
+    - CONTENT: the object has other bytes.
+    - MANIFEST: the manifest in S3 differs from the manifest that the control plane wrote.
+    - RECORD: the control plane's own copy of the manifest cannot be decoded.
+    - LOADED: agents that loaded the object found other bytes.
+    - EARLIER: an earlier version of Everstep stored the result as text.
+    """
+
+    MISSING = "Missing"
+    SIZE = "Size"
+    HEADER = "Header"
+    CONTENT = "Content"
+    MANIFEST = "Manifest"
+    RECORD = "Record"
+    LOADED = "Loaded"
+    EARLIER = "Earlier"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """One object that is wrong. `detail` is text for people: no code reads it."""
+
+    kind: DamageKind
+    rank: int | None = None
+    """The rank whose shard cannot be restored. None if the damage concerns the whole checkpoint."""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Describe the damage for people."""
+        return self.detail if self.rank is None else f"rank {self.rank}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The stored result of a verification."""
+
+    kind: VerdictKind = VerdictKind.INTACT
+    damage: tuple[Damage, ...] = ()
+    """What is wrong. Empty if the checkpoint is intact."""
+
+    @classmethod
+    def of(cls, *damage: Damage) -> Verdict:
+        """Return the verdict WRONG for this damage, and INTACT without damage."""
+        return cls(kind=VerdictKind.WRONG if damage else VerdictKind.INTACT, damage=damage)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether an object differs from the manifest."""
+        return self.kind is VerdictKind.WRONG
+
+    def __str__(self) -> str:
+        """Describe the damage for people. Empty if the checkpoint is intact."""
+        return "; ".join(map(str, self.damage))
+
+
+class Obstacle(StrEnum):
+    """Why a read came to no result.
+
+    - DENIED: the credentials do not permit the read, have expired, or the KMS key is disabled.
+    - NO_CREDENTIALS: the server has no credentials.
+    - THROTTLED: AWS throttles the caller.
+    - NO_ANSWER: a timeout, a lost connection, or a status 5xx.
+    - GARBLED: an answer that does not parse, ends too early, or contradicts another answer.
+    - NO_BUCKET: the bucket does not exist, or holds no object of the run.
+    - REFUSED: AWS rejected the request for another reason.
+    """
+
+    DENIED = "Denied"
+    NO_CREDENTIALS = "NoCredentials"
+    THROTTLED = "Throttled"
+    NO_ANSWER = "NoAnswer"
+    GARBLED = "Garbled"
+    NO_BUCKET = "NoBucket"
+    REFUSED = "Refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """A wait, because the control plane cannot look. `detail` is the message of AWS: no code reads it."""
+
+    obstacle: Obstacle
+    since: float
+    """Unix time of the first failed attempt."""
+    attempt_count: int = 1
+    detail: str = ""
+
+    @property
+    def pause_seconds(self) -> float:
+        """Seconds from the last failed attempt to the next attempt."""
+        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempt_count - 1, 16), LONGEST_PAUSE_SECONDS)
+
+
+def blocked(before: Blocked | None, obstacle: Obstacle, detail: str, now: float) -> Blocked:
+    """Return the wait after another failed attempt. `before` is the wait before the attempt, if any."""
+    since, count = (now, 0) if before is None else (before.since, before.attempt_count)
+    return Blocked(obstacle=obstacle, since=since, attempt_count=count + 1, detail=detail)
