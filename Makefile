@@ -13,13 +13,13 @@ HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 # A group is a file, or the tests that change the machine's network together with the browser's (tests/e2e/conftest.py).
 GROUPED := -n 2 --dist loadgroup --no-loadscope-reorder
-FAST_FOLDERS := tests/contract tests/golden tests/properties tests/unit
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(if $(SEED),--randomly-seed=$(SEED))
 DASHBOARD := control_plane/static/index.html
 # Without its bytecode, every process that a test starts would compile Everstep again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check check-terraform fix web wheel docs pictures test test-fast test-durations test-full test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check check-terraform fix web wheel docs pictures test test-rest test-durations test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -97,23 +97,22 @@ build/terraform-venv/.set-up: requirements/terraform.txt
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
-test: setup web  ## set-up, the dashboard's build, then every test but the long matrix: first those without a cluster, three at a time, then the end-to-end tests, two at a time
+test: setup web  ## set-up, the dashboard's build, then the tests that find most per second: those without a cluster, three at a time, then end-to-end tests, two at a time
 	@rm -rf build/durations
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not full and not e2e and not production'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(GROUPED) --junitxml=build/durations/e2e.xml -m 'e2e and not full' tests/e2e tests/bad_day
+	@$(PYTEST) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not e2e and not rest and not production'
+	@$(PYTEST) $(GROUPED) --junitxml=build/durations/e2e.xml -m 'e2e and not rest' tests/e2e
+	@$(BIN)/python -m tests.durations missing
 
-test-fast: setup  ## what needs neither Chromium, PostgreSQL nor a compiler: unit, property, golden and contract tests, of those that run a shell one in ten
-	@rm -rf build/durations
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) $(PARALLEL) --junitxml=build/durations/fast.xml -q -m 'fast and not full' $(FAST_FOLDERS)
+test-rest: setup web  ## all other tests, an hour or more: long matrices, variants, bad days; ONE_IN=10 draws a tenth of them, SEED repeats it
+	@$(PYTEST) $(PARALLEL) --one-in=$(or $(ONE_IN),1) --junitxml=build/durations/rest.xml -m 'rest and not e2e'
+	@$(PYTEST) $(GROUPED) --one-in=$(or $(ONE_IN),1) --junitxml=build/durations/rest-e2e.xml -m 'rest and e2e' tests/e2e tests/bad_day
+	@$(BIN)/python -m tests.durations missing
 
-test-durations: setup  ## the 50 slowest tests of the newest run of make test or make test-fast
+test-durations: setup  ## the 50 slowest tests of the newest run of make test and make test-rest
 	@$(BIN)/python -m tests.durations
 
-test-full: setup web  ## the whole matrix
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-
 test-production: setup  ## whole installations: Terraform's root `production`; two servers, HAProxy, PostgreSQL and SeaweedFS with faults and a bad day
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -o faulthandler_timeout=2460 -o faulthandler_exit_on_timeout=true -m production tests/production
+	@$(PYTEST) -o faulthandler_timeout=2460 -m production tests/production
 
 test-dashboard-stories: setup web  ## COUNT (1,000) random stories of the control plane: fails if figures of the dashboard's pages contradict; SEED repeats
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.dashboard.stories --count $(or $(COUNT),1000) $(if $(SEED),--seed $(SEED))
@@ -122,7 +121,7 @@ test-integrations-latest: setup  ## the integrations' tests with the newest vers
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.integrations_latest
 
 test-security: setup  ## every test that replays an attack or shows a promise of docs/security.md
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(HANGS) -m 'security and not full'
+	@$(PYTEST) -m 'security and not rest'
 
 bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_day --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

@@ -6,9 +6,8 @@ import contextlib
 import functools
 import gc
 import os
-import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import pytest_randomly
 from hypothesis import HealthCheck, settings
 
-from tests import fast
+from tests import programs, selection
 from tests.postgresql import PostgreSql
 from tests.warm_parent import WarmParent
 
@@ -41,50 +40,39 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
     os.umask(0o022)  # tests check the modes of new files, which depend on the umask
+    with contextlib.suppress(programs.MissingProgram):  # pg_dump must be as new as the server of the tests
+        os.environ["PATH"] = f"{programs.postgresql()}{os.pathsep}{os.environ['PATH']}"
 
 
-@pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
-def pytest_mark_fast_tests(items: list[pytest.Item]) -> None:
-    """Mark the fast tests before pytest applies the option -m, which selects tests by mark."""
-    fast.mark_fast_tests(items)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "run only one in N of the selected tests, drawn with the seed of pytest-randomly"
+    parser.addoption("--one-in", type=int, default=1, metavar="N", help=help_text)
 
 
-RUNNING = pytest.StashKey[pytest.Item]()
-"""The test that this process currently runs."""
+def pytest_report_header(config: pytest.Config) -> str | None:
+    one_in, seed = config.getoption("one_in"), config.getoption("randomly_seed")
+    return f"one in {one_in}, repeat: make test-rest ONE_IN={one_in} SEED={seed}" if one_in > 1 else None
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.config.stash[RUNNING] = item
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark the tests of the rest before pytest applies the option -m, and draw from what it selected."""
+    selection.divide(items)
+    yield
+    if (one_in := config.getoption("one_in")) > 1:
+        drawn = selection.draw(items, one_in, config.getoption("randomly_seed"))
+        config.hook.pytest_deselected(items=[item for item in items if item not in drawn])
+        items[:] = [item for item in items if item in drawn]
 
 
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-    fast.refuse_heavy_fixture(fixturedef.argname, request.config.stash.get(RUNNING, None))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep only a random subset of the cases of each `sampled` test, except in the full matrix.
-
-    A fast run also keeps only a random subset of the tests that run a server, the local cloud or the control plane's
-    loops (`tests/fast.py`). pytest-randomly prints the seed. The option -p repeats a run with the same seed.
-    """
-    if "not full" not in config.getoption("markexpr"):
-        return
-    draw = random.Random(config.getoption("randomly_seed"))
-    cases: dict[str, list[pytest.Item]] = {}
-    for item in sorted(items, key=lambda item: item.nodeid):
-        if item.get_closest_marker("sampled") is not None:
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    dropped = set[pytest.Item]()
-    for some in cases.values():
-        marker = some[0].get_closest_marker("sampled")
-        assert marker is not None
-        dropped.update(draw.sample(some, max(0, len(some) - marker.args[0])))
-    if "fast" in config.getoption("markexpr"):
-        dropped |= fast.undrawn_shell_tests(set(items) - dropped, config.getoption("randomly_seed"))
-    items[:] = [item for item in items if item not in dropped]
-    config.hook.pytest_deselected(items=list(dropped))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Skip a test whose program is missing, unless the variable `EVERSTEP_REQUIRE_ALL` is set."""
+    report = yield
+    missing = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(missing, programs.MissingProgram) and not os.environ.get(programs.REQUIRE_ALL):
+        report.outcome, report.longrepr = "skipped", (str(item.path), None, f"{programs.MISSING}{missing}")
+    return report
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,6 +1,8 @@
-"""Prints the slowest tests of the newest `make test` or `make test-fast`: `make test-durations`.
+"""Prints the slowest tests of the newest `make test` and `make test-rest`: `make test-durations`.
 
-    make test ──▶ build/durations/*.xml, one report of pytest per run ──▶ python -m tests.durations [COUNT]
+    make test ──▶ build/durations/*.xml, one report of pytest per run ──▶ python -m tests.durations [COUNT | missing]
+
+With `missing`, the module prints which programs skipped tests lack, as the last line of `make test`.
 
 A time is the sum of a test's setup, call and teardown. The setup of a shared fixture counts for the first test that
 requests it, and the order of tests is random. A test that is slow in only one run may therefore be fast by itself.
@@ -9,9 +11,12 @@ requests it, and the order of tests is random. A test that is slow in only one r
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
+
+from tests.programs import MISSING
 
 REPORTS = Path(__file__).parents[1] / "build/durations"
 COUNT = 50
@@ -39,10 +44,26 @@ def table(seconds: dict[str, float], count: int = COUNT) -> list[str]:
     return [*lines, f"{total:8.2f} s  in {len(seconds)} tests, {share:.0%} of it in the {len(slowest)} slowest"]
 
 
+def missing(reports: Iterable[Path]) -> str:
+    """Return a sentence about the tests that were skipped because a program is missing."""
+    reasons = Counter(
+        reason.removeprefix(MISSING)
+        for report in reports
+        for skipped in ElementTree.parse(report).iter("skipped")
+        if (reason := skipped.attrib["message"]).startswith(MISSING)
+    )
+    if not reasons:
+        return "No program was missing."
+    return "Skipped: " + "; ".join(f"{count} tests for lack of {reason}" for reason, count in sorted(reasons.items()))
+
+
 def main() -> None:
     reports = sorted(REPORTS.glob("*.xml"))
     if not reports:
-        sys.exit(f"There is no report in {REPORTS}. Run make test or make test-fast first.")
+        sys.exit(f"There is no report in {REPORTS}. Run make test first.")
+    if sys.argv[1:] == ["missing"]:
+        print(missing(reports))  # noqa: T201
+        return
     print("\n".join(table(durations(reports), int(sys.argv[1]) if len(sys.argv) > 1 else COUNT)))  # noqa: T201
 
 

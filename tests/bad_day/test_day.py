@@ -1,4 +1,4 @@
-"""A short bad day violates no rule. The full matrix adds a long day, and days whose control plane lacks a safeguard."""
+"""A short bad day violates no rule. Others are a long day, and days whose control plane lacks a safeguard."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def test_a_short_bad_day_harms_nobody(warm_parent: WarmParent, tmp_path: Path) -
     assert not lived(DayOptions(seed=fresh_seed(), minutes=SHORT_MINUTES, keeps=tmp_path / "day"), warm_parent)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_a_bad_day_harms_nobody(warm_parent: WarmParent, tmp_path: Path) -> None:
     assert not lived(DayOptions(seed=fresh_seed(), minutes=LONG_MINUTES, keeps=tmp_path / "day"), warm_parent)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("safeguard", sorted(CAUGHT_BY))
 def test_the_checker_sees_which_safeguard_is_missing(safeguard: str, warm_parent: WarmParent) -> None:

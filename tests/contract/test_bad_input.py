@@ -182,7 +182,7 @@ def test_of_requests_each_field_may_be_wrong_by_itself_and_nothing_is_done(asker
         asker.holds(case, Role.ADMIN, negative_data_rejection)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("operation", operations(), ids=name_of)
 def test_requests_that_are_wrong_in_any_way_are_answered_as_the_contract_says(asker: Asker, operation: Any) -> None:
     @given(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))

@@ -13,7 +13,7 @@ from typing import Any
 from playwright.sync_api import APIResponse, Browser, Locator, Page, Route, expect, sync_playwright
 
 from control_plane.db.tokens import Role
-from tests.dashboard.chromium import find_chromium
+from tests import programs
 from tests.dashboard.service import Served
 
 DESKTOP, PHONE = (1440, 900), (390, 844)
@@ -38,7 +38,9 @@ def chromium() -> Iterator[Browser]:
         # tests need no sandbox. Other tests fill /dev/shm, so Chromium must not use it.
         expect.set_options(timeout=WAIT_MS)
         started = playwright.chromium.launch(
-            executable_path=find_chromium(), args=["--no-sandbox", "--disable-dev-shm-usage"]
+            executable_path=programs.chromium(),
+            env=dict(programs.chromium_environment()),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--font-render-hinting=none"],
         )
         yield started
         started.close()

@@ -33,7 +33,7 @@ def test_the_pages_agree_when_an_agent_that_was_cut_off_names_a_newer_committed_
     require_agreement(run(seed, 1, processes=1), seed)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(7200)
 def test_the_pages_of_a_thousand_random_stories_agree() -> None:
     seed = random.SystemRandom().randrange(1 << 31)

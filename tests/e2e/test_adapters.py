@@ -28,21 +28,21 @@ MORE_SHAPES = [
 ADAPTERS = ("plain", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("world", sorted(SHAPES))
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_killed_rank(place: Workplace, adapter: str, world: int) -> None:
     check(place, adapter, "fp32", SHAPES[world])
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("world", sorted(SHAPES))
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_a_killed_rank_in_bf16(place: Workplace, adapter: str, world: int) -> None:
     check(place, adapter, "bf16", SHAPES[world])
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(
     "shape", MORE_SHAPES, ids=lambda shape: f"{shape.nodes}x{shape.ranks_per_node}-{shape.copies}-copies"
 )

@@ -330,7 +330,7 @@ def test_an_agent_and_a_rank_of_its_node_are_killed_together(place: Workplace, s
 CAUSES = {"rank": "rank_exit", "instance": "instance_terminated"}
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_a_bad_day(place: Workplace, start: Callable[..., Job], seed: int) -> None:
     """Ranks, instances, agents and the control plane are killed in a random order.

@@ -87,7 +87,7 @@ def test_a_rank_that_waits_for_ever_is_found_by_stacks_that_do_not_change(place:
     assert_identical(job)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
     place.reference(SHAPES[2], {"steps": str(STEPS)})
     job = place.submit("thawed", SHAPES[2], steps=STEPS, pace_seconds=PACE_SECONDS)
@@ -104,7 +104,7 @@ def test_a_rank_that_goes_on_is_not_restarted(place: Workplace) -> None:
     assert_identical(job)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.skipif(OBSTACLE is not None, reason=f"no network namespaces here: {OBSTACLE}")
 def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workplace) -> None:
     steps, first = 60, "1:6"

@@ -25,8 +25,8 @@ LIFE_SECONDS = 350
     [
         "with_everstep.sh",
         # a short run covers one of the three clients, because all of them call the same operations
-        pytest.param("with_boto3.py", marks=pytest.mark.full),
-        pytest.param("with_aws_cli.sh", marks=pytest.mark.full),
+        pytest.param("with_boto3.py", marks=pytest.mark.long),
+        pytest.param("with_aws_cli.sh", marks=pytest.mark.long),
     ],
 )
 def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -> None:

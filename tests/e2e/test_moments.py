@@ -114,7 +114,7 @@ def test_a_rank_dies_in_the_middle_of_a_capture(waiting: tuple[Job, str], dies: 
     assert_identical(job)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize(
     "moment",
     [Moment.SEAL_OWN, Moment.SEAL_REPLICA, Moment.REPLICA_SENT, Moment.REPLICA_RECEIVED, Moment.VOTE, Moment.COMMIT],
@@ -199,7 +199,7 @@ def states_on(node: str, rank: int) -> set[SlotState]:
 # -- during a recovery ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize(
     "moment", [Moment.PROMISED, Moment.VERIFIED, Moment.LOADED, Moment.RUNNING, Moment.STARTED], ids=str
 )

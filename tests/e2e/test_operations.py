@@ -144,7 +144,7 @@ def test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for(place
     assert "hunter2" not in json.dumps(seen, default=str)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_a_roll_replaces_every_node_one_by_one_and_its_job_loses_no_step(place: Workplace, reader: Path) -> None:
     """`everstep fleets roll` replaces the nodes of a running job and the spares."""
     job = place.submit("rolled", Shape(nodes=2), steps=400, pace_seconds=0.1)

@@ -58,7 +58,7 @@ def digests(job: Job, step: int) -> dict[str, str]:
         }
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("source", "target", "shape"),
     [("zero3", "zero3", SHAPES[3]), ("zero3", "zero3", SIX), ("zero3", "fsdp2", FOUR), ("fsdp2", "zero3", SIX)],

@@ -23,7 +23,7 @@ from tests.e2e.jobs import SCRIPTS, Job, Shape, Workplace, assert_identical, ass
 from tests.e2e.reference import References
 from tests.earlier_release import EarlierRelease
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 STEPS = 60
 ADAPTER = "ddp"
 """An adapter without DeepSpeed, whose operator each new environment would compile for minutes."""

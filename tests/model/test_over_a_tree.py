@@ -27,7 +27,7 @@ def test_random_walks(nodes: int, copies: int, arity: int) -> None:
     assert {"up", "down", "report", "hear", "restart", "obstacle"} <= set(seen)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(("nodes", "copies", "arity"), [(3, 1, 1), (3, 2, 1), (4, 2, 1), (4, 2, 2), (5, 2, 2)])
 def test_many_random_walks(nodes: int, copies: int, arity: int) -> None:
     follow(Shape(nodes, copies, 12, 8), range(1000, 1500), arity=arity, length=500)
@@ -116,7 +116,7 @@ def test_random_walks_to_the_stop(ranks: int, arity: int, every: int) -> None:
     )
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "arity"), [(3, 1), (4, 1), (4, 2), (5, 2)])
 def test_many_random_walks_to_the_stop(ranks: int, arity: int) -> None:
     follow_stop(Options(ranks, 10, restarts=4, every_steps=3, may_hurry=True), range(1000, 1500), arity=arity)

@@ -38,7 +38,7 @@ def test_every_interleaving_of_a_fault_in_mid_training() -> None:
     assert {"lose", "restart", "promise", "plan", "load", "start"} <= set(seen)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_interleaving_of_a_fault_during_a_step() -> None:
     start = steady(2, 2)
     seen = every_interleaving(Model(Shape(2, 2, later(start, 2), 1), start=start))

@@ -38,13 +38,13 @@ def test_every_interleaving_in_mid_training(nodes: int, copies: int, steps: int,
     assert {"lose", "restart", "promise", "plan", "load", "start"} <= set(seen)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(("nodes", "copies", "steps", "faults"), [(2, 2, 1, 1), (2, 1, 2, 1), (2, 2, 2, 0)])
 def test_every_interleaving_of_a_longer_beginning(nodes: int, copies: int, steps: int, faults: int) -> None:
     every_interleaving(Model(Shape(nodes, copies, steps, faults)))
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("nodes", "copies", "steps", "faults"), [(2, 2, 2, 1), (2, 1, 1, 1), (2, 1, 0, 2), (3, 2, 0, 1)]
 )
@@ -122,7 +122,7 @@ def test_every_interleaving_of_nodes_with_two_ranks() -> None:
     assert {"lose", "restart", "promise", "plan", "load", "start"} <= set(seen)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_interleaving_of_a_beginning_with_two_ranks() -> None:
     every_interleaving(Model(Shape(2, 1, 1, 0, ranks_per_node=2)))
 
@@ -132,7 +132,7 @@ def test_every_interleaving_with_uploads_reaches_the_end() -> None:
     assert {"close", "look", "uploaded"} <= set(seen)
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_every_interleaving_of_a_fault_during_uploads() -> None:
     start = steady(2, 2)
     seen = every_interleaving(Model(Shape(2, 2, later(start, 0), 1, every_steps=1), start=start))
@@ -181,7 +181,7 @@ def test_an_upload_fails_or_ends_with_its_node() -> None:
         assert driver.world.coordinator.committed == 6 > pinned
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("ranks_per_node", [1, 2])
 @pytest.mark.parametrize("has_slow_uploads", [False, True])
 def test_many_random_walks_with_uploads(ranks_per_node: int, has_slow_uploads: bool) -> None:
@@ -193,7 +193,7 @@ def test_many_random_walks_with_uploads(ranks_per_node: int, has_slow_uploads: b
     )
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(("nodes", "copies"), [(2, 2), (3, 2), (3, 3), (4, 2), (5, 2), (5, 3)])
 @pytest.mark.parametrize("is_steady", [False, True])
 def test_many_random_walks(nodes: int, copies: int, is_steady: bool) -> None:

@@ -39,7 +39,7 @@ def test_every_interleaving(options: Options) -> None:
     assert explore(options).states > 300
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize(
     "options",
     [
@@ -75,7 +75,7 @@ def test_random_walks_with_messages_on_their_way(ranks: int, every: int) -> None
     )
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_many_random_walks(ranks: int) -> None:
     follow(Options(ranks, 10, restarts=4, every_steps=3, may_hurry=True, is_fine=True), range(1000, 2000))

@@ -18,7 +18,8 @@ from typing import Any, Final, Self
 
 import psycopg
 
-from tests.postgresql import account, programs
+from tests import programs
+from tests.postgresql import account, readable
 
 NAME: Final = "everstep"
 _KEEPER: Final = """
@@ -34,8 +35,9 @@ class Database:
 
     def __init__(self) -> None:
         owner = account()
-        self._programs = programs()
+        folder = programs.postgresql()
         self._directory = Path(tempfile.mkdtemp(prefix="everstep-pg-"))
+        self._programs = readable(folder, self._directory / "programs")
         self._as_owner: dict[str, Any] = {}
         if owner is not None:
             os.chown(self._directory, owner.pw_uid, owner.pw_gid)

@@ -12,7 +12,7 @@ from tests.bad_day.test_day import LONG_MINUTES, fresh_seed, lived
 from tests.terraform import needs_provider, needs_terraform
 from tests.warm_parent import WarmParent
 
-pytestmark = [pytest.mark.production, pytest.mark.full, needs_terraform, needs_provider]
+pytestmark = [pytest.mark.production, needs_terraform, needs_provider]
 MINUTES = float(os.environ.get("BAD_DAY_MINUTES", LONG_MINUTES))
 
 

@@ -37,7 +37,7 @@ from tests.production.stack import Servers, stack
 from tests.terraform import needs_provider, needs_terraform
 from tests.warm_parent import WarmParent
 
-pytestmark = [pytest.mark.production, pytest.mark.full, needs_terraform, needs_provider]
+pytestmark = [pytest.mark.production, needs_terraform, needs_provider]
 
 NODES, SPARES = 3, 1
 NODE_MEMORY_BYTES = 64 * 1024**2

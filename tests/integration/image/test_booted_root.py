@@ -31,7 +31,7 @@ TimeoutStartSec=infinity
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.full,
+    pytest.mark.long,
     pytest.mark.timeout(3600),
     pytest.mark.skipif(os.geteuid() != 0, reason="debootstrap needs root"),
     pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason=f"needs the Debian packages of {', '.join(TOOLS)}"),

@@ -99,7 +99,7 @@ def test_a_server_of_the_wheel_migrates_and_serves_the_dashboard(
         assert stop(process) == 0
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_server_runs_in_a_fresh_environment_with_only_the_wheel_and_its_requirements(
     wheel: Path, installed: Path, tmp_path: Path, cloud: str, monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,7 @@ def start(name: str, launcher: str, directory: Path) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("name", "launcher"), CASES)
 def test_an_example_runs_with_each_launcher(name: str, launcher: str, tmp_path: Path) -> None:
     ended = start(name, launcher, tmp_path)
@@ -60,7 +60,7 @@ def test_an_example_runs_with_each_launcher(name: str, launcher: str, tmp_path: 
     assert (tmp_path / "output" / OUTPUTS[name]).stat().st_size > 0
 
 
-@pytest.mark.full
+@pytest.mark.long
 def test_torchtitan_needs_a_launcher_as_its_page_says(tmp_path: Path) -> None:
     ended = start("torchtitan", "alone", tmp_path)
     assert ended.returncode != 0

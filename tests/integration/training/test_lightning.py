@@ -52,7 +52,7 @@ def test_an_agreed_stop_ends_the_loop_inside_an_epoch(warm_parent: WarmParent, t
     check_resumed(warm_parent, tmp_path, agent, options, "lightning_scripts")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("commits", [INSIDE, AT_THE_END, AFTER_THE_END])
 @pytest.mark.parametrize(
     "options",
@@ -75,7 +75,7 @@ def test_ddp(warm_parent: WarmParent, tmp_path: Path) -> None:
     check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("validates", [False, True], ids=["plain", "validates"])
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])

@@ -1,6 +1,6 @@
 """Every combination of framework, parallelism, precision, accumulation, evaluation and fault resumes bit for bit.
 
-`make test` draws a few combinations. `make test-full` runs all of them.
+`make test` runs a few combinations, `make test-rest` all others.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def zero(accumulate: int, is_bf16: bool) -> dict[str, Any]:
 
 
 def combinations(test: Callable[..., None], kinds: Sequence[str] = tuple(STRATEGIES)) -> Callable[..., None]:
-    """Run a test with every combination of options and kinds of parallelism. Outside of the full matrix, draw two."""
+    """Run a test with every combination of options and kinds of parallelism. `make test` runs two of them."""
     for decorate in (
         pytest.mark.parametrize("fault", FAULTS),
         pytest.mark.parametrize("evaluates", [False, True], ids=["no_evaluation", "evaluation"]),
         pytest.mark.parametrize("accumulate", [1, 4], ids=["batch", "batches"]),
         pytest.mark.parametrize("is_bf16", [False, True], ids=["fp32", "bf16"]),
         pytest.mark.parametrize("kind", kinds),
-        pytest.mark.sampled(2),
+        pytest.mark.long(keep=2),
     ):
         test = decorate(test)
     return test
@@ -111,7 +111,7 @@ def test_a_script_with_accelerate(
     check(warm_parent, tmp_path, undisturbed, "accelerate_scripts", options, fault, STRATEGIES[kind])
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
     ("strategy", "options"),

@@ -103,30 +103,30 @@ def expect_equal_digests(saved: Saved, case: Case, options: dict[str, Any]) -> l
     return results
 
 
-full = pytest.mark.full
+long = pytest.mark.long
 PAIRS = [
     pytest.param("ddp", 4, "ddp", 3, {}, id="DDP 4 to 3"),
-    pytest.param("ddp", 4, "zero3", 3, {}, id="DDP 4 to ZeRO-3 3", marks=full),
+    pytest.param("ddp", 4, "zero3", 3, {}, id="DDP 4 to ZeRO-3 3", marks=long),
     pytest.param("ddp", 4, "mesh", 4, {}, id="DDP 4 to a mesh of 4"),
     pytest.param("fsdp", 4, "fsdp", 3, {}, id="FSDP2 4 to 3"),
     pytest.param("fsdp", 4, "fsdp", 6, {}, id="FSDP2 4 to 6"),
-    pytest.param("fsdp", 4, "zero1", 2, {}, id="FSDP2 4 to ZeRO-1 2", marks=full),
+    pytest.param("fsdp", 4, "zero1", 2, {}, id="FSDP2 4 to ZeRO-1 2", marks=long),
     pytest.param("mesh", 4, "fsdp", 3, {}, id="a mesh of 4 to FSDP2 3"),
-    pytest.param("mesh", 4, "mesh", 2, {}, id="a mesh of 4 to 2", marks=full),
+    pytest.param("mesh", 4, "mesh", 2, {}, id="a mesh of 4 to 2", marks=long),
     pytest.param("zero3", 4, "zero3", 3, {}, id="ZeRO-3 4 to 3"),
     pytest.param("zero3", 4, "zero3", 6, {}, id="ZeRO-3 4 to 6"),
     pytest.param("zero3", 4, "fsdp", 4, {}, id="ZeRO-3 4 to FSDP2 4"),
-    pytest.param("zero3", 4, "plain", 1, {}, id="ZeRO-3 4 to plain", marks=full),
-    pytest.param("zero1", 2, "ddp", 1, {}, id="ZeRO-1 2 to DDP 1", marks=full),
-    pytest.param("zero1", 2, "zero2", 3, {}, id="ZeRO-1 2 to ZeRO-2 3", marks=full),
+    pytest.param("zero3", 4, "plain", 1, {}, id="ZeRO-3 4 to plain", marks=long),
+    pytest.param("zero1", 2, "ddp", 1, {}, id="ZeRO-1 2 to DDP 1", marks=long),
+    pytest.param("zero1", 2, "zero2", 3, {}, id="ZeRO-1 2 to ZeRO-2 3", marks=long),
     pytest.param("plain", 1, "zero2", 2, {}, id="plain to ZeRO-2 2"),
-    pytest.param("zero2", 4, "zero3", 2, {"dtype": "bf16"}, id="ZeRO-2 4 to ZeRO-3 2 in bf16", marks=full),
+    pytest.param("zero2", 4, "zero3", 2, {"dtype": "bf16"}, id="ZeRO-2 4 to ZeRO-3 2 in bf16", marks=long),
     pytest.param("zero2", 4, "fsdp", 3, {"dtype": "bf16"}, id="ZeRO-2 4 to FSDP2 3 in bf16"),
-    pytest.param("fsdp", 2, "ddp", 1, {"dtype": "bf16"}, id="FSDP2 2 to DDP 1 in bf16", marks=full),
+    pytest.param("fsdp", 2, "ddp", 1, {"dtype": "bf16"}, id="FSDP2 2 to DDP 1 in bf16", marks=long),
     pytest.param("fsdp", 2, "ddp", 3, {"dtype": "pure_bf16"}, id="FSDP2 2 to DDP 3 with bf16 weights"),
-    pytest.param("ddp", 2, "fsdp", 3, {"optimizer": "sgd"}, id="DDP 2 to FSDP2 3 with SGD", marks=full),
+    pytest.param("ddp", 2, "fsdp", 3, {"optimizer": "sgd"}, id="DDP 2 to FSDP2 3 with SGD", marks=long),
     pytest.param("fsdp", 3, "zero3", 2, {"optimizer": "sgd"}, id="FSDP2 3 to ZeRO-3 2 with SGD"),
-    pytest.param("zero3", 2, "zero1", 3, {"optimizer": "adam"}, id="ZeRO-3 2 to ZeRO-1 3 with Adam", marks=full),
+    pytest.param("zero3", 2, "zero1", 3, {"optimizer": "adam"}, id="ZeRO-3 2 to ZeRO-1 3 with Adam", marks=long),
 ]
 
 
@@ -173,7 +173,7 @@ def matrix() -> Iterator[tuple[Case, str, str, bool]]:
             dtype,
             optimizer,
             id=f"{case.source} to {case.target}, {dtype}, {optimizer}",
-            marks=() if is_run else full,
+            marks=() if is_run else long,
         )
         for case, dtype, optimizer, is_run in matrix()
     ],

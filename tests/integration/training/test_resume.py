@@ -91,8 +91,8 @@ def differences(one: dict[str, str], other: dict[str, str]) -> dict[str, tuple[s
 WORLDS = [
     pytest.param(2),
     pytest.param(3),
-    pytest.param(4, marks=pytest.mark.full),
-    pytest.param(5, marks=pytest.mark.full),
+    pytest.param(4, marks=pytest.mark.long),
+    pytest.param(5, marks=pytest.mark.long),
 ]
 
 
@@ -146,12 +146,12 @@ def test_tensor_parallel_under_ddp_is_refused(scenarios: Scenarios, tmp_path: Pa
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.full), 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 2, 3])
 def test_zero(scenarios: Scenarios, tmp_path: Path, stage: int, dtype: str, world: int) -> None:
     check(scenarios, tmp_path, "zero", world, stage=stage, dtype=dtype)
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["batch_norm", "two_optimizers", "scaler", "kept_gradients", "accumulated"])
 def test_traits(scenarios: Scenarios, tmp_path: Path, name: str, world: int) -> None:
     check(scenarios, tmp_path, name, world, commits=4)
@@ -181,7 +181,7 @@ def test_parameters_that_no_group_holds_under_zero(scenarios: Scenarios, tmp_pat
     check(scenarios, tmp_path, "zero", 2, stage=stage, leave=True)
 
 
-@pytest.mark.full
+@pytest.mark.long
 @pytest.mark.timeout(600)  # DeepSpeed compiles the optimizer when a test first uses it
 @pytest.mark.parametrize("stage", [2, 3])
 def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: Path, stage: int) -> None:

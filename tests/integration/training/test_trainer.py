@@ -32,7 +32,7 @@ def check(training: Training, fault: str) -> list[dict[str, Any]]:
     return resumed
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(
     "first",
     [
@@ -61,7 +61,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
 @pytest.mark.parametrize("fault", ["kill_a_rank", "stop_and_resume"])
 def test_a_variant(warm_parent: WarmParent, tmp_path: Path, variant: str, fault: str) -> None:
@@ -69,7 +69,7 @@ def test_a_variant(warm_parent: WarmParent, tmp_path: Path, variant: str, fault:
     check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options), fault)
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("optimizer", ["adamw_torch", "adamw_torch_fused"])
 @pytest.mark.parametrize("fault", ["kill_a_rank", "stop_and_resume"])
 def test_a_gradient_scaler_skips_updates_before_and_after_the_resumed_step(
@@ -90,7 +90,7 @@ def test_a_gradient_scaler_skips_updates_before_and_after_the_resumed_step(
     assert any(was_skipped for _, _, was_skipped in events) == (optimizer == "adamw_torch")
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_sequence_to_sequence_trainer_generates_during_evaluation(
     warm_parent: WarmParent, tmp_path: Path, fault: str
@@ -99,7 +99,7 @@ def test_a_sequence_to_sequence_trainer_generates_during_evaluation(
     check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options, imports=T5), fault)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("adapters", [False, True], ids=["whole_model", "adapters"])
 @pytest.mark.parametrize("kind", ["ddp", "zero"])
 @pytest.mark.parametrize("fault", ["kill_a_rank", "stop_and_resume"])
@@ -110,7 +110,7 @@ def test_a_trainer_of_trl(warm_parent: WarmParent, tmp_path: Path, kind: str, ad
     assert {"num_tokens", "mean_token_accuracy", "entropy"} <= resumed["history"][0].keys()
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("kind", ["plain", "ddp", "zero"])
 def test_a_model_with_adapters_keeps_its_frozen_base_once(warm_parent: WarmParent, tmp_path: Path, kind: str) -> None:
     """The index of a slot marks the frozen tensors. An upload stores marked tensors once per run."""
@@ -144,7 +144,7 @@ def index_of(slot: Path) -> SlotIndex:
 BEST = {"save_strategy": "steps", "save_steps": 3, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_best_model_is_loaded_at_the_end(warm_parent: WarmParent, tmp_path: Path, fault: str) -> None:
     options = {"evaluates": True, "arguments": {**BEST, "learning_rate": 0.3}}
@@ -152,7 +152,7 @@ def test_the_best_model_is_loaded_at_the_end(warm_parent: WarmParent, tmp_path: 
     assert resumed["best"][0] < UNTIL, "the last model is not the best"
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_early_stopping_counts_evaluations_before_the_resumed_step(
     warm_parent: WarmParent, tmp_path: Path, fault: str

@@ -293,7 +293,7 @@ async def test_the_newest_complete_checkpoint_is_restored(tmp_path: Path, state:
     await kill_and_restore(tmp_path, state, dead, (SECOND,))
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.long(keep=24)
 @pytest.mark.parametrize("dead", AGENTS)
 @pytest.mark.parametrize("state", STATES)
 async def test_the_newest_complete_checkpoint_is_restored_with_two_uploads_in_flight(

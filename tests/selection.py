@@ -1,0 +1,99 @@
+"""Divides all tests between `make test`, `make test-rest` and `make test-production`.
+
+At collection, `divide` adds the mark `rest` to tests that find little per second. `make test-production` runs the
+tests with the mark `production`, `make test-rest` those with `rest`, and `make test` all others. CI runs `make test`
+and a random tenth of the rest (`draw`).
+
+`@pytest.mark.long` puts a test into the rest, and `@pytest.mark.long(keep=2)` all but two of its cases.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+REST_FOLDERS = ("bad_day", "corruption", "integration/benchmarks", "unit/benchmarks")
+"""Folders whose tests check a tool of development, which changes seldom."""
+POSTGRESQL_FOLDERS = ("tidy", "unit/control_plane/db", "unit/test_postgresql.py")
+"""Tests that `make test` runs on PostgreSQL. Elsewhere, the case on SQLite runs the same code above the database."""
+END_TO_END = {
+    "test_adapters.py": ("test_a_killed_rank",),
+    "test_dashboard.py": ("test_a_job_is_submitted_watched_hurt_and_finished_from_its_pages",),
+    "test_failures.py": (
+        "test_a_lost_group",
+        "test_a_terminated_instance",
+        "test_an_agent_is_killed_and_comes_back",
+        "test_the_control_plane_is_killed_and_comes_back",
+    ),
+    "test_guides.py": ("test_the_readmes_own_script_survives_a_kill",),
+    "test_life_by_three_clients.py": ("test_the_whole_life_of_a_job",),
+    "test_lives.py": ("test_a_stop_is_agreed_and_kept", "test_jobs_wait_for_each_other_in_order"),
+    "test_operations.py": ("test_ranks_have_the_data_packages_secrets_and_role_that_were_asked_for",),
+}
+"""End-to-end tests that `make test` runs: one of each kind of fault and client. Each new one begins in the rest.
+
+All other failures also have tests of the control plane's loops with simulated agents, or of agents without a cluster.
+"""
+MAX_DRAWN_SECONDS = 900
+"""Longest time limit of a test that `draw` may choose. One longer test could take the time of the whole tenth."""
+
+
+def divide(items: Iterable[pytest.Item]) -> None:
+    """Add the mark `rest` to each test that `make test` leaves out and that is not a test of production."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("production") is not None:
+            continue
+        if is_rest(item):
+            item.add_marker(pytest.mark.rest)
+        elif item.get_closest_marker("long") is not None:
+            cases[function_of(item)].append(item)
+    for function, group in cases.items():
+        group.sort(key=lambda item: item.nodeid)
+        long = group[0].get_closest_marker("long")
+        assert long is not None
+        keep = min(len(group), long.kwargs.get("keep", 0))
+        kept = random.Random(function).sample(range(len(group)), keep)
+        for number in set(range(len(group))) - set(kept):
+            group[number].add_marker(pytest.mark.rest)
+
+
+def is_rest(item: pytest.Item) -> bool:
+    """Return True if a test's folder, database or kind puts it into the rest."""
+    path = item.path.relative_to(ROOT) if item.path.is_relative_to(ROOT) else Path()
+    if any(path.is_relative_to(folder) for folder in REST_FOLDERS):
+        return True
+    if path.is_relative_to("e2e"):
+        return function_of(item).rpartition("::")[2] not in END_TO_END.get(path.name, ())
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    has_postgresql = any(isinstance(value, str) and value == "postgresql" for value in parameters)
+    return has_postgresql and not any(path.is_relative_to(folder) for folder in POSTGRESQL_FOLDERS)
+
+
+def function_of(item: pytest.Item) -> str:
+    """Return the id of a test without its parameters."""
+    return item.nodeid.partition("[")[0]
+
+
+def draw(items: Iterable[pytest.Item], one_in: int, seed: int) -> set[pytest.Item]:
+    """Return a random subset of tests, with one in `one_in` of those whose time limit permits it.
+
+    Args:
+        items: the tests that the option -m selected.
+        one_in: number of tests for each drawn test.
+        seed: seed of pytest-randomly, which every worker of a run shares.
+    """
+    short = [item for item in items if limit_of(item) <= MAX_DRAWN_SECONDS]
+    short.sort(key=lambda item: item.nodeid)
+    return set(random.Random(seed).sample(short, -(-len(short) // one_in)))
+
+
+def limit_of(item: pytest.Item) -> float:
+    """Return the time limit of a test in seconds, or 0 for a test with the default limit."""
+    mark = item.get_closest_marker("timeout")
+    return mark.args[0] if mark is not None else 0
