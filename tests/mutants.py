@@ -242,7 +242,7 @@ def run(mutant: Mutant | None, tests: Sequence[str], limit_seconds: float) -> tu
             try:
                 if mutant is not None:
                     sys.meta_path.insert(0, _Changed(mutant))
-                options = ["-x", "-q", "--no-header", "--tb=line", "--assert=plain", "-p", "no:xdist", "-m", "not full"]
+                options = ["-x", "-q", "--no-header", "--tb=line", "--assert=plain", "-p", "no:xdist", "-m", "not rest"]
                 code = pytest.main([*options, "-p", "no:faulthandler", "--hypothesis-seed=0", *tests])
             except BaseException:
                 traceback.print_exc()
