@@ -152,6 +152,7 @@ def ended_by_failure(incident: IncidentRecord, failed_at: float) -> IncidentReco
     restored_at, closed_at = incident.restored_at, incident.closed_at
     return replace(
         incident,
+        is_given_up=False,  # Training ran again, and the next incident measures the rest of the recovery.
         restored_at=None if restored_at is None else min(restored_at, failed_at),
         closed_at=None if closed_at is None else min(closed_at, failed_at),
     )
@@ -195,7 +196,7 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
         case IncidentEvent.FAILED_AGAIN:
             return replace(incident, state=state, replaced_at=None, restored_at=None)
         case IncidentEvent.CAUGHT_UP | IncidentEvent.JOB_ENDED:
-            return replace(incident, state=state, closed_at=now)
+            return replace(incident, state=state, closed_at=now, is_given_up=event is IncidentEvent.JOB_ENDED)
 
 
 def moment_of(

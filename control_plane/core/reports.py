@@ -96,6 +96,8 @@ class IncidentTime:
     failed_at: int
     closed_at: int | None
     """End of the incident. None while the incident is open."""
+    is_given_up: bool = False
+    """Whether the job ended or was paused before training had caught up."""
     lost_steps: int
     cost_micro_usd: int | None
     """Cost of the job's nodes from the failure until training has caught up. None if the fleet has no price."""
@@ -379,7 +381,7 @@ def _incident_sums(incident: IncidentTime, bounds: Sequence[int], now: int) -> I
         if lower <= start < upper:
             sums["count", ""] = 1
             sums["recomputed", ""] = incident.lost_steps
-            if incident.closed_at is not None:
+            if incident.closed_at is not None and not incident.is_given_up:
                 sums["recovered", ""] = 1
                 sums["recovery", ""] = incident.closed_at - start
         low, high = (min(max(bound, start), end) - start for bound in (lower, upper))

@@ -66,6 +66,8 @@ class SavedIncident(NewIncident):
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None
+    is_given_up: bool
+    """Whether the job ended or was paused before training had caught up."""
     replace_seconds: float | None
     restore_seconds: float | None
     rework_seconds: float | None
@@ -103,6 +105,7 @@ class IncidentUpdate(TypedDict, total=False):
     replaced_at: datetime | None
     restored_at: datetime | None
     closed_at: datetime | None
+    is_given_up: bool
     detect_seconds: float | None
     replace_seconds: float | None
     restore_seconds: float | None
@@ -206,7 +209,7 @@ def _totals() -> Select[int, int, int, int, float, int, int, float | None]:
     phases = (incident.detect_seconds, incident.replace_seconds, incident.restore_seconds, incident.rework_seconds)
     # Comparisons with OR avoid an IN clause, which SQLAlchemy would expand again for each execution.
     is_failure = or_(*(incident.cause == cause.value for cause in Cause if cause.is_failure))
-    is_recovered = and_(is_failure, incident.closed_at.is_not(None))
+    is_recovered = and_(is_failure, incident.closed_at.is_not(None), incident.is_given_up.is_(False))
     return select(
         func.count(),
         func.count(incident.closed_at),
@@ -269,7 +272,7 @@ def totals_of(row: Sequence[Any]) -> IncidentTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoveries:
-    """Counts the closed incidents of one job with one cause and one restore source, and the steps that they lost."""
+    """Counts the completed recoveries of one job with one cause and one restore source, and the steps they lost."""
 
     job_name: str
     project: str
@@ -280,12 +283,13 @@ class Recoveries:
 
 
 def recoveries(session: Session, run_ids: Collection[str]) -> tuple[Recoveries, ...]:
-    """Count the closed incidents of runs, and their lost steps, by job, cause and restore source."""
+    """Count the completed recoveries of runs, and their lost steps, by job, cause and restore source."""
     keys = (IncidentRow.job_name, IncidentRow.project, IncidentRow.cause, IncidentRow.restore_source)
     query = (
         select(*keys, func.count(), func.coalesce(func.sum(IncidentRow.lost_steps), 0)).group_by(*keys).order_by(*keys)
     )
-    found = session.execute(query.where(IncidentRow.closed_at.is_not(None), IncidentRow.run_id.in_(run_ids)))
+    is_recovered = and_(IncidentRow.closed_at.is_not(None), IncidentRow.is_given_up.is_(False))
+    found = session.execute(query.where(is_recovered, IncidentRow.run_id.in_(run_ids)))
     return tuple(
         Recoveries(job_name=job, project=project, cause=cause, source=source, count=count, lost_steps=lost or 0)
         for job, project, cause, source, count, lost in found

@@ -43,6 +43,7 @@ from sqlalchemy import (
     String,
     Text,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -626,6 +627,8 @@ class IncidentRow(Base):
     replaced_at: Mapped[datetime | None]
     restored_at: Mapped[datetime | None]
     closed_at: Mapped[datetime | None]
+    is_given_up: Mapped[bool] = mapped_column(default=False, server_default=false())
+    """Whether the job ended or was paused before training had caught up."""
     detect_seconds: Mapped[float | None]
     replace_seconds: Mapped[float | None]
     restore_seconds: Mapped[float | None]

@@ -85,6 +85,7 @@ def read(session: Session, which: ReportFilter, bounds: Collection[int]) -> Repo
             _INCIDENT.cause,
             _INCIDENT.failed_at,
             _INCIDENT.closed_at,
+            _INCIDENT.is_given_up,
             _INCIDENT.lost_steps,
             _INCIDENT.cost_usd,
         )
@@ -101,6 +102,7 @@ def read(session: Session, which: ReportFilter, bounds: Collection[int]) -> Repo
                 cause=Cause(row.cause),
                 failed_at=_micro(row.failed_at),
                 closed_at=None if row.closed_at is None else _micro(row.closed_at),
+                is_given_up=row.is_given_up,
                 lost_steps=row.lost_steps or 0,
                 cost_micro_usd=_micro_usd(row.cost_usd),
             )

@@ -218,7 +218,7 @@ class JobLoop:
                     if (
                         incident.state is IncidentState.CLOSED
                         and incident.cause.is_failure
-                        and incident.restored_at is not None
+                        and not incident.is_given_up
                     ):
                         self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
                 self._trace(run, observed, decision, now)

@@ -86,6 +86,8 @@ class IncidentRecord:
     replaced_at: float | None = None
     restored_at: float | None = None
     closed_at: float | None = None
+    is_given_up: bool = False
+    """Whether the job ended or was paused before training had caught up, so this recovery was not completed."""
     rank_sources: tuple[tuple[str, int], ...] = ()
     """The source of each rank's shard, by rank, run-length encoded: `(("local", 2), ("peer", 1))`.
 

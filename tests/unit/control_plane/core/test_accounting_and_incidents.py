@@ -309,6 +309,8 @@ def test_phases_are_the_intervals_between_five_moments() -> None:
 def test_phases_add_up_when_a_job_ends_in_the_middle() -> None:
     incident = incidents.moved(opened(), IncidentEvent.JOB_ENDED, 207.0)
     assert sum(incidents.phase_seconds(incident, 300.0).values()) == 12
+    assert incident.is_given_up
+    assert not incidents.ended_by_failure(incident, 208.0).is_given_up, "the next incident measures the rest"
 
 
 def test_a_second_failure_measures_its_phases_anew() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -110,6 +111,16 @@ def test_the_cost_of_a_job_is_spread_by_its_node_time():
     assert found.other_jobs.unpriced_node_microseconds == found.total.unpriced_node_microseconds == 4 * HOUR
     assert found.total.rank_microseconds == 8 * found.total.node_microseconds
     assert (found.total.ettr_ratio, found.total.ettr_with_queue_ratio) == (1.0, 0.5)
+
+
+def test_a_failure_that_the_job_gave_up_has_no_recovery_time():
+    created, last = Ledger(at=NOON, spent={}), Ledger(at=NOON + HOUR, spent={"train": HOUR})
+    known = [incident(Cause.HANG, NOON, NOON + 6 * SECOND), incident(Cause.HANG, NOON, NOON + 600 * SECOND)]
+    found = over(
+        [NOON, NOON + HOUR], [job("gpt", created, last)], incidents=[known[0], replace(known[1], is_given_up=True)]
+    )
+    figures = found.total.incidents[IncidentKind.FAILURE]
+    assert (figures.count, figures.recovered_count, found.total.mttr_seconds) == (2, 1, 6.0)
 
 
 def test_an_incident_counts_at_its_failure_and_costs_until_its_end():

@@ -3,10 +3,13 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from alembic.config import Config
 from sqlalchemy import select
 
+from alembic import command
 from control_plane.core.observed.nodes import Cause
-from control_plane.db import checkpoints, events, fleets, incidents, intents, jobs, nodes, protection, tokens
+from control_plane.db import checkpoints, events, fleets, incidents, intents, jobs, nodes, protection, schema, tokens
+from control_plane.db import reports as db_reports
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound, StaleLease
 from control_plane.db.fleets import NewFleet
@@ -206,6 +209,39 @@ def test_means_are_of_failures_alone(database, job, lease):
     assert (totals.failure_count, totals.recovered_count) == (len(Cause) - len(none) + 1, len(Cause) - len(none))
     assert totals.mean_recovery_seconds == 10.0
     assert totals.lost_node_count == len(Cause)
+
+
+def test_a_failure_that_its_job_gave_up_is_not_recovered(database, job, lease):
+    phases = {"replace_seconds": 0.0, "restore_seconds": 0.0, "rework_seconds": 0.0}
+    with database.write() as session:
+        for number, is_given_up in enumerate((False, True)):
+            incidents.open_incident(session, lease, f"inc-{number}", incident(cause="hang"))
+            times = {"closed_at": NOW, "detect_seconds": 6.0 * (number + 1), **phases}
+            incidents.change(session, lease, f"inc-{number}", is_given_up=is_given_up, **times)
+    with database.read() as session:
+        totals = incidents.totals(session, run_id=job.run_id)
+        rows = db_reports.read(session, db_reports.ReportFilter(), [0, 4_000_000_000_000_000])
+        (recoveries,) = incidents.recoveries(session, [job.run_id])
+    assert (totals.failure_count, totals.recovered_count, totals.mean_recovery_seconds) == (2, 1, 6.0)
+    assert [each.is_given_up for each in rows.incidents] == [False, True]
+    assert recoveries.count == 1
+
+
+def test_the_migration_finds_the_incidents_that_ended_with_their_job(database, job, lease):
+    with database.write() as session:
+        jobs.transition(session, lease, before="queued", after="failed", now=NOW, ended_at=NOW, reason="x")
+        for number, closed_at in enumerate((NOW, NOW - timedelta(minutes=1), None)):
+            incidents.open_incident(session, lease, f"inc-{number}", incident())
+            incidents.change(session, lease, f"inc-{number}", closed_at=closed_at)
+    config = Config()
+    config.set_main_option("script_location", str(schema.migrations()))
+    with database.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0006")
+        command.upgrade(config, "head")
+    with database.read() as session:
+        found = [incidents.get(session, f"inc-{number}").is_given_up for number in range(3)]
+    assert found == [True, False, False]
 
 
 def test_an_incident_belongs_to_its_job(database, job, lease):

@@ -264,6 +264,9 @@ async def test_a_crash_loop_ends_with_the_last_lines(world: World) -> None:
     assert "4 times" in world.job().reason
     assert "also without" in world.job().reason
     assert "NameError" in world.job().reason
+    with world.database.read() as session:
+        totals = incidents.totals(session, run_id=world.job().run_id)
+    assert (totals.failure_count, totals.closed_count, totals.recovered_count) == (1, 1, 0), "nothing has recovered"
     await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
 
 
