@@ -291,6 +291,8 @@ class DescribeProtectionResponse(TypedDict):
     """Nodes per parity group. The state in memory survives the loss of any one node per group. Absent without parity."""
     ProtectionState: Literal["Protected", "Degraded", "Unprotected"]
     Reason: str
+    Lapse: NotRequired[ProtectionLapse]
+    """Present while training goes on and nodes keep no further step."""
     RecoveryOdds: list[RecoveryOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. For a large job, it can lack the entry for two or three nodes, because Everstep does not count that many sets of lost nodes."""
     DomainOdds: list[DomainOdds]
@@ -966,6 +968,19 @@ class ProtectionConfig(TypedDict):
     """Number of nodes in each group that protects its shards by parity, which needs less memory than copies. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation."""
     MaxSlowdown: NotRequired[float]
     """Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable."""
+
+class ProtectionLapse(TypedDict):
+    """The time in which a job's training goes on although nodes keep no further step."""
+    Cause: Literal["Late", "State", "Capture", "Changed", "Layout", "NoSlot", "Memory", "SilentAgent", "Unconfirmed"]
+    KeptStep: int
+    """The newest step that nodes keep. A failure repeats all later steps."""
+    UnkeptSteps: int
+    """Number of steps that training has finished since KeptStep."""
+    Since: datetime
+    """Time at which KeptStep was committed, or at which the generation finished its first step."""
+    Rank: NotRequired[int]
+    """The rank whose steps are not kept. Absent if no rank or agent reports the cause."""
+    NodeId: NotRequired[str]
 
 class PutSourceResponse(TypedDict):
     """A source archive that was checked and stored."""

@@ -26,6 +26,7 @@ from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardRecord
 from control_plane.loop.figures import LoopFigures
+from control_plane.loop.records import lapse_of
 from everstep.protocol.ids import NodeId
 
 MEDIA_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -130,8 +131,12 @@ def _of_jobs(facts: ServerFacts) -> Iterator[Metric]:
         labels=of_job,
     )
     unprotected = GaugeMetricFamily("everstep_job_degraded_shards", "Shards with a holder out of view.", labels=of_job)
+    lapsed = GaugeMetricFamily(
+        "everstep_job_protection_lapsed", "1 while training goes on and nodes keep no further step.", labels=of_job
+    )
     for job in facts.jobs:
         labels = [job.name, job.project, job.fleet_name]
+        lapsed.add_metric(labels, lapse_of(job) is not None)
         step.add_metric(labels, max(job.boundary, 0))
         committed.add_metric(labels, max(job.committed_step, 0))
         generation.add_metric(labels, job.generation)
@@ -146,7 +151,7 @@ def _of_jobs(facts: ServerFacts) -> Iterator[Metric]:
             unprotected.add_metric(
                 labels, sum(not all(holder.is_in_view for holder in shard.holders) for shard in shards)
             )
-    yield from (step, committed, generation, ettr, spent, cost, lag, unprotected)
+    yield from (step, committed, generation, ettr, spent, cost, lag, unprotected, lapsed)
 
 
 def _of_recoveries(recoveries: Iterable[Recoveries]) -> Iterator[Metric]:

@@ -42,6 +42,7 @@ from control_plane.core import (
     rolls,
     states,
 )
+from control_plane.core import protection as core_protection
 from control_plane.core.capacity import is_shortage
 from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.encryption import ReplicaEncryption
@@ -80,8 +81,14 @@ from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop import records
 from control_plane.loop.agents import AgentView
-from control_plane.loop.records import checkpoint_pace_of, checkpoint_upload_of, generation_node_count, suspicion_of
-from everstep.protocol.ids import FIRST_STEP, NodeId, RunId
+from control_plane.loop.records import (
+    checkpoint_pace_of,
+    checkpoint_upload_of,
+    generation_node_count,
+    lapse_of,
+    suspicion_of,
+)
+from everstep.protocol.ids import FIRST_STEP, NodeId, RunId, Step
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -219,7 +226,8 @@ def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionSt
     Returns:
         The protection state.
     """
-    if job.committed_step < 0 or totals is None or job.spec.checkpoint_strategy is not Strategy.EVERSTEP:
+    is_everstep = job.spec.checkpoint_strategy is Strategy.EVERSTEP
+    if job.committed_step < 0 or totals is None or not is_everstep or lapse_of(job) is not None:
         return ProtectionState.UNPROTECTED
     size = job.spec.parity_group_size
     has_holders = (
@@ -510,6 +518,7 @@ def protection(
         parity_group_size=job.spec.parity_group_size,
         protection_state=state,
         reason=reason,
+        lapse=lapse_view(job),
         recovery_odds=[
             plans_schemas.RecoveryOdds(lost_nodes=count, probability=odds) for count, odds in _odds(losses, {})
         ],
@@ -532,6 +541,20 @@ def protection(
             for shard in current
         ],
         last_checkpoint=None if checkpoint is None else _last_checkpoint(checkpoint),
+    )
+
+
+def lapse_view(job: SavedJob) -> checkpoints_schemas.ProtectionLapse | None:
+    """Return the time in which the job's training goes on and nodes keep no further step, or None."""
+    if (lapse := lapse_of(job)) is None:
+        return None
+    return checkpoints_schemas.ProtectionLapse(
+        cause=lapse.cause,
+        kept_step=lapse.kept,
+        unkept_steps=max(0, job.boundary - lapse.kept),
+        since=records.at(lapse.since),
+        rank=lapse.rank,
+        node_id=lapse.node_id,
     )
 
 
@@ -1027,6 +1050,9 @@ def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[Pro
         return ProtectionState.UNPROTECTED, f"The job has no nodes; its state is in S3. {job.reason}"
     if words := strategy_words(strategy):
         return ProtectionState.UNPROTECTED, words
+    if (lapse := lapse_of(job)) is not None:
+        words = core_protection.in_words(lapse, Step(job.boundary))
+        return ProtectionState.UNPROTECTED, f"{words[0].upper()}{words[1:]}."
     refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0:
         return (

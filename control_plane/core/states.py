@@ -287,6 +287,8 @@ LAUNCHED_JOBS = frozenset(
     {JobState.PREPARING, JobState.LOADING, JobState.STARTING, JobState.RUNNING, JobState.PAUSING, JobState.STOPPING}
 )
 """States in which a job has a generation. Nodes may then hold the job's state."""
+RUNNING_JOBS = frozenset({JobState.RUNNING, JobState.PAUSING, JobState.STOPPING})
+"""States in which a job's ranks run."""
 HOLDING_JOBS = LAUNCHED_JOBS | {JobState.ALLOCATING}
 """States in which a job's nodes count towards the fleet's desired capacity."""
 
@@ -331,7 +333,7 @@ class ProtectionState(StrEnum):
 
     - PROTECTED: every shard has all its copies of a step of the newest generation.
     - DEGRADED: at least one shard lacks a copy, or ranks skip snapshots.
-    - UNPROTECTED: memory holds no complete step.
+    - UNPROTECTED: memory holds no complete step, or training goes on and nodes keep no further step (a lapse).
     """
 
     PROTECTED = "Protected"

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from control_plane.core.evidence import unvouched
 from control_plane.core.observed.jobs import JobObserved
-from control_plane.core.states import JobState
+from control_plane.core.states import RUNNING_JOBS
 from control_plane.db import protection
 from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
@@ -44,7 +44,7 @@ class ProtectionWatch:
         `WRITE_SECONDS`.
         """
         run = RunId(stored.job.run_id)
-        if stored.plan is None or stored.job.state not in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
+        if stored.plan is None or stored.job.state not in RUNNING_JOBS:
             return ()
         silent = unvouched(
             observed.nodes.values(), committed_at=observed.record.committed_at, now=now, timeouts=self._timeouts

@@ -26,7 +26,7 @@ from control_plane.core.ledger_hours import Ledger
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import CapacityWait, JobRecord, JobSettings, JobSpec, Memo, Suspicion
+from control_plane.core.observed.jobs import CapacityWait, JobRecord, JobSettings, JobSpec, Lapse, Memo, Suspicion
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
 from control_plane.core.observed.steps import (
     NO_GENERATION,
@@ -35,7 +35,7 @@ from control_plane.core.observed.steps import (
     GenerationRecord,
     initial_generation,
 )
-from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
+from control_plane.core.states import INCIDENT_PHASES, RUNNING_JOBS, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, CheckpointPace, NoticeKind
 from everstep.protocol.codec import resolve
@@ -143,6 +143,13 @@ def capacity_wait_of(job: jobs.SavedJob) -> CapacityWait | None:
     """Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
     stored = None if job.ended_at is not None else job.memo.get("capacity_wait")
     return None if stored is None else msgspec.convert(stored, CapacityWait)
+
+
+def lapse_of(job: jobs.SavedJob) -> Lapse | None:
+    """Return why the job's running generation keeps no further step, or None."""
+    stored = job.memo.get("lapse") if job.state in RUNNING_JOBS else None
+    lapse = None if stored is None else msgspec.convert(stored, Lapse)
+    return None if lapse is None or lapse.generation != job.generation else lapse
 
 
 def generation_node_count(job: jobs.SavedJob) -> int:
@@ -466,6 +473,7 @@ def _moment(seconds: float | None) -> datetime | None:
 resolve(CapacityWait)
 resolve(CheckpointPace)
 resolve(CheckpointUpload)
+resolve(Lapse)
 resolve(Memo)
 resolve(Suspicion)
 resolve(FailureRecord)

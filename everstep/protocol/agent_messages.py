@@ -53,6 +53,7 @@ from everstep.protocol.plan import (
     SourceKind,
     Timeouts,
 )
+from everstep.protocol.rank_messages import UnkeptCause
 from everstep.protocol.replica_transport import ReplicaTransport
 
 NOT_YOURS = 4401
@@ -250,6 +251,10 @@ class ShardProtection(Message, frozen=True):
 
     The step is -1 if the owner has seen no verified step of the holder. The time is Unix time in seconds.
     """
+    unkept: UnkeptCause | None = None
+    """Why the owner has abandoned the newest proposed step; None if it has abandoned no step since the last commit."""
+    lasts: bool = False
+    """Whether this cause also prevents the next steps, unless the script or the node's memory changes."""
 
 
 class CheckpointPace(Message, frozen=True):

@@ -48,7 +48,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from everstep.protocol.codec import Message
 from everstep.protocol.fixed_length import Digest
@@ -78,11 +78,6 @@ ECHO_YES = 1
 """Value of `RankHalf.echo`: the rank can stop at the announced step, because it has not passed the step."""
 ECHO_NO = 2
 """Value of `RankHalf.echo`: the rank cannot stop at the announced step, because it has passed the step or may have."""
-LATE_REASON = "late"
-"""Prefix of `Abandoned.reason` if the rank passed the proposed step before the agent granted a slot for it.
-
-The coordinator then proposes steps further in advance.
-"""
 MAX_TARGET = 2**53
 """Upper limit of a script's declared number of steps.
 
@@ -512,6 +507,38 @@ class Captured(Message, frozen=True):
     """
 
 
+class UnkeptCause(StrEnum):
+    """Why a job does not keep a step that its rank has finished.
+
+    LATE: The rank had passed the step before the agent granted a slot. The coordinator then proposes steps earlier.
+    STATE: No restart could restore the state, for example after `add_param_group`.
+    CAPTURE: The state could not be read or copied.
+    CHANGED: A tensor changed while it was copied.
+    LAYOUT: The state no longer fits its slots, and the rank has requested other slots.
+    NO_SLOT: The rank's slots are not ready, or all of them are in use.
+    MEMORY: The node has too little memory for the rank's slots.
+    SILENT_AGENT: An agent does not answer, so the coordinator lacks the votes of its ranks.
+    UNCONFIRMED: No rank abandons steps, and still no step is committed.
+
+    Ranks and agents report the first seven. The control plane concludes the other two.
+    """
+
+    LATE = "Late"
+    STATE = "State"
+    CAPTURE = "Capture"
+    CHANGED = "Changed"
+    LAYOUT = "Layout"
+    NO_SLOT = "NoSlot"
+    MEMORY = "Memory"
+    SILENT_AGENT = "SilentAgent"
+    UNCONFIRMED = "Unconfirmed"
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the cause also prevents the next steps, unless the script or the node's memory changes."""
+        return self in (UnkeptCause.STATE, UnkeptCause.CAPTURE, UnkeptCause.MEMORY)
+
+
 class Abandoned(Message, frozen=True):
     """The rank's report that it does not copy `step` into its slot, or that it has cancelled this copy.
 
@@ -521,6 +548,8 @@ class Abandoned(Message, frozen=True):
     generation: Generation
     step: Step
     reason: str
+    """The cause in words, for people."""
+    cause: UnkeptCause = UnkeptCause.CAPTURE
 
 
 class Boundary(Message, frozen=True):

@@ -39,6 +39,7 @@ from everstep.protocol.rank_messages import (
     SlotsGranted,
     SlotsRefused,
     SlotsRequest,
+    UnkeptCause,
 )
 from everstep.protocol.slot import HEADER_BYTES, chunk_count, chunk_range, digest
 from everstep.training.agent_link import AgentLink
@@ -404,27 +405,28 @@ class Snapshotter:
         except Exception as error:
             # A registered object has changed so that a restart could not restore it, or its `state_dict` raised an
             # error.
-            abandoned = _reason(error)
-            self._note(abandoned)
-        if abandoned:
-            self.abandon(step, abandoned)
+            cause = UnkeptCause.STATE if isinstance(error, CannotResume) else UnkeptCause.CAPTURE
+            abandoned = cause, _reason(error)
+            self._note(abandoned[1])
+        if abandoned is not None:
+            self.abandon(step, *abandoned)
 
-    def _capture(self, capture: _Capture) -> str:
-        """Start the capture and return an empty text, or return the reason why the capture is impossible."""
+    def _capture(self, capture: _Capture) -> tuple[UnkeptCause, str] | None:
+        """Start the capture and return None, or return why the capture is impossible: the cause, and its words."""
         observed = self._state.observe()
         if self._plan is None or not self._is_planned(observed):
             self._plan = self._plan_for(observed)
             self._tensors = None
         granted = self._link.slots
         if not isinstance(granted, SlotsGranted):
-            return "the agent has closed the connection"
+            return UnkeptCause.NO_SLOT, "the agent has closed the connection"
         if not self._plan.fits_into(granted.capacity_bytes, observed.values):
             self._request(observed)
-            return "the layout of the state has changed; the rank requests new slots"
+            return UnkeptCause.LAYOUT, "the layout of the state has changed; the rank requests new slots"
         try:
             memory = self._map(granted)[capture.slot]
         except (OSError, ValueError, LookupError) as error:
-            return f"slot {capture.slot} cannot be mapped: {error}"
+            return UnkeptCause.NO_SLOT, f"slot {capture.slot} cannot be mapped: {error}"
         return self._write(capture, observed, self._plan, memory)
 
     def _is_planned(self, observed: Observed) -> bool:
@@ -440,7 +442,9 @@ class Snapshotter:
         self._tensors = None
         return self._plan.fits(observed.tensors)
 
-    def _write(self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory) -> str:
+    def _write(
+        self, capture: _Capture, observed: Observed, plan: CapturePlan, memory: SlotMemory
+    ) -> tuple[UnkeptCause, str] | None:
         if self._ticket is not None:
             # Wait until the copies of the previous snapshot have ended, which may still run on a GPU. At their end, the
             # copier clears the page's field `copying`, which this capture sets.
@@ -476,13 +480,13 @@ class Snapshotter:
             if not isinstance(error, Exception):
                 self._answer(capture, self._abandoned(capture.step, f"the copy was cancelled: {type(error).__name__}"))
                 raise
-            return f"the copy failed: {error}"
-        return ""
+            return UnkeptCause.CAPTURE, f"the copy failed: {error}"
+        return None
 
-    def abandon(self, step: int, reason: str) -> None:
+    def abandon(self, step: int, cause: UnkeptCause, reason: str) -> None:
         """Report to the agent that the rank made no snapshot of `step`."""
         self.settled = step
-        self._link.send(self._abandoned(step, reason))
+        self._link.send(self._abandoned(step, reason, cause))
 
     def drain(self, limit_seconds: float) -> None:
         """Wait for the running copy, for at most `limit_seconds`, and report its outcome.
@@ -539,7 +543,8 @@ class Snapshotter:
             if error is not None:
                 self._answer(capture, self._abandoned(written.step, f"the copy failed: {error}"))
             elif changed:
-                self._answer(capture, self._abandoned(written.step, f"{changed[0]} changed outside an optimizer step"))
+                words = f"{changed[0]} changed outside an optimizer step"
+                self._answer(capture, self._abandoned(written.step, words, UnkeptCause.CHANGED))
             else:
                 kind = partial(
                     Captured,
@@ -626,8 +631,8 @@ class Snapshotter:
     def _hint_capturing(self, written: _Written, final_bytes: int) -> None:
         self._link.hint(self._capture_message(written, partial(Capturing, final_bytes=final_bytes)))
 
-    def _abandoned(self, step: int, reason: str) -> Abandoned:
-        return Abandoned(generation=self._link.generation, step=Step(step), reason=reason)
+    def _abandoned(self, step: int, reason: str, cause: UnkeptCause = UnkeptCause.CAPTURE) -> Abandoned:
+        return Abandoned(generation=self._link.generation, step=Step(step), reason=reason, cause=cause)
 
     def _capture_message(self, written: _Written, kind: Callable[..., CaptureMessage]) -> CaptureMessage:
         return kind(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_REASON, NONE, AgentHalf, StopState
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, NONE, AgentHalf, StopState, UnkeptCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class StepDecision:
     """The actions that the rank must take after a finished step. At most one of `capture_slot` and `abandon` is set."""
 
     capture_slot: int | None = None
-    abandon: tuple[int, str] | None = None
-    """Proposed step that the rank abandons, and the reason."""
+    abandon: tuple[int, UnkeptCause, str] | None = None
+    """Proposed step that the rank abandons, the cause, and the cause in words."""
     echo: tuple[int, int] | None = None
     """Answer to the announced stop: its step, and `ECHO_YES` or `ECHO_NO`."""
     must_wait: bool = False
@@ -121,17 +121,17 @@ def is_final_round_over(boundary: int, half: AgentHalf) -> bool:
     return half.proposed == FINISHED or half.committed == boundary
 
 
-def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int, str] | None]:
+def _on_proposal(view: RankView, half: AgentHalf) -> tuple[int | None, tuple[int, UnkeptCause, str] | None]:
     step = half.proposed
     if step <= view.base or step == view.settled or step > view.boundary:
         return None, None
     if view.obstacle:
-        return None, (step, view.obstacle)
+        return None, (step, UnkeptCause.CAPTURE, view.obstacle)
     if step < view.boundary:
-        return None, None if half.vote_step == step else (step, LATE_REASON)
+        return None, None if half.vote_step == step else (step, UnkeptCause.LATE, "late")
     if half.slot == NONE or not view.has_slots:
         # Neither capture nor abandon the step yet, because the agent may still grant a slot while the rank waits. If it
-        # grants no slot, the rank abandons the step at the next boundary, with `LATE_REASON`.
+        # grants no slot, the rank abandons the step at the next boundary, as late.
         return None, None
     return half.slot, None
 

@@ -35,7 +35,7 @@ from control_plane.core import recovery
 from control_plane.core.observed.steps import GenerationRecord, RefusedSource
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import SlotRecord
-from everstep.protocol.rank_messages import AgentHalf, RankStanding, Vote
+from everstep.protocol.rank_messages import AgentHalf, RankStanding, UnkeptCause, Vote
 from everstep.protocol.rounds import RankRound
 from everstep.protocol.slot import SlotState
 from everstep.training import step_rules
@@ -697,8 +697,8 @@ class Model:
         if decision.capture_slot is not None:
             return self._process(world, rank, process._replace(copying=(process.boundary, decision.capture_slot)))
         if decision.abandon is not None:
-            step, reason = decision.abandon
-            outcome = Outcome(step, NONE, reason.startswith("late"), False)
+            step, cause, _ = decision.abandon
+            outcome = Outcome(step, NONE, cause is UnkeptCause.LATE, False)
             abandoned = self._process(world, rank, process._replace(outcome=outcome))
             return abandoned if self.is_fine else self._heard(abandoned, rank)
         return self._process(world, rank, process)

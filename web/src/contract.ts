@@ -501,6 +501,8 @@ export interface DescribeProtectionResponse {
   ParityGroupSize?: number
   ProtectionState: 'Protected' | 'Degraded' | 'Unprotected'
   Reason: string
+  /** Present while training goes on and nodes keep no further step. */
+  Lapse?: ProtectionLapse
   /** The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes. Only holders in view count. The list is empty until every shard has a committed step. For a large job, it can lack the entry for two or three nodes, because Everstep does not count that many sets of lost nodes. */
   RecoveryOdds: RecoveryOdds[]
   /** The probability that memory keeps every shard after a simultaneous loss of one, two or three failure domains. Empty until every shard has a committed step, and if AWS has reported no domains. */
@@ -1529,6 +1531,20 @@ export interface ProtectionConfig {
   ParityGroupSize?: number
   /** Share of the mean iteration time that snapshots may add, 0.01 meaning 1 %. If snapshots cost more, Everstep takes them less often than every step. The default is 0.01. On a local cluster the default is 1, because all nodes share the cores of one machine and the measured cost is unreliable. */
   MaxSlowdown?: number
+}
+
+/** The time in which a job's training goes on although nodes keep no further step. */
+export interface ProtectionLapse {
+  Cause: 'Late' | 'State' | 'Capture' | 'Changed' | 'Layout' | 'NoSlot' | 'Memory' | 'SilentAgent' | 'Unconfirmed'
+  /** The newest step that nodes keep. A failure repeats all later steps. */
+  KeptStep: number
+  /** Number of steps that training has finished since KeptStep. */
+  UnkeptSteps: number
+  /** Time at which KeptStep was committed, or at which the generation finished its first step. */
+  Since: Timestamp
+  /** The rank whose steps are not kept. Absent if no rank or agent reports the cause. */
+  Rank?: number
+  NodeId?: string
 }
 
 /** Limits for the jobs of a project, and AWS resources that its submitters may use. The allow-lists do not restrict administrators. */

@@ -23,13 +23,13 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.plan import GenerationPlan
 from everstep.protocol.rank_messages import (
-    LATE_REASON,
     Abandoned,
     Captured,
     Capturing,
     SlotsGranted,
     SlotsRefused,
     SlotsRequest,
+    UnkeptCause,
     WordChanged,
 )
 from everstep.protocol.slot import (
@@ -151,7 +151,7 @@ class RankSlots:
         except NoRoom as error:
             requested = dict(self.capacities)
             if error.is_passing:  # Training continues. `grant_if_due` repeats the rank's request.
-                shard.refusal = f"Protection waits for memory on its node: {error}"
+                shard.refuse(UnkeptCause.MEMORY, f"Protection waits for memory on its node: {error}")
                 self._unmet[shard.rank] = request
                 return
             if shard.reserved is None:
@@ -159,14 +159,15 @@ class RankSlots:
             else:
                 self.capacities[shard.rank] = shard.reserved[0]
             figures = self._figures(shard.rank, requested, request, error)
-            self._refused[shard.rank] = shard.refusal = figures
+            self._refused[shard.rank] = figures
+            shard.refuse(UnkeptCause.MEMORY, figures)
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
             # Without these slots, the rank takes no snapshots. A job that can be restored continues nevertheless. Any
             # other job would run unprotected, which is a fault.
             if shard.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
-        shard.refusal = ""
+        shard.accept()
         shard.reserve(request.capacity_bytes, request.layout_hash)
         self._send(
             shard.rank,
@@ -221,9 +222,10 @@ class RankSlots:
                 return
             if layout is None:
                 late = ", ".join(shard.late_holders)
-                shard.refusal = self._refused.get(shard.rank) or (
-                    f"{late} has not created its slots yet" if late else NO_LAYOUT
-                )
+                if refused := self._refused.get(shard.rank):
+                    shard.refuse(UnkeptCause.MEMORY, refused)
+                else:
+                    shard.refuse(UnkeptCause.NO_SLOT, f"{late} has not created its slots yet" if late else NO_LAYOUT)
                 return
             if not shard.needs_slot():
                 return
@@ -241,13 +243,13 @@ class RankSlots:
                     layout_hash=layout[0],
                     slot_count=self._slot_count,
                 )
-                shard.refusal = (
-                    ""
-                    if index is not None
-                    else "no slot is free: one slot is being uploaded or exported, another holds the committed step"
-                )
+                shard.accept()
+                if index is None:
+                    words = "no slot is free: one slot is being uploaded or exported, another holds the committed step"
+                    shard.refuse(UnkeptCause.NO_SLOT, words)
             except NoRoom as error:
-                index, shard.refusal = None, str(error)
+                index = None
+                shard.refuse(UnkeptCause.MEMORY, str(error))
             shard.forget_lost()
             if index is None or shard.proposed != step:
                 return
@@ -299,7 +301,7 @@ class RankSlots:
                 captured.slot,
             )
             self._store.give_up(shard.rank, shard.content(captured.step))
-            shard.abandon(captured.step, "the slot's file was replaced during the capture")
+            shard.abandon(captured.step, UnkeptCause.LAYOUT, "the slot's file was replaced during the capture")
             return
         digests = self._follow(shard, slot, captured)
         if not digests.is_sealed:  # A repeated `Captured` may find the slot sealed.
@@ -313,12 +315,13 @@ class RankSlots:
         """Free the slot that was granted for a step which the rank does not capture, and vote ABANDON for this step."""
         self._store.settle_copiers(shard.rank)
         self._store.give_up(shard.rank, shard.content(abandoned.step))
-        had_none = NO_LAYOUT if self._unprepared.get(shard.rank) == abandoned.step else ""
-        refusal = shard.refusal or had_none
-        # `late` makes the coordinator propose steps earlier, which would not help if the agent had no slot for the
-        # step.
-        late = abandoned.reason.startswith(LATE_REASON) and not refusal
-        shard.abandon(abandoned.step, refusal or abandoned.reason, late=late)
+        cause, reason = abandoned.cause, abandoned.reason
+        # LATE makes the coordinator propose steps earlier, which would not help if the agent had no slot for the step.
+        if shard.refusal:
+            cause, reason = shard.refusal_cause, shard.refusal
+        elif self._unprepared.get(shard.rank) == abandoned.step:
+            cause, reason = UnkeptCause.NO_SLOT, NO_LAYOUT
+        shard.abandon(abandoned.step, cause, reason)
 
     def _slot_of(self, shard: OwnedShard, message: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank's message names, or None if the rank may not write to this slot."""
@@ -338,6 +341,7 @@ class RankSlots:
         ):
             shard.abandon(
                 message.step,
+                UnkeptCause.LAYOUT,
                 f"the captured state of {message.payload_bytes} bytes does not fit into its slot of {capacity} bytes",
             )
             return None

@@ -21,7 +21,15 @@ from time import monotonic
 
 from everstep.protocol.agent_messages import ShardProtection
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import FINISHED, Arriving, RankHalf, RankStanding, StopState, Vote
+from everstep.protocol.rank_messages import (
+    FINISHED,
+    Arriving,
+    RankHalf,
+    RankStanding,
+    StopState,
+    UnkeptCause,
+    Vote,
+)
 from everstep.protocol.rounds import Announcement, RankRound
 from everstep.protocol.slot import SlotHeader
 from worker.core.rounds import NONE, Shard, echo_of
@@ -94,6 +102,8 @@ class OwnedShard:
         """
         self.refusal = ""
         """Reason why this rank cannot capture a snapshot now, such as too little memory; empty if it can."""
+        self.refusal_cause = UnkeptCause.NO_SLOT
+        """The cause that `refusal` describes. Valid only with a refusal."""
         self.reserved: tuple[int, bytes] | None = None
         """(capacity in bytes, layout hash) of the rank's current slots; None before the rank's first request."""
         self.unready: frozenset[NodeId] = frozenset()
@@ -126,6 +136,8 @@ class OwnedShard:
 
         Steps whose proposal came too late for the rank are not included.
         """
+        self._unkept: UnkeptCause | None = None
+        """Cause of the newest abandoned step since the last commit, or None."""
         self._store = store
         self._on_change = on_change
         self._on_progress = on_progress
@@ -135,6 +147,13 @@ class OwnedShard:
     def trouble(self) -> str:
         """Reason of the last abandoned step, if at least `TROUBLE_COUNT` steps in a row were abandoned; else empty."""
         return self._given_up[-1] if len(self._given_up) >= TROUBLE_COUNT else ""
+
+    @property
+    def _lasting(self) -> UnkeptCause | None:
+        """The cause that also prevents the next steps, or None. A failed capture counts if it fails repeatedly."""
+        cause = self._unkept
+        is_sure = cause is not UnkeptCause.CAPTURE or bool(self.trouble)
+        return cause if cause is not None and cause.lasts and is_sure else None
 
     @property
     def committed(self) -> Step:
@@ -236,6 +255,7 @@ class OwnedShard:
             self._core.committed == NONE,
             self.refusal,
             self.trouble,
+            self._lasting,
         )
 
     def wanted(self, peer: NodeId) -> Step:
@@ -405,9 +425,17 @@ class OwnedShard:
         """Record that the shard's state at `step` is sealed in a slot of this node."""
         self._apply(self._core.seal(step))
 
-    def abandon(self, step: Step, reason: str, *, late: bool = False) -> None:
+    def refuse(self, cause: UnkeptCause, reason: str) -> None:
+        """Record why this rank cannot capture a snapshot now."""
+        self.refusal_cause, self.refusal = cause, reason
+
+    def accept(self) -> None:
+        """Record that this rank can capture snapshots."""
+        self.refusal = ""
+
+    def abandon(self, step: Step, cause: UnkeptCause, reason: str) -> None:
         """Record that the rank has abandoned the capture of `step`."""
-        self._apply(self._core.abandon(step, reason, late=late))
+        self._apply(self._core.abandon(step, reason, late=cause is UnkeptCause.LATE), unkept=cause)
 
     def forget(self, step: Step) -> None:
         """Record that no slot of this node contains `step` any more."""
@@ -420,7 +448,8 @@ class OwnedShard:
 
     def give_up_damaged(self, step: Step) -> None:
         """Forget a captured step whose bytes no longer match their digests, and vote ABANDON for it."""
-        self._apply(self._core.forget(step).abandon(step, "the captured bytes no longer match their digests"))
+        words = "the captured bytes no longer match their digests"
+        self._apply(self._core.forget(step).abandon(step, words), unkept=UnkeptCause.CAPTURE)
 
     def grant(self, slot: int) -> None:
         """Grant the rank the slot with index `slot` for the proposed step, and write the grant to the shared page."""
@@ -501,7 +530,8 @@ class OwnedShard:
             *(f"{peer} is slow: {trouble}" for peer, trouble in self.slow_holders.items() if peer in view),
             *(f"{peer} is hard to reach: {trouble}" for peer, trouble in self.broken_lines.items() if peer in view),
         ]
-        reason = self.refusal if committed == NONE or self.refusal.startswith("Protection") else self.trouble
+        is_short = self.refusal_cause is UnkeptCause.MEMORY
+        reason = self.refusal if committed == NONE or (is_short and self.refusal) else self.trouble
         return ShardProtection(
             rank=self.rank,
             holders=holders,
@@ -509,6 +539,8 @@ class OwnedShard:
             committed=committed,
             payload_bytes=self.committed_bytes,
             reason="; ".join(troubles) or reason,
+            unkept=self._unkept,
+            lasts=self._lasting is not None,
             verified=tuple(self.verified.get(peer, (NONE, 0.0)) for peer in (None, *holders[1:])),
         )
 
@@ -542,10 +574,12 @@ class OwnedShard:
             reason=self._core.reason,
         )
 
-    def _apply(self, core: Shard, announcement: Announcement | None = None) -> None:
+    def _apply(
+        self, core: Shard, announcement: Announcement | None = None, *, unkept: UnkeptCause | None = None
+    ) -> None:
         """Replace this object's immutable `Shard` by `core`, write the rank's page, and wake waiting tasks.
 
-        Then call `on_change`.
+        Then call `on_change`. If `core` votes ABANDON for the first time, `unkept` is the cause.
         """
         if core == self._core:
             if announcement is not None:
@@ -554,9 +588,11 @@ class OwnedShard:
         if core.proposed != self._core.proposed:
             self.granted_slot = -1
         if core.committed != self._core.committed:
-            self._given_up = []
-        elif core.vote is Vote.ABANDON and self._core.vote is Vote.NONE and not core.is_late:
-            self._given_up = [*self._given_up, core.reason][-TROUBLE_COUNT:]
+            self._given_up, self._unkept = [], None
+        elif core.vote is Vote.ABANDON and self._core.vote is Vote.NONE:
+            self._unkept = unkept
+            if not core.is_late:
+                self._given_up = [*self._given_up, core.reason][-TROUBLE_COUNT:]
         if core.vote is Vote.ACKED is not self._core.vote:
             self.acked = core.proposed, monotonic()
         if core.sealed != self._core.sealed:

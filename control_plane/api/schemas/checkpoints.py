@@ -9,6 +9,7 @@ from control_plane.api.schemas.common import Shape
 from control_plane.api.schemas.plans import DomainOdds, RecoveryOdds
 from control_plane.core.checkpoints import CheckpointStatus, Verification
 from control_plane.core.states import ProtectionState, TrainingJobStatus
+from everstep.protocol.rank_messages import UnkeptCause
 
 
 class Holder(Shape):
@@ -58,6 +59,21 @@ class LastCheckpoint(Shape):
     bytes: int
 
 
+class ProtectionLapse(Shape):
+    """The time in which a job's training goes on although nodes keep no further step."""
+
+    cause: UnkeptCause
+    kept_step: int
+    """The newest step that nodes keep. A failure repeats all later steps."""
+    unkept_steps: int
+    """Number of steps that training has finished since KeptStep."""
+    since: datetime
+    """Time at which KeptStep was committed, or at which the generation finished its first step."""
+    rank: int | None
+    """The rank whose steps are not kept. Absent if no rank or agent reports the cause."""
+    node_id: str | None
+
+
 class DescribeProtectionResponse(Shape):
     """The current protection of a job's state."""
 
@@ -75,6 +91,8 @@ class DescribeProtectionResponse(Shape):
     """
     protection_state: ProtectionState
     reason: str
+    lapse: ProtectionLapse | None
+    """Present while training goes on and nodes keep no further step."""
     recovery_odds: list[RecoveryOdds]
     """The probability that memory keeps every shard after a simultaneous loss of one, two or three nodes.
 

@@ -12,7 +12,15 @@ from control_plane.core.actions import Decision, EventDraft, JobAction
 from control_plane.core.job.view import JobView, with_record
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
-from control_plane.core.states import JOB_TRANSITIONS, IncidentEvent, IncidentState, JobEvent, JobState, advance
+from control_plane.core.states import (
+    JOB_TRANSITIONS,
+    RUNNING_JOBS,
+    IncidentEvent,
+    IncidentState,
+    JobEvent,
+    JobState,
+    advance,
+)
 
 PROGRESS_SECONDS = 1.0
 """Seconds between two writes of a job's record to the database while only its progress figures change."""
@@ -89,6 +97,8 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
         "proposed": before.proposed,
         "committed_at": before.committed_at,
         "pace": before.pace,
+        "awaited": before.awaited,
+        "commit_seconds": before.commit_seconds,
     }
     if record.uploading is not None and before.uploading is not None:
         figures["uploading"] = before.uploading
@@ -127,7 +137,7 @@ def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) ->
     if found is None and not after:
         return record
     is_opened = any(found is None or known != found.id for known in after)
-    if is_opened or charged.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
+    if is_opened or charged.state in RUNNING_JOBS:
         seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
     elif charged.state is JobState.PREPARING:
         # A late report can move the failure to an earlier time, at which the ended generation still ran.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch
-from control_plane.core.evidence import first_passed_at, passed_at
+from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, protection
+from control_plane.core.evidence import first_passed_at, is_silent, passed_at
 from control_plane.core.incidents import incident_id
 from control_plane.core.job.view import JobView, passed_by_all, with_record
 from control_plane.core.observed.jobs import Trial
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import IncidentEvent, IncidentState
+from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Step
+from everstep.protocol.plan import Snapshots
 
 
 def with_progress(view: JobView) -> JobView:
@@ -54,7 +56,7 @@ def with_progress(view: JobView) -> JobView:
     passed = passed_by_all(view)
     passed_trials = breakers.passed(record.trials, plan.generation, passed)
     view = _with_trial_results(view, passed_trials)
-    return with_record(
+    view = with_record(
         view,
         trials=tuple(trial for trial in record.trials if trial not in passed_trials),
         failures=breakers.still_ahead(record.failures, plan.generation, passed),
@@ -74,6 +76,17 @@ def with_progress(view: JobView) -> JobView:
         uploading=checkpoints.uploading(plan.generation, view.reports),
         upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
     )
+    silent = frozenset(each.node_id for each in view.nodes.values() if is_silent(each, view.policy.timeouts))
+    watched = protection.with_watch(
+        view.now,
+        view.record,
+        view.reports,
+        silent=silent,
+        is_looking=status is not None and not status.finished and plan.coordinator not in silent,
+        keeps_every_step=STRATEGIES[view.spec.checkpoint_strategy].snapshots is Snapshots.EVERY_STEP,
+        timeouts=view.policy.timeouts,
+    )
+    return replace(view, record=watched, events=(*view.events, *protection.events(view.seen.record, watched)))
 
 
 def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobView:

@@ -11,7 +11,7 @@ from control_plane.core.evidence import NodeStanding
 from control_plane.core.job.outcome import stay
 from control_plane.core.job.progress import with_progress
 from control_plane.core.job.view import JobView, halt
-from control_plane.core.states import JobState
+from control_plane.core.states import RUNNING_JOBS, JobState
 from everstep.protocol.agent_messages import MemberPhase
 
 _STANDING_WORDS = {NodeStanding.IMPAIRED: "impaired", NodeStanding.GONE: "lost"}
@@ -26,7 +26,7 @@ def observe_only(view: JobView, cause: str) -> Decision:
     must never run beside newer ranks.
     """
     actions: tuple[JobAction, ...] = ()
-    if view.record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING):
+    if view.record.state in RUNNING_JOBS:
         view = with_progress(view)
         actions = checkpoints.due(
             view.plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints

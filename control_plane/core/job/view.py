@@ -26,7 +26,7 @@ from control_plane.core.evidence import (
 )
 from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, NodeObserved
-from control_plane.core.states import LAUNCHED_JOBS, IncidentState, JobState
+from control_plane.core.states import LAUNCHED_JOBS, RUNNING_JOBS, IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, MemberPhase, MemberReport, RankExit
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
@@ -127,7 +127,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
             now=now,
             timeouts=policy.timeouts,
             impairment=impaired.get(node_id),
-            is_training=record.state in (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING),
+            is_training=record.state in RUNNING_JOBS,
             is_launching=record.state in (JobState.PREPARING, JobState.LOADING, JobState.STARTING)
             and node_id in planned,
             is_blamed=node_id == first_to_leave,

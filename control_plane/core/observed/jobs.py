@@ -19,8 +19,9 @@ from control_plane.core.observed.steps import (
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy
 from everstep.protocol.agent_messages import CheckpointPace
-from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, JobName, NodeId, RunId, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
+from everstep.protocol.rank_messages import UnkeptCause
 
 DEFAULT_REPLACEMENTS_PER_HOUR = 20
 """Default of a fleet's hourly limit for nodes that Everstep replaces because it found them faulty or lost.
@@ -317,6 +318,34 @@ class CapacityWait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AwaitedCommit:
+    """The first step that was proposed since the newest commit. It is the next step that the job keeps."""
+
+    generation: Generation
+    kept: Step
+    """The newest step that the job keeps."""
+    step: Step
+    passed_at: float | None = None
+    """Unix time at which training had first finished `step`. None before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lapse:
+    """The time in which training goes on although the job keeps no further step."""
+
+    cause: UnkeptCause
+    generation: Generation
+    kept: Step
+    """The newest step that the job keeps. A failure repeats all later steps."""
+    since: float
+    """Unix time at which this step was committed, or at which this generation finished its first step."""
+    node_id: NodeId | None = None
+    rank: Rank | None = None
+    detail: str = ""
+    """The words of the rank or its agent, for people. No code reads them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
     """The part of a job's record that the database stores in one JSON column.
 
@@ -399,6 +428,11 @@ class Memo:
     """The job's open incident, or None."""
     last_incident_ended_at: float | None = None
     """Unix time at which the job's last closed incident ended. None before the first."""
+    awaited: AwaitedCommit | None = None
+    commit_seconds: float = 0.0
+    """Seconds from the end of the newest committed step to its commit, as the control plane observed them."""
+    lapse: Lapse | None = None
+    """Set while training goes on and the newest generation keeps no further step."""
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     unwatched: tuple[float, float] | None = None

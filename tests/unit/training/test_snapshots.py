@@ -16,7 +16,15 @@ import torch
 
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.parts import TensorPart
-from everstep.protocol.rank_messages import NONE, Abandoned, Captured, SlotsGranted, SlotsRefused, SlotsRequest
+from everstep.protocol.rank_messages import (
+    NONE,
+    Abandoned,
+    Captured,
+    SlotsGranted,
+    SlotsRefused,
+    SlotsRequest,
+    UnkeptCause,
+)
 from everstep.protocol.slot import HEADER_BYTES
 from everstep.training.capture import StateTensor
 from everstep.training.copier import Copies, CopyTicket, CpuCopier, Done, Progress
@@ -176,6 +184,7 @@ def test_a_state_that_cannot_be_observed_is_an_abandoned_snapshot(
         assert isinstance(abandoned, Abandoned)
         assert abandoned.step == snapshotter.settled == step
         assert abandoned.reason.endswith(str(error))
+        assert abandoned.cause is (UnkeptCause.STATE if isinstance(error, CannotResume) else UnkeptCause.CAPTURE)
         assert abandoned.reason in caplog.text
     state.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -314,7 +323,7 @@ def test_a_copy_that_training_is_ahead_of_unsettles_no_later_step(
     copier.error = RuntimeError("CUDA error: an illegal memory access was encountered")
     snapshotter.capture(1, 0)
     guard.reach()
-    snapshotter.abandon(2, "late")
+    snapshotter.abandon(2, UnkeptCause.LATE, "late")
     assert copier.last is not None
     copier.last.join()
     assert [message.step for message in link.sent if isinstance(message, Abandoned)] == [2, 1]

@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, LATE_REASON, NONE, AgentHalf, StopState, Vote
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, NONE, AgentHalf, StopState, UnkeptCause, Vote
 from everstep.training.step_rules import RankView, StepDecision, decide, decide_alone, is_final_round_over
+
+LATE = (4, UnkeptCause.LATE, "late")
 
 
 def view(boundary: int = 5, **changes: object) -> RankView:
@@ -30,15 +32,15 @@ NOTHING, QUIET = StepDecision(), StepDecision(is_quiet=True)
         (view(), half(proposed=8, stop=7, stop_state=StopState.CONFIRMED), QUIET),
         (view(), half(proposed=5, slot=NONE), NOTHING),  # the agent may still grant a slot for this step
         (view(has_slots=False), half(proposed=5, slot=1), NOTHING),
-        (view(), half(proposed=4, slot=1), StepDecision(abandon=(4, LATE_REASON))),
+        (view(), half(proposed=4, slot=1), StepDecision(abandon=LATE)),
         (view(settled=4), half(proposed=4, slot=1), NOTHING),  # the copy of this step may still be running
         (view(settled=5), half(proposed=5, slot=1), NOTHING),
         # the agent has already voted to abandon this step
         (view(), half(proposed=4, vote_step=4, vote=Vote.ABANDON), NOTHING),
-        (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), StepDecision(abandon=(4, LATE_REASON))),
+        (view(), half(proposed=4, vote_step=3, vote=Vote.ACKED), StepDecision(abandon=LATE)),
         (view(base=5), half(proposed=5, slot=1), NOTHING),
         (view(base=5), half(proposed=4, slot=1), NOTHING),
-        (view(obstacle="no room"), half(proposed=5, slot=1), StepDecision(abandon=(5, "no room"))),
+        (view(obstacle="no room"), half(proposed=5, slot=1), StepDecision(abandon=(5, UnkeptCause.CAPTURE, "no room"))),
         (view(obstacle="no room"), half(proposed=6, slot=1), QUIET),
         (view(), half(proposed=FINISHED), NOTHING),
         (view(), half(stop=7, stop_state=StopState.ANNOUNCED), StepDecision(echo=(7, ECHO_YES))),

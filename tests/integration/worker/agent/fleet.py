@@ -79,6 +79,7 @@ from everstep.protocol.rank_messages import (
     RankStanding,
     SlotsGranted,
     SlotsRequest,
+    UnkeptCause,
     Welcome,
     WordChanged,
     read_agent_half,
@@ -339,7 +340,11 @@ class ScriptedRank:
             return
         if half.proposed < self.boundary:
             if half.vote_step != half.proposed:
-                self._settle(Abandoned(generation=self.plan.generation, step=half.proposed, reason="late"))
+                self._settle(
+                    Abandoned(
+                        generation=self.plan.generation, step=half.proposed, reason="late", cause=UnkeptCause.LATE
+                    )
+                )
         elif half.slot != NONE and self.slots is not None and self.captures:
             if self.stops_at is None:
                 self._settle(Captured(**self._capture(half.proposed, half.slot)))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import Any
 
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.peer_messages import PrintedLines, SessionKind
+from everstep.protocol.rank_messages import UnkeptCause
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotHeader, SlotState
 from tests.fakes.identities import identity_of
@@ -98,7 +99,7 @@ class Capture:
     def give_up(self) -> None:
         """Abandon the capture, as a rank does when its state changes during the copy."""
         self._pair.owner_store.give_up(RANK, content(self._step))
-        self._pair.shard.abandon(self._step, "changed")
+        self._pair.shard.abandon(self._step, UnkeptCause.CHANGED, "changed")
 
 
 TakeLines = Callable[[NodeId, PrintedLines], Awaitable[None]]

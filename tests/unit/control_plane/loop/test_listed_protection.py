@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from control_plane.api import views
 from control_plane.api.schemas.checkpoints import DescribeProtectionResponse
 from control_plane.core.states import JobState
-from control_plane.db import protection
+from control_plane.db import events, protection
 from control_plane.loop.protection_watch import WRITE_SECONDS
+from everstep.protocol.ids import Rank
+from everstep.protocol.rank_messages import UnkeptCause
 from tests.unit.control_plane.loop.world import World
 
 
@@ -55,3 +59,63 @@ async def test_one_copy_survives_no_loss(world: World, copies: int, survives: bo
     answer = described(world)
     assert answer.protection_state.value == "Protected"
     assert (answer.recovery_odds[0].probability == 1.0) is survives
+
+
+def said(world: World, kind: str) -> list[str]:
+    with world.database.read() as session:
+        return [event.message for event in events.page(session, events.EventFilter(), limit=1000) if event.type == kind]
+
+
+async def ran_unprotected(world: World, cause: UnkeptCause | None, seconds: int) -> None:
+    """Train `seconds` steps of a second each, of which the nodes keep none after step 5."""
+    world.submit()
+    await world.running()
+    for _ in range(5):
+        await world.train(1)
+    for agent in world.team():
+        agent.last_kept = 5
+    world.team()[1].unkept = cause
+    await step_each_second(world, seconds)
+
+
+async def step_each_second(world: World, seconds: int) -> None:
+    for _ in range(seconds):
+        world.complete_steps(1)
+        await world.tick(1.0)
+
+
+@pytest.mark.parametrize("cause", [each for each in UnkeptCause if each.lasts])
+async def test_a_cause_that_lasts_is_an_event_at_once(world: World, cause: UnkeptCause) -> None:
+    await ran_unprotected(world, cause, 3)
+    answer = described(world)
+    assert answer.protection_state.value == "Unprotected"
+    assert answer.lapse is not None
+    rank = Rank(1)
+    assert (answer.lapse.cause, answer.lapse.kept_step, answer.lapse.rank, answer.lapse.node_id) == (
+        cause,
+        5,
+        rank,
+        world.team()[1].node_id,
+    )
+    (message,) = said(world, "ProtectionLost")
+    assert message.startswith("no step after step 5 is kept, and training is at step ")
+    for agent in world.team():
+        agent.last_kept, agent.unkept = inf, None
+    await world.train(2)
+    await world.tick(WRITE_SECONDS)
+    answer = described(world)
+    assert (answer.protection_state.value, answer.lapse) == ("Protected", None)
+    assert len(said(world, "ProtectionRestored")) == len(said(world, "ProtectionLost")) == 1
+
+
+@pytest.mark.parametrize("cause", [None, *(each for each in UnkeptCause if not each.lasts)])
+async def test_training_without_commits_is_an_event_whatever_the_cause(world: World, cause: UnkeptCause | None) -> None:
+    limit = int(world.timeouts.exclude_seconds)
+    await ran_unprotected(world, cause, limit - 2)
+    assert described(world).lapse is None
+    await step_each_second(world, 5)
+    lapse = described(world).lapse
+    assert lapse is not None
+    assert (lapse.cause, lapse.kept_step) == (cause or UnkeptCause.UNCONFIRMED, 5)
+    assert len(said(world, "ProtectionLost")) == 1
+    assert not world.incidents(), "training goes on"

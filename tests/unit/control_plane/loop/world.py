@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -69,6 +70,7 @@ from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, 
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.parity import Contribution, Rebuild, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, RankPlan, ShardSource, SlotRecord, SourceKind
+from everstep.protocol.rank_messages import UnkeptCause
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
@@ -126,6 +128,10 @@ class Agent:
     """Announcements of AWS in the instance's own metadata."""
     uploads: tuple[UploadedShard, ...] = ()
     running_uploads: tuple[RunningUpload, ...] = ()
+    last_kept: float = inf
+    """The newest step that the ranks can keep."""
+    unkept: UnkeptCause | None = None
+    """Why the agent has abandoned the newest proposed step. None if it has not."""
     leaves_much: bool = False
     """True while the agent uploads output of ranks that ended with success.
 
@@ -229,6 +235,8 @@ class Agent:
                     committed=Step(committed),
                     payload_bytes=100,
                     verified=tuple(self.seen(rank, holder) for holder in self.plan.ranks[rank].holders),
+                    unkept=self.unkept,
+                    lasts=self.unkept is not None and self.unkept.lasts,
                 )
                 for rank in self.boundary
             )
@@ -246,7 +254,7 @@ class Agent:
             protection=protection,
             round=RoundStatus(
                 committed=Step(committed),
-                proposed=Step(committed + 1),
+                proposed=Step(max(committed + 1, max(self.boundary.values(), default=-1))),
                 boundary=Step(max(self.boundary.values(), default=-1)),
                 committed_at_seconds=self.unix_seconds,
                 stopped=self.is_told_to_stop,
@@ -281,7 +289,8 @@ class Agent:
 
         It is the step before the ranks' newest step, or the newest step itself after the final round.
         """
-        return max(max(self.boundary.values(), default=-1) - (not self.has_ended_well), -1)
+        newest = max(self.boundary.values(), default=-1) - (not self.has_ended_well)
+        return int(max(min(newest, self.last_kept), -1))
 
     def in_view(self, rank: RankPlan) -> tuple[NodeId, ...]:
         """Return the nodes that count as holders of a rank's shard: its reachable holders.

@@ -39,6 +39,7 @@ from everstep.protocol.rank_messages import (
     SlotsRefused,
     SlotsRequest,
     StopState,
+    UnkeptCause,
     Vote,
     Welcome,
     WordChanged,
@@ -167,7 +168,9 @@ class Place:
         self.shard.refusal = ""
 
     def say_late(self, step: int) -> None:
-        self.lines.message(RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason="late"))
+        self.lines.message(
+            RANK, Abandoned(generation=PLAN.generation, step=Step(step), reason="late", cause=UnkeptCause.LATE)
+        )
 
 
 @pytest.fixture
@@ -601,6 +604,30 @@ async def test_a_rank_that_gives_up_step_after_step_says_why_until_one_is_kept(p
         assert place.shard.trouble == ("no step 4" if step == 4 else "")
     place.shard.hear(announcement(5, 6))
     assert place.shard.trouble == ""
+    await place.lines.close()
+
+
+@pytest.mark.parametrize("cause", list(UnkeptCause))
+async def test_the_owner_reports_why_steps_are_not_kept(place: Place, cause: UnkeptCause) -> None:
+    await begin(place)
+    lasts, reported = [], [place.shard.reported]
+    for step in (2, 3, 4):
+        place.propose(step)
+        message = Abandoned(generation=PLAN.generation, step=Step(step), reason="x", cause=cause)
+        place.lines.message(RANK, message)
+        protection = place.shard.protection((NodeId("i-own"),))
+        assert protection.unkept is cause
+        lasts.append(protection.lasts)
+        reported.append(place.shard.reported)
+    # A capture can fail once. A state that no restart could restore, and too little memory, also prevent later steps.
+    expected = {UnkeptCause.STATE: 3, UnkeptCause.MEMORY: 3, UnkeptCause.CAPTURE: 1}.get(cause, 0)
+    assert lasts.count(True) == expected
+    assert lasts == sorted(lasts)
+    if expected:
+        assert reported[-expected] != reported[-expected - 1], "the agent reports a lasting cause immediately"
+    place.shard.hear(announcement(5, 6))
+    protection = place.shard.protection((NodeId("i-own"),))
+    assert (protection.unkept, protection.lasts) == (None, False)
     await place.lines.close()
 
 
