@@ -37,7 +37,8 @@ DIGESTS = {
     "0004_rolls.py": "5ff84a0ed7198b1550ffaee7f5fee2762bcfc6e13f8775fb2b99a52f92267495",
     "0005_schema_support.py": "7deb8753f37d8676f542034ac02c14539a6e6c8ac95043db620dea418b6749ff",
     "0006_metric_breakdowns.py": "3704780c47872d82842d1dc62a8bee71cdecb3755d6e173086fc49d4ae61eff4",
-    "0007_given_up_incidents.py": "a76de84ae699ca895c19092d91b75002eb9ce28155f3a448ecb073e3eb7685c2",
+    "0007_typed_verdicts.py": "20d6e2602e37aeeda42c9eaeb33c0118fdd0a2a51396333ebeec3deba458a66f",
+    "0008_given_up_incidents.py": "ed97794bda3ba2e0e83dd5ed652a310daf3eef25754dbed1fd52ef00a6dd5e80",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}
