@@ -16,7 +16,7 @@ from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Implication
 from control_plane.core.observed.rolls import RollProgress
-from control_plane.core.observed.steps import DamagedCheckpoint
+from control_plane.core.observed.steps import DoubtedCheckpoint
 from everstep.protocol.agent_messages import (
     HaltRanks,
     KeepSources,
@@ -205,8 +205,8 @@ class Decision:
     """Incidents that the decision opened, changed or closed."""
     implications: tuple[Implication, ...] = ()
     """Entries for the histories of nodes that were involved in incidents."""
-    damaged: tuple[DamagedCheckpoint, ...] = ()
-    """Checkpoints whose objects differed from the manifest when a node loaded them."""
+    doubted: tuple[DoubtedCheckpoint, ...] = ()
+    """Checkpoints whose content differed from the manifest when nodes loaded them."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0
 

@@ -20,12 +20,10 @@ from control_plane.core.observed.steps import (
     NO_GENERATION,
     CheckpointRecord,
     CheckpointUpload,
-    DamagedCheckpoint,
     GenerationRecord,
 )
 from control_plane.core.strategies import STRATEGIES, Strategy
-from control_plane.core.verification import Damage, DamageKind, Verdict
-from everstep.protocol.agent_messages import FaultCode, MemberReport, UploadedShard
+from everstep.protocol.agent_messages import MemberReport, UploadedShard
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard, SharedObject
 from everstep.protocol.plan import GenerationPlan, ObjectReference
@@ -294,45 +292,6 @@ def restorable(
         for each in known
         if not each.is_wrong
         and all(recovery.is_on_path(path, shard.origin_generation, each.step) for shard in each.shards)
-    )
-
-
-def found_damaged(
-    plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], known: Collection[CheckpointRecord]
-) -> tuple[DamagedCheckpoint, ...]:
-    """Return the checkpoints that agents found damaged when they loaded shards from S3.
-
-    A checkpoint is damaged if an object differs from its manifest. An object that an agent could not reach does not
-    count as damaged. An agent reports a mismatch only if every source of the shard had other content than the plan
-    states.
-
-    Args:
-        plan: the plan of the generation whose load failed.
-        reports: the reports of its members.
-        known: the complete checkpoints of the job.
-
-    Returns:
-        Each damaged checkpoint with its verdict, in the order of `known`.
-    """
-    found: dict[str, Damage] = {}
-    for member in plan.nodes:
-        report = reports.get(member.node_id)
-        mismatches = [fault for fault in report.faults if fault.code == FaultCode.SOURCE_MISMATCH] if report else []
-        shards = dict(plan.base_shards)
-        for fault in mismatches:
-            for rank in member.ranks if fault.shard is None else (fault.shard,):
-                for source in shards.get(rank, ()):
-                    if source.object is not None:
-                        detail = f"{member.node_id}: {fault.message}"
-                        found.setdefault(source.object.key, Damage(kind=DamageKind.LOADED, detail=detail))
-    return tuple(
-        DamagedCheckpoint(
-            generation=each.generation,
-            step=each.step,
-            verdict=Verdict.of(*dict.fromkeys(found[shard.key] for shard in each.shards if shard.key in found)),
-        )
-        for each in known
-        if not each.is_wrong and any(shard.key in found for shard in each.shards)
     )
 
 

@@ -4,15 +4,12 @@ The job loop's decision (`core.job`) calls these functions with the agents' repo
 (`core.evidence`: whether the job keeps the node), and then decides how the job continues.
 
 Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
-
-The module has more than 500 lines. It is one module because all functions read the same reports and verdicts; each
-finds the faults of one kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from control_plane.core import out_of_memory
 from control_plane.core.evidence import NODE_FAULTS, NodeStanding, NodeVerdict, is_silent
@@ -20,7 +17,7 @@ from control_plane.core.incidents import Fault
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import AgentSilence
 from control_plane.core.observed.nodes import Cause, Implication, NodeObserved, Remedy
-from control_plane.core.observed.steps import RefusedSource
+from control_plane.core.witnesses import SHARD_FAULTS
 from everstep.protocol.agent_messages import (
     ExitClass,
     FaultCode,
@@ -31,13 +28,8 @@ from everstep.protocol.agent_messages import (
     RankStatus,
 )
 from everstep.protocol.ids import NO_STEP, NodeId, Rank, RunId, Step
-from everstep.protocol.plan import GenerationPlan, RankPlan, Relayout, ShardSource, Timeouts
+from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
 
-SHARD_FAULTS = frozenset({FaultCode.SOURCE_MISMATCH, FaultCode.SOURCE_UNAVAILABLE})
-"""Fault codes that an agent reports when a load failed because of the shards themselves.
-
-Other causes of a failed load are memory, the source archive or the node itself. These prove nothing about the shards.
-"""
 LOAD_FAULTS = SHARD_FAULTS | {FaultCode.MEMORY_FULL}
 """Fault codes that an agent reports when its ranks fail to load a state that another number of ranks wrote."""
 COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
@@ -369,99 +361,6 @@ def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
     return plan.relayout is not None and any(fault.code in LOAD_FAULTS for fault in report.faults)
 
 
-@dataclass(frozen=True, slots=True)
-class FailedSources:
-    """The sources from which nodes failed to load shards, as `failed_sources` judges them.
-
-    No source occurs twice.
-    """
-
-    refused: tuple[RefusedSource, ...] = ()
-    """Sources that later plans must not use."""
-    doubted: tuple[RefusedSource, ...] = ()
-    """Copies of shards in nodes' memory that a node failed to reach for the first time.
-
-    The next plan may still use them.
-    """
-
-
-def failed_sources(
-    plan: GenerationPlan,
-    reports: Mapping[NodeId, MemberReport],
-    nodes: Mapping[NodeId, NodeObserved],
-    doubted: Collection[RefusedSource],
-) -> FailedSources:
-    """Return the sources of shards that later plans must not use after failed loads.
-
-    - A slot in a node's memory is refused if the loading agent reports wrong or missing data while the serving node was
-      connected to the control plane. A rebuild by parity is refused if all serving nodes were connected. A slot that
-      the loading agent could not reach is doubted after the first failed load, and refused after the second.
-    - An object in S3 is refused only if the agent reports that its content differs from the manifest.
-
-    A single broken connection therefore does not make the job lose its newest step. An S3 outage or full memory does
-    not make a checkpoint unusable.
-
-    Args:
-        plan: the plan of the generation.
-        reports: the reports of its members.
-        nodes: the nodes as observed.
-        doubted: memory slots that were unreachable in an earlier load.
-
-    Returns:
-        Refused and doubted sources. Both are empty if no load failed because of its shards.
-    """
-    failed: list[tuple[RefusedSource, bool]] = []
-    for member in plan.nodes:
-        report = reports.get(member.node_id)
-        if report is not None and plan.relayout is not None:
-            failed += _failed_earlier_shards(plan.relayout, report, nodes)
-        if report is None or report.phase is not MemberPhase.LOAD_FAILED:
-            continue
-        codes = {fault.code for fault in report.faults}
-        is_mismatch = FaultCode.SOURCE_MISMATCH in codes
-        if not codes & SHARD_FAULTS:
-            continue
-        for source in (source for rank in member.ranks for source in plan.ranks[rank].sources):
-            is_object = source.kind == "s3"
-            if is_mismatch if is_object else _is_there(nodes, source):
-                failed += [
-                    (
-                        RefusedSource(
-                            rank=rank, origin_generation=source.origin_generation, step=source.step, is_object=is_object
-                        ),
-                        is_mismatch,
-                    )
-                    for rank in member.ranks
-                ]
-    refused = tuple(dict.fromkeys(source for source, is_mismatch in failed if is_mismatch or source in doubted))
-    return FailedSources(refused, tuple(dict.fromkeys(source for source, _ in failed if source not in refused)))
-
-
-def _failed_earlier_shards(
-    relayout: Relayout, report: MemberReport, nodes: Mapping[NodeId, NodeObserved]
-) -> list[tuple[RefusedSource, bool]]:
-    """Return the sources from which one node failed to load earlier shards in a relayout.
-
-    In a relayout, another number of ranks or another job wrote these earlier shards. The second value of each pair is
-    true if the node reported wrong content.
-    """
-    return [
-        (
-            RefusedSource(
-                rank=fault.shard,
-                origin_generation=source.origin_generation,
-                step=source.step,
-                is_object=source.kind == "s3",
-            ),
-            fault.code == FaultCode.SOURCE_MISMATCH,
-        )
-        for fault in report.faults
-        if fault.code in SHARD_FAULTS and fault.shard is not None and fault.shard < relayout.world_size
-        for source in relayout.shards[fault.shard]
-        if (fault.code == FaultCode.SOURCE_MISMATCH if source.kind == "s3" else _is_there(nodes, source))
-    ]
-
-
 def failure_of_loads(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], max_boundary: Step, now: float
 ) -> FailureRecord | None:
@@ -527,12 +426,6 @@ def _out_of_memory(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
 def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float) -> float:
     node = nodes.get(node_id)
     return now if node is None or node.heard_at is None else min(now, node.heard_at)
-
-
-def _is_there(nodes: Mapping[NodeId, NodeObserved], source: ShardSource) -> bool:
-    """Return whether all nodes that `source` names as senders of a shard have a connected agent."""
-    serving = [source.node_id] if source.rebuild is None else [each.node_id for each in source.rebuild.survivors]
-    return all(node_id is not None and node_id in nodes and nodes[node_id].is_connected for node_id in serving)
 
 
 def _words(report: MemberReport) -> str:

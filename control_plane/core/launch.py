@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from control_plane.core import elastic, members, placement, recovery, slot_memory
+from control_plane.core import elastic, members, placement, recovery, slot_memory, witnesses
 from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Cause
@@ -158,7 +158,7 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
         path=recovery.path_of(seen.lineage, parent_of(seen)),
         worlds=recovery.worlds_of(seen.lineage),
         checkpoints=tuple(each for each in seen.checkpoints if not each.is_wrong),
-        refused=record.refused,
+        refused=(*record.refused, *witnesses.refused(record.failed_reads, seen.checkpoints)),
         committed=committed_of(spec, seen, record),
         slot_count=slot_memory.slots_per_shard(spec),
     )

@@ -272,27 +272,10 @@ def store_blocked(session: Session, run_id: str, checkpoint: SavedCheckpoint, bl
         session.flush()
 
 
-def mark_damaged(session: Session, lease: Lease, generation: int, step: int, verdict: Verdict, now: datetime) -> None:
-    """Record that a restore found a checkpoint damaged.
-
-    If an earlier verification or restore has already found damage, its description remains.
-
-    Args:
-        session: from `Database.write`.
-        lease: lease of the checkpoint's job.
-        generation: generation whose nodes uploaded the checkpoint. The generation that restored it may be a later one.
-        step: number of finished optimizer steps.
-        verdict: what the restore found.
-        now: the time in UTC.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-    """
-    leases.guard(session, lease)
-    row = session.get(CheckpointRow, (lease.key, generation, step))
-    if row is not None and not (row.verdict and row.verdict.is_wrong):
-        row.verdict, row.verified_at = verdict, now
-        session.flush()
+def mark_damaged(session: Session, run_id: str, checkpoint: SavedCheckpoint, verdict: Verdict, now: datetime) -> None:
+    """Record that two nodes found a checkpoint damaged. Damage that is already recorded remains."""
+    if not checkpoint.is_wrong:
+        _set(session, run_id, checkpoint, verdict=verdict, verified_at=now)
 
 
 def _set(session: Session, run_id: str, checkpoint: SavedCheckpoint, **columns: Any) -> SavedCheckpoint:

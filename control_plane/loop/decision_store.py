@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from control_plane.core import drills, idle_nodes, ledger_hours
+from control_plane.core import drills, idle_nodes, ledger_hours, witnesses
 from control_plane.core.actions import Decision, FleetDecision
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.jobs import JobObserved
+from control_plane.core.observed.steps import NO_GENERATION, DoubtedCheckpoint
 from control_plane.core.states import FleetStatus, JobState, NodeState
+from control_plane.core.verification import Damage, DamageKind, Verdict
 from control_plane.db import (
     automation,
     checkpoints,
@@ -32,6 +35,7 @@ from control_plane.db import (
 )
 from control_plane.db import drills as db_drills
 from control_plane.db import ledger_hours as db_ledger_hours
+from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
 from control_plane.loop import records
@@ -119,8 +123,8 @@ class DecisionStore:
             if decision.implications:
                 lines = [records.new_implication(line, before.fleet_name) for line in decision.implications]
                 implications.record(session, lease, lines)
-            for damaged in decision.damaged:
-                checkpoints.mark_damaged(session, lease, damaged.generation, damaged.step, damaged.verdict, moment)
+            for each in decision.doubted:
+                _doubt(session, lease, before, each, moment)
             if shards:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:
@@ -258,6 +262,21 @@ class DecisionStore:
                 message = f"{fleet.state} → {state.value}: {decision.reason}"
                 events.append_for_fleet(session, fleet, "FleetStateChanged", message, moment)
         return True
+
+
+def _doubt(session: Session, lease: Lease, job: jobs.SavedJob, doubted: DoubtedCheckpoint, now: datetime) -> None:
+    """Request a verification of a checkpoint. If two nodes agree, also mark it as damaged until the result."""
+    run_id, generation = lease.key, int(doubted.generation)
+    if job.spec.initial is not None and generation == NO_GENERATION:
+        run_id, generation = job.spec.initial.run_id, job.spec.initial.generation
+    try:
+        found = checkpoints.find(session, run_id, step=doubted.step, generation=generation)
+    except NotFound:
+        return
+    if len(doubted.readers) > 1:
+        damage = Damage(kind=DamageKind.LOADED, detail=witnesses.damage_words(doubted.readers))
+        checkpoints.mark_damaged(session, run_id, found, Verdict.of(damage), now)
+    checkpoints.ask_to_verify(session, run_id, found, now)
 
 
 def _keeps_its_turn(

@@ -272,6 +272,7 @@ def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord |
         shards=manifest.shards,
         completed_at=stored.completed_at.timestamp() if stored.completed_at is not None else 0.0,
         is_wrong=stored.is_wrong,
+        verified_at=stored.verified_at.timestamp() if stored.verified_at is not None else None,
     )
 
 

@@ -15,6 +15,7 @@ from control_plane.core.job.roster import (
     with_promise_deadlines,
     without_departing,
     without_lost,
+    without_suspects,
     without_unreachable,
 )
 from control_plane.core.job.ruling import with_ruling
@@ -58,6 +59,7 @@ def prepare(view: JobView) -> Decision:
     view = without_lost(view)
     view = with_promise_deadlines(view)
     view = without_unreachable(view)
+    view = without_suspects(view)
     view = without_departing(view)
     view, gives_up = with_ruling(view)
     record, spec = view.record, view.spec
@@ -164,7 +166,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
         )
         incident = incidents.moved(incident, IncidentEvent.NODES_THERE, view.now)
         is_held = STRATEGIES[view.spec.checkpoint_strategy].uses_memory and view.record.committed > FIRST_STEP
-        if incident.cause in NODE_LOSS_CAUSES and is_held and not view.record.refused:
+        if incident.cause in NODE_LOSS_CAUSES and is_held and not (view.record.refused or view.record.failed_reads):
             incident = incidents.with_faults(incident, faults.memory_loss(restore.forgotten, incident.failed_at))
         incident = replace(
             incident,

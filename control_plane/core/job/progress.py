@@ -70,7 +70,7 @@ def with_progress(view: JobView) -> JobView:
         committed_at=committed_at,
         incident=incident,
         refused=() if is_safe else record.refused,
-        doubted=() if is_safe else record.doubted,
+        failed_reads=() if is_safe else record.failed_reads,
         pace=hangs.learned(record.pace, plan.world_size, view.reports),
         checkpoints=record.checkpoints if status is None else status.checkpoints,
         uploading=checkpoints.uploading(plan.generation, view.reports),

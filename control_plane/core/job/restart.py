@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import accounting, breakers, checkpoints, drills, faults, incidents, launch, moves
+from control_plane.core import accounting, breakers, drills, faults, incidents, launch, moves, witnesses
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import (
@@ -18,7 +18,7 @@ from control_plane.core.job.outcome import change_state
 from control_plane.core.job.view import JobView, halt, has_agreed_stop, is_in_phase, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.steps import DamagedCheckpoint
+from control_plane.core.observed.steps import DoubtedCheckpoint
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation, Step
@@ -55,13 +55,13 @@ def start_new_generation(
     assert incident is not None  # `with_incident` has opened or extended an incident in the record.
     view = with_implications(with_record(view, exclusions=exclusions), found, incident)
     record = view.record
-    failed = faults.failed_sources(plan, view.reports, view.nodes, record.doubted)
+    failed = witnesses.failed_reads(plan, view.reports, view.nodes, view.now)
+    reads = (*record.failed_reads, *failed)
     is_own_making = all(
         fault.cause.is_planned or fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED) for fault in found
     )
-    is_passing = (
-        bool(failed.doubted) and not failed.refused and all(fault.cause is Cause.LOAD_FAILED for fault in found)
-    )
+    # Failed reads have their own end: the source is refused, or the reader leaves the job (`core.witnesses`).
+    is_read = bool(failed) and all(fault.cause is Cause.LOAD_FAILED for fault in found)
     record = replace(
         record,
         issued_generation=issued,
@@ -72,9 +72,8 @@ def start_new_generation(
         uploading=None,
         boundary=reached,
         max_boundary=max(record.max_boundary, reached),
-        failures=breakers.remembered(record.failures, failure if is_own_making and not is_passing else None, view.spec),
-        refused=tuple(dict.fromkeys([*record.refused, *failed.refused])),
-        doubted=tuple(dict.fromkeys([*record.doubted, *failed.doubted])),
+        failures=breakers.remembered(record.failures, failure if is_own_making and not is_read else None, view.spec),
+        failed_reads=reads,
     )
     halts = tuple(
         halt(view, node.node_id, plan.generation, found[0].evidence)
@@ -87,19 +86,23 @@ def start_new_generation(
         node_id=found[0].node_id,
     )
     moved = change_state(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {incident.decision}")
-    damaged = checkpoints.found_damaged(plan, view.reports, view.seen.checkpoints)
+    known = witnesses.doubted(view.record.failed_reads, view.seen.checkpoints)
+    doubted = tuple(each for each in witnesses.doubted(reads, view.seen.checkpoints) if each not in known)
     return replace(
         moved,
         actions=halts,
-        damaged=damaged,
+        doubted=doubted,
         incidents=(*closed, *moved.incidents),
-        events=(event, *(_damage_event(each) for each in damaged), *moved.events),
+        events=(event, *(_doubt_event(each) for each in doubted), *moved.events),
     )
 
 
-def _damage_event(damaged: DamagedCheckpoint) -> EventDraft:
-    message = f"the checkpoint of step {damaged.step}, generation {damaged.generation}, is damaged: {damaged.verdict}"
-    return EventDraft(type="CheckpointDamaged", message=message)
+def _doubt_event(doubted: DoubtedCheckpoint) -> EventDraft:
+    which, readers = f"the checkpoint of step {doubted.step}, generation {doubted.generation}", doubted.readers
+    if len(readers) > 1:
+        return EventDraft(type="CheckpointDamaged", message=f"{which}, is damaged: {witnesses.damage_words(readers)}")
+    message = f"{which}, is verified, because {witnesses.damage_words(readers)}"
+    return EventDraft(type="CheckpointDoubted", message=message, node_id=readers[0])
 
 
 def with_incident(

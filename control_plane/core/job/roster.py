@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import accounting, breakers, drills, elastic, faults, incidents, launch, moves
+from control_plane.core import accounting, breakers, drills, elastic, faults, incidents, launch, moves, witnesses
 from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.incidents import Fault
@@ -16,7 +16,7 @@ from control_plane.core.job.sources import restorable_step, step_to_keep
 from control_plane.core.job.view import JobView, watched_seconds, with_record
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import Departure
-from control_plane.core.observed.nodes import Cause, InstanceCondition
+from control_plane.core.observed.nodes import Cause, InstanceCondition, Remedy
 from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NO_STEP, NodeId
 
@@ -185,6 +185,45 @@ def without_unreachable(view: JobView) -> JobView:
     )
     excluded = with_record(view, exclusions=exclusions_with(view, record, verdicts))
     return with_losses(excluded, tuple(fault for verdict in verdicts for fault in loss_faults(view, verdict)))
+
+
+def without_suspects(view: JobView) -> JobView:
+    """Exclude the nodes that alone fail to load some state, so that another node reads it (`core.witnesses`).
+
+    A node leaves at its first wrong content if a spare can take over; a person then decides about the node. After two
+    failed loads, the fleet replaces the node. If the job needs the node's memory, the job keeps the node, and skips the
+    state after two failed loads.
+    """
+    roll = launch.call_roll(view.spec, view.seen, view.record, view.policy)
+    if roll.late or roll.unreachable:
+        return view  # Wait until all members have reported their shards.
+    for suspect in witnesses.suspects(view.record.failed_reads, view.seen.checkpoints):
+        record = view.record
+        is_again = suspect.load_count > 1 or suspect.is_refuted
+        is_due = is_again or (suspect.is_mismatch and view.seen.spare_count > 0)
+        if not is_due or all(suspect.node_id != place for place in roll.places):
+            continue
+        words = f"{suspect.node_id} alone could not load step {suspect.step}"
+        verdict = NodeVerdict(
+            node_id=suspect.node_id,
+            standing=NodeStanding.GONE,
+            evidence=words,
+            cause=Cause.LOAD_FAILED,
+            may_terminate=is_again,
+            remedy=Remedy.REPLACE if is_again else Remedy.RETIRE,
+        )
+        fewer = replace(record, exclusions=exclusions_with(view, record, (verdict,)))
+        left = restorable_step(view, fewer, launch.call_roll(view.spec, view.seen, fewer, view.policy))
+        if left >= step_to_keep(view, roll):
+            view = with_losses(replace(view, record=fewer), loss_faults(view, verdict))
+        elif is_again:
+            skipped = tuple(dict.fromkeys((*record.refused, *suspect.sources)))
+            if skipped != record.refused:
+                event = EventDraft(
+                    type="StepSkipped", message=f"{words}, and no other node has it", node_id=suspect.node_id
+                )
+                view = replace(with_record(view, refused=skipped), events=(*view.events, event))
+    return view
 
 
 def without_departing(view: JobView) -> JobView:

@@ -13,6 +13,7 @@ from control_plane.core.observed.steps import (
     NO_GENERATION,
     CheckpointRecord,
     CheckpointUpload,
+    FailedRead,
     GenerationRecord,
     RefusedSource,
 )
@@ -371,11 +372,9 @@ class Memo:
     exclusions: tuple[Exclusion, ...] = ()
     silences: tuple[AgentSilence, ...] = ()
     refused: tuple[RefusedSource, ...] = ()
-    doubted: tuple[RefusedSource, ...] = ()
-    """Copies of shards in nodes' memory that an agent could not reach in one load of a generation.
-
-    If a copy is unreachable in a second load, plans no longer use it.
-    """
+    """Copies of shards that plans skip by a decision of the job. Plans also skip those in which two nodes agree."""
+    failed_reads: tuple[FailedRead, ...] = ()
+    """The loads that failed because of their sources, since the last commit (`core.witnesses`)."""
     impairments: tuple[Impairment, ...] = ()
     moves: tuple[Departure, ...] = ()
     moves_after: float = 0.0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control_plane.core.verification import Verdict
 from everstep.protocol.agent_messages import RunningUpload
-from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 
 NO_GENERATION = Generation(0)
@@ -47,6 +46,8 @@ class CheckpointRecord:
     """Unix time at which the control plane wrote the checkpoint's manifest. 0 if unknown."""
     is_wrong: bool = False
     """Whether a verification or a restore found damage. No restore uses a damaged checkpoint."""
+    verified_at: float | None = None
+    """Unix time of the last verification. None before the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,24 +66,39 @@ class CheckpointUpload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DamagedCheckpoint:
-    """A checkpoint whose objects differed from the manifest in a restore."""
+class DoubtedCheckpoint:
+    """A checkpoint whose content differed from the manifest when nodes read it.
+
+    One reader only causes a verification. With two readers, the checkpoint is damaged.
+    """
 
     generation: Generation
     step: Step
-    verdict: Verdict
+    readers: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedSource:
-    """A slot of a node, or an S3 object, from which a node failed to load a shard.
-
-    Later plans do not use this source, because its shard failed verification or because the source was unreachable in
-    two loads.
-    """
+    """A copy of a shard, in nodes' memory or in S3, that plans do not use (`core.witnesses`)."""
 
     rank: Rank
     origin_generation: Generation
     step: Step
     is_object: bool = False
     """True if the source is an object in S3. False if the source is a slot in the memory of any node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRead:
+    """One node's report that it could not load a shard from a source."""
+
+    reader: NodeId
+    generation: Generation
+    """The generation whose load failed."""
+    at: float
+    """Unix time at which the control plane received the report."""
+    source: RefusedSource
+    is_mismatch: bool
+    """True if the content was wrong. False if the source was unreachable."""
+    key: str = ""
+    """Key of the S3 object. Empty for a source in nodes' memory."""

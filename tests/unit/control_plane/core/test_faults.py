@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from control_plane.core import breakers, faults, launch, members
+from control_plane.core import breakers, faults, launch, members, witnesses
 from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import JobSpec
-from control_plane.core.observed.nodes import Cause, NodeObserved
+from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
@@ -201,55 +201,6 @@ def failed_load(fault_code: str | None):
     return job.plan, reports, observed.nodes
 
 
-def test_an_outage_of_s3_does_not_cost_a_checkpoint_and_a_mismatch_does() -> None:
-    plan, reports, nodes = failed_load("source_unavailable")
-    assert {source.kind for source in plan.ranks[1].sources} == {"local", "peer", "s3"}
-    once = faults.failed_sources(plan, reports, nodes, ())
-    again = faults.failed_sources(plan, reports, nodes, once.doubted)
-    assert {item.is_object for item in (*once.doubted, *again.refused)} == {False}
-    plan, reports, nodes = failed_load("source_mismatch")
-    assert {item.is_object for item in faults.failed_sources(plan, reports, nodes, ()).refused} == {False, True}
-
-
-def test_slots_that_were_out_of_reach_are_asked_once_more() -> None:
-    plan, reports, nodes = failed_load("source_unavailable")
-    once = faults.failed_sources(plan, reports, nodes, ())
-    assert [item.rank for item in once.doubted] == [1]
-    assert once.refused == ()
-    again = faults.failed_sources(plan, reports, nodes, once.doubted)
-    assert (again.refused, again.doubted) == (once.doubted, ())
-    other = [replace(item, step=Step(item.step - 1)) for item in once.doubted]
-    assert faults.failed_sources(plan, reports, nodes, other) == once
-
-
-def test_slots_that_do_not_verify_are_not_asked_again() -> None:
-    plan, reports, nodes = failed_load("source_mismatch")
-    found = faults.failed_sources(plan, reports, nodes, ())
-    assert {item.rank for item in found.refused} == {1}
-    assert found.doubted == ()
-
-
-@pytest.mark.parametrize(
-    "fault_code",
-    [
-        "memory_full",
-        "agent_error",
-        "archive_unavailable",
-        "secret_unavailable",
-        "requirements_failed",
-        "source_refused",
-    ],
-)
-def test_what_has_nothing_to_do_with_shards_costs_none(fault_code: str) -> None:
-    assert faults.failed_sources(*failed_load(fault_code), ()) == faults.FailedSources()
-
-
-def test_slots_of_nodes_that_were_away_are_not_refused() -> None:
-    plan, reports, nodes = failed_load("source_unavailable")
-    away = {node_id: replace(node, is_connected=False) for node_id, node in nodes.items()}
-    assert faults.failed_sources(plan, reports, away, ()) == faults.FailedSources()
-
-
 def with_relayout(plan: GenerationPlan) -> GenerationPlan:
     """Return the plan as if three ranks had made the step from which it starts."""
     shards = tuple(
@@ -277,23 +228,22 @@ def unloaded(reports: dict[NodeId, MemberReport], code: str, shard: int | None) 
     }
 
 
-def test_a_shard_of_another_layout_that_does_not_verify_ends_the_generation_and_is_not_asked_again() -> None:
+def test_a_shard_of_another_layout_that_does_not_verify_ends_the_generation() -> None:
     plan, reports, nodes = failed_load(None)
     plan, reports = with_relayout(plan), unloaded(reports, "source_mismatch", 2)
-    found = faults.failed_sources(plan, reports, nodes, ())
-    assert {(item.rank, item.is_object) for item in found.refused} == {(2, False), (2, True)}
+    found = [read.source for read in witnesses.failed_reads(plan, reports, nodes, 0.0)]
+    assert {(source.rank, source.is_object) for source in found} == {(2, False), (2, True)}
     assert [fault.cause for fault in faults.of_loads(plan, reports, 0.0)] == [Cause.LOAD_FAILED]
     failure = faults.failure_of_loads(plan, reports, Step(0), 0.0)
     assert failure is not None
     assert failure.base_step == plan.base_step
 
 
-def test_a_shard_of_another_layout_that_was_out_of_reach_is_asked_once_more() -> None:
+def test_a_shard_of_another_layout_that_was_out_of_reach_proves_nothing_about_s3() -> None:
     plan, reports, nodes = failed_load(None)
     plan, reports = with_relayout(plan), unloaded(reports, "source_unavailable", 1)
-    once = faults.failed_sources(plan, reports, nodes, ())
-    assert [(item.rank, item.is_object) for item in once.doubted] == [(1, False)]
-    assert once.refused == ()
+    (read,) = witnesses.failed_reads(plan, reports, nodes, 0.0)
+    assert (read.source.rank, read.source.is_object, read.is_mismatch) == (1, False, False)
 
 
 def test_a_fault_of_a_running_node_is_a_failed_load_only_after_a_relayout() -> None:
@@ -350,38 +300,6 @@ def test_the_old_word_of_a_silent_member_proves_nothing() -> None:
         simulation.train(job, 2)
         simulation.step()
     assert (job.record.impairments, job.record.moves) == ((), ())
-
-
-def rebuilding() -> tuple[GenerationPlan, dict[NodeId, MemberReport], dict[NodeId, NodeObserved]]:
-    """Return a plan whose second node rebuilds its shard by parity, with the report that its load failed."""
-    simulation = fresh(parity=(4, 3))
-    job = simulation.jobs[0]
-    for _ in range(3):
-        simulation.train(job, 1)
-    simulation.terminate(simulation.running(job)[1].node_id)
-    while job.record.state != "loading":
-        simulation.step(0.1)
-    assert job.plan is not None
-    assert [source.kind for source in job.plan.ranks[1].sources] == ["parity"]
-    owner = job.plan.nodes[1].node_id
-    fault = NodeFault(code="source_mismatch", message="", is_permanent=False)
-    report = MemberReport(
-        job=job.spec.job,
-        run=job.spec.run,
-        generation=job.plan.generation,
-        phase=MemberPhase.LOAD_FAILED,
-        faults=(fault,),
-    )
-    return job.plan, {owner: report}, simulation.observe(job).nodes
-
-
-def test_a_rebuild_that_does_not_verify_is_refused_while_all_its_survivors_are_connected() -> None:
-    plan, reports, nodes = rebuilding()
-    (refused,) = faults.failed_sources(plan, reports, nodes, ()).refused
-    assert (refused.rank, refused.step, refused.is_object) == (1, plan.base_step, False)
-    survivor = plan.nodes[3].node_id
-    away = {**nodes, survivor: replace(nodes[survivor], is_connected=False)}
-    assert faults.failed_sources(plan, reports, away, ()) == faults.FailedSources()
 
 
 @pytest.mark.parametrize(("parity", "lost", "ranks"), [((4, 3), 1, ""), ((4, 3), 2, "0, 1"), ((2, 3), 2, "0, 1")])

@@ -117,7 +117,7 @@ async def test_a_load_that_fails_for_another_reason_than_its_shards_is_repeated_
     assert incident.from_step == 10
 
 
-async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(world: World) -> None:
+async def test_a_node_that_cannot_reach_a_step_twice_is_replaced_and_no_step_is_lost(world: World) -> None:
     world.submit(max_attempts=2)
     await world.running()
     await world.train(10)
@@ -127,15 +127,66 @@ async def test_a_step_that_is_out_of_reach_twice_is_given_up_and_counts_once(wor
     await world.until(lambda: world.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
     await world.until(lambda: world.job().generation == 3 and bad.phase is MemberPhase.LOAD_FAILED)
     assert world.plan().base_step == 10
-    # Only the failure of the killed rank is in the job's record. The failed load is not.
+    await world.until(lambda: is_running(world, 4))
+    assert world.plan().base_step == 10
+    assert bad not in world.team()
+    # Only the failure of the killed rank is in the job's record. The failed loads are not.
     assert [failure["base_step"] for failure in world.job().failures] == [0]
+    await world.train(2)
+    record = records.job_record(world.job())
+    assert (record.refused, record.failed_reads, record.failures) == ((), (), ())
+
+
+async def test_one_node_that_reads_wrong_content_everywhere_is_replaced_and_marks_no_checkpoint(world: World) -> None:
+    """A node with a bad disk or network card misreads each copy in memory and each checkpoint. Another node reads."""
+    world.submit()
+    await world.running()
+    for step in (10, 20, 30):
+        await world.train(10)
+        await world.upload(step)
+    await world.train(5)
+    bad = world.team()[2]
+    bad.fails_load = True
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: is_running(world, 3))
+    assert world.plan().base_step == 35
+    assert bad not in world.team()
+    assert not any(record.verdict for record in world.checkpoints())
+    node = world.nodes()[bad.node_id]
+    assert (node.state, node.hold) == (NodeState.HELD, "distrusted")
+    (incident,) = world.incidents()
+    assert (incident.instance_ids, incident.lost_steps) == ((bad.node_id,), 0)
+
+
+async def test_a_step_that_two_nodes_cannot_read_is_skipped(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(10)
+    world.kill_rank(world.team()[0])
+    for agent in world.team()[1:3]:
+        agent.fails_load = True
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.PREPARING)
+    for agent in world.agents.values():
+        agent.fails_load = False
+    await world.until(lambda: is_running(world, 3))
+    assert world.plan().base_step == 9
+    assert len(world.team()) == 4
+
+
+async def test_a_step_that_only_its_holder_fails_to_read_twice_is_skipped_and_the_holder_stays(world: World) -> None:
+    """With one copy, no other node can read the step. The job keeps the node, because it also holds the step before."""
+    world.submit(copies=1)
+    await world.running()
+    await world.train(10)
+    bad = world.team()[2]
+    bad.fails_load = True
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 3 and bad.phase is MemberPhase.LOAD_FAILED)
+    assert world.plan().base_step == 10
     bad.fails_load = False
     await world.until(lambda: is_running(world, 4))
     assert world.plan().base_step == 9
-    assert [failure["base_step"] for failure in world.job().failures] == [0, 10]
-    await world.train(2)
-    record = records.job_record(world.job())
-    assert (record.refused, record.doubted, record.failures) == ((), (), ())
+    assert bad in world.team()
 
 
 async def test_a_rank_that_ends_while_a_source_is_out_of_reach_counts_all_the_same(

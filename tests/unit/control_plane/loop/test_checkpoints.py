@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.states import JobState
 from control_plane.core.verification import Damage, DamageKind, Verdict
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
@@ -179,7 +180,7 @@ async def test_a_checkpoint_that_a_verification_found_damaged_is_skipped(world: 
     assert (world.plan().base_step, world.plan().checkpoint.stored_step) == (3, 3)
 
 
-async def test_a_checkpoint_that_a_restore_found_damaged_is_marked_with_a_reason_and_skipped(world: World) -> None:
+async def test_a_checkpoint_that_one_node_cannot_read_is_verified_and_read_by_another_node(world: World) -> None:
     world.submit(copies=1)
     await world.running()
     await world.train(3)
@@ -188,16 +189,42 @@ async def test_a_checkpoint_that_a_restore_found_damaged_is_marked_with_a_reason
     await world.upload(5)
     reader = await replaced(world)
     reader.fails_load = True
-    await world.until(lambda: world.job().generation == 2)
-    assert world.plan().base_step == 5
     await world.until(lambda: reader.phase is MemberPhase.LOAD_FAILED)
-    reader.fails_load = False
-    await world.until(lambda: world.job().generation == 3)
-    assert world.plan().base_step == 3
-    found = {record.step: str(record.verdict or "") for record in world.checkpoints()}
-    assert found == {3: "", 5: f"{reader.node_id}: a source failed verification"}
+    await world.until(lambda: world.job().generation > 2 and world.job().state == JobState.RUNNING)
+    assert world.plan().base_step == 5
+    assert reader not in world.team()
+    found = {
+        record.step: (str(record.verdict or ""), record.verify_requested_at is not None)
+        for record in world.checkpoints()
+    }
+    assert found == {3: ("", False), 5: ("", True)}
     (told,) = [message for message in world.events() if message.startswith("the checkpoint of step 5, generation 1,")]
-    assert told.endswith("a source failed verification")
+    assert told.endswith(f"is verified, because {reader.node_id} read other content than its manifest names")
+
+
+async def test_a_checkpoint_that_two_nodes_cannot_read_is_marked_and_skipped(world: World) -> None:
+    world.submit(copies=1)
+    await world.running()
+    await world.train(3)
+    await world.upload(3)
+    await world.train(2)
+    await world.upload(5)
+    first = await replaced(world)
+    first.fails_load = True
+    await world.until(lambda: first.phase is MemberPhase.LOAD_FAILED)
+    failed = {first.node_id: None}
+    while len(failed) < 2:
+        for agent in world.agents.values():
+            agent.fails_load = agent.node_id in failed or agent.number > first.number
+            if agent.phase is MemberPhase.LOAD_FAILED:
+                failed[agent.node_id] = None
+        await world.tick()
+    for agent in world.agents.values():
+        agent.fails_load = False
+    await world.until(lambda: world.job().state == JobState.RUNNING)
+    assert world.plan().base_step == 3
+    words = f"{' and '.join(failed)} read other content than its manifest names"
+    assert {record.step: str(record.verdict or "") for record in world.checkpoints()} == {3: "", 5: words}
 
 
 async def test_an_object_that_was_only_unreachable_leaves_its_checkpoint_usable(world: World) -> None:

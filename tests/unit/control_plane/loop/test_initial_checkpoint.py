@@ -95,9 +95,10 @@ async def test_a_job_whose_initial_checkpoint_was_deleted_fails_with_its_name(wo
 async def test_a_job_whose_initial_checkpoint_is_damaged_fails_and_never_starts_from_step_0(world: World) -> None:
     world.submit(nodes=2, initial=initial(world))
     await world.running()
-    world.team()[0].faults = (
-        NodeFault(code=FaultCode.SOURCE_MISMATCH, message="rank 1: other bytes", is_permanent=False, shard=Rank(1)),
-    )
+    for agent in world.team():
+        agent.faults = (
+            NodeFault(code=FaultCode.SOURCE_MISMATCH, message="rank 1: other bytes", is_permanent=False, shard=Rank(1)),
+        )
     await world.until(lambda: world.job().state == JobState.FAILED)
     assert "missing or damaged" in world.job().reason
     assert world.plan().base_step == 4

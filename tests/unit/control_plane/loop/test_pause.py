@@ -91,11 +91,15 @@ async def test_a_checkpoint_of_a_step_that_was_given_up_lets_no_node_go(small: W
     await small.running("gpt")
     await small.train(10)
     await small.upload(10)
-    bad = small.team()[2]
+    bad = small.team()[1:3]
     small.kill_rank(small.team()[0])
-    bad.fails_load, bad.load_fault = True, FaultCode.SOURCE_MISMATCH
-    await small.until(lambda: small.job().generation == 2 and bad.phase is MemberPhase.LOAD_FAILED)
-    bad.fails_load = False
+    for agent in bad:
+        agent.fails_load, agent.load_fault = True, FaultCode.SOURCE_MISMATCH
+    await small.until(
+        lambda: small.job().generation == 2 and all(agent.phase is MemberPhase.LOAD_FAILED for agent in bad)
+    )
+    for agent in bad:
+        agent.fails_load = False
     await small.until(lambda: small.job().generation == 3 and small.job().state == JobState.RUNNING)
     assert small.plan().base_step == 9
     await small.train(1)

@@ -9,7 +9,7 @@ import pytest
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import AgentSilence, Exclusion
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.steps import RefusedSource
+from control_plane.core.observed.steps import FailedRead, RefusedSource
 from control_plane.core.states import IncidentState
 from control_plane.db import jobs
 from control_plane.loop import records
@@ -70,7 +70,16 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
         exclusions=(Exclusion(node_id=NodeId("i-1"), evidence="e", may_terminate=True),),
         silences=(AgentSilence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),
         refused=(RefusedSource(rank=Rank(1), origin_generation=Generation(2), step=Step(3), is_object=True),),
-        doubted=(RefusedSource(rank=Rank(2), origin_generation=Generation(2), step=Step(3)),),
+        failed_reads=(
+            FailedRead(
+                reader=NodeId("i-1"),
+                generation=Generation(2),
+                at=5.0,
+                source=RefusedSource(rank=Rank(2), origin_generation=Generation(2), step=Step(3)),
+                is_mismatch=True,
+                key="k",
+            ),
+        ),
         stop_reason="s",
         microseconds={"train": 1_250_000},
         node_microseconds=5_000_000,
