@@ -730,6 +730,9 @@ class Simulation:
             node_id = exclusion.node_id
             if exclusion.may_terminate:
                 is_taken = observed.nodes[node_id].instance is InstanceCondition.ENDED or node_id in self.was_announced
+                failed = {read.generation for read in observed.record.failed_reads if read.reader == node_id}
+                if len(failed) > 1:  # Its own agent reported two failed loads.
+                    self.has_told.add(node_id)
                 assert node_id in self.has_told or is_taken, exclusion
             is_member = job.plan is not None and any(node.node_id == node_id for node in job.plan.nodes)
             is_training = observed.record.state is JobState.RUNNING and bool(self.running(job)) and is_member
