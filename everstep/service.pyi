@@ -757,6 +757,11 @@ class ListSimilarIncidentsResponse(TypedDict):
     Incidents: list[SimilarIncident]
     """The most similar incident first: incidents that share the instance, then the instance type, then the fleet. Among equally similar incidents, the newest is first."""
 
+class ListTimeSpansResponse(TypedDict):
+    """A page of the periods of a job's life, oldest first."""
+    TimeSpans: list[TimeSpan]
+    NextToken: NotRequired[str]
+
 class ListTokensResponse(TypedDict):
     """A page of tokens, oldest first."""
     Tokens: list[Token]
@@ -1204,6 +1209,16 @@ class StoppingConditionUpdate(TypedDict):
     MaxCostUsd: NotRequired[float]
     """New cost limit: at least 0.01, or 0 for no limit."""
 
+class TimeSpan(TypedDict):
+    """A period in which a job did one thing. Periods have no gaps between them."""
+    Bucket: Literal["queue", "provision", "start", "train", "shortage", "stall", "detect", "replace", "restore", "rework", "stopping", "paused", "unaccounted"]
+    """What the job did, as in AccountingSeconds. Time with missing nodes is one period in the bucket `train`."""
+    StartTime: datetime
+    EndTime: NotRequired[datetime]
+    """End of the period. Absent for the newest period of a job that has not ended."""
+    MissingNodeCount: int
+    """Number of nodes that the job lacked for its NodeCount. Their share of the time counts as `shortage`."""
+
 class Token(TypedDict):
     """A token without its secret."""
     TokenId: str
@@ -1507,6 +1522,14 @@ class ListProjectQuotasPages(Protocol):
 class ListProjectQuotasPaginator(Protocol):
     def paginate(self, *, PaginationConfig: PaginatorConfig = ...) -> ListProjectQuotasPages: ...
 
+class ListTimeSpansPages(Protocol):
+    def __iter__(self) -> Iterator[ListTimeSpansResponse]: ...
+    def build_full_result(self) -> ListTimeSpansResponse: ...
+    def search(self, expression: str) -> Iterator[Any]: ...
+
+class ListTimeSpansPaginator(Protocol):
+    def paginate(self, *, TrainingJobName: str, PaginationConfig: PaginatorConfig = ...) -> ListTimeSpansPages: ...
+
 class ListTokensPages(Protocol):
     def __iter__(self) -> Iterator[ListTokensResponse]: ...
     def build_full_result(self) -> ListTokensResponse: ...
@@ -1683,6 +1706,8 @@ class EverstepClient(Protocol):
         """List quotas by project. A token of one project sees only that project's quota."""
     def list_similar_incidents(self, *, IncidentId: str, MaxResults: int = ...) -> ListSimilarIncidentsResponse:
         """List the incidents of the same cause and project that are most similar to a given incident, and how they ended. Incidents on the same instance come first, then incidents on the same instance type, then incidents in the same fleet. The service compares the newest 200 incidents of the cause."""
+    def list_time_spans(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTimeSpansResponse:
+        """List what a job did in each second of its life: the periods whose sums are AccountingSeconds. A late report can still change the newest periods."""
     def list_tokens(self, *, Project: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListTokensResponse:
         """List tokens, oldest first, without secrets. IncludeEnded adds revoked and expired tokens."""
     def list_training_job_nodes(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListTrainingJobNodesResponse:
@@ -1771,6 +1796,8 @@ class EverstepClient(Protocol):
     def get_paginator(self, operation_name: Literal["list_outputs"]) -> ListOutputsPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_project_quotas"]) -> ListProjectQuotasPaginator: ...
+    @overload
+    def get_paginator(self, operation_name: Literal["list_time_spans"]) -> ListTimeSpansPaginator: ...
     @overload
     def get_paginator(self, operation_name: Literal["list_tokens"]) -> ListTokensPaginator: ...
     @overload

@@ -51,6 +51,7 @@ from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.fleets import Hold, NodeRequest
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Remedy
+from control_plane.core.observed.spans import Span
 from control_plane.core.queue import QueueSchedule
 from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import (
@@ -617,6 +618,17 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
         except TooManyCases:  # The computation for a higher number of lost domains would take even longer.
             break
     return odds
+
+
+def time_span(span: Span, end: int, job: SavedJob) -> jobs_schemas.TimeSpan:
+    """Return a period of a job's life that ends at `end` (microseconds)."""
+    is_newest = job.ended_at is None and records.at(end / MICRO) == job.accounted_until
+    return jobs_schemas.TimeSpan(
+        bucket=span.bucket,
+        start_time=records.at(span.start / MICRO),
+        end_time=None if is_newest else records.at(end / MICRO),
+        missing_node_count=span.missing,
+    )
 
 
 def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:

@@ -1,4 +1,4 @@
-"""The ledger of a job's time: every second counts in exactly one bucket (docs/design.md#accounting).
+"""The ledger of a job's time: spans without gaps, each in exactly one bucket (docs/design.md#accounting).
 
     created_at ── queue ── provision ── start ── train ── detect ── replace ── restore ── rework ── train ── …
 
@@ -8,57 +8,24 @@ open, its phase selects the bucket: `detect`, `replace`, `restore` or `rework`. 
 
 The ledger counts whole microseconds, because sums of floats are inexact. It contains all time up to `accounted_until`,
 which never decreases. If the clock steps back behind `accounted_until`, the ledger adds no time until the clock has
-caught up.
+caught up. A later report can show that a span had another bucket than it seemed to have: the ledger then paints the
+bucket over that time. Spans before the end of the last incident are settled.
 
-Invariant: the buckets add up, to the microsecond, to the time from the job's creation until `accounted_until`. Once the
-job has ended, `accounted_until` is the job's end.
+Invariant: the buckets are the sums of the spans. They add up, to the microsecond, to the time from the job's creation
+until `accounted_until`. Once the job has ended, `accounted_until` is the job's end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 
 from control_plane.core import incidents
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.spans import Bucket, Span
 from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
 from everstep.protocol.ids import FIRST_STEP
-
-
-class Bucket(StrEnum):
-    """The categories of a job's time. The ledger adds each period of the job's life to one of them.
-
-    - QUEUE: the job waits in the queue.
-    - PROVISION: the job waits for its first nodes.
-    - START: the job starts its ranks and has not completed its first step yet.
-    - TRAIN: the ranks train, and have completed a new step since their start.
-    - SHORTAGE: training time that is lost because the job trains on fewer nodes than it requested. With n of N nodes,
-      n/N of the training time counts as TRAIN, and the rest as SHORTAGE.
-    - STALL: the ranks have completed a new step, and the next step already takes longer than the hang limit.
-    - DETECT, REPLACE, REWORK: an incident is open and in the phase of the same name.
-    - RESTORE: an incident is open and in the phase of this name, or the job continues after a pause and its restarted
-      ranks have not completed a new step yet.
-    - STOPPING: the control plane has requested that all ranks stop at one agreed step.
-    - PAUSED: the job has no nodes, because a job of higher priority received them or a person paused the job.
-    - UNACCOUNTED: no control-plane server was working on the job, and no incident covers this time.
-    """
-
-    QUEUE = "queue"
-    PROVISION = "provision"
-    START = "start"
-    TRAIN = "train"
-    SHORTAGE = "shortage"
-    STALL = "stall"
-    DETECT = "detect"
-    REPLACE = "replace"
-    RESTORE = "restore"
-    REWORK = "rework"
-    STOPPING = "stopping"
-    PAUSED = "paused"
-    UNACCOUNTED = "unaccounted"
-
 
 _BY_STATE = {
     JobState.QUEUED: Bucket.QUEUE,
@@ -74,40 +41,23 @@ _BY_INCIDENT = {
     IncidentState.REWORKING: Bucket.REWORK,
 }
 _PHASES = (Bucket.DETECT, Bucket.REPLACE, Bucket.RESTORE, Bucket.REWORK)
+_NEEDS_CONTROL_PLANE = (Bucket.DETECT, Bucket.REPLACE)
+"""Phases in which only the control plane acts, so that its absence counts as UNACCOUNTED."""
 _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNNING})
 """Job states that continue without a control plane. A period without a control plane counts in the state's bucket.
 
 In other states, such a period counts as UNACCOUNTED, unless an incident is open.
 """
-_SEEMED = (
-    Bucket.TRAIN,
-    Bucket.SHORTAGE,
-    Bucket.STALL,
-    Bucket.START,
-    Bucket.STOPPING,
-    Bucket.UNACCOUNTED,
-    Bucket.PAUSED,
-    Bucket.PROVISION,
-    Bucket.QUEUE,
-)
-"""Buckets from which `follow` takes the time between a failure and its detection, in this order."""
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
 _UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
 """Buckets from which the mean time to failure (MTTF) is computed."""
+MOST_SPANS = 64
+"""Limit of the spans that a later report can still change."""
 _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
 
-Members = tuple[int, int]
-"""The size of a generation: its number of nodes, and the number of nodes that it lacks compared with NodeCount."""
-WHOLE: Members = (1, 0)
-"""The size of a generation that lacks no node: 1 present node, and 0 missing nodes.
-
-Calculations use only the ratio of the two numbers, so 1 stands for any number of present nodes.
-"""
-
-
-def members_of(record: JobRecord) -> Members:
+def members_of(record: JobRecord) -> tuple[int, int]:
     """Return the number of nodes of the newest generation, and the number of nodes that it lacks for NodeCount."""
     return record.member_count, record.missing_count
 
@@ -175,19 +125,21 @@ def charge(
         `unwatched` contains the period without a control plane. Unchanged if the job has ended.
     """
     until = microseconds(now)
-    passed = until - microseconds(accounted_until(record))
+    since = microseconds(accounted_until(record))
+    passed = until - since
     if record.state in ENDED_JOBS:
         return record
     if passed <= 0:
         return replace(record, node_count=node_count)
     into = bucket(record, is_stalled=is_stalled)
     is_gap = passed > microseconds(gap_seconds)
-    if is_gap and record.state not in _SURVIVES_A_GAP and record.incident is None:
+    is_idle = record.state not in _SURVIVES_A_GAP if record.incident is None else into in _NEEDS_CONTROL_PLANE
+    if is_gap and is_idle:
         into = Bucket.UNACCOUNTED
+    charged = _with_spans(record, (*record.spans, _span(record, since, into)), until)
     return replace(
-        record,
+        charged,
         unwatched=(accounted_until(record), now) if is_gap else record.unwatched,
-        microseconds=_added(record.microseconds, into, passed, members_of(record)),
         node_microseconds=record.node_microseconds + passed * record.node_count,
         node_count=node_count,
         accounted_until=until / _MICRO,
@@ -205,26 +157,13 @@ def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
         stepped_at: Unix seconds at which a rank completed the step, by the rank's own time stamp.
 
     Returns:
-        The record, with an unchanged sum of all buckets. Time without an active control plane stays in the bucket
-        UNACCOUNTED.
+        The record, with an unchanged sum of all buckets. Time without an active control plane stays UNACCOUNTED.
     """
-    since = stepped_at
-    if record.unwatched is not None and record.state_since >= record.unwatched[1]:
-        # A period without an active control plane stays UNACCOUNTED, even if the ranks trained during the period.
-        since = max(since, record.unwatched[1])
-    return _moved(record, bucket(record), Bucket.TRAIN, microseconds(accounted_until(record)) - microseconds(since))
+    return _painted(record, stepped_at, accounted_until(record), Bucket.TRAIN, over=(bucket(record),))
 
 
-def follow(
-    record: JobRecord,
-    before: IncidentRecord | None,
-    after: Iterable[IncidentRecord],
-    *,
-    seemed: Bucket,
-    stalled_since: float | None,
-    members: Members = WHOLE,
-) -> JobRecord:
-    """Correct a job's ledger after the job loop opened, changed or closed incidents of the job.
+def follow(record: JobRecord, after: Iterable[IncidentRecord], *, resumed: Bucket) -> JobRecord:
+    """Paint the phases of incidents over a job's ledger, after the job loop opened, changed or closed the incidents.
 
     Before the decision, `charge` added the time to the bucket of the incident's earlier state, or of the job's state if
     no incident was open. That bucket is wrong for the time between a failure and its detection, and for the time since
@@ -233,75 +172,104 @@ def follow(
 
     Args:
         record: the job's record. Its ledger already includes all time until now.
-        before: the incident that was open before the decision, or None.
-        after: the incident `before` as it is after the decision, and all incidents that the decision opened.
-        seemed: the bucket to which `charge` added time since the failure, before the failure was detected.
-        stalled_since: Unix seconds since when the ledger counts the job's time as STALL, or None if it is not stalled.
-        members: numbers of present and missing nodes before the incidents (`members_of`). While nodes were missing,
-            their fraction of the training time counts as SHORTAGE, and the rest as TRAIN.
+        after: the incidents as they are after the decision, oldest first.
+        resumed: the bucket of the time after a closed incident.
 
     Returns:
-        The record, with an unchanged sum of all buckets. The bucket of each phase has the time that the incidents spent
-        in this phase. If the phases became longer, the function takes the difference first from STALL and SHORTAGE (at
-        most the part of it that `charge` added there), then from `seemed`, then from the other buckets in the order of
-        `_SEEMED`. If the phases became shorter, `seemed` receives the difference. No bucket becomes negative.
+        The record, with an unchanged sum of all buckets. The time of the phases DETECT and REPLACE in which no control
+        plane was active stays UNACCOUNTED, or becomes so.
     """
-    now = accounted_until(record)
-    booked = {} if before is None else _phases(before, now)
-    true: dict[Bucket, int] = {}
     for incident in after:
-        for into, amount in _phases(incident, now).items():
-            true[into] = true.get(into, 0) + amount
+        moments = incidents.phase_moments(incident, accounted_until(record))
+        for into, start, end in zip(_PHASES, moments, moments[1:], strict=False):
+            if into in _NEEDS_CONTROL_PLANE:
+                since, until = record.unwatched or (end, end)
+                record = _painted(record, start, end, into, over=set(Bucket) - {Bucket.UNACCOUNTED})
+                record = _painted(record, max(start, since), min(end, until), Bucket.UNACCOUNTED)
+            else:
+                record = _painted(record, start, end, into)
+        if incident.closed_at is not None:
+            record = _painted(record, moments[-1], accounted_until(record), resumed, over=_PHASES)
+    return record
+
+
+def settle(record: JobRecord) -> tuple[JobRecord, tuple[tuple[Span, int], ...]]:
+    """Return the record without its settled spans, and these spans with their ends, oldest first.
+
+    No report can change a span before the end of the last incident. More than `MOST_SPANS` spans are settled too.
+    """
+    horizon = microseconds(record.last_incident_ended_at or record.created_at)
+    ends = [span.start for span in record.spans[1:]]
+    count = max(sum(end <= horizon for end in ends), len(record.spans) - MOST_SPANS)
+    settled = tuple(zip(record.spans, ends[: max(0, count)], strict=False))
+    return replace(record, spans=record.spans[len(settled) :]), settled
+
+
+def open_spans(record: JobRecord) -> list[tuple[Span, int]]:
+    """Return the spans that a late report can still change, with their ends, oldest first."""
+    return list(_with_ends(record.spans, microseconds(accounted_until(record))))
+
+
+def _span(record: JobRecord, start: int, into: Bucket) -> Span:
+    present, missing = members_of(record) if into is Bucket.TRAIN else (1, 0)
+    return Span(start=start, bucket=into, present=present, missing=missing)
+
+
+def _painted(
+    record: JobRecord, start: float, end: float, into: Bucket, *, over: Collection[Bucket] = frozenset(Bucket)
+) -> JobRecord:
+    """Return the record with the time from `start` to `end` in bucket `into`, as far as its bucket is one of `over`.
+
+    Both times are Unix seconds. Settled spans stay as they are.
+    """
+    until = microseconds(accounted_until(record))
+    first, last = microseconds(start), min(microseconds(end), until)
+    painted: list[Span] = []
+    for span, span_end in _with_ends(record.spans, until):
+        begin, finish = max(span.start, first), min(span_end, last)
+        if begin >= finish or span.bucket not in over or span.bucket is into:
+            painted.append(span)
+            continue
+        if begin > span.start:
+            painted.append(span)
+        painted.append(_span(record, begin, into))
+        if finish < span_end:
+            painted.append(replace(span, start=finish))
+    return _with_spans(record, painted, until)
+
+
+def _with_spans(record: JobRecord, spans: Sequence[Span], until: int) -> JobRecord:
+    """Return the record with other unsettled spans, of which equal neighbours become one, and with their new sums."""
+    kept = [span for before, span in zip((None, *spans), spans, strict=False) if not _continues(before, span)]
     spent = dict(record.microseconds)
-    missing = 0
-    for into in _PHASES:
-        change = max(true.get(into, 0) - booked.get(into, 0), -spent.get(into, 0))
-        if change:
-            spent[into.value] = spent.get(into, 0) + change
-            missing += change
-    if missing < 0:
-        return replace(record, microseconds=_added(spent, seemed, -missing, members))
-    stalled = 0 if stalled_since is None else max(0, microseconds(now) - microseconds(stalled_since))
-    booked_as_train = max(0, missing - min(stalled, spent.get(Bucket.STALL, 0))) if seemed is Bucket.TRAIN else 0
-    shortage = booked_as_train - _trained(booked_as_train, members)
-    for source, most in (
-        (Bucket.STALL, stalled),
-        (Bucket.SHORTAGE, shortage),
-        (seemed, missing),
-        *((each, missing) for each in _SEEMED),
-    ):
-        taken = min(missing, most, spent.get(source, 0))
-        if taken > 0:
-            spent[source.value] -= taken
-            missing -= taken
-    # The phases gained more time than the loop above could take from other buckets. Take the rest from the phases:
-    # first from RESTORE, which also contains starts after a pause. The other phases lose time only if an incident's
-    # failure time lies in an earlier incident or before the job's creation (`earliest_failure_at` excludes both).
-    for into in (Bucket.RESTORE, *_PHASES) if missing else ():
-        back = min(missing, spent.get(into, 0))
-        if back > 0:
-            spent[into.value] -= back
-            missing -= back
-    return replace(record, microseconds=spent)
+    old = _sums(record.spans, microseconds(accounted_until(record)))
+    new = _sums(kept, until)
+    for name in old.keys() | new.keys():
+        spent[name] = spent.get(name, 0) + new.get(name, 0) - old.get(name, 0)
+    return replace(record, spans=tuple(kept), microseconds=spent)
 
 
-def _phases(incident: IncidentRecord, now: float) -> dict[Bucket, int]:
-    """Return the microseconds that an incident spent in each phase until now, by the bucket of the phase."""
-    moments = [microseconds(at) for at in incidents.phase_moments(incident, now)]
-    return {into: end - start for into, start, end in zip(_PHASES, moments, moments[1:], strict=False)}
+def _continues(before: Span | None, span: Span) -> bool:
+    return before is not None and replace(span, start=before.start) == before
 
 
-def _moved(record: JobRecord, was: Bucket, into: Bucket, amount: int) -> JobRecord:
-    """Return the record with up to `amount` microseconds moved from bucket `was` to bucket `into`."""
-    moved = min(amount, record.microseconds.get(was, 0))
-    return (
-        record
-        if moved <= 0
-        else replace(
-            record,
-            microseconds=_added(_added(record.microseconds, was, -moved), into, moved, members_of(record)),
-        )
-    )
+def _with_ends(spans: Sequence[Span], until: int) -> Iterator[tuple[Span, int]]:
+    return zip(spans, (*(span.start for span in spans[1:]), until), strict=True) if spans else iter(())
+
+
+def _sums(spans: Sequence[Span], until: int) -> dict[str, int]:
+    """Return the microseconds of spans by bucket.
+
+    If n of N nodes train, n/N of the time counts as TRAIN, rounded up to whole microseconds, and the rest as SHORTAGE.
+    """
+    sums: dict[str, int] = {}
+    for span, end in _with_ends(spans, until):
+        length = end - span.start
+        own = -(-length * span.present // (span.present + span.missing)) if span.missing > 0 else length
+        sums[span.bucket.value] = sums.get(span.bucket, 0) + own
+        if own != length:
+            sums[Bucket.SHORTAGE.value] = sums.get(Bucket.SHORTAGE, 0) + length - own
+    return sums
 
 
 def idle_node_microseconds(incident: IncidentRecord, record: JobRecord) -> int:
@@ -387,24 +355,3 @@ def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> flo
     Return None before the first failure.
     """
     return sum(spent.get(name, 0) for name in _UP) / _MICRO / failure_count if failure_count else None
-
-
-def _added(spent: Mapping[str, int], into: Bucket, amount: int, members: Members = WHOLE) -> dict[str, int]:
-    """Return the buckets with `amount` microseconds added to bucket `into`.
-
-    If a job trains on n of N requested nodes, TRAIN receives only n/N of its amount, and SHORTAGE the rest.
-    """
-    trained = _trained(amount, members) if into is Bucket.TRAIN else amount
-    added = {**spent, into.value: spent.get(into, 0) + trained}
-    if trained != amount:
-        added[Bucket.SHORTAGE.value] = spent.get(Bucket.SHORTAGE, 0) + amount - trained
-    return added
-
-
-def _trained(amount: int, members: Members) -> int:
-    """Return the part of a duration that counts as TRAIN: n/N of it if the job has n of N requested nodes.
-
-    The result is rounded up to whole microseconds.
-    """
-    present, missing = members
-    return amount if missing <= 0 else -(-amount * present // (present + missing))

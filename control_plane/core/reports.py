@@ -22,9 +22,9 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from control_plane.core import accounting
-from control_plane.core.accounting import Bucket
 from control_plane.core.ledger_hours import HOUR, Ledger, interpolated
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import NodeState
 
 
@@ -126,7 +126,7 @@ class Figures:
     """The figures of one time bucket, project, fleet or job, or of the whole report."""
 
     spent: Mapping[str, int]
-    """Microseconds by `accounting.Bucket`, summed over jobs."""
+    """Microseconds by `Bucket`, summed over jobs."""
     node_microseconds: int
     rank_microseconds: int
     """Node time multiplied by the number of ranks per node. With one rank per GPU, this is GPU time."""

@@ -153,7 +153,7 @@ class SavedJob:
     failures: tuple[Mapping[str, Any], ...]
     """Recent failures, as JSON objects. `core.breakers` compares them to decide whether the job retries."""
     accounting: Mapping[str, int]
-    """Microseconds of the job's time up to `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
+    """Microseconds of the job's time up to `accounted_until`, by accounting bucket (`core.observed.spans.Bucket`)."""
     accounted_until: datetime | None
     node_microseconds: int
     """Working time of the job's nodes up to `accounted_until`, summed over nodes."""
@@ -438,7 +438,7 @@ class JobTotals:
     """Total time, node time and cost of all jobs of a fleet, including ended jobs."""
 
     spent: Mapping[str, int]
-    """Total time of the jobs in microseconds, by accounting bucket (`core.accounting.Bucket`)."""
+    """Total time of the jobs in microseconds, by accounting bucket (`core.observed.spans.Bucket`)."""
     node_microseconds: int
     cost_usd: float | None
     """Sum of the jobs' costs. None if no job has a cost."""

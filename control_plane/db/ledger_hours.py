@@ -1,23 +1,27 @@
-"""The ledgers of jobs and fleets at each full hour, from which reports compute the figures of a time range.
+"""The ledgers of jobs and fleets at each full hour, and the settled spans of jobs.
+
+Reports compute the figures of a time range from the hours. The dashboard's timeline shows the spans.
 
 A ledger is a set of time counters: of a job by accounting bucket, or of a fleet's idle nodes by state
 (`core.ledger_hours`). The server's background loops add the elapsed time to the counters at each decision about the job
 or fleet, and store their values at each full hour.
 
-Invariant: only the server that has the lease of the job or fleet stores an hour, in the transaction that updates the
-counters past this hour. A stored hour never changes.
+Invariant: only the server that has the lease of the job or fleet stores an hour or a span, in the transaction that
+updates the counters. A stored hour or span never changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control_plane.core.ledger_hours import HOUR, Ledger
+from control_plane.core.observed.spans import Bucket, Span
 from control_plane.db import leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import FleetHourRow, JobHourRow
+from control_plane.db.models import FleetHourRow, JobHourRow, JobSpanRow
 
 
 def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
@@ -41,6 +45,29 @@ def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
         )
         for ledger in hours
     )
+
+
+def record_spans(session: Session, lease: Lease, spans: Iterable[tuple[Span, int]]) -> None:
+    """Store settled spans of a job's time, each with its end in microseconds.
+
+    Raises StaleLease if another control-plane server has taken the lease over. Nothing was written then.
+    """
+    leases.guard(session, lease)
+    session.add_all(
+        JobSpanRow(run_id=lease.key, start=span.start, end=end, bucket=span.bucket, missing=span.missing)
+        for span, end in spans
+    )
+
+
+def spans_of(session: Session, run_id: str, *, after: int, limit: int) -> list[tuple[Span, int]]:
+    """Return at most `limit` settled spans of a job that begin after `after` (microseconds), oldest first."""
+    found = session.scalars(
+        select(JobSpanRow)
+        .where(JobSpanRow.run_id == run_id, JobSpanRow.start > after)
+        .order_by(JobSpanRow.start)
+        .limit(limit)
+    )
+    return [(Span(start=row.start, bucket=Bucket(row.bucket), missing=row.missing), row.end) for row in found]
 
 
 def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:

@@ -424,7 +424,7 @@ class JobRow(Base):
     failures: Mapped[list[dict[str, Any]]] = mapped_column(default=list)
     """Recent failures of the job. `core.breakers` compares them to decide whether the job retries."""
     accounting: Mapped[dict[str, int]] = mapped_column(default=dict)
-    """Microseconds of the job's time until `accounted_until`, by accounting bucket (`core.accounting.Bucket`)."""
+    """Microseconds of the job's time until `accounted_until`, by accounting bucket (`core.observed.spans.Bucket`)."""
     accounted_until: Mapped[datetime | None]
     node_microseconds: Mapped[int] = mapped_column(default=0)
     cost_usd: Mapped[float | None]
@@ -462,6 +462,20 @@ class JobHourRow(Base):
     """Hours since 1970-01-01 00:00 UTC."""
     accounting: Mapped[dict[str, int]]
     node_microseconds: Mapped[int]
+
+
+class JobSpanRow(Base):
+    """A settled period of a job's life in one accounting bucket. The job's row contains the newest periods."""
+
+    __tablename__ = "job_span"
+
+    run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
+    start: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Unix time in microseconds."""
+    end: Mapped[int]
+    bucket: Mapped[str]
+    missing: Mapped[int]
+    """Number of nodes that the job lacked for NodeCount."""
 
 
 class QuotaRow(Base):

@@ -113,6 +113,8 @@ class DecisionStore:
             hours = ledger_hours.full_hours(records.job_ledger(records.job_record(before)), records.job_ledger(after))
             if hours:
                 db_ledger_hours.record_job(session, lease, hours)
+            if decision.settled_spans:
+                db_ledger_hours.record_spans(session, lease, decision.settled_spans)
             if after.stepped_at is not None and after.stepped_at != records.job_record(before).stepped_at:
                 jobs.note_first_step(session, lease, records.at(after.stepped_at))
             if after.state is JobState.STARTING and before.state != JobState.STARTING:

@@ -213,6 +213,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ResumeTrainingJob": job,
         "StopTrainingJob": job,
         "ListTrainingJobNodes": job,
+        "ListTimeSpans": job,
         "ListTrainingJobRevisions": job,
         "GetReport": {"Period": "Day"},
         "ListProjectQuotas": {},

@@ -1231,6 +1231,20 @@ export interface ListSimilarIncidentsResponse {
   Incidents: SimilarIncident[]
 }
 
+export interface ListTimeSpansRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  /** 1000 unless given. */
+  MaxResults?: number
+  NextToken?: string
+}
+
+/** A page of the periods of a job's life, oldest first. */
+export interface ListTimeSpansResponse {
+  TimeSpans: TimeSpan[]
+  NextToken?: string
+}
+
 export interface ListTokensRequest {
   Project?: string
   /** false unless given. */
@@ -1907,6 +1921,17 @@ export interface TakeOverTrainingJobRequest {
   Reason?: string
 }
 
+/** A period in which a job did one thing. Periods have no gaps between them. */
+export interface TimeSpan {
+  /** What the job did, as in AccountingSeconds. Time with missing nodes is one period in the bucket `train`. */
+  Bucket: 'queue' | 'provision' | 'start' | 'train' | 'shortage' | 'stall' | 'detect' | 'replace' | 'restore' | 'rework' | 'stopping' | 'paused' | 'unaccounted'
+  StartTime: Timestamp
+  /** End of the period. Absent for the newest period of a job that has not ended. */
+  EndTime?: Timestamp
+  /** Number of nodes that the job lacked for its NodeCount. Their share of the time counts as `shortage`. */
+  MissingNodeCount: number
+}
+
 /** A token without its secret. */
 export interface Token {
   TokenId: string
@@ -2256,6 +2281,7 @@ export interface Operations {
   ListOutputs: { request: ListOutputsRequest; response: ListOutputsResponse }
   ListProjectQuotas: { request: ListProjectQuotasRequest; response: ListProjectQuotasResponse }
   ListSimilarIncidents: { request: ListSimilarIncidentsRequest; response: ListSimilarIncidentsResponse }
+  ListTimeSpans: { request: ListTimeSpansRequest; response: ListTimeSpansResponse }
   ListTokens: { request: ListTokensRequest; response: ListTokensResponse }
   ListTrainingJobNodes: { request: ListTrainingJobNodesRequest; response: ListTrainingJobNodesResponse }
   ListTrainingJobNotes: { request: ListTrainingJobNotesRequest; response: ListTrainingJobNotesResponse }
@@ -2339,6 +2365,7 @@ export const operations = {
   ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
   ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: ['MaxResults', 'NextToken'] },
   ListSimilarIncidents: { method: 'GET', path: '/v1/incidents/{IncidentId}/similar', query: ['MaxResults'] },
+  ListTimeSpans: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/time-spans', query: ['MaxResults', 'NextToken'] },
   ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
   ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: ['MaxResults', 'NextToken'] },
   ListTrainingJobNotes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [] },

@@ -18,9 +18,9 @@ from control_plane.cloud.contract import Change
 from control_plane.cloud.errors import ContractViolation, GroupNotOurs
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.cloud.operator import FLEET_TAG, GroupState
-from control_plane.core.accounting import Bucket
 from control_plane.core.fleets import first_desired
 from control_plane.core.observed.fleets import FleetSpec
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import FleetStatus
 from control_plane.db import events, fleets, incidents, jobs, nodes
 from control_plane.db.fleets import FleetRecord, NewFleet

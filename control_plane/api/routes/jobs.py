@@ -35,7 +35,7 @@ from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError
-from control_plane.core import membership
+from control_plane.core import accounting, membership
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState
@@ -46,6 +46,7 @@ from control_plane.db import (
     fleets,
     incidents,
     jobs,
+    ledger_hours,
     nodes,
     protection,
     quotas,
@@ -56,7 +57,7 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, NewJob, SavedJob, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
-from control_plane.loop.records import capacity_wait_of
+from control_plane.loop.records import capacity_wait_of, job_record
 from control_plane.loop.surroundings import schedule_of
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
@@ -258,6 +259,29 @@ def list_training_job_nodes(
             for span in shown
         ],
         next_token=more,
+    )
+
+
+@router.get("/{TrainingJobName}/time-spans", operation_id="ListTimeSpans")
+def list_time_spans(
+    training_job_name: TrainingJobNamePath,
+    caller: Reader,
+    services: ServicesDep,
+    max_results: MaxResults = 1000,
+    next_token: NextToken = None,
+) -> jobs_schemas.ListTimeSpansResponse:
+    """List what a job did in each second of its life: the periods whose sums are AccountingSeconds.
+
+    A late report can still change the newest periods.
+    """
+    after = -1 if next_token is None else page_tokens.position(next_token, page_tokens.whole)[0]
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        found = ledger_hours.spans_of(session, job.run_id, after=after, limit=max_results + 1)
+    found += [each for each in accounting.open_spans(job_record(job)) if each[0].start > after]
+    shown, more = page_of(found, max_results, lambda each: (each[0].start,))
+    return jobs_schemas.ListTimeSpansResponse(
+        time_spans=[views.time_span(span, end, job) for span, end in shown], next_token=more
     )
 
 

@@ -16,7 +16,7 @@ from control_plane.api.router import Router
 from control_plane.api.schemas import reports as reports_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.core import reports
-from control_plane.core.accounting import Bucket
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.reports import Figures, IncidentFigures, IncidentKind, ReportPeriod
 from control_plane.db import reports as db_reports
 from control_plane.db.reports import ReportFilter

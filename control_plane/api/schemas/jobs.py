@@ -40,6 +40,7 @@ from control_plane.api.schemas.common import (
 )
 from control_plane.api.schemas.plans import TrainingJobPlan
 from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
 
@@ -690,6 +691,25 @@ class TrainingJobNode(Shape):
     start_time: datetime
     end_time: datetime | None
     """End of the period. Absent while the node works for the job. A node may have several periods."""
+
+
+class TimeSpan(Shape):
+    """A period in which a job did one thing. Periods have no gaps between them."""
+
+    bucket: Bucket
+    """What the job did, as in AccountingSeconds. Time with missing nodes is one period in the bucket `train`."""
+    start_time: datetime
+    end_time: datetime | None
+    """End of the period. Absent for the newest period of a job that has not ended."""
+    missing_node_count: int
+    """Number of nodes that the job lacked for its NodeCount. Their share of the time counts as `shortage`."""
+
+
+class ListTimeSpansResponse(Shape):
+    """A page of the periods of a job's life, oldest first."""
+
+    time_spans: list[TimeSpan]
+    next_token: str | None = None
 
 
 class ListTrainingJobNodesResponse(Shape):

@@ -71,7 +71,7 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
             decision = load_and_start(view)
         case _:
             decision = watch(view)
-    decision = replace(decision, record=book_incidents(observed.record, charged, decision))
+    decision = replace(decision, record=book_incidents(charged, decision))
     incidents = tuple(
         replace(incident, idle_node_microseconds=accounting.idle_node_microseconds(incident, decision.record))
         for incident in decision.incidents

@@ -12,6 +12,7 @@ from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job
 from control_plane.core.job.resizing import training_words
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, durable_step, is_in_phase, with_record
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase, Start
 from everstep.protocol.ids import FIRST_STEP
@@ -82,7 +83,7 @@ def _move_to_starting(view: JobView, reason: str) -> Decision:
     """Record when and from where the ranks have loaded their shards, and move the job to STARTING."""
     record = view.record
     if record.started_at is None:
-        paused = record.microseconds.get(accounting.Bucket.PAUSED, 0)
+        paused = record.microseconds.get(Bucket.PAUSED, 0)
         record = replace(record, started_at=accounting.accounted_until(record), paused_microseconds_before_start=paused)
     incident = record.incident
     if incident is not None:

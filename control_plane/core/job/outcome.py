@@ -12,13 +12,13 @@ from control_plane.core.actions import Decision, EventDraft, JobAction
 from control_plane.core.job.view import JobView, with_record
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import (
     JOB_TRANSITIONS,
     RUNNING_JOBS,
     IncidentEvent,
     IncidentState,
     JobEvent,
-    JobState,
     advance,
 )
 
@@ -80,7 +80,8 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
     """Return the decision with the job's record that the job loop stores after the decision.
 
     If only progress figures changed, the job loop writes the record at most once per `PROGRESS_SECONDS`. Until then,
-    the result has the stored record `before`. The function also removes a closed incident from the record.
+    the result has the stored record `before`. The function also removes a closed incident and settled spans from the
+    record.
     """
     record = decision.record
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
@@ -109,7 +110,8 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
             return replace(decision, record=before)
     if _has_moved(before, record):
         record = replace(record, progress_at=now)
-    return replace(decision, record=record)
+    record, settled = accounting.settle(record)
+    return replace(decision, record=record, settled_spans=settled)
 
 
 def _has_moved(before: JobRecord, record: JobRecord) -> bool:
@@ -122,37 +124,22 @@ def _has_moved(before: JobRecord, record: JobRecord) -> bool:
     )
 
 
-def book_incidents(before: JobRecord, charged: JobRecord, decision: Decision) -> JobRecord:
+def book_incidents(charged: JobRecord, decision: Decision) -> JobRecord:
     """Return the job's record that a decision stores, with its time ledger corrected for changed incidents.
 
     The ledger (`core.accounting`) counts the job's time by what the job did, for example training or restoring. If the
-    decision opens or changes an incident, time moves to the phases of this incident. `before` is the record before the
-    decision; in `charged`, its ledger contains all time until now.
+    decision opens or changes an incident, time moves to the phases of this incident. `charged` is the record before the
+    decision, with a ledger that contains all time until now.
     """
-    record, found = decision.record, before.incident
+    record = decision.record
     after = {
         incident.id: incident
         for incident in (*decision.incidents, *((record.incident,) if record.incident is not None else ()))
     }
-    if found is None and not after:
-        return record
-    is_opened = any(found is None or known != found.id for known in after)
-    if is_opened or charged.state in RUNNING_JOBS:
-        seemed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
-    elif charged.state is JobState.PREPARING:
-        # A late report can move the failure to an earlier time, at which the ended generation still ran.
-        seemed = accounting.bucket(replace(charged, incident=None, state=JobState.RUNNING))
-    else:
-        seemed = accounting.Bucket.TRAIN
-    stalled_since = None if before.suspicion is None else before.suspicion.began_at
-    return accounting.follow(
-        record,
-        found,
-        after.values(),
-        seemed=seemed,
-        stalled_since=stalled_since,
-        members=accounting.members_of(before),
-    )
+    resumed = Bucket.TRAIN
+    if charged.state in RUNNING_JOBS:
+        resumed = accounting.bucket(replace(charged, incident=None, boundary=max(charged.boundary, record.boundary)))
+    return accounting.follow(record, sorted(after.values(), key=lambda each: each.opened_at), resumed=resumed)
 
 
 def _changed_incident(view: JobView, record: JobRecord) -> tuple[IncidentRecord, ...]:

@@ -26,6 +26,7 @@ from control_plane.core.evidence import (
 )
 from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, NodeObserved
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import LAUNCHED_JOBS, RUNNING_JOBS, IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, MemberPhase, MemberReport, RankExit
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Step
@@ -169,9 +170,7 @@ def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_h
 
     Paused time does not count. The limit for pending time applies only until the job first runs.
     """
-    paused = (
-        record.microseconds.get(accounting.Bucket.PAUSED, 0) - record.paused_microseconds_before_start
-    ) / 1_000_000
+    paused = (record.microseconds.get(Bucket.PAUSED, 0) - record.paused_microseconds_before_start) / 1_000_000
     if (
         spec.max_runtime_seconds is not None
         and record.started_at is not None

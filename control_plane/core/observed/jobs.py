@@ -9,6 +9,7 @@ from typing import Literal
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
+from control_plane.core.observed.spans import Span
 from control_plane.core.observed.steps import (
     NO_GENERATION,
     CheckpointRecord,
@@ -436,6 +437,8 @@ class Memo:
     suspicion: Suspicion | None = None
     unwatched: tuple[float, float] | None = None
     """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
+    spans: tuple[Span, ...] = ()
+    """What the job did lately, as far as a late report can still change it (`accounting`). Oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,7 +473,7 @@ class JobRecord(Memo):
     committed_at: float | None = None
     failures: tuple[FailureRecord, ...] = ()
     microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
-    """The ledger of the job's time: microseconds by category (`accounting.Bucket`), up to `accounted_until`."""
+    """The sums of all spans of the job's time: microseconds by bucket, up to `accounted_until`."""
     node_microseconds: int = 0
     """Time that nodes have worked for the job, summed over nodes, up to `accounted_until`."""
     accounted_until: float | None = None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 
 from control_plane.core import accounting, elastic, evidence, fleets, moves, notices, queue, remedies
 from control_plane.core.actions import (
@@ -37,6 +38,7 @@ from control_plane.core.observed.fleets import (
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Notice, Remedy
+from control_plane.core.observed.spans import Bucket, Span
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.core.timeouts import ladder
@@ -117,6 +119,7 @@ class SimulatedJob:
     incidents: dict[str, IncidentRecord] = field(default_factory=dict)
     """All incidents of the job by their id, as the control plane stored them last."""
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    settled_spans: list[tuple[Span, int]] = field(default_factory=list)
     committed: int = -1
     """The newest step of the job's current history that all holders of all shards had at the same time.
 
@@ -531,7 +534,8 @@ class Simulation:
             )
         stored = (*decision.incidents, job.record.incident)
         job.incidents |= {each.id: each for each in stored if each is not None}
-        self.check_ledger(before, job.record)
+        job.settled_spans += decision.settled_spans
+        self.check_ledger(before, job)
         check_incidents(job.record, job.incidents.values())
         assert job.record.max_boundary >= job.record.committed, "no rank has finished the committed step"
         assert job.record.boundary >= job.record.committed, "no rank of this generation has finished the committed step"
@@ -562,7 +566,13 @@ class Simulation:
                     raise AssertionError(action)
         return decision
 
-    def check_ledger(self, before: JobRecord, after: JobRecord) -> None:
+    def check_ledger(self, before: JobRecord, job: SimulatedJob) -> None:
+        after = job.record
+        spans = [*job.settled_spans, *accounting.open_spans(after)]
+        assert all(end == later.start for (_, end), (later, _) in pairwise(spans)), "the spans have gaps"
+        for bucket in set(Bucket) - {Bucket.TRAIN, Bucket.SHORTAGE}:
+            spent = sum(end - span.start for span, end in spans if span.bucket is bucket)
+            assert spent == after.microseconds.get(bucket, 0), f"{bucket}: the spans differ from their sums"
         wall = accounting.microseconds(accounting.accounted_until(after)) - accounting.microseconds(after.created_at)
         assert sum(after.microseconds.values()) == wall
         assert all(spent >= 0 for spent in after.microseconds.values())

@@ -19,6 +19,7 @@ from control_plane.core import accounting, incidents
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import (
     ENDED_JOBS,
     INCIDENT_TRANSITIONS,
@@ -74,20 +75,13 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
             RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
         )
         after = [opened] if before.incident is None else [replace(before.incident, closed_at=opened.failed_at), opened]
-        seemed = accounting.bucket(replace(charged, incident=None))
-        job = accounting.follow(
-            job,
-            before.incident,
-            after,
-            seemed=seemed,
-            stalled_since=opened.failed_at if is_stalled else None,
-            members=accounting.members_of(before),
-        )
+        resumed = accounting.bucket(replace(charged, incident=None))
+        job = accounting.follow(job, after, resumed=resumed)
         job = replace(job, incident=opened)
     elif job.incident is not None:
         moves = [event for state, event in INCIDENT_TRANSITIONS if state is job.incident.state]
         moved = incidents.moved(job.incident, moves[choice % len(moves)], now - choice)
-        job = accounting.follow(job, job.incident, [moved], seemed=accounting.Bucket.TRAIN, stalled_since=None)
+        job = accounting.follow(job, [moved], resumed=Bucket.TRAIN)
         job = replace(job, incident=None if moved.state is IncidentState.CLOSED else moved)
     if event is not None:
         state = advance(JOB_TRANSITIONS, "job", job.state, event)
@@ -149,9 +143,7 @@ def test_training_counts_by_the_share_of_its_nodes(history: list[tuple[float, fl
             RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
         )
         closed = replace(opened, closed_at=now, state=IncidentState.CLOSED)
-        job = accounting.follow(
-            job, None, [closed], seemed=accounting.Bucket.TRAIN, stalled_since=None, members=(present, missing)
-        )
+        job = accounting.follow(job, [closed], resumed=Bucket.TRAIN)
         trained += seconds * (1 - detected_late) * present / (present + missing)
         lost += seconds * (1 - detected_late) * missing / (present + missing)
     assert job.microseconds.get("train", 0) / 1e6 == pytest.approx(trained, abs=3e-6 * len(history))

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.core import reports
-from control_plane.core.accounting import Bucket
 from control_plane.core.ledger_hours import HOUR, Ledger, full_hours
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.reports import Figures, FleetTime, IncidentKind, IncidentTime, JobTime, ReportPeriod
 
 START = 500_000 * HOUR

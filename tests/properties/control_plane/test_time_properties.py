@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from control_plane.core import accounting, states
-from control_plane.core.accounting import Bucket
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import ENDED_JOBS, JobState, SecondaryStatus
 from everstep.protocol.agent_messages import MemberPhase
 from everstep.protocol.ids import Generation

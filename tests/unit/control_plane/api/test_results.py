@@ -20,10 +20,11 @@ from control_plane.core import domain_loss
 from control_plane.core.observed.incidents import IncidentRecord as OpenIncident
 from control_plane.core.observed.jobs import Memo
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.spans import Bucket, Span
 from control_plane.core.observed.steps import CheckpointUpload
 from control_plane.core.states import IncidentState
 from control_plane.core.verification import Damage, DamageKind, Verdict
-from control_plane.db import checkpoints, events, incidents, jobs, nodes, protection
+from control_plane.db import checkpoints, events, incidents, jobs, ledger_hours, nodes, protection
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.events import NewEvent
 from control_plane.db.incidents import NewIncident
@@ -877,6 +878,34 @@ def test_a_job_says_how_far_it_is_and_how_many_of_its_nodes_are_well(client, job
     job.write(jobs.change, state="completed", ended_at=START)
     assert "EstimatedRemainingSeconds" not in client.describe_training_job(TrainingJobName="gpt")
     assert client.describe_training_job(TrainingJobName="gpt")["Conditions"] == []
+
+
+@pytest.mark.covers("ListTimeSpans.TrainingJobName", "ListTimeSpans.MaxResults", "ListTimeSpans.NextToken")
+def test_settled_and_open_spans_of_a_job_are_one_list(client, job):
+    assert client.list_time_spans(TrainingJobName="gpt")["TimeSpans"] == []
+    begun = round(START.timestamp()) * 1_000_000
+    spans = [
+        Span(start=begun + second * 1_000_000, bucket=bucket, missing=missing)
+        for second, bucket, missing in ((0, Bucket.QUEUE, 0), (5, Bucket.TRAIN, 1), (9, Bucket.DETECT, 0))
+    ]
+    job.write(ledger_hours.record_spans, spans=list(zip(spans, [span.start for span in spans[1:]], strict=False)))
+    open_span = {"start": spans[-1].start, "bucket": "detect", "present": 1, "missing": 0}
+    memo = {"state_since": START.timestamp(), "spans": [open_span]}
+    job.write(jobs.change, memo=memo, accounted_until=START + timedelta(seconds=11))
+    expected = [("queue", 0, 5, 0), ("train", 5, 9, 1), ("detect", 9, None, 0)]
+    for size in (1, 2, 1000):
+        found = all_pages(client, "list_time_spans", TrainingJobName="gpt", MaxResults=size)
+        assert [
+            (
+                each["Bucket"],
+                (each["StartTime"] - START).total_seconds(),
+                (each["EndTime"] - START).total_seconds() if "EndTime" in each else None,
+                each["MissingNodeCount"],
+            )
+            for each in found
+        ] == expected
+    job.write(jobs.change, state="completed", ended_at=START + timedelta(seconds=11))
+    assert client.list_time_spans(TrainingJobName="gpt")["TimeSpans"][-1]["EndTime"] == START + timedelta(seconds=11)
 
 
 @pytest.mark.covers(

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core import accounting, incidents
-from control_plane.core.accounting import Bucket
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import IncidentEvent, IncidentState, JobState
 from control_plane.errors import InvalidTransition
 from everstep.protocol.ids import Generation, NodeId, RunId, Step
@@ -23,18 +23,12 @@ def record(state: JobState = JobState.RUNNING, **changes: object) -> JobRecord:
     return JobRecord(state=state, reason="", created_at=100.0, state_since=100.0, **made)  # type: ignore[arg-type]
 
 
-def follow(
-    job: JobRecord,
-    before: IncidentRecord | None,
-    *after: IncidentRecord,
-    seemed: Bucket = Bucket.TRAIN,
-    stalled_since: float | None = None,
-) -> JobRecord:
-    return accounting.follow(job, before, after, seemed=seemed, stalled_since=stalled_since)
+def follow(job: JobRecord, *after: IncidentRecord) -> JobRecord:
+    return accounting.follow(job, after, resumed=Bucket.TRAIN)
 
 
 def in_seconds(job: JobRecord) -> dict[str, float]:
-    return {name: spent / 1_000_000 for name, spent in job.microseconds.items()}
+    return {name: spent / 1_000_000 for name, spent in job.microseconds.items() if spent}
 
 
 def opened(at: float = 200.0, failed: float = 195.0) -> IncidentRecord:
@@ -86,48 +80,96 @@ def test_a_clock_that_goes_back_charges_nothing() -> None:
     assert accounting.charge(job, 150, gap_seconds=10) == job
 
 
-def test_the_time_before_detection_moves_out_of_what_seemed_to_go_on() -> None:
-    job = accounting.charge(record(), 200, gap_seconds=10)
-    assert in_seconds(follow(job, None, opened(200.0, 195.0))) == {"train": 95, "detect": 5}
-    assert in_seconds(follow(job, None, opened(200.0, -300.0))) == {"train": 0, "detect": 100}
+def test_detection_begins_at_the_failure() -> None:
+    job = accounting.charge(record(), 200, gap_seconds=1000)
+    assert in_seconds(follow(job, opened(200.0, 195.0))) == {"train": 95, "detect": 5}
+    assert in_seconds(follow(job, opened(200.0, -300.0))) == {"detect": 100}
     reworking = replace(opened(110.0, 105.0), state=IncidentState.REWORKING, replaced_at=110.0, restored_at=110.0)
-    again = follow(accounting.charge(record(), 110, gap_seconds=10), None, reworking)
+    again = follow(accounting.charge(record(), 110, gap_seconds=1000), reworking)
     again = accounting.charge(replace(again, incident=reworking), 210, gap_seconds=1000)
     second = replace(opened(210.0, 206.0), id="another")
-    spent = in_seconds(
-        follow(again, reworking, replace(reworking, state=IncidentState.CLOSED, closed_at=206.0), second)
-    )
-    assert {name: spent[name] for name in ("train", "rework", "detect")} == {"train": 5, "rework": 96, "detect": 9}
+    spent = in_seconds(follow(again, replace(reworking, state=IncidentState.CLOSED, closed_at=206.0), second))
+    assert spent == {"train": 5, "rework": 96, "detect": 9}
     launching = accounting.charge(record(JobState.LOADING, boundary=Step(0), max_boundary=Step(0)), 105, gap_seconds=10)
-    assert in_seconds(follow(launching, None, opened(105.0, 103.0), seemed=Bucket.START)) == {"start": 3, "detect": 2}
+    assert in_seconds(follow(launching, opened(105.0, 103.0))) == {"start": 3, "detect": 2}
 
 
-def test_the_detection_of_a_hang_is_no_stall() -> None:
+def test_detection_of_a_hang_replaces_the_stall() -> None:
     job = accounting.charge(record(), 160, gap_seconds=100)
     job = accounting.charge(job, 200, gap_seconds=100, is_stalled=True)
     assert in_seconds(job) == {"train": 60, "stall": 40}
-    assert in_seconds(follow(job, None, opened(200.0, 150.0), stalled_since=160.0)) == {
-        "train": 50,
-        "stall": 0,
-        "detect": 50,
-    }
-    passed = replace(job, microseconds={"train": 60_000_000, "stall": 40_000_000})
-    assert in_seconds(follow(passed, None, opened(200.0, 150.0), stalled_since=190.0)) == {
-        "train": 20,
-        "stall": 30,
-        "detect": 50,
-    }
+    assert in_seconds(follow(job, opened(200.0, 150.0))) == {"train": 50, "detect": 50}
+    assert in_seconds(follow(job, opened(200.0, 170.0))) == {"train": 60, "stall": 10, "detect": 30}
 
 
 def test_a_second_failure_makes_the_phases_of_the_first_attempt_void() -> None:
     restoring = replace(opened(105.0, 100.0), state=IncidentState.RESTORING, replaced_at=110.0)
-    job = record(
-        incident=restoring,
-        accounted_until=120.0,
-        microseconds={"detect": 5_000_000, "replace": 5_000_000, "restore": 10_000_000},
-    )
+    job = follow(accounting.charge(record(incident=restoring), 120, gap_seconds=1000), restoring)
+    assert in_seconds(job) == {"detect": 5, "replace": 5, "restore": 10}
     again = replace(restoring, state=IncidentState.REPLACING, replaced_at=None)
-    assert in_seconds(follow(job, restoring, again)) == {"detect": 5, "replace": 15, "restore": 0}
+    assert in_seconds(follow(job, again)) == {"detect": 5, "replace": 15}
+
+
+def test_a_failure_without_a_control_plane_is_unaccounted_until_one_returns() -> None:
+    job = accounting.charge(record(), 110, gap_seconds=20)
+    job = accounting.charge(job, 196, gap_seconds=20)
+    assert in_seconds(job) == {"train": 96}, "nothing says yet that training stopped"
+    job = follow(job, opened(196.0, 150.0))
+    assert in_seconds(job) == {"train": 50, "unaccounted": 46}
+    job = accounting.charge(replace(job, incident=opened(197.0, 150.0)), 198, gap_seconds=20)
+    late = replace(opened(197.0, 120.0), replaced_at=198.0)
+    assert in_seconds(follow(job, late)) == {"train": 20, "unaccounted": 76, "detect": 1, "replace": 1}
+
+
+def test_a_recovery_without_a_control_plane_counts_as_far_as_ranks_show_it() -> None:
+    replacing = replace(opened(100.0, 100.0), state=IncidentState.REPLACING)
+    job = accounting.charge(record(JobState.PREPARING, incident=replacing), 225, gap_seconds=20)
+    assert in_seconds(job) == {"unaccounted": 125}
+    assert in_seconds(follow(job, replacing)) == {"unaccounted": 125}
+    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
+    job = accounting.charge(record(JobState.STARTING, incident=restoring), 225, gap_seconds=20)
+    assert in_seconds(job) == {"restore": 125}
+    closed = replace(restoring, state=IncidentState.CLOSED, restored_at=106.0, closed_at=107.0)
+    assert in_seconds(follow(job, closed)) == {"restore": 6, "rework": 1, "train": 118}
+
+
+def test_spans_say_when_each_bucket_began() -> None:
+    job = accounting.charge(record(), 150, gap_seconds=1000)
+    job = accounting.charge(job, 200, gap_seconds=1000)
+    job = follow(job, replace(opened(200.0, 195.0), replaced_at=198.0))
+    assert [(span.start, span.bucket) for span in job.spans] == [
+        (100_000_000, Bucket.TRAIN),
+        (195_000_000, Bucket.DETECT),
+    ]
+
+
+def test_spans_before_the_end_of_the_last_incident_are_settled() -> None:
+    job = accounting.charge(record(), 200, gap_seconds=1000)
+    closed = replace(opened(200.0, 195.0), state=IncidentState.CLOSED, replaced_at=200.0, restored_at=200.0)
+    job = accounting.charge(job, 230, gap_seconds=1000)
+    job = follow(job, replace(closed, closed_at=210.0))
+    kept, settled = accounting.settle(replace(job, last_incident_ended_at=210.0))
+    assert [(span.bucket, end) for span, end in settled] == [
+        (Bucket.TRAIN, 195_000_000),
+        (Bucket.DETECT, 200_000_000),
+        (Bucket.REWORK, 210_000_000),
+    ]
+    assert [(span.bucket, span.start) for span in kept.spans] == [(Bucket.TRAIN, 210_000_000)]
+    assert kept.microseconds == job.microseconds
+    assert accounting.settle(kept) == (kept, ())
+    assert in_seconds(follow(kept, opened(230.0, 150.0)))["detect"] == 25, "settled time does not change"
+
+
+def test_a_job_keeps_a_limited_number_of_unsettled_spans() -> None:
+    job = record()
+    for now in range(101, 101 + 3 * accounting.MOST_SPANS):
+        job = accounting.charge(job, now, gap_seconds=1000, is_stalled=now % 2 == 0)
+    kept, settled = accounting.settle(job)
+    assert len(kept.spans) == accounting.MOST_SPANS
+    assert len(settled) == 2 * accounting.MOST_SPANS
+    assert accounting.charge(kept, 400, gap_seconds=1000).microseconds == {
+        name: spent + (400_000_000 - 292_000_000) * (name == "train") for name, spent in job.microseconds.items()
+    }
 
 
 def test_time_before_the_first_new_step_is_no_training() -> None:
@@ -138,7 +180,7 @@ def test_time_before_the_first_new_step_is_no_training() -> None:
     assert accounting.bucket(replace(later, boundary=Step(8))) is Bucket.TRAIN
     job = accounting.charge(first, 200, gap_seconds=1000)
     assert in_seconds(accounting.recharge_first_step(job, 198.5)) == {"start": 98.5, "train": 1.5}
-    assert in_seconds(accounting.recharge_first_step(job, 50.0)) == {"start": 0, "train": 100}
+    assert in_seconds(accounting.recharge_first_step(job, 50.0)) == {"train": 100}
     assert accounting.recharge_first_step(job, 205.0) == job
 
 
@@ -154,23 +196,15 @@ def test_the_end_of_a_phase_that_was_heard_of_late_is_charged_to_what_had_begun_
     job = accounting.charge(record(incident=restoring), 110, gap_seconds=20)
     assert in_seconds(job) == {"restore": 10}
     reworking = replace(restoring, state=IncidentState.REWORKING, restored_at=107.0)
-    assert in_seconds(follow(job, restoring, reworking)) == {"restore": 7, "rework": 3}
+    assert in_seconds(follow(job, reworking)) == {"restore": 7, "rework": 3}
     closed = replace(reworking, state=IncidentState.CLOSED, closed_at=109.0)
-    assert in_seconds(follow(job, restoring, closed)) == {"restore": 7, "rework": 2, "train": 1}
-    assert follow(job, restoring, restoring) == job
-
-
-def test_an_open_incident_tells_what_a_gap_was_spent_on() -> None:
-    restoring = replace(opened(100.0, 100.0), state=IncidentState.RESTORING, replaced_at=100.0)
-    job = accounting.charge(record(JobState.STARTING, incident=restoring), 225, gap_seconds=20)
-    assert in_seconds(job) == {"restore": 125}
-    closed = replace(restoring, state=IncidentState.CLOSED, restored_at=106.0, closed_at=107.0)
-    assert in_seconds(follow(job, restoring, closed)) == {"restore": 6, "rework": 1, "train": 118}
+    assert in_seconds(follow(job, closed)) == {"restore": 7, "rework": 2, "train": 1}
+    assert follow(job, restoring) == job
 
 
 def test_a_job_without_nodes_is_paused_once_it_had_some() -> None:
-    assert accounting.bucket(record(JobState.QUEUED, started_at=150.0)) is accounting.Bucket.PAUSED
-    assert accounting.bucket(record(JobState.ALLOCATING, started_at=150.0)) is accounting.Bucket.PAUSED
+    assert accounting.bucket(record(JobState.QUEUED, started_at=150.0)) is Bucket.PAUSED
+    assert accounting.bucket(record(JobState.ALLOCATING, started_at=150.0)) is Bucket.PAUSED
 
 
 def test_training_on_fewer_nodes_counts_by_its_throughput() -> None:
@@ -185,7 +219,7 @@ def test_training_on_fewer_nodes_counts_by_its_throughput() -> None:
 
 def test_a_failure_takes_the_time_before_its_detection_from_both_parts_of_the_training_time() -> None:
     job = accounting.charge(record(boundary=Step(5), member_count=3, missing_count=1), 200.0, gap_seconds=9e9)
-    found = accounting.follow(job, None, [opened()], seemed=Bucket.TRAIN, stalled_since=None, members=(3, 1))
+    found = follow(job, opened())
     assert in_seconds(found) == {"train": 71.25, "shortage": 23.75, "detect": 5.0}
 
 
@@ -248,9 +282,9 @@ def test_an_open_incident_costs_on_between_two_passes() -> None:
 
 def test_incident_phases_are_buckets_too() -> None:
     job = record(JobState.PREPARING, incident=opened())
-    assert accounting.bucket(job) is accounting.Bucket.REPLACE
-    assert accounting.bucket(record()) is accounting.Bucket.TRAIN
-    assert accounting.bucket(record(), is_stalled=True) is accounting.Bucket.STALL
+    assert accounting.bucket(job) is Bucket.REPLACE
+    assert accounting.bucket(record()) is Bucket.TRAIN
+    assert accounting.bucket(record(), is_stalled=True) is Bucket.STALL
 
 
 def test_ettr_with_and_without_the_time_that_the_job_had_no_nodes() -> None:
@@ -382,8 +416,9 @@ def test_a_recovery_ends_no_later_than_the_next_failure() -> None:
 
 
 def test_a_failure_during_the_launch_after_a_pause_takes_time_from_that_launch_only() -> None:
-    job = record(accounted_until=120.0, microseconds={"queue": 2_000_000, "restore": 18_000_000})
-    found = follow(job, None, opened(120.0, 110.0), seemed=Bucket.RESTORE)
+    job = accounting.charge(record(JobState.QUEUED), 102, gap_seconds=1000)
+    launching = replace(job, state=JobState.STARTING, boundary=Step(0))
+    job = accounting.charge(launching, 120, gap_seconds=1000)
+    found = follow(job, opened(120.0, 110.0))
     assert in_seconds(found) == {"queue": 2, "restore": 8, "detect": 10}
-    late = follow(found, opened(120.0, 110.0), opened(120.0, 103.0), seemed=Bucket.TRAIN)
-    assert in_seconds(late) == {"queue": 0, "restore": 3, "detect": 17}
+    assert in_seconds(follow(found, opened(120.0, 103.0))) == {"queue": 2, "restore": 1, "detect": 17}

@@ -10,6 +10,7 @@ import pytest
 
 from control_plane.core import accounting
 from control_plane.core.observed.fleets import NodeRequest
+from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import implications, jobs, nodes, revisions
 from control_plane.db.revisions import Change
@@ -179,7 +180,7 @@ async def test_a_job_grows_beyond_its_first_number_of_nodes_while_nobody_waits(w
     world.finish()
     await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
     assert len(world.plan().nodes) == 5
-    assert accounting.Bucket.SHORTAGE not in world.job().accounting
+    assert Bucket.SHORTAGE not in world.job().accounting
     for _ in range(40):
         await world.train(1)
     assert world.job().generation == 2, "it grows no further"
