@@ -17,7 +17,7 @@ def upgrade() -> None:
     """Create the table. Jobs from before have spans from their next update on."""
     op.create_table(
         "job_span",
-        sa.Column("run_id", sa.String(length=32), sa.ForeignKey("job.run_id", ondelete="CASCADE"), nullable=False),
+        sa.Column("run_id", sa.String(length=64), sa.ForeignKey("job.run_id", ondelete="CASCADE"), nullable=False),
         sa.Column("start", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("end", sa.BigInteger(), nullable=False),
         sa.Column("bucket", sa.Text(), nullable=False),

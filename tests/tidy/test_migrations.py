@@ -39,7 +39,7 @@ DIGESTS = {
     "0006_metric_breakdowns.py": "3704780c47872d82842d1dc62a8bee71cdecb3755d6e173086fc49d4ae61eff4",
     "0007_typed_verdicts.py": "20d6e2602e37aeeda42c9eaeb33c0118fdd0a2a51396333ebeec3deba458a66f",
     "0008_given_up_incidents.py": "ed97794bda3ba2e0e83dd5ed652a310daf3eef25754dbed1fd52ef00a6dd5e80",
-    "0009_job_spans.py": "3492ed210152c2b15cd8832955b4672becb8de34535f412e9b4cf562b16f09cd",
+    "0009_job_spans.py": "7130115f77412b0e37ad707deb698c5de199b914b0fb485b1e5fd045e5ff8f0e",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}
