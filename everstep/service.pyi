@@ -1126,7 +1126,7 @@ class S3DataSource(TypedDict):
 
 class SecondaryStatusTransition(TypedDict):
     """A period that the job spent in one state."""
-    Status: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
+    Status: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "CompletedWithOlderCheckpoint", "Failed", "Stopped"]
     """The status in SageMaker's terms, derived from the state. While ranks run without a new step, the status is Starting, or Restarting once the job has made steps."""
     State: Literal["queued", "allocating", "preparing", "loading", "starting", "running", "pausing", "stopping", "completed", "failed", "stopped"]
     """Everstep's own state of the job, which is more detailed than Status."""
@@ -1244,8 +1244,10 @@ class TrainingJob(TypedDict):
     """The other fleets in which the job may start."""
     Project: str
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
-    SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
+    SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "CompletedWithOlderCheckpoint", "Failed", "Stopped"]
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
+    FinalCheckpointStep: NotRequired[int]
+    """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end."""
     Reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     CapacityWait: NotRequired[CapacityWait]
@@ -1400,7 +1402,7 @@ class TrainingJobSummary(TypedDict):
     FleetName: str
     Project: str
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
-    SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "Failed", "Stopped"]
+    SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "CompletedWithOlderCheckpoint", "Failed", "Stopped"]
     Reason: str
     Priority: int
     NodeCount: int
@@ -1413,6 +1415,8 @@ class TrainingJobSummary(TypedDict):
     """The highest number of steps that any generation has finished, as in TrainingJob."""
     TargetStep: NotRequired[int]
     """The step at which the script ends, as in TrainingJob."""
+    FinalCheckpointStep: NotRequired[int]
+    """Step of the final checkpoint, as in TrainingJob."""
     EstimatedRemainingSeconds: NotRequired[float]
     """Estimated time until the ranks reach TargetStep, as in TrainingJob."""
     CreationTime: datetime

@@ -85,6 +85,7 @@ from control_plane.loop.agents import AgentView
 from control_plane.loop.records import (
     checkpoint_pace_of,
     checkpoint_upload_of,
+    final_checkpoint_of,
     generation_node_count,
     lapse_of,
     suspicion_of,
@@ -136,7 +137,13 @@ def secondary_status_of(job: SavedJob) -> SecondaryStatus:
         is_stepping=job.boundary > job.base_step,
         is_stop_requested=job.stop_requested_at is not None,
         is_pause_requested=job.pause_requested_at is not None,
+        has_older_checkpoint=_has_older_checkpoint(job),
     )
+
+
+def _has_older_checkpoint(job: SavedJob) -> bool:
+    final = final_checkpoint_of(job)
+    return final is not None and final < job.boundary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +195,13 @@ def job_summary(job: SavedJob, now: datetime, listed: Listed = Listed()) -> jobs
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
+        final_checkpoint_step=_shown_final_checkpoint(job),
     )
+
+
+def _shown_final_checkpoint(job: SavedJob) -> int | None:
+    final = final_checkpoint_of(job)
+    return None if final is None else max(final, 0)
 
 
 def _target_step(job: SavedJob) -> int | None:
@@ -377,6 +390,7 @@ def job(
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
         secondary_status_transitions=status_transitions(job),
+        final_checkpoint_step=_shown_final_checkpoint(job),
         reason=reason_of(job, now),
         capacity_wait=wait,
         failure_reason=job.reason if job.state == JobState.FAILED else None,
@@ -1031,6 +1045,7 @@ def status_transitions(job: SavedJob) -> list[jobs_schemas.SecondaryStatusTransi
                 has_stepped=has_stepped,
                 is_stepping=is_stepping,
                 is_pause_requested=transition.is_paused,
+                has_older_checkpoint=_has_older_checkpoint(job),
             )
             shown.append(
                 jobs_schemas.SecondaryStatusTransition(

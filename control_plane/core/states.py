@@ -357,6 +357,7 @@ class SecondaryStatus(StrEnum):
     PAUSED = "Paused"
     STOPPING = "Stopping"
     COMPLETED = "Completed"
+    COMPLETED_WITH_OLDER_CHECKPOINT = "CompletedWithOlderCheckpoint"
     FAILED = "Failed"
     STOPPED = "Stopped"
 
@@ -400,6 +401,7 @@ def secondary_status(
     is_stepping: bool = False,
     is_stop_requested: bool = False,
     is_pause_requested: bool = False,
+    has_older_checkpoint: bool = False,
 ) -> SecondaryStatus:
     """Return the `SecondaryStatus` of a job, which has more values than `TrainingJobStatus`.
 
@@ -410,12 +412,15 @@ def secondary_status(
         is_stepping: whether the newest launch has completed a new step.
         is_stop_requested: whether a stop was requested and the job has not ended.
         is_pause_requested: whether a person paused the job and has not resumed it.
+        has_older_checkpoint: whether the final checkpoint of an ended job lies before its last step.
 
     Returns:
         The status. The status shows a requested stop or pause immediately. A launch counts as training from its first
         new step on. Before that step, the status is Starting, or Restarting if the job has completed steps before. A
         started job that waits for nodes again has the status Interrupted.
     """
+    if state is JobState.COMPLETED and has_older_checkpoint:
+        return SecondaryStatus.COMPLETED_WITH_OLDER_CHECKPOINT
     if state in ENDED_JOBS:
         return _SECONDARY[state]
     if is_stop_requested:

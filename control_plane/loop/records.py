@@ -145,6 +145,12 @@ def capacity_wait_of(job: jobs.SavedJob) -> CapacityWait | None:
     return None if stored is None else msgspec.convert(stored, CapacityWait)
 
 
+def final_checkpoint_of(job: jobs.SavedJob) -> int | None:
+    """Return the step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
+    step: int | None = job.memo.get("final_checkpoint")
+    return step
+
+
 def lapse_of(job: jobs.SavedJob) -> Lapse | None:
     """Return why the job's running generation keeps no further step, or None."""
     stored = job.memo.get("lapse") if job.state in RUNNING_JOBS else None

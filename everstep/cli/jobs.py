@@ -39,6 +39,7 @@ from everstep.cli.commands import (
 from everstep.cli.names import JobName, OnlyFleet
 from everstep.cli.output import (
     FAILED,
+    OLDER_CHECKPOINT,
     condition_words,
     counted,
     moment,
@@ -403,14 +404,21 @@ def wait(
     timeout: Annotated[float | None, typer.Option(help="Give up after this many seconds.")] = None,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")] = 1.0,
 ) -> Shown:
-    """Follow a training job until it ends. Exit code 0 only for Completed, 255 if the job has not ended in time."""
+    """Follow a training job until it ends. Exit code 0 only for Completed, 255 if the job has not ended in time.
+
+    Exit code 3 if the job completed, and its final checkpoint lies before its last step.
+    """
     with Progress(service, name) as progress:
         job = ended(service, name, show=progress.show, interval_seconds=interval, timeout_seconds=timeout)
     status = job["TrainingJobStatus"]
     if status != "Completed":
         raise WaitFailed(f"{name} is {status}: {job['Reason']}", hint=f"everstep jobs logs {name} --rank 0 --tail 50")
     sentence = f"{name} is Completed at step {step(job['MaxBoundary'])}, {counted(job['IncidentCount'], 'incident')}"
-    return Shown(job, sentence, f"next: everstep jobs output {name} --to DIR")
+    is_older = job["SecondaryStatus"] == "CompletedWithOlderCheckpoint"
+    if is_older:
+        sentence += f". Its final checkpoint is older: step {step(job['FinalCheckpointStep'])}"
+    exit_code = OLDER_CHECKPOINT if is_older else 0
+    return Shown(job, sentence, f"next: everstep jobs output {name} --to DIR", exit_code=exit_code)
 
 
 @command(app)

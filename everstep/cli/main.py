@@ -99,8 +99,8 @@ app = typer.Typer(
     name="everstep",
     cls=_Everstep,
     help="Train large models on EC2 Auto Scaling groups, with every optimizer step kept in cluster memory.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong command or request, 130 interrupted, 254 refused by the "
-    "service or no answer, 255 timed out.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong command or request, 3 completed with an older "
+    "checkpoint, 130 interrupted, 254 refused by the service or no answer, 255 timed out.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -4,6 +4,7 @@
     0           done; for `jobs wait`: the job is Completed
     1           failed: the job ended in another status, there is nothing to download, or a transfer broke
     2           the command, its configuration or the request is wrong
+    3           the job completed, and its final checkpoint lies before its last step
     130         interrupted
     254         the service refuses or does not answer; the error contains its code
     255         the time limit of a wait is over
@@ -35,7 +36,7 @@ Json = Mapping[str, Any]
 PIPE_WIDTH = 240
 """Width in columns if stdout is not a terminal; wide enough that nothing is cut."""
 
-FAILED, WRONG, SERVICE_FAILED, TIMED_OUT = 1, 2, 254, 255
+FAILED, WRONG, OLDER_CHECKPOINT, SERVICE_FAILED, TIMED_OUT = 1, 2, 3, 254, 255
 _THE_CALLERS = (
     "ValidationException",
     "ResourceNotFoundException",

@@ -1791,7 +1791,7 @@ export interface S3DataSource {
 /** A period that the job spent in one state. */
 export interface SecondaryStatusTransition {
   /** The status in SageMaker's terms, derived from the state. While ranks run without a new step, the status is Starting, or Restarting once the job has made steps. */
-  Status: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
+  Status: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'CompletedWithOlderCheckpoint' | 'Failed' | 'Stopped'
   /** Everstep's own state of the job, which is more detailed than Status. */
   State: 'queued' | 'allocating' | 'preparing' | 'loading' | 'starting' | 'running' | 'pausing' | 'stopping' | 'completed' | 'failed' | 'stopped'
   StartTime: Timestamp
@@ -1958,8 +1958,10 @@ export interface TrainingJob {
   AlternativeFleetNames: string[]
   Project: string
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
-  SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
+  SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'CompletedWithOlderCheckpoint' | 'Failed' | 'Stopped'
   SecondaryStatusTransitions: SecondaryStatusTransition[]
+  /** Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end. */
+  FinalCheckpointStep?: number
   /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
   Reason: string
   /** The wait for instances that AWS does not launch. Absent if the job waits for none. */
@@ -2118,7 +2120,7 @@ export interface TrainingJobSummary {
   FleetName: string
   Project: string
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
-  SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'Failed' | 'Stopped'
+  SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'CompletedWithOlderCheckpoint' | 'Failed' | 'Stopped'
   Reason: string
   Priority: number
   NodeCount: number
@@ -2131,6 +2133,8 @@ export interface TrainingJobSummary {
   MaxBoundary: number
   /** The step at which the script ends, as in TrainingJob. */
   TargetStep?: number
+  /** Step of the final checkpoint, as in TrainingJob. */
+  FinalCheckpointStep?: number
   /** Estimated time until the ranks reach TargetStep, as in TrainingJob. */
   EstimatedRemainingSeconds?: number
   CreationTime: Timestamp

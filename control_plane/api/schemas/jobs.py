@@ -390,6 +390,8 @@ class TrainingJobSummary(Shape):
     """The highest number of steps that any generation has finished, as in TrainingJob."""
     target_step: int | None
     """The step at which the script ends, as in TrainingJob."""
+    final_checkpoint_step: int | None
+    """Step of the final checkpoint, as in TrainingJob."""
     estimated_remaining_seconds: float | None
     """Estimated time until the ranks reach TargetStep, as in TrainingJob."""
     creation_time: datetime
@@ -569,6 +571,12 @@ class TrainingJob(Shape):
     training_job_status: TrainingJobStatus
     secondary_status: SecondaryStatus
     secondary_status_transitions: list[SecondaryStatusTransition]
+    final_checkpoint_step: int | None
+    """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint.
+
+    If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent
+    before the end, and for a job that makes no checkpoint at its end.
+    """
     reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     capacity_wait: CapacityWait | None

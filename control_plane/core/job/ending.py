@@ -28,6 +28,7 @@ from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
+from everstep.protocol.ids import FIRST_STEP
 from everstep.protocol.plan import CHECK_VARIABLE, Snapshots
 
 PAUSE_PATIENCE_TIMES = 5
@@ -55,21 +56,29 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
                 f"every rank ended with success after step {record.boundary}; waits for its last checkpoint",
                 requeue=LAUNCH_SECONDS,
             )
-        return end_job(view, JobEvent.FINISHED, _success_words(view))
+        return end_job(_with_final_checkpoint(view), JobEvent.FINISHED, _success_words(view))
     if record.state is JobState.PAUSING:
         return _complete_pause(view, is_durable=is_durable)
     if _awaits_checkpoint(view, is_durable=is_durable):
         return stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
-    return end_job(
-        view, JobEvent.HALTED, f"stopped at step {record.boundary}: {view.wants_stop}; {durable_words(view)}"
-    )
+    words = f"stopped at step {record.boundary}: {view.wants_stop}; {durable_words(view)}"
+    return end_job(_with_final_checkpoint(view), JobEvent.HALTED, words)
+
+
+def _with_final_checkpoint(view: JobView) -> JobView:
+    """Record the job's final checkpoint, unless the job makes none."""
+    is_check = CHECK_VARIABLE in view.spec.script.environment
+    never = STRATEGIES[view.spec.checkpoint_strategy].snapshots is Snapshots.NEVER
+    if is_check or never or view.record.max_boundary <= FIRST_STEP:
+        return view
+    return with_record(view, final_checkpoint=durable_step(view))
 
 
 def _success_words(view: JobView) -> str:
     """Return the reason text of a completed job.
 
-    The text contains a warning if the ranks ended before the number of steps that the script declared, or if the last
-    committed step is not in S3.
+    The text contains a warning if the ranks ended before the number of steps that the script declared, or if the final
+    checkpoint lies before the last step.
     """
     record = view.record
     if CHECK_VARIABLE in view.spec.script.environment:
@@ -83,8 +92,11 @@ def _success_words(view: JobView) -> str:
             "Call everstep.training.init() and session.boundary() in the script, or session.batches()"
         )
     reason = f"every rank ended with success after step {record.boundary}"
+    final = _with_final_checkpoint(view).record.final_checkpoint
     if lacks_checkpoint(view):
         reason = f"{reason}. Warning: step {record.committed} did not become a checkpoint; {durable_words(view)}"
+    elif final is not None and final < record.boundary:
+        reason = f"{reason}. Warning: no later step than {record.committed} was kept; {durable_words(view)}"
     if record.boundary < record.target:
         return (
             f"{reason}. Warning: the target is step {record.target}; the end of the log shows why the "

@@ -433,6 +433,11 @@ class Memo:
     """Seconds from the end of the newest committed step to its commit, as the control plane observed them."""
     lapse: Lapse | None = None
     """Set while training goes on and the newest generation keeps no further step."""
+    final_checkpoint: Step | None = None
+    """Step of the newest checkpoint when all ranks had ended with success; `NO_STEP` without a checkpoint.
+
+    None before, and for a job that makes no checkpoint at its end.
+    """
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
     unwatched: tuple[float, float] | None = None

@@ -778,6 +778,14 @@ def test_wait_shows_the_way_and_ends_well(run):
     assert err.count("✓ instance_terminated: training again from step 120 (peer), 1 step lost, 4.0 s") == 1
 
 
+def test_wait_has_an_exit_code_for_an_older_checkpoint(run):
+    job = {**JOB, "SecondaryStatus": "CompletedWithOlderCheckpoint", "FinalCheckpointStep": 49, "IncidentCount": 0}
+    code, out, _, _ = run("jobs", "wait", "gpt", describe_training_job=job)
+    assert code == 3
+    assert "gpt is Completed at step 200" in out
+    assert "Its final checkpoint is older: step 49" in out
+
+
 def test_wait_ends_badly_with_the_reason(run):
     failed = {**JOB, "TrainingJobStatus": "Failed", "Reason": "rank 0: boom", "IncidentCount": 0}
     code, out, err, _ = run("jobs", "wait", "gpt", describe_training_job=failed)

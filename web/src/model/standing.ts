@@ -8,6 +8,7 @@ export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
 /** Every SecondaryStatus in the order of urgency. */
 export const STATUSES: Readonly<Record<string, Tone>> = {
   Failed: 'bad',
+  CompletedWithOlderCheckpoint: 'warn',
   Restarting: 'busy',
   Interrupted: 'warn',
   Paused: 'idle',

@@ -95,6 +95,9 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
   const why = sentence(job.Reason ?? '')
   switch (job.TrainingJobStatus) {
     case 'Completed':
+      if (job.SecondaryStatus === 'CompletedWithOlderCheckpoint') {
+        return stated('warn', TITLES.completed, STATE.completed(reached && plural(highest, 'step')), why)
+      }
       return stated('good', TITLES.completed, STATE.completed(reached && plural(highest, 'step')))
     case 'Failed': {
       const text = STATE.atStep(TITLES.failed, highest > 0 ? reached : undefined)

@@ -14,4 +14,5 @@ export const STATUS_WORDS: Readonly<Record<TrainingJob['SecondaryStatus'], strin
   Training: 'Training',
   Stopped: 'Stopped',
   Completed: 'Completed',
+  CompletedWithOlderCheckpoint: 'Completed, older checkpoint',
 }

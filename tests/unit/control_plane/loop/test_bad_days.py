@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import OperationalError
 
+from control_plane.api import views
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State
 from control_plane.core.observed.fleets import NodeRequest
@@ -739,6 +740,8 @@ async def test_a_job_that_completes_waits_until_its_last_step_is_in_s3(world: Wo
     await world.upload(7)
     await world.until(lambda: world.job().state == JobState.COMPLETED)
     assert world.job().reason == "every rank ended with success after step 7"
+    summary = views.job_summary(world.job(), world.now)
+    assert (summary.secondary_status, summary.final_checkpoint_step) == ("Completed", 7)
 
 
 async def test_a_job_whose_last_step_is_not_stored_completes_with_a_warning(world: World) -> None:
@@ -751,6 +754,27 @@ async def test_a_job_whose_last_step_is_not_stored_completes_with_a_warning(worl
         "every rank ended with success after step 7. Warning: step 7 did not become a checkpoint; there is no "
         "checkpoint"
     )
+
+
+async def test_an_end_whose_last_steps_nodes_did_not_keep_says_both_steps(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    await world.upload(6)
+    for agent in world.team():
+        agent.last_kept = 6
+    await world.train(3)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    job = world.job()
+    assert job.reason == (
+        "every rank ended with success after step 10. Warning: no later step than 6 was kept; the newest checkpoint is "
+        "step 6"
+    )
+    summary, transitions = views.job_summary(job, world.now), views.status_transitions(job)
+    assert (summary.training_job_status, summary.secondary_status) == ("Completed", "CompletedWithOlderCheckpoint")
+    assert transitions[-1].status == "CompletedWithOlderCheckpoint"
+    assert (summary.boundary, summary.final_checkpoint_step) == (10, 6)
 
 
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:
