@@ -13,12 +13,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from control_plane.accounts.held_nodes import fault_in
 from control_plane.accounts.incidents import Account, IncidentOutcome
 from control_plane.accounts.occurrences import brief_occurrence, capital, listed
 from control_plane.core.capacity import is_shortage
 from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.remedies import hardware_fault
 from everstep.protocol.ids import FIRST_STEP
 
 _MOST_NAMED: Final = 2
@@ -144,7 +144,7 @@ def _of_hardware(account: Account) -> str:
 def _hardware(evidence: Sequence[str]) -> tuple[str, str] | None:
     """Return the part that failed (`GPU 5 of i-1`, or `i-1`) and its reported fault. None without such a report."""
     line = next((each for each in evidence if " reports " in each), "")
-    fault = hardware_fault(line)
+    fault = fault_in(line)
     node = re.search(r"\bthe agent of (\S+) reports ", line)
     if fault is None or node is None:
         return None

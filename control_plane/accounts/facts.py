@@ -39,6 +39,7 @@ from control_plane.core.observed.facts import (
     RankEnded,
     Ranks,
     Recorded,
+    Requested,
     Returned,
     SameStack,
     ShardLoss,
@@ -91,6 +92,11 @@ def sentence(fact: Fact) -> str:
             return f"{fact.node_id} is not used again: {lemon(fact)}"
         case Announced():
             return f"AWS announced for {fact.node_id}: {fact.notice.value.replace('_', ' ')} ({fact.text})"
+        case Requested(request=request, node_id=node_id, by=by):
+            note = f": {fact.note}" if fact.note else ""
+            if fact.is_roll:
+                return f"the roll of the fleet {request}s {node_id} ({by}){note}"
+            return f"a user requested to {request} {node_id} ({by}){note}"
         case AgentSilent():
             who = "coordinator" if fact.proof is SilenceProof.COORDINATOR else "agent of"
             return (

@@ -8,11 +8,16 @@ Invariant: pure.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from control_plane.core.observed.causes import Reason, origins
+from control_plane.core.observed.facts import Faulty, Recorded
 from control_plane.core.observed.fleets import Hold
-from control_plane.core.remedies import hardware_fault
+from control_plane.core.remedies import FAULTS, OF_HARDWARE, XID, hardware_fault, xid_words
+
+_XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
 
 
 class HoldDecision(StrEnum):
@@ -41,13 +46,13 @@ class HoldAdvice:
     """Alternative commands for the time after the inspection. Empty unless the decision is INSPECT."""
 
 
-def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | None = None) -> HoldAdvice:
+def advice(node_id: str, hold: Hold, reason: Reason, price_usd_per_hour: float | None = None) -> HoldAdvice:
     """Return the advice for a node that the fleet holds, that is, neither uses nor terminates.
 
     Args:
         node_id: EC2 instance id, which the sentence and the commands contain.
         hold: why the fleet holds the node: silent, probably faulty, failed, or at a person's request.
-        reason: the words that the fleet stores with the node. They contain the code of a reported fault.
+        reason: why the fleet holds the node, for example a fault that its agent reported.
         price_usd_per_hour: price of the instance. If the fleet has no price (None), the sentence omits the cost.
 
     Returns:
@@ -55,7 +60,9 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
     """
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"
-    fault = hardware_fault(reason)
+    found = hardware_fault(reason)
+    old = "".join(each.text for each in origins(reason) if isinstance(each, Recorded))
+    fault = fault_words(found) if found is not None else fault_in(old)
     cost = "" if price_usd_per_hour is None else f" It costs {hourly(price_usd_per_hour)} until then."
     if hold is Hold.UNREACHABLE:
         words = f"Terminate node {node_id}, which is still silent. If it answers, Everstep uses it again.{cost}"
@@ -73,6 +80,20 @@ def advice(node_id: str, hold: Hold, reason: str, price_usd_per_hour: float | No
         f"The fleet keeps the node until you decide.{cost}"
     )
     return HoldAdvice(HoldDecision.INSPECT, words, f"everstep nodes describe {node_id}", (terminate, release))
+
+
+def fault_words(fault: Faulty) -> str:
+    """Return a fault of the hardware in a few words: its code, or the Xid (NVIDIA's error number) with its meaning."""
+    return fault.code if fault.xid is None else xid_words(fault.xid)
+
+
+def fault_in(text: str) -> str | None:
+    """Return the fault of the hardware that a sentence of an earlier version names, or None."""
+    found = _XID_IN_WORDS.search(text)
+    if found is not None and XID.get(int(found[1])) in OF_HARDWARE:
+        return xid_words(int(found[1]))
+    codes = (code for code, remedy in FAULTS.items() if remedy in OF_HARDWARE)
+    return next((str(code) for code in codes if re.search(rf"\b{code}\b", text)), None)
 
 
 def hourly(price_usd: float) -> str:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from control_plane.accounts.held_nodes import advice, hourly
+from control_plane.accounts.held_nodes import advice, fault_in, hourly
 from control_plane.accounts.occurrences import listed, occurrence
 from control_plane.core import tracebacks
 from control_plane.core.incidents import absent_seconds, phase_moments
+from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.remedies import hardware_fault
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
@@ -84,7 +84,7 @@ class HeldNode:
 
     node_id: str
     hold: Hold
-    reason: str
+    reason: Reason
     """The stored reason for the hold, for example a fault that the node reported."""
 
 
@@ -316,7 +316,7 @@ def _failure(account: Account) -> str:
     where = account.faulted_instance_ids or account.instance_ids
     if (error := account.script_error) is not None:
         return f"The training script failed{_of_rank(account)}: {error.rstrip('.')}."
-    fault = next((found for each in account.evidence if (found := hardware_fault(each))), None)
+    fault = next((found for each in account.evidence if (found := fault_in(each))), None)
     words = occurrence(account.cause, where)
     if account.cause is Cause.NODE_FAULT and fault is not None and where:
         words = f"{listed(where)} reported {fault}"

@@ -15,7 +15,7 @@ from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from control_plane.accounts import answers, held_nodes
+from control_plane.accounts import answers, held_nodes, reasons
 from control_plane.accounts import incidents as accounts
 from control_plane.accounts.incidents import Account, IncidentOutcome
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
@@ -48,7 +48,8 @@ from control_plane.core.checkpoints import CheckpointStatus, Verification, polic
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
-from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.facts import Requested
+from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.observed.spans import Span
@@ -892,6 +893,7 @@ def fleet(
     connected = {view.node_id for view in agents if view.is_connected}
     return fleets_schemas.Fleet(
         **_alike(record, fleets_schemas.Fleet, "node_role_name", "roll"),
+        reason=reasons.sentences(record.reasons),
         encrypts_replicas=encryption.is_needed(
             ReplicaEncryption(record.replica_encryption),
             {node.instance_type for node in nodes} or {record.instance_type},
@@ -922,7 +924,7 @@ def _roll(record: FleetRecord) -> fleets_schemas.FleetRoll | None:
     roll, progress = newest
     return fleets_schemas.FleetRoll(
         roll_status=rolls.status(roll, progress),
-        status_reason=progress.reason,
+        status_reason=reasons.sentence(progress.reason),
         reboot=roll.reboots,
         max_unavailable=roll.max_unavailable,
         node_count=len(roll.node_ids),
@@ -942,6 +944,7 @@ def node(
     refused_message_count: int,
     job_name: str | None,
     price_usd_per_hour: float | None,
+    with_reasons: bool,
     history: Sequence[ImplicationRecord] = (),
 ) -> nodes_schemas.Node:
     """Convert the record of a node into its response model.
@@ -952,19 +955,22 @@ def node(
         refused_message_count: number of the agent's messages that the servers rejected.
         job_name: job that the node works for, or None.
         price_usd_per_hour: price of the node. None if its fleet has no price.
+        with_reasons: whether to show the reasons of the node's state and request. They may name jobs.
         history: incidents in which the node was involved.
 
     Returns:
         The description.
     """
+    request = record.request if isinstance(record.request, Requested) else None
     return nodes_schemas.Node(
-        **_alike(record, nodes_schemas.Node, "hold", "request"),
+        **_alike(record, nodes_schemas.Node, "hold", "request", "reason"),
+        reason=reasons.sentence(record.reason) if with_reasons else "",
         hold_advice=_hold_advice(record, price_usd_per_hour),
         node_id=record.id,
         node_status=NodeState(record.state),
         hold=None if record.hold is None else Hold(record.hold),
-        request=NodeRequest(record.request) if record.request else None,
-        request_reason=record.request_words or None,
+        request=request.request if request is not None else None,
+        request_reason=reasons.sentence(request) if request is not None and with_reasons else None,
         connected=agent is not None and agent.is_connected,
         warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
         training_job_name=job_name,

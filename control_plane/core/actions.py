@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.fleets import NodeRecord, Vacancies
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
@@ -75,7 +76,7 @@ class TerminateMember:
     group: str
     node_id: NodeId
     decrement: bool
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class RebootMember:
     group: str
     node_id: NodeId
     since: float
-    reason: str
+    reason: Reason
 
 
 def reboot_key(node_id: NodeId, since: float) -> str:
@@ -181,6 +182,9 @@ class EventDraft:
 
     type: str
     message: str
+    """What happened. Without `reason`, the whole message."""
+    reason: Reason | None = None
+    """Why it happened. The stored message contains its sentence after a colon."""
     node_id: NodeId | None = None
     run: RunId | None = None
     """The run of the job that the event is about. Only users of this job's project may read the event.
@@ -237,7 +241,8 @@ class FleetDecision:
     After the confirmation, the fleet acts on the silence again. The fleet loop deletes the confirmation when it stores
     a decision with False here. While automation is paused, True only keeps the confirmation.
     """
-    reason: str = ""
+    reasons: tuple[Reason, ...] = ()
+    """Why the fleet is frozen or waits, or how many nodes it keeps."""
     implications: tuple[Implication, ...] = ()
     """Entries for the fault histories of nodes that work for no job."""
     events: tuple[EventDraft, ...] = ()

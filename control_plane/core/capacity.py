@@ -14,9 +14,9 @@ Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrati
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from itertools import groupby
 
+from control_plane.core.observed.causes import LaunchesFail
 from control_plane.core.observed.fleets import GroupObserved, Vacancies
 from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
 
@@ -106,22 +106,16 @@ def failing_since(before: GroupObserved | None, first: float) -> float:
     return min(before.failing_since, first)
 
 
-def waiting_words(group: GroupObserved) -> str:
-    """Return text for users with AWS's reason for failed launches, and what Everstep does next about them.
-
-    The text is empty while launches succeed. The text contains no elapsed time, because the control plane stores each
-    changed text.
-    """
-    when = ""
-    if (at := retry_at(group)) is not None:
-        when = f"; Everstep retries at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
-    if group.launch_suspension is not None:
-        words = f"its group's Launch process is suspended ({group.launch_suspension or 'AWS gives no reason'})"
-        if group.is_suspension_administrative:
-            retry = f"Everstep resumes it and {when.removeprefix('; Everstep ')}" if when else "Everstep resumes it"
-            return f"{words}: AWS suspended it after failures; {retry}"
-        return f"{words}: resume the process to launch instances"
-    return f"{group.launch_failure.rstrip('.')}{when}" if group.launch_failure else ""
+def failure(group: GroupObserved) -> LaunchesFail | None:
+    """Return why the group's launches fail, and when Everstep retries. None while launches succeed."""
+    if group.launch_suspension is None and not group.launch_failure:
+        return None
+    return LaunchesFail(
+        text=group.launch_failure.rstrip("."),
+        retry_at=retry_at(group),
+        suspension=group.launch_suspension,
+        is_suspension_administrative=group.is_suspension_administrative,
+    )
 
 
 def vacancies(before: Vacancies, *, missing: int, joined: int, now: float) -> tuple[Vacancies, tuple[float, ...]]:

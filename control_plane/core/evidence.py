@@ -218,7 +218,7 @@ def _own_word(
     verdict = NodeVerdict(
         node_id=node.node_id,
         standing=NodeStanding.GONE,
-        evidence=f"the agent of {node.node_id} reports {found.words}",
+        evidence=f"the agent of {node.node_id} reports {remedies.fault_words(found.fault)}",
         cause=Cause.NODE_FAULT,
         is_final=True,
         may_terminate=True,

@@ -26,7 +26,7 @@ decision must not both assign and terminate the same node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -48,6 +48,34 @@ from control_plane.core.actions import (
 )
 from control_plane.core.evidence import is_fleet_blind, is_silent
 from control_plane.core.moves import is_in_service, is_ready
+from control_plane.core.observed.causes import (
+    AutomationPaused,
+    Blind,
+    CannotBeDeleted,
+    Drifted,
+    FleetFrozen,
+    GivenUp,
+    Happened,
+    JobQueued,
+    JoinsFail,
+    Keeps,
+    KeptForInspection,
+    LacksInstances,
+    NodeFact,
+    NotJoined,
+    NotKept,
+    NotRebooted,
+    Obstacle,
+    Reason,
+    ReleasedToEnd,
+    ReplacementLimit,
+    Silent,
+    StillFaulty,
+    Surplus,
+    WorksFor,
+    origins,
+)
+from control_plane.core.observed.facts import Announced, InstanceEnded, NodeRequest, Recorded
 from control_plane.core.observed.fleets import (
     FleetHistory,
     FleetJob,
@@ -55,8 +83,8 @@ from control_plane.core.observed.fleets import (
     FleetSpec,
     GroupObserved,
     Hold,
+    HoldRelease,
     NodeRecord,
-    NodeRequest,
 )
 from control_plane.core.observed.jobs import Exclusion, Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Remedy
@@ -87,17 +115,6 @@ MOST_SOURCE_BYTES = 1024**3
 A node fetches any other archive when the fleet assigns the node to a job.
 """
 RATE_WINDOW_SECONDS = 3600.0
-NOT_REPLACED = "not replaced"
-"""Words in the fleet's reason text while the hourly limit of replacements delays the replacement of a node."""
-NOT_JOINED = "its agent has not connected"
-"""Words about instances whose agent did not connect in time.
-
-The fleet's reason text and the reason of each termination contain these words.
-"""
-WHERE_TO_LOOK = (
-    "check the user data and its log on the instance, the network path to this server (security group), and "
-    "the join token"
-)
 MOST_DOUBLINGS = 10
 
 
@@ -126,7 +143,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             # Keep a person's confirmation that the silent nodes are lost (`is_blindness_lifted`) during this pause of
             # all automatic actions. A decision with `is_blind` False would delete the confirmation.
             is_blind=spec.is_blindness_lifted,
-            reason=f"frozen: {policy.pause}",
+            reasons=(AutomationPaused(text=policy.pause),),
         )
     table = _Table(now, spec, observed)
     table.follow_aws()
@@ -179,7 +196,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         vacancies=table.vacancies,
         is_frozen=is_frozen,
         is_blind=has_no_sight,
-        reason=_reason(spec, observed, table, desired, is_blind=is_blind),
+        reasons=_reasons(spec, observed, table, desired, is_blind=is_blind),
         implications=tuple(table.implications),
         events=tuple(table.events),
         forgotten=tuple(row.node_id for row in table.changed() if row.state is NodeState.GONE),
@@ -220,12 +237,11 @@ class _Table:
         return tuple(row for node_id, row in sorted(self.rows.items()) if self.before.get(node_id) != row)
 
     def move(
-        self, row: NodeRecord, event: NodeEvent, reason: str, *, run: RunId | None = None, hold: Hold | None = None
+        self, row: NodeRecord, event: NodeEvent, reason: Reason, *, run: RunId | None = None, hold: Hold | None = None
     ) -> None:
-        state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (row.reason,))
+        state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (str(row.reason),))
         # Keep a user's pending request for the node (such as to hold it) only if the new state is SPARE or ASSIGNED.
         is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)
-        request, words = (row.request, row.request_words) if is_kept else (None, "")
         self.rows[row.node_id] = replace(
             row,
             state=state,
@@ -233,14 +249,13 @@ class _Table:
             reason=reason,
             since=self.now,
             hold=hold,
-            release="",
+            release=None,
             evidence_at=None,
-            request=request,
-            request_words=words,
+            request=row.request if is_kept else None,
         )
-        message = f"{row.state} → {state}: {reason}"
+        message = f"{row.state} → {state}"
         self.events.append(
-            EventDraft(type="NodeStateChanged", message=message, node_id=row.node_id, run=run or row.run)
+            EventDraft(type="NodeStateChanged", message=message, reason=reason, node_id=row.node_id, run=run or row.run)
         )
 
     def in_state(self, *states: NodeState) -> list[NodeRecord]:
@@ -262,24 +277,26 @@ class _Table:
                 node_id=node_id,
                 state=NodeState.JOINING,
                 run=None,
-                reason="its instance is starting",
+                reason=Happened(what=NodeFact.STARTING),
                 created_at=self.now,
                 wanted_at=wanted_at,
             )
         for row in self.in_state(*NODE_COUNTS_AS_MEMBER):
             node = self.node(row.node_id)
             if node.instance is InstanceCondition.ENDED:
-                self.move(row, NodeEvent.ENDED, f"EC2: {node.instance_words or 'ended'}")
+                self.move(
+                    row, NodeEvent.ENDED, InstanceEnded(node_id=row.node_id, state=node.instance_words or "ended")
+                )
             elif row.state is NodeState.JOINING and node.is_connected:
-                self.move(row, NodeEvent.CONNECTED, "its agent is connected")
+                self.move(row, NodeEvent.CONNECTED, Happened(what=NodeFact.CONNECTED))
 
     def follow_people(self) -> None:
         """Execute people's decisions on held nodes (kept out of use): return them to service, or terminate them."""
         for row in self.in_state(NodeState.HELD):
-            if row.release == "return":
-                self.move(row, NodeEvent.RELEASED, "a user released it")
-            elif row.release == "terminate" and not self._lacks_evidence(row):
-                self.move(row, NodeEvent.EXCLUDED, f"a user released it for termination; it was held: {row.reason}")
+            if row.release is HoldRelease.RETURN:
+                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.RELEASED))
+            elif row.release is HoldRelease.TERMINATE and not self._lacks_evidence(row):
+                self.move(row, NodeEvent.EXCLUDED, ReleasedToEnd(held=row.reason))
                 # The fleet already requested a replacement when it began to hold the node. Mark the node, so that the
                 # fleet requests no second one.
                 if _has_successor(row):
@@ -295,7 +312,7 @@ class _Table:
             return
         if self.spec.is_deleting:
             roll = replace(roll, is_stopped=True)
-        obstacles = (
+        obstacles: Iterable[Obstacle | None] = (
             rolls.obstacle_of(job, [self.node(row.node_id) for row in self._nodes_of(job)])
             for job in self.jobs.values()
         )
@@ -305,16 +322,17 @@ class _Table:
             self.roll_progress,
             self.rows,
             unavailable_count=self._unavailable_count(policy),
-            obstacle="the fleet is frozen" if is_frozen else next(filter(None, obstacles), ""),
-            refusal=lambda row: requests.refusal(rolls.request_of(roll), self._standing(row)),
+            obstacle=FleetFrozen() if is_frozen else next((each for each in obstacles if each is not None), None),
+            refusal=lambda row: requests.refusal(rolls.request_of(roll, row.node_id).request, self._standing(row)),
         )
         for node_id in step.begun:
-            words = rolls.in_words(roll, node_id)
-            self.rows[node_id] = replace(self.rows[node_id], request=rolls.request_of(roll), request_words=words)
+            self.rows[node_id] = replace(self.rows[node_id], request=rolls.request_of(roll, node_id))
         for node_id in step.cancelled:
-            self.rows[node_id] = replace(self.rows[node_id], request=None, request_words="")
+            self.rows[node_id] = replace(self.rows[node_id], request=None)
         if step.has_ended:
-            self.events.append(EventDraft(type="FleetRollEnded", message=f"roll of the fleet: {step.progress.reason}"))
+            self.events.append(
+                EventDraft(type="FleetRollEnded", message="roll of the fleet", reason=step.progress.reason)
+            )
         self.roll_progress = step.progress
 
     def _unavailable_count(self, policy: Policy) -> int:
@@ -332,9 +350,9 @@ class _Table:
             node_id=row.node_id,
             state=row.state,
             hold=row.hold,
-            request=row.request,
+            request=None if row.request is None else row.request.request,
             fleet_status=FleetStatus.ACTIVE,
-            fleet_reason="",
+            fleet_reasons=(),
             spare_count=sum(each.request is None for each in self.in_state(NodeState.SPARE)),
             node_count=len(self.in_state(*NODE_COUNTS_AS_MEMBER)),
             max_node_count=self.seen.group.max_size,
@@ -352,22 +370,20 @@ class _Table:
                 self.node(row.node_id).is_connected and self.node(row.node_id).member is not None
             ):
                 continue
-            match row.request:
+            match row.request.request:
                 case NodeRequest.DRAIN | NodeRequest.HOLD:
-                    self.move(row, NodeEvent.HELD, row.request_words, hold=Hold.PERSON)
+                    self.move(row, NodeEvent.HELD, row.request, hold=Hold.PERSON)
                 case NodeRequest.REBOOT:
-                    self.move(row, NodeEvent.REBOOTED, row.request_words)
+                    self.move(row, NodeEvent.REBOOTED, row.request)
                 case NodeRequest.REPLACE:
-                    self.move(row, NodeEvent.EXCLUDED, row.request_words)
+                    self.move(row, NodeEvent.EXCLUDED, row.request)
         for row in self.in_state(NodeState.HELD, NodeState.JOINING):
-            if row.request is NodeRequest.REPLACE:
-                self.move(row, NodeEvent.EXCLUDED, row.request_words)
-            elif row.state is NodeState.JOINING:
+            if row.request is None:
                 continue
-            elif row.request is not None:
-                self.rows[row.node_id] = replace(
-                    row, hold=Hold.PERSON, reason=row.request_words, request=None, request_words=""
-                )
+            if row.request.request is NodeRequest.REPLACE:
+                self.move(row, NodeEvent.EXCLUDED, row.request)
+            elif row.state is NodeState.HELD:
+                self.rows[row.node_id] = replace(row, hold=Hold.PERSON, reason=row.request, request=None)
 
     def _lacks_evidence(self, row: NodeRecord) -> bool:
         """Return whether a failed node that a person will inspect must still upload its logs.
@@ -384,18 +400,18 @@ class _Table:
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
-                self.move(row, NodeEvent.RELEASED, "its job has ended")
+                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.JOB_ENDED))
                 continue
             if job.state is JobState.QUEUED:
-                self.move(row, NodeEvent.RELEASED, f"{job.job} is queued again")
+                self.move(row, NodeEvent.RELEASED, JobQueued(job=job.job))
                 continue
             excluded = () if job.is_taken_over else job.exclusions
             exclusion = next((exclusion for exclusion in excluded if exclusion.node_id == row.node_id), None)
             if exclusion is not None:
-                self.take_out(row, exclusion.is_to, _excluded(job, exclusion))
+                self.take_out(row, exclusion.is_to, _given_up(job, exclusion))
         for row in self.in_state(NodeState.HELD):
             if row.hold is Hold.UNREACHABLE and is_ready(self.node(row.node_id), self.now, policy.timeouts):
-                self.move(row, NodeEvent.RELEASED, "its agent reports again and has no job")
+                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.REPORTS_AGAIN))
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
         """Remove unusable spares from service, and return rebooted nodes to service.
@@ -407,18 +423,14 @@ class _Table:
             node = self.node(row.node_id)
             if is_silent(node, policy.timeouts):
                 if node.silent_seconds > policy.timeouts.exclude_seconds and not is_blind:
-                    self.take_out(
-                        row,
-                        Remedy.HOLD,
-                        f"unreachable: its agent has been silent for more than {policy.timeouts.exclude_seconds:g} s",
-                    )
+                    self.take_out(row, Remedy.HOLD, Silent(seconds=policy.timeouts.exclude_seconds))
                 elif node.complaint and not is_blind:
-                    self.take_out(row, Remedy.HOLD, f"unreachable: its agent is silent and {node.complaint}")
+                    self.take_out(row, Remedy.HOLD, Silent(text=node.complaint))
             elif (found := remedies.worst(node.faults, node.history, self.now)) is not None:
-                self.take_out(row, found.remedy, f"its agent reports {found.words}")
+                self.take_out(row, found.remedy, found.fault)
                 self._implicate(row, found)
-            elif (why := remedies.lemon(node.history, self.now)) is not None:
-                self.take_out(row, remedies.of_lemon(node.history, self.now), f"not used again: {why}")
+            elif (why := remedies.lemon(row.node_id, node.history, self.now)) is not None:
+                self.take_out(row, remedies.of_lemon(node.history, self.now), why)
         for row in self.in_state(NodeState.REBOOTING):
             node = self.node(row.node_id)
             rebooted_at = self.seen.rebooted.get(row.node_id)
@@ -426,16 +438,13 @@ class _Table:
             is_back = node.is_connected and node.has_reported and is_new
             found = remedies.worst(node.faults, node.history, self.now) if is_back else None
             if found is not None:
-                self.take_out(row, Remedy.REPLACE, f"after a reboot, its agent still reports {found.words}")
+                self.take_out(row, Remedy.REPLACE, StillFaulty(fault=found.fault))
             elif is_back:
-                self.move(row, NodeEvent.CONNECTED, "its agent is connected after the reboot, without the fault")
+                self.move(row, NodeEvent.CONNECTED, Happened(what=NodeFact.REPAIRED))
             elif self._waited_seconds(row, row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
-                what = (
-                    "EC2 did not reboot it within {:g} s"
-                    if rebooted_at is None
-                    else "its agent did not reconnect within {:g} s of its reboot"
-                )
-                self.take_out(row, Remedy.REPLACE, f"{what.format(REBOOT_SECONDS)}: {row.reason}")
+                is_accepted = rebooted_at is not None
+                why_lost = NotRebooted(is_accepted=is_accepted, seconds=REBOOT_SECONDS, because=row.reason)
+                self.take_out(row, Remedy.REPLACE, why_lost)
 
     def _waited_seconds(self, row: NodeRecord, since: float) -> float:
         """Return for how many seconds the fleet has waited for a report of the node's agent since the time `since`.
@@ -447,7 +456,7 @@ class _Table:
             return self.now - max(since, row.connected_at or since)
         return min(self.now - since, node.silent_seconds)
 
-    def take_out(self, row: NodeRecord, remedy: Remedy, reason: str) -> None:
+    def take_out(self, row: NodeRecord, remedy: Remedy, reason: Reason) -> None:
         """Take a node out of service: move it to the state that its remedy requires (for example HELD or REBOOTING)."""
         match remedy:
             case Remedy.RELEASE:
@@ -462,23 +471,21 @@ class _Table:
                 self.move(row, NodeEvent.EXCLUDED, reason)
             case _ if not self.spec.holds_failed_instances:
                 self.move(row, NodeEvent.EXCLUDED, reason)
-            case _ if (refusal := self._no_room_to_hold()) is not None:
-                self.move(row, NodeEvent.EXCLUDED, f"{reason}; {refusal}")
             case _:
-                self.move(row, NodeEvent.HELD, f"kept for inspection: {reason}", hold=Hold.INSPECTION)
+                self._inspect(row, reason)
 
-    def _no_room_to_hold(self) -> str | None:
-        """Return why the fleet cannot hold another instance for inspection, or None if it can.
+    def _inspect(self, row: NodeRecord, reason: Reason) -> None:
+        """Hold a failed node for inspection, or terminate it if the group has no room for another held instance.
 
         Held instances count against the group's MaxSize.
         """
+        most = self.seen.group.max_size
         needed, held = _needed(self.spec, self.seen, self), len(self.in_state(NodeState.HELD))
-        if needed + held + 1 <= self.seen.group.max_size:
-            return None
-        return (
-            f"not kept for inspection: the group has MaxSize {self.seen.group.max_size}, jobs and spares need "
-            f"{needed}, and {held} nodes are held already"
-        )
+        if needed + held + 1 <= most:
+            self.move(row, NodeEvent.HELD, KeptForInspection(because=reason), hold=Hold.INSPECTION)
+        else:
+            no_room = NotKept(because=reason, max_size=most, needed_count=needed, held_count=held)
+            self.move(row, NodeEvent.EXCLUDED, no_room)
 
     def _implicate(self, row: NodeRecord, found: remedies.Finding) -> None:
         self.implications.append(
@@ -487,7 +494,7 @@ class _Table:
                 incident_id=f"fleet-{self.spec.name}-{int(self.now)}",
                 at=self.now,
                 what=found.what,
-                evidence=found.words,
+                evidence=remedies.fault_words(found.fault),
                 is_own_word=True,
                 remedy=found.remedy,
             )
@@ -517,7 +524,7 @@ class _Table:
             row
             for row in out
             if not _has_successor(row)
-            and not row.reason.startswith(_SURPLUS)
+            and not isinstance(row.reason, Surplus)
             and not _is_announced(row)
             and not rolls.is_rolled(row)
         ]
@@ -563,7 +570,7 @@ class _Table:
             row = min(self._welcome(job, idle), key=lambda row: self._rank(row, job, team))
             idle.remove(row)
             team[self.node(row.node_id).domain] += job.state is not JobState.ALLOCATING
-            self.move(row, NodeEvent.ASSIGNED, f"works for {job.job}", run=job.run)
+            self.move(row, NodeEvent.ASSIGNED, WorksFor(job=job.job), run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
         excluded = {exclusion.node_id for exclusion in job.exclusions}
@@ -621,14 +628,14 @@ class _Table:
                 if self.node(row.node_id).member is None and self.node(row.node_id).has_reported
             ]
             for row in free[: max(0, extra)]:
-                self.move(row, NodeEvent.RELEASED, "the job no longer needs to leave a node")
+                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.UNNEEDED))
 
     def failed_join_count(self) -> int:
         """Return the number of consecutive instances whose agents failed to connect in time.
 
         The result includes instances that the fleet is terminating for this reason.
         """
-        leaving = [row for row in self.in_state(NodeState.DRAINING) if not row.reason.startswith(_SURPLUS)]
+        leaving = [row for row in self.in_state(NodeState.DRAINING) if not isinstance(row.reason, Surplus)]
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
@@ -652,7 +659,7 @@ class _Table:
             node = self.node(row.node_id)
             is_there = node.instance is InstanceCondition.PRESENT and row.node_id in settled
             if is_there and self._waited_seconds(row, row.created_at) > patience:
-                self.move(row, NodeEvent.EXCLUDED, f"{NOT_JOINED} within {patience:g} s: {WHERE_TO_LOOK}")
+                self.move(row, NodeEvent.EXCLUDED, NotJoined(seconds=patience))
                 return
 
     def retire_announced(self) -> None:
@@ -676,12 +683,11 @@ class _Table:
                 notice = next(iter(node.notices), None)
                 is_whole = notice is None
             if notice is not None and notice.kind is not NoticeKind.CAPACITY_BLOCK_END:
-                self.move(row, NodeEvent.EXCLUDED, notices.in_words(row.node_id, notice))
+                self.move(row, NodeEvent.EXCLUDED, notices.announced(row.node_id, notice))
 
 
-def _excluded(job: FleetJob, exclusion: Exclusion) -> str:
-    verb = {Remedy.RELEASE: "left", Remedy.HOLD: "unreachable"}.get(exclusion.is_to, "excluded")
-    return f"{verb} by {job.job}: {exclusion.evidence}"
+def _given_up(job: FleetJob, exclusion: Exclusion) -> GivenUp:
+    return GivenUp(job=job.job, remedy=exclusion.is_to, because=Recorded(text=exclusion.evidence))
 
 
 def _has_successor(row: NodeRecord) -> bool:
@@ -694,7 +700,10 @@ def _is_announced(row: NodeRecord) -> bool:
 
     Such a termination does not count against the hourly limit of replacements.
     """
-    return notices.ANNOUNCED in row.reason
+    return any(
+        isinstance(reason, Announced) or (isinstance(reason, GivenUp) and reason.remedy is Remedy.LET_GO)
+        for reason in origins(row.reason)
+    )
 
 
 def _needed(spec: FleetSpec, seen: FleetObserved, table: _Table) -> int:
@@ -776,7 +785,7 @@ def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired:
             continue
         decrement = extra > 0 and seen.group.desired_count > seen.group.min_size
         extra -= decrement
-        reason = f"EC2: {table.node(member.node_id).instance_words or 'ended'}"
+        reason = InstanceEnded(node_id=member.node_id, state=table.node(member.node_id).instance_words or "ended")
         actions.append(TerminateMember(group=spec.group, node_id=member.node_id, decrement=decrement, reason=reason))
     return actions
 
@@ -923,16 +932,13 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
     due = [
         row
         for row in table.in_state(NodeState.DRAINING)
-        if row.node_id in staying and not row.reason.startswith(_SURPLUS)
+        if row.node_id in staying and not isinstance(row.reason, Surplus)
     ]
     ended = [row for row in due if _has_successor(row) or _is_announced(row) or rolls.is_rolled(row)]
     return [
         TerminateMember(group=spec.group, node_id=row.node_id, decrement=place < extra, reason=row.reason)
         for place, row in enumerate(ended)
     ]
-
-
-_SURPLUS = "surplus"
 
 
 def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAction]:
@@ -947,7 +953,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     spec = table.spec
     members = set(table.seen.group.staying)
     pending = [
-        row for row in table.in_state(NodeState.DRAINING) if row.reason.startswith(_SURPLUS) and row.node_id in members
+        row for row in table.in_state(NodeState.DRAINING) if isinstance(row.reason, Surplus) and row.node_id in members
     ]
     extra -= len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
@@ -956,7 +962,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     for row in sorted(
         idle, key=lambda row: (bool(table.node(row.node_id).notices), row.created_at, row.node_id), reverse=True
     )[: max(0, extra)]:
-        table.move(row, NodeEvent.EXCLUDED, f"{_SURPLUS}: the fleet needs {desired} nodes")
+        table.move(row, NodeEvent.EXCLUDED, Surplus(desired_count=desired))
         pending.append(table.rows[row.node_id])
     # Sort the nodes, so that repeated decisions terminate the same nodes.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
@@ -966,38 +972,23 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     ]
 
 
-def _reason(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *, is_blind: bool) -> str:
-    parts: list[str] = []
+def _reasons(
+    spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *, is_blind: bool
+) -> tuple[Reason, ...]:
+    reasons: list[Reason] = []
     if seen.group.drift:
-        parts.append(f"frozen: {' '.join(seen.group.drift)}")
+        reasons.append(Drifted(drift=seen.group.drift))
     if spec.is_deleting and desired:
-        parts.append(f"cannot be deleted while its Auto Scaling group has MinSize {desired}: set it to 0")
+        reasons.append(CannotBeDeleted(min_size=desired))
     if is_blind:
-        parts.append("frozen: most of the fleet is silent although EC2 reports it as running")
-    recent = sorted(at for at in seen.replaced if table.now - at <= RATE_WINDOW_SECONDS)
-    if table.waiting() and len(recent) >= spec.max_replacements_per_hour:
-        names = ", ".join(row.node_id for row in table.waiting())
-        until = (
-            "no replacement is allowed"
-            if not recent
-            else f"the next replacement is possible {RATE_WINDOW_SECONDS / 60:g} minutes after the first"
-        )
-        parts.append(
-            f"{names} {NOT_REPLACED}: {len(recent)} replacements in the last hour, the limit is "
-            f"{spec.max_replacements_per_hour}; {until}"
-        )
+        reasons.append(Blind())
+    recent, limit = sum(table.now - at <= RATE_WINDOW_SECONDS for at in seen.replaced), spec.max_replacements_per_hour
+    if (waiting := table.waiting()) and recent >= limit:
+        names = tuple(row.node_id for row in waiting)
+        reasons.append(ReplacementLimit(node_ids=names, recent_count=recent, limit=limit))
     if count := table.failed_join_count():
-        parts.append(
-            f"{NOT_JOINED}, for {count} instances in a row: {WHERE_TO_LOOK}; the next instance is replaced after "
-            f"{table.join_seconds():g} s"
-        )
-    there = len(seen.group.staying)
-    if there < desired and (words := capacity.waiting_words(seen.group)):
-        missing = desired - there
-        parts.append(f"waits for {missing} instance{'s' if missing != 1 else ''}: {words}")
-    policy = (
-        ""
-        if spec.spare_probability is None
-        else f", enough that a spare is free with a probability of {spec.spare_probability:g}"
-    )
-    return "; ".join(parts) or f"keeps {desired} nodes{policy}"
+        reasons.append(JoinsFail(count=count, patience_seconds=table.join_seconds()))
+    missing = desired - len(seen.group.staying)
+    if missing > 0 and (failure := capacity.failure(seen.group)) is not None:
+        reasons.append(LacksInstances(missing_count=missing, because=failure))
+    return tuple(reasons) or (Keeps(desired_count=desired, spare_probability=spec.spare_probability),)

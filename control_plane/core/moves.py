@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from control_plane.core import faults, notices
+from control_plane.core import faults, notices, requests
 from control_plane.core.evidence import NodeStanding, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.jobs import Departure
@@ -82,7 +82,7 @@ def _departure(node: NodeObserved, verdict: NodeVerdict, now: float, not_before:
     if notice is not None and node.instance is not InstanceCondition.ENDED:
         return Departure(
             node_id=node.node_id,
-            evidence=notices.in_words(node.node_id, notice),
+            evidence=notices.in_words(notices.announced(node.node_id, notice)),
             cause=Cause.NOTICE,
             remedy=Remedy.LET_GO,
             may_terminate=True,
@@ -91,13 +91,11 @@ def _departure(node: NodeObserved, verdict: NodeVerdict, now: float, not_before:
     if now < not_before:
         return None
     if not _is_impaired(verdict):
-        words = node.request_words
-        return (
-            Departure(
-                node_id=node.node_id, evidence=words, cause=Cause.REQUESTED, remedy=Remedy.RELEASE, may_terminate=False
-            )
-            if words
-            else None
+        if node.request is None:
+            return None
+        words = requests.in_words(node.request)
+        return Departure(
+            node_id=node.node_id, evidence=words, cause=Cause.REQUESTED, remedy=Remedy.RELEASE, may_terminate=False
         )
     return impaired(verdict)
 
@@ -156,7 +154,7 @@ def is_ready(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:
 
     True if the node is in service and idle, and no person's request (such as drain or reboot) is pending for it.
     """
-    return is_in_service(node, now, timeouts) and node.member is None and not node.request_words
+    return is_in_service(node, now, timeouts) and node.member is None and node.request is None
 
 
 def is_in_service(node: NodeObserved, now: float, timeouts: Timeouts) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from control_plane.core.observed.facts import Announced
 from control_plane.core.observed.nodes import NodeObserved, Notice
 from everstep.protocol.agent_messages import NoticeKind
 from everstep.protocol.ids import NodeId
@@ -22,11 +23,6 @@ OVER_SECONDS = 600.0
 """Time after an announced interruption at which its notice expires if the instance still runs.
 
 In that case, the announcement was outdated, or AWS cancelled the interruption.
-"""
-ANNOUNCED = "AWS announced for"
-"""First words of the evidence for a node whose end AWS announced.
-
-By these words, the fleet recognizes nodes that do not count towards its hourly limit of replacements.
 """
 ENDING = frozenset(
     {NoticeKind.SPOT_INTERRUPTION, NoticeKind.MAINTENANCE, NoticeKind.CAPACITY_BLOCK_END, NoticeKind.TERMINATING}
@@ -61,12 +57,17 @@ def urgent(node: NodeObserved, now: float) -> Notice | None:
     return min(found, key=lambda notice: (notice.ends_at is None, notice.ends_at or 0.0), default=None)
 
 
-def in_words(node_id: NodeId, notice: Notice) -> str:
+def announced(node_id: NodeId, notice: Notice) -> Announced:
+    """Return a notice as the reason for which a node leaves."""
+    return Announced(node_id=node_id, notice=notice.kind, text=notice.message)
+
+
+def in_words(reason: Announced) -> str:
     """Return a notice as a sentence of evidence, in AWS's words.
 
     The sentence contains no elapsed time, because the control plane stores each changed sentence.
     """
-    return f"{ANNOUNCED} {node_id}: {notice.kind.value.replace('_', ' ')} ({notice.message})"
+    return f"AWS announced for {reason.node_id}: {reason.notice.replace('_', ' ')} ({reason.text})"
 
 
 def _is_far(notice: Notice, now: float) -> bool:

@@ -14,12 +14,14 @@ Invariant: a fault that the tables do not contain only restarts ranks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from control_plane.core.observed.causes import Reason, StillFaulty, origins
+from control_plane.core.observed.facts import Faulty, Involvement, Lemon, NodeFaulty
 from control_plane.core.observed.nodes import Implication, Remedy
 from everstep.protocol.agent_messages import FaultCode, NodeFault
+from everstep.protocol.ids import NodeId
 
 LEMON_INCIDENTS = 3
 LEMON_WINDOW_SECONDS = 24 * 3600.0
@@ -125,8 +127,7 @@ FAULTS: Mapping[str, Remedy] = {
 If a disk does not respond, processes that access it hang in the kernel until a reboot. Throttling, network errors, a
 full disk and low memory are temporary or caused by the job, so they need no remedy.
 """
-_OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)
-_XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
+OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,25 +137,12 @@ class Finding:
     what: str
     """The fault code, followed by the Xid (NVIDIA's error number) for a `gpu_xid` fault."""
     remedy: Remedy
-    words: str
-    """The fault in a sentence, and the reason for the remedy."""
-
-
-def xid_of(fault: NodeFault) -> int | None:
-    """Return the Xid (NVIDIA's error number) of a `gpu_xid` fault, from its field or its message.
-
-    Return None if neither contains a number.
-    """
-    if fault.xid is not None:
-        return fault.xid
-    found = _XID_IN_WORDS.search(fault.message)
-    return int(found.group(1)) if found is not None else None
+    fault: Faulty
 
 
 def name_of(fault: NodeFault) -> str:
     """Return the fault code. For an Xid (NVIDIA's error number), the number follows: `gpu_xid 79`."""
-    number = xid_of(fault) if fault.code == FaultCode.GPU_XID else None
-    return fault.code if number is None else f"{fault.code} {number}"
+    return fault.code if fault.xid is None else f"{fault.code} {fault.xid}"
 
 
 def xid_words(number: int) -> str:
@@ -165,17 +153,24 @@ def xid_words(number: int) -> str:
     return f"Xid {number} ({XID_MEANINGS[number]})" if number in XID_MEANINGS else f"Xid {number}"
 
 
-def hardware_fault(words: str) -> str | None:
-    """Return the fault of the hardware that a text names, such as `gpu_lost` or an Xid with its meaning, or None.
+def hardware_fault(reason: Reason) -> Faulty | None:
+    """Return the fault behind a reason if its remedy is a reboot or other hardware, or None."""
+    for each in origins(reason):
+        fault = each.fault if isinstance(each, NodeFaulty | StillFaulty) else each
+        if isinstance(fault, Faulty) and _by_kind(fault) in OF_HARDWARE:
+            return fault
+    return None
 
-    These are the faults whose remedy is a reboot or other hardware. `words` is the stored reason for which the fleet
-    holds the node.
-    """
-    found = _XID_IN_WORDS.search(words)
-    if found is not None and XID.get(int(found.group(1))) in _OF_HARDWARE:
-        return xid_words(int(found.group(1)))
-    codes = (code for code, remedy in FAULTS.items() if remedy in _OF_HARDWARE)
-    return next((str(code) for code in codes if re.search(rf"\b{code}\b", words)), None)
+
+def fault_words(fault: Faulty) -> str:
+    """Return the fault that a node's agent reports: its code, the agent's words, and whether it returned."""
+    return f"{fault.code}: {fault.text}{'; a reboot did not repair it' if fault.is_repeated else ''}"
+
+
+def lemon_words(lemon: Lemon) -> str:
+    """Return in which incidents a node was involved that jobs do not use again."""
+    listed = ", ".join(f"{each.what} ({each.incident_id})" for each in lemon.involvements)
+    return f"it was involved in {len(lemon.involvements)} incidents within {lemon.hours:g} h: {listed}"
 
 
 def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...]:
@@ -201,14 +196,17 @@ def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: floa
     for grave in (Remedy.REPLACE, Remedy.REBOOT):
         for fault in faults:
             if of_fault(fault, history, now) is grave:
-                again = "; a reboot did not repair it" if _by_kind(fault) is not grave else ""
-                return Finding(what=name_of(fault), remedy=grave, words=f"{fault.code}: {fault.message}{again}")
+                again = _by_kind(fault) is not grave
+                found = Faulty(
+                    code=fault.code, text=fault.message, xid=fault.xid, device=fault.device, is_repeated=again
+                )
+                return Finding(what=name_of(fault), remedy=grave, fault=found)
     return None
 
 
-def _by_kind(fault: NodeFault) -> Remedy:
+def _by_kind(fault: NodeFault | Faulty) -> Remedy:
     if fault.code == FaultCode.GPU_XID:
-        return XID.get(xid_of(fault) or 0, Remedy.RESTART)
+        return XID.get(fault.xid or 0, Remedy.RESTART)
     return FAULTS.get(fault.code, Remedy.RESTART)
 
 
@@ -216,17 +214,17 @@ def _was_rebooted(fault: NodeFault, history: Sequence[Implication], now: float) 
     return any(line.what == name_of(fault) and line.remedy is Remedy.REBOOT for line in recent(history, now))
 
 
-def lemon(history: Iterable[Implication], now: float) -> str | None:
+def lemon(node_id: NodeId, history: Iterable[Implication], now: float) -> Lemon | None:
     """Return why a node is a lemon (in too many incidents, so not used again), or None for any other node.
 
-    The sentence lists every incident within `LEMON_WINDOW_SECONDS`. The result is None for fewer than `LEMON_INCIDENTS`
+    The result contains every incident within `LEMON_WINDOW_SECONDS`. It is None for fewer than `LEMON_INCIDENTS`
     incidents.
     """
     lines = recent(history, now)
     if len({line.incident_id for line in lines}) < LEMON_INCIDENTS:
         return None
-    involvements = ", ".join(f"{line.what} ({line.incident_id})" for line in lines)
-    return f"it was involved in {len(lines)} incidents within {LEMON_WINDOW_SECONDS / 3600:g} h: {involvements}"
+    involvements = tuple(Involvement(line.what, line.incident_id) for line in lines)
+    return Lemon(node_id=node_id, involvements=involvements, hours=LEMON_WINDOW_SECONDS / 3600)
 
 
 def of_lemon(history: Iterable[Implication], now: float) -> Remedy:

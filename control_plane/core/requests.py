@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.causes import Reason, RefusalKind, Refused
+from control_plane.core.observed.facts import NodeRequest, Requested
+from control_plane.core.observed.fleets import Hold
 from control_plane.core.states import FleetStatus, NodeState
 
 _ENDING = (NodeState.DRAINING, NodeState.GONE)
@@ -35,7 +37,7 @@ class RequestContext:
     hold: Hold | None
     request: NodeRequest | None
     fleet_status: FleetStatus
-    fleet_reason: str
+    fleet_reasons: tuple[Reason, ...]
     spare_count: int
     """Number of the fleet's spares that have no pending request."""
     node_count: int
@@ -46,53 +48,57 @@ class RequestContext:
     """The person who manages the node's job instead of Everstep. Empty without such a person."""
 
 
-def refusal(asked: NodeRequest, standing: RequestContext) -> str:
-    """Return why a request for a node is refused, or an empty string.
+def refusal(asked: NodeRequest, standing: RequestContext) -> Refused | None:
+    """Return why a request for a node is refused, or None if the fleet can fulfil the request.
 
     Args:
         asked: the kind of the person's request.
         standing: the node, its fleet and its job.
-
-    Returns:
-        A sentence. Empty if the fleet can fulfil the request.
     """
-    node = f"the node {standing.node_id}"
-    if standing.state in _ENDING:
-        return f"{node} is already {standing.state}, so its instance is terminated anyway"
-    if standing.state is NodeState.JOINING and asked is not NodeRequest.REPLACE:
-        return f"{node} has not joined yet"
-    if standing.state is NodeState.REBOOTING:
-        return f"{node} is rebooting"
-    if standing.request is not None and standing.request is not asked:
-        return (
-            f"{node} already has a pending request: {standing.request}; cancel it with everstep nodes release "
-            f"{standing.node_id}"
-        )
-    if standing.fleet_status is FleetStatus.DELETING:
-        return f"the fleet of {node} is being deleted"
-    if standing.fleet_status is FleetStatus.FROZEN and asked is not NodeRequest.HOLD:
-        return f"the fleet of {node} is frozen: {standing.fleet_reason}"
-    if standing.state is NodeState.HELD and asked in (NodeRequest.DRAIN, NodeRequest.REBOOT):
-        return f"{node} is held and has no job; release it first"
-    return _refusal_of_job(asked, standing, node) if standing.state is NodeState.ASSIGNED else ""
+    why = _why_refused(asked, standing)
+    if why is None:
+        return None
+    return Refused(
+        why=why,
+        node_id=standing.node_id,
+        state=standing.state,
+        request=standing.request,
+        job=standing.job_name,
+        by=standing.taken_over_by,
+        max_node_count=standing.max_node_count,
+        frozen=standing.fleet_reasons,
+    )
 
 
-def _refusal_of_job(asked: NodeRequest, standing: RequestContext, node: str) -> str:
-    if asked is NodeRequest.HOLD:
-        return f"{node} works for {standing.job_name}; everstep nodes drain {standing.node_id} moves the job first"
-    if standing.taken_over_by:
-        return (
-            f"{node} works for {standing.job_name}, which {standing.taken_over_by} has taken over; hand the job back "
-            "first"
-        )
-    if standing.spare_count == 0 and standing.node_count >= standing.max_node_count:
-        return (
-            f"{node} works for {standing.job_name} and no node can replace it: the fleet has no spare and already "
-            f"has its maximum of {standing.max_node_count} nodes"
-        )
-    return ""
-
-
-def in_words(asked: NodeRequest, node_id: str, who: str, why: str) -> str:
+def in_words(requested: Requested) -> str:
     """Return a clause that says who requested a node and why, for reason texts and incidents."""
-    return f"a user requested to {asked} {node_id} ({who})" + (f": {why}" if why else "")
+    note = f": {requested.note}" if requested.note else ""
+    if requested.is_roll:
+        return f"the roll of the fleet {requested.request}s {requested.node_id} ({requested.by}){note}"
+    return f"a user requested to {requested.request} {requested.node_id} ({requested.by}){note}"
+
+
+def _why_refused(asked: NodeRequest, standing: RequestContext) -> RefusalKind | None:
+    if standing.state in _ENDING:
+        return RefusalKind.ENDING
+    if standing.state is NodeState.JOINING and asked is not NodeRequest.REPLACE:
+        return RefusalKind.NOT_JOINED
+    if standing.state is NodeState.REBOOTING:
+        return RefusalKind.REBOOTING
+    if standing.request is not None and standing.request is not asked:
+        return RefusalKind.OTHER_REQUEST
+    if standing.fleet_status is FleetStatus.DELETING:
+        return RefusalKind.FLEET_DELETED
+    if standing.fleet_status is FleetStatus.FROZEN and asked is not NodeRequest.HOLD:
+        return RefusalKind.FLEET_FROZEN
+    if standing.state is NodeState.HELD and asked in (NodeRequest.DRAIN, NodeRequest.REBOOT):
+        return RefusalKind.HELD
+    if standing.state is not NodeState.ASSIGNED:
+        return None
+    if asked is NodeRequest.HOLD:
+        return RefusalKind.WORKS
+    if standing.taken_over_by:
+        return RefusalKind.TAKEN_OVER
+    if standing.spare_count == 0 and standing.node_count >= standing.max_node_count:
+        return RefusalKind.NO_REPLACEMENT
+    return None

@@ -20,7 +20,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from control_plane.core.observed.fleets import FleetJob, NodeRecord, NodeRequest
+from control_plane.core.observed.causes import (
+    JobBusy,
+    JobUnsettled,
+    NotInService,
+    Obstacle,
+    Reason,
+    RollDone,
+    Rolls,
+    RollStopped,
+    RollWaits,
+    ShardUnprotected,
+    TooFewAvailable,
+)
+from control_plane.core.observed.facts import NodeRequest, Requested
+from control_plane.core.observed.fleets import FleetJob, NodeRecord
 from control_plane.core.observed.nodes import NodeObserved
 from control_plane.core.observed.rolls import FleetRoll, RollProgress, RollStatus
 from control_plane.core.states import LAUNCHED_JOBS, JobState, NodeState
@@ -28,7 +42,6 @@ from everstep.protocol.ids import NodeId
 
 _WORKING = (NodeState.SPARE, NodeState.ASSIGNED)
 _ENDING = (NodeState.DRAINING, NodeState.HELD, NodeState.GONE)
-_PREFIX = "the roll of the fleet "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +65,8 @@ def decide(
     rows: Mapping[NodeId, NodeRecord],
     *,
     unavailable_count: int,
-    obstacle: str,
-    refusal: Callable[[NodeRecord], str],
+    obstacle: Obstacle | None,
+    refusal: Callable[[NodeRecord], Obstacle | None],
 ) -> RollStep:
     """Return which nodes a roll begins to replace or reboot now, and the roll's progress.
 
@@ -63,8 +76,8 @@ def decide(
         stored: the progress that the previous decision stored. Progress of an earlier roll is ignored.
         rows: the fleet's nodes that have not ended.
         unavailable_count: number of nodes that the fleet needs and that are not in service.
-        obstacle: reason why the roll must wait, for example a job without full protection. Empty without a reason.
-        refusal: returns the reason why the fleet cannot fulfil the roll's request for a node, or an empty string.
+        obstacle: reason why the roll must wait, for example a job without full protection, or None.
+        refusal: returns the reason why the fleet cannot fulfil the roll's request for a node, or None.
 
     Returns:
         The progress, and the nodes to replace or reboot now: at most `roll.max_unavailable`.
@@ -80,14 +93,14 @@ def decide(
     known = replace(known, finished=finished)
     if roll.is_stopped:
         cancelled = tuple(node_id for node_id in known.current if _has_request(rows[node_id]))
-        words = f"stopped after {len(finished)} of {len(roll.node_ids)} nodes"
-        return RollStep(progress=replace(known, ended_at=now, reason=words), cancelled=cancelled, has_ended=True)
+        why = RollStopped(finished_count=len(finished), node_count=len(roll.node_ids))
+        return RollStep(progress=replace(known, ended_at=now, reason=why), cancelled=cancelled, has_ended=True)
     left = [node_id for node_id in roll.node_ids if node_id not in finished and node_id not in known.requested]
     if not left and not known.current:
-        words = f"all {len(roll.node_ids)} nodes are {_done(roll)}"
-        return RollStep(progress=replace(known, ended_at=now, reason=words), has_ended=True)
-    begun, words = _next(roll, known, [rows[node_id] for node_id in left], unavailable_count, obstacle, refusal)
-    return RollStep(progress=replace(known, requested=(*known.requested, *begun), reason=words), begun=begun)
+        done = RollDone(reboots=roll.reboots, node_count=len(roll.node_ids))
+        return RollStep(progress=replace(known, ended_at=now, reason=done), has_ended=True)
+    begun, reason = _next(roll, known, [rows[node_id] for node_id in left], unavailable_count, obstacle, refusal)
+    return RollStep(progress=replace(known, requested=(*known.requested, *begun), reason=reason), begun=begun)
 
 
 def _next(
@@ -95,32 +108,28 @@ def _next(
     known: RollProgress,
     left: Sequence[NodeRecord],
     unavailable_count: int,
-    obstacle: str,
-    refusal: Callable[[NodeRecord], str],
-) -> tuple[tuple[NodeId, ...], str]:
-    """Return the nodes that a roll replaces or reboots now, and a clause that says what it does or waits for."""
-    current = ", ".join(known.current)
-    verb = _verb(roll)
-    if not left:
-        return (), f"{verb} {current}"
-    if roll.is_paused:
-        return (), f"paused; {verb} {current}" if current else "paused"
+    obstacle: Obstacle | None,
+    refusal: Callable[[NodeRecord], Obstacle | None],
+) -> tuple[tuple[NodeId, ...], Reason]:
+    """Return the nodes that a roll replaces or reboots now, and what the roll does or waits for."""
     room = roll.max_unavailable - max(len(known.current), unavailable_count)
-    if room <= 0 and current:
-        return (), f"{verb} {current}"
-    if obstacle:
-        return (), f"waits: {obstacle}"
+    if not left or roll.is_paused or (room <= 0 and known.current):
+        return (), Rolls(reboots=roll.reboots, node_ids=known.current, is_paused=roll.is_paused and bool(left))
+    if obstacle is not None:
+        return (), RollWaits(because=obstacle)
     if room <= 0:
-        return (), f"waits: unavailable nodes: {unavailable_count}, MaxUnavailable: {roll.max_unavailable}"
+        few = TooFewAvailable(unavailable_count=unavailable_count, max_unavailable=roll.max_unavailable)
+        return (), RollWaits(because=few)
     working = [row for row in left if row.state in _WORKING and row.request is None]
     if not working:
-        return (), f"waits until {left[0].node_id} is in service; it is {left[0].state}"
+        return (), RollWaits(because=NotInService(node_id=left[0].node_id, state=left[0].state))
     in_order = sorted(working, key=lambda row: (row.state is not NodeState.SPARE, row.created_at, row.node_id))
     refusals = {row.node_id: refusal(row) for row in in_order}
-    begun = tuple(node_id for node_id, words in refusals.items() if not words)[:room]
-    if not begun:
-        return (), f"waits: {next(iter(refusals.values()))}"
-    return begun, f"{verb} {', '.join((*known.current, *begun))}"
+    begun = tuple(node_id for node_id, refused in refusals.items() if refused is None)[:room]
+    refused = next(iter(refusals.values()))
+    if not begun and refused is not None:
+        return (), RollWaits(because=refused)
+    return begun, Rolls(reboots=roll.reboots, node_ids=(*known.current, *begun))
 
 
 def _is_finished(row: NodeRecord | None, *, is_requested: bool) -> bool:
@@ -141,15 +150,10 @@ def status(roll: FleetRoll, progress: RollProgress) -> RollStatus:
     return RollStatus.PAUSED if roll.is_paused else RollStatus.IN_PROGRESS
 
 
-def request_of(roll: FleetRoll) -> NodeRequest:
-    """Return the request (REBOOT or REPLACE) that a roll, which covers all nodes of a fleet, makes for each node."""
-    return NodeRequest.REBOOT if roll.reboots else NodeRequest.REPLACE
-
-
-def in_words(roll: FleetRoll, node_id: NodeId) -> str:
-    """Return a clause that says that a roll reboots or replaces a node, for reason texts and incidents."""
-    why = f": {roll.reason}" if roll.reason else ""
-    return f"{_PREFIX}{_verb(roll)} {node_id} ({roll.requested_by}){why}"
+def request_of(roll: FleetRoll, node_id: NodeId) -> Requested:
+    """Return the request (REBOOT or REPLACE) that a roll, which covers all nodes of a fleet, makes for a node."""
+    kind = NodeRequest.REBOOT if roll.reboots else NodeRequest.REPLACE
+    return Requested(request=kind, node_id=node_id, by=roll.requested_by, note=roll.reason, is_roll=True)
 
 
 def is_rolled(row: NodeRecord) -> bool:
@@ -157,42 +161,32 @@ def is_rolled(row: NodeRecord) -> bool:
 
     The hourly limit of replacements does not count such terminations.
     """
-    return row.state is NodeState.DRAINING and row.reason.startswith(_PREFIX)
+    return row.state is NodeState.DRAINING and isinstance(row.reason, Requested) and row.reason.is_roll
 
 
 def _has_request(row: NodeRecord) -> bool:
-    return row.state in _WORKING and row.request is not None and row.request_words.startswith(_PREFIX)
+    return row.state in _WORKING and row.request is not None and row.request.is_roll
 
 
-def _verb(roll: FleetRoll) -> str:
-    return "reboots" if roll.reboots else "replaces"
-
-
-def _done(roll: FleetRoll) -> str:
-    return "rebooted" if roll.reboots else "replaced"
-
-
-def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> str:
-    """Return why a job's state forbids to replace or reboot another node of its fleet now, or an empty string.
+def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> Obstacle | None:
+    """Return why a job's state forbids to replace or reboot another node of its fleet now, or None.
 
     Args:
         job: a job of the fleet, in any state.
         nodes: the nodes that are assigned to the job, with their agents' reports.
 
     Returns:
-        A clause, or an empty string if the job was never launched, or if it trains without an open incident and every
-        holder has its copies.
+        None if the job was never launched, or if it trains without an open incident and every holder has its copies.
     """
     if job.state not in LAUNCHED_JOBS:
-        return ""
+        return None
     if job.state is not JobState.RUNNING:
-        return f"{job.job} is {job.state}"
+        return JobBusy(job=job.job, state=job.state)
     if not job.is_settled:
-        return f"{job.job} has an open incident, or has committed no step since its last launch"
+        return JobUnsettled(job=job.job)
     for node in nodes:
         for shard in node.member.protection if node.member is not None else ():
-            missing = [holder for holder in shard.holders if holder not in shard.in_view]
+            missing = tuple(holder for holder in shard.holders if holder not in shard.in_view)
             if missing or shard.reason:
-                why = shard.reason or f"{', '.join(missing)} does not hold it"
-                return f"the shard of rank {shard.rank} of {job.job} is not fully protected: {why}"
-    return ""
+                return ShardUnprotected(job=job.job, rank=shard.rank, missing=missing, text=shard.reason)
+    return None

@@ -18,6 +18,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control_plane.core.encryption import ReplicaEncryption
+from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.db import leases, tokens
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
@@ -64,7 +65,7 @@ class FleetRecord(NewFleet):
     desired_node_count: int
     vacancies: tuple[tuple[float, int], ...]
     drift: tuple[str, ...]
-    reason: str
+    reasons: tuple[Reason, ...]
     created_at: datetime
     idle_microseconds: Mapping[str, int] = field(default_factory=dict[str, int])
     """Time that nodes have spent without a job until `idle_until`, by `NodeState`, summed over nodes."""
@@ -88,7 +89,7 @@ class FleetUpdate(TypedDict, total=False):
     desired_node_count: int
     vacancies: tuple[tuple[float, int], ...]
     drift: tuple[str, ...]
-    reason: str
+    reasons: tuple[Reason, ...]
     blindness_lifted_at: datetime | None
     idle_microseconds: Mapping[str, int]
     idle_counts: Mapping[str, int]

@@ -48,6 +48,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
+from control_plane.core.observed.causes import NOTHING, Reason
+from control_plane.core.observed.facts import Recorded
 from control_plane.core.verification import Blocked, Verdict
 
 NAME_LENGTH = 64
@@ -109,6 +111,49 @@ class StringTuple(TypeDecorator[tuple[str, ...]]):
     def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:  # noqa: ARG002
         """Convert JSON's list to an immutable tuple."""
         return None if value is None else tuple(value)
+
+
+_reason = msgspec.json.Decoder(Reason)
+_reasons = msgspec.json.Decoder(tuple[Reason, ...])
+
+
+class ReasonText(TypeDecorator[Reason]):
+    """A column type for a reason, stored as JSON text.
+
+    A reason that this version does not know, because a newer version stored it, becomes `Recorded`.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Reason | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """Encode the reason."""
+        return None if value is None else msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Reason | None:  # noqa: ARG002
+        """Decode a column's text."""
+        try:
+            return None if value is None else _reason.decode(value)
+        except msgspec.MsgspecError:
+            return Recorded(text=value or "")
+
+
+class ReasonTexts(TypeDecorator[tuple[Reason, ...]]):
+    """A column type for several reasons, stored as JSON text. See `ReasonText`."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: tuple[Reason, ...] | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """Encode the reasons."""
+        return None if value is None else msgspec.json.encode(value).decode()
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[Reason, ...] | None:  # noqa: ARG002
+        """Decode a column's text."""
+        try:
+            return None if value is None else _reasons.decode(value)
+        except msgspec.MsgspecError:
+            return (Recorded(text=value or ""),)
 
 
 _Runs: TypeAlias = tuple[tuple[str | float, int], ...]
@@ -235,7 +280,7 @@ class FleetRow(Base):
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
     """Instances that the group lacks, as pairs: Unix time since which it lacks them, and their number."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
-    reason: Mapped[str] = mapped_column(default="")
+    reasons: Mapped[tuple[Reason, ...]] = mapped_column(ReasonTexts, default=())
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     idle_microseconds: Mapped[dict[str, int]] = mapped_column(default=dict)
@@ -290,7 +335,7 @@ class NodeRow(Base):
     availability_zone: Mapped[str] = mapped_column(default="")
     failure_domain: Mapped[str | None]
     """Innermost EC2 network node above the instance. None until AWS has reported this network node."""
-    reason: Mapped[str] = mapped_column(default="")
+    reason: Mapped[Reason] = mapped_column(ReasonText, default=NOTHING)
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """Reason why the fleet loop keeps the node out of use (`core.observed.fleets.Hold`).
 
@@ -298,9 +343,8 @@ class NodeRow(Base):
     """
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """A user's request to return or terminate a held node. Empty without a request."""
-    request: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
-    """A user's request to drain, replace, reboot or hold the node. Empty without a request."""
-    request_words: Mapped[str] = mapped_column(default="")
+    request: Mapped[Reason | None] = mapped_column(ReasonText)
+    """A user's or a roll's request to drain, replace, reboot or hold the node (`Requested`)."""
     since: Mapped[datetime | None]
     """When the node entered its state."""
     replaced_at: Mapped[datetime | None]

@@ -16,6 +16,9 @@ from typing import Any, Final, TypedDict, Unpack
 from sqlalchemy import Select, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from control_plane.core.observed.causes import Reason
+from control_plane.core.observed.facts import Requested
+from control_plane.core.observed.fleets import HoldRelease
 from control_plane.db import leases
 from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.leases import Lease
@@ -39,11 +42,10 @@ class SavedNode:
     instance_type: str
     availability_zone: str
     failure_domain: str | None
-    reason: str
+    reason: Reason
     hold: str | None
     release: str
-    request: str
-    request_words: str
+    request: Reason | None
     since: datetime | None
     replaced_at: datetime | None
     returned_at: datetime | None
@@ -71,11 +73,10 @@ class NodeUpdate(TypedDict, total=False):
     instance_type: str
     availability_zone: str
     failure_domain: str | None
-    reason: str
+    reason: Reason
     hold: str | None
     release: str
-    request: str
-    request_words: str
+    request: Reason | None
     wanted_at: datetime | None
     since: datetime | None
     replaced_at: datetime | None
@@ -318,7 +319,7 @@ def failed_join_count(session: Session, fleet_name: str) -> int:
     return session.scalar(_FAILED_JOINS, {"of_fleet": fleet_name}) or 0
 
 
-def ask_release(session: Session, node_id: str, *, state: str, release: str, now: datetime) -> SavedNode:
+def ask_release(session: Session, node_id: str, *, state: str, release: HoldRelease, now: datetime) -> SavedNode:
     """Record a user's request about a node that its fleet keeps out of use: return it to service, or terminate it.
 
     The fleet loop executes the request.
@@ -327,7 +328,7 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
         session: from `Database.write`.
         node_id: id of the node.
         state: state in which the node must be, else the function raises Conflict.
-        release: the user's request: `return` or `terminate`.
+        release: the user's request.
         now: the time in UTC. Entries of the node's fault history before this time no longer count.
 
     Returns:
@@ -349,20 +350,20 @@ def ask_release(session: Session, node_id: str, *, state: str, release: str, now
     return get(session, node_id)
 
 
-def ask(session: Session, node_id: str, request: str, words: str) -> bool:
+def ask(session: Session, node_id: str, request: Requested) -> bool:
     """Record a user's request to drain, replace, reboot or hold a node.
 
     Return False if the node already has a request. The fleet loop executes the request later. Until then, a user can
     withdraw it (`call_off`).
     """
-    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request == "")
-    return bool(changed_rows(session.execute(query.values(request=request, request_words=words))))
+    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request.is_(None))
+    return bool(changed_rows(session.execute(query.values(request=request))))
 
 
 def call_off(session: Session, node_id: str) -> bool:
     """Withdraw a user's request to drain, replace, reboot or hold a node. Return False if there is no request."""
-    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request != "")
-    return bool(changed_rows(session.execute(query.values(request="", request_words=""))))
+    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.request.is_not(None))
+    return bool(changed_rows(session.execute(query.values(request=None))))
 
 
 def change(

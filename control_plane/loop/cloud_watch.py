@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
+from control_plane.accounts import reasons
 from control_plane.cloud.errors import CloudError, NotFound, Throttled
 from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure
+from control_plane.core import capacity
 from control_plane.core.absence import Omissions
-from control_plane.core.capacity import failed_launches, waiting_words
 from control_plane.core.observed.fleets import GroupObserved
 from control_plane.core.observed.jobs import FailedLaunches
 from control_plane.core.observed.nodes import InstanceCondition
@@ -350,12 +351,13 @@ class CloudWatch:
         Empty while instances start normally.
         """
         view = self._views.get(fleet)
-        return waiting_words(view.group) if view is not None else ""
+        failure = capacity.failure(view.group) if view is not None else None
+        return "" if failure is None else reasons.sentence(failure)
 
     def failed_launches(self, fleet: FleetName) -> FailedLaunches | None:
         """Return the failed launches that Everstep retries. None if no launch failed, or before AWS has answered."""
         view = self._views.get(fleet)
-        return failed_launches(view.group) if view is not None else None
+        return capacity.failed_launches(view.group) if view is not None else None
 
     def launch_failed_at(self, fleet: FleetName) -> float | None:
         """Return the Unix time of the newest failed launch.

@@ -12,8 +12,9 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import reasons
 from control_plane.core import drills, idle_nodes, ledger_hours, witnesses
-from control_plane.core.actions import Decision, FleetDecision
+from control_plane.core.actions import Decision, EventDraft, FleetDecision
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.observed.steps import NO_GENERATION, DoubtedCheckpoint
@@ -131,7 +132,7 @@ class DecisionStore:
                 protection.record(session, lease, shards, moment)
             for draft in decision.events:
                 events.append_for_job(
-                    session, before, draft.type, draft.message, moment, node_id=draft.node_id, detail=draft.detail
+                    session, before, draft.type, _message(draft), moment, node_id=draft.node_id, detail=draft.detail
                 )
         if before.state != after.state.value or before.reason != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
@@ -187,7 +188,7 @@ class DecisionStore:
             desired_node_count=decision.desired_count,
             vacancies=decision.vacancies,
             drift=view.group.drift,
-            reason=decision.reason,
+            reasons=decision.reasons,
         )
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
             # Most agents report again, so remove the user's confirmation that the silent nodes are lost. A confirmation
@@ -227,15 +228,15 @@ class DecisionStore:
                 columns = records.node_update(
                     row,
                     before=None if before is None else before.state,
-                    had_request=before is not None and before.request != "",
+                    had_request=before is not None and before.request is not None,
                 )
                 columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
-                if row.request is not None and (before is None or not before.request):
+                if row.request is not None and (before is None or before.request is None):
                     # A roll (the replacement or reboot of all nodes of the fleet) has reached this node. A person's
                     # request for the node has precedence if it has arrived since the caller read the row.
-                    nodes.ask(session, row.node_id, row.request.value, row.request_words)
+                    nodes.ask(session, row.node_id, row.request)
                 if row.state is NodeState.GONE:
                     tokens.revoke_sessions(session, row.node_id, moment)
             for node_id, domain in domains.items():
@@ -254,14 +255,14 @@ class DecisionStore:
                 event = events.NewEvent(
                     at=moment,
                     type=draft.type,
-                    message=draft.message,
+                    message=_message(draft),
                     project=project,
                     fleet_name=fleet.name,
                     node_id=draft.node_id,
                 )
                 events.append(session, event)
             if fleet.state != state.value:
-                message = f"{fleet.state} → {state.value}: {decision.reason}"
+                message = f"{fleet.state} → {state.value}: {reasons.sentences(decision.reasons)}"
                 events.append_for_fleet(session, fleet, "FleetStateChanged", message, moment)
         return True
 
@@ -279,6 +280,10 @@ def _doubt(session: Session, lease: Lease, job: jobs.SavedJob, doubted: DoubtedC
         damage = Damage(kind=DamageKind.LOADED, detail=witnesses.damage_words(doubted.readers))
         checkpoints.mark_damaged(session, run_id, found, Verdict.of(damage), now)
     checkpoints.ask_to_verify(session, run_id, found, now)
+
+
+def _message(draft: EventDraft) -> str:
+    return draft.message if draft.reason is None else f"{draft.message}: {reasons.sentence(draft.reason)}"
 
 
 def _keeps_its_turn(

@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import reasons
 from control_plane.cloud.errors import CloudError, NotFound, ObjectChanged
 from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
@@ -238,14 +239,19 @@ class Executor:
                 return Call(
                     key=f"terminate/{node_id}/{minute}",
                     name="TerminateInstanceInAutoScalingGroup",
-                    detail={"group": group, "node_id": node_id, "decrement": decrement, "reason": reason},
+                    detail={
+                        "group": group,
+                        "node_id": node_id,
+                        "decrement": decrement,
+                        "reason": reasons.sentence(reason),
+                    },
                     make=lambda: self._operator.terminate_member(node_id, decrement=decrement),
                 )
             case RebootMember(group=group, node_id=node_id, since=since, reason=reason):
                 return Call(
                     key=reboot_key(node_id, since),
                     name="RebootInstances",
-                    detail={"group": group, "node_id": node_id, "reason": reason},
+                    detail={"group": group, "node_id": node_id, "reason": reasons.sentence(reason)},
                     make=lambda: self._operator.reboot_member(group, node_id),
                 )
             case CompleteTermination(group=group, hook=hook, node_id=node_id):

@@ -15,14 +15,17 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import reasons
 from control_plane.core import encryption
 from control_plane.core.absence import settled
 from control_plane.core.actions import reboot_key
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
-from control_plane.core.fleets import NOT_JOINED, NOT_REPLACED, RATE_WINDOW_SECONDS
+from control_plane.core.fleets import RATE_WINDOW_SECONDS
 from control_plane.core.moves import is_ready
 from control_plane.core.notices import merged
+from control_plane.core.observed.causes import JoinsFail, ReplacementLimit
+from control_plane.core.observed.facts import InstanceEnded, Requested
 from control_plane.core.observed.fleets import FleetHistory, FleetObserved, FleetSpec, NodeRecord
 from control_plane.core.observed.jobs import JobObserved, JobSpec
 from control_plane.core.observed.nodes import InstanceCondition, NodeObserved, Notice
@@ -437,7 +440,8 @@ class Observer:
             timeouts=self._timeouts,
         )
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
-            condition, words = InstanceCondition.ENDED, row.reason.removeprefix("EC2: ")
+            condition = InstanceCondition.ENDED
+            words = row.reason.state if isinstance(row.reason, InstanceEnded) else "ended"
         returned_at = row.returned_at if row is not None else None
         lines = [line for line in facts.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
@@ -462,7 +466,7 @@ class Observer:
             member=report.member if report is not None else None,
             faults=report.faults if report is not None else (),
             history=tuple(records.implication(line) for line in lines),
-            request_words=row.request_words if row is not None else "",
+            request=row.request if row is not None and isinstance(row.request, Requested) else None,
             domain=row.failure_domain if row is not None else None,
             notices=merged([*facts.notices.get(node_id, ()), *records.own_notices(report)]),
         )
@@ -497,4 +501,6 @@ def _what_holds(fleet: fleets.FleetRecord | None) -> str:
 
     Return an empty string in any other case.
     """
-    return fleet.reason if fleet is not None and (NOT_REPLACED in fleet.reason or NOT_JOINED in fleet.reason) else ""
+    if fleet is None or not any(isinstance(reason, ReplacementLimit | JoinsFail) for reason in fleet.reasons):
+        return ""
+    return reasons.sentences(fleet.reasons)

@@ -24,7 +24,8 @@ from control_plane.core import incidents as core_incidents
 from control_plane.core.idle_nodes import IdleNodes
 from control_plane.core.ledger_hours import Ledger
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
-from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, NodeRecord, NodeRequest
+from control_plane.core.observed.facts import Requested
+from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, HoldRelease, NodeRecord
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import CapacityWait, JobRecord, JobSettings, JobSpec, Lapse, Memo, Suspicion
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
@@ -380,10 +381,8 @@ def node_record(node: nodes.SavedNode) -> NodeRecord:
         since=(node.since or node.created_at).timestamp(),
         hold=Hold(node.hold) if node.hold is not None else None,
         replaced_at=_seconds(node.replaced_at),
-        # Only the API writes this column, and it writes only values that this field permits.
-        release=node.release,  # type: ignore[arg-type]
-        request=NodeRequest(node.request) if node.request else None,
-        request_words=node.request_words,
+        release=HoldRelease(node.release) if node.release else None,
+        request=node.request if isinstance(node.request, Requested) else None,
         connected_at=_seconds(node.connected_at),
         evidence_at=_seconds(node.evidence_at),
     )
@@ -414,7 +413,7 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
         replaced_at=_moment(node.replaced_at),
     )
     if had_request and node.request is None:
-        columns["request"], columns["request_words"] = "", ""
+        columns["request"] = None
     if node.state.value != before:
         columns["release"], columns["evidence_at"] = "", None
     return columns

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import insert, update
 
+from control_plane.core.observed.causes import NOTHING
 from control_plane.core.states import JobState, NodeState
 from control_plane.db.jobs import JobTransition
 from control_plane.db.models import EventRow, GenerationRow, IncidentRow, JobRow, NodeRow, ReplicaRow, ShardRow
@@ -150,7 +151,7 @@ class Many:
             session.execute(update(JobRow).where(JobRow.name == WIDE).values(**values))
 
     def _node(self, number: int, node_id: str, run: str) -> dict[str, Any]:
-        texts = dict.fromkeys(("address", "agent_id", "version", "reason", "release", "request", "request_words"), "")
+        texts = dict.fromkeys(("address", "agent_id", "version", "release"), "")
         belongs = (
             {"state": NodeState.SPARE.value, "run_id": None}
             if node_id == self.spare
@@ -159,6 +160,7 @@ class Many:
         domain = {"instance_type": "p5", "availability_zone": "us-east-1a", "failure_domain": f"nn-{number // 16:02d}"}
         return {
             **texts,
+            "reason": NOTHING,
             **belongs,
             **domain,
             "id": node_id,

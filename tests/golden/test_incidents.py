@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from control_plane.accounts.reasons import sentence
+from control_plane.core.observed.fleets import HoldRelease
 from control_plane.core.observed.rolls import FleetRoll
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import events, fleets, jobs, nodes, rolls
@@ -187,7 +189,7 @@ class Teller:
             case ["release", place, *how]:
                 node_id, what = self.silenced[place].node_id, "terminate" if how else "return"
                 with world.database.write() as session:
-                    nodes.ask_release(session, node_id, state=NodeState.HELD, release=what, now=world.now)
+                    nodes.ask_release(session, node_id, state=NodeState.HELD, release=HoldRelease(what), now=world.now)
             case ["unfreeze"]:
                 with world.database.write() as session:
                     fleets.lift_blindness(session, "main", world.now)
@@ -226,7 +228,7 @@ class Teller:
                 with world.database.read() as session:
                     progress = rolls.progress_of(fleets.get(session, "main"))
                 assert progress is not None
-                self.lines.append(f"    {len(progress.finished)} finished: {_short(progress.reason)}")
+                self.lines.append(f"    {len(progress.finished)} finished: {_short(sentence(progress.reason))}")
             case ["move", number]:  # the job moves off a node at its next agreed stop
                 await self.obey(["agreed"])
                 await self.obey(["finish"])

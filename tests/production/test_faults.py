@@ -147,14 +147,14 @@ def promote_the_standby_in_a_transaction(production: Production) -> None:
                     select(FleetRow.lease_owner, FleetRow.lease_counter).where(FleetRow.name == FLEET)
                 ).one()
                 guard(session, Lease("fleet", FLEET, row.lease_owner, row.lease_counter))
-                session.execute(update(FleetRow).where(FleetRow.name == FLEET).values(reason="never committed"))
+                session.execute(update(FleetRow).where(FleetRow.name == FLEET).values(instance_type="never committed"))
                 session.flush()
                 database.promote()
 
         with pytest.raises(DBAPIError):
             write_while_the_primary_is_lost()
         with opened.read() as session:
-            assert session.scalar(select(FleetRow.reason).where(FleetRow.name == FLEET)) != "never committed"
+            assert session.scalar(select(FleetRow.instance_type).where(FleetRow.name == FLEET)) != "never committed"
 
 
 def holder_and_other(production: Production) -> tuple[str, str]:

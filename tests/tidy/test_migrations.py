@@ -40,6 +40,7 @@ DIGESTS = {
     "0007_typed_verdicts.py": "20d6e2602e37aeeda42c9eaeb33c0118fdd0a2a51396333ebeec3deba458a66f",
     "0008_given_up_incidents.py": "ed97794bda3ba2e0e83dd5ed652a310daf3eef25754dbed1fd52ef00a6dd5e80",
     "0009_job_spans.py": "7130115f77412b0e37ad707deb698c5de199b914b0fb485b1e5fd045e5ff8f0e",
+    "0010_reasons.py": "79ccf21018c4057e10fa21ef3899c18e97a361d914cfb241f11e905d84bd08a6",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

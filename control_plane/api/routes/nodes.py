@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import reasons
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Caller, Reader
 from control_plane.api.deps import MaxResults, NextToken, NodeIdPath, Services, ServicesDep, page_of
@@ -17,7 +17,8 @@ from control_plane.api.peers import KnownAgents
 from control_plane.api.router import Router
 from control_plane.api.schemas import nodes as nodes_schemas
 from control_plane.core import requests
-from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.facts import NodeRequest, Requested
+from control_plane.core.observed.fleets import Hold, HoldRelease
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.db import events, fleets, implications, jobs, nodes, tokens
 from control_plane.db.events import NewEvent
@@ -92,10 +93,10 @@ def release_node(
             )
             services.wake()
             return _shown(session, services, record, caller)
-        release = "terminate" if request.terminate else "return"
+        release = HoldRelease.TERMINATE if request.terminate else HoldRelease.RETURN
         record = nodes.ask_release(session, node_id, state=NodeState.HELD, release=release, now=now)
         what = "its instance will be terminated" if request.terminate else "it may work again"
-        message = f"A user released {node_id}: {what}. It was held: {record.reason}"
+        message = f"A user released {node_id}: {what}. It was held: {reasons.sentence(record.reason)}"
         events.append(
             session,
             NewEvent(at=now, type="NodeReleased", message=message, fleet_name=record.fleet_name, node_id=node_id),
@@ -182,10 +183,12 @@ def _ask(
         if record.hold == Hold.PERSON and asked in (NodeRequest.DRAIN, NodeRequest.HOLD):
             return _shown(session, services, record, caller)  # The node is already in the requested state.
         refusal = requests.refusal(asked, _standing(session, record))
-        if refusal:
-            raise InUse(f"{refusal[:1].upper()}{refusal[1:]}.")
-        words = requests.in_words(asked, node_id, caller.name, request.reason)
-        if nodes.ask(session, node_id, asked.value, words):
+        if refusal is not None:
+            words = reasons.sentence(refusal)
+            raise InUse(f"{words[:1].upper()}{words[1:]}.")
+        wanted = Requested(request=asked, node_id=NodeId(node_id), by=caller.name, note=request.reason)
+        if nodes.ask(session, node_id, wanted):
+            words = reasons.sentence(wanted)
             event = NewEvent(at=now, type="NodeRequested", message=words, fleet_name=record.fleet_name, node_id=node_id)
             events.append(session, event)
         shown = _shown(session, services, nodes.get(session, node_id), caller)
@@ -201,10 +204,10 @@ def _standing(session: Session, record: SavedNode) -> requests.RequestContext:
         node_id=record.id,
         state=NodeState(record.state),
         hold=Hold(record.hold) if record.hold is not None else None,
-        request=NodeRequest(record.request) if record.request else None,
+        request=record.request.request if isinstance(record.request, Requested) else None,
         fleet_status=FleetStatus(fleet.state),
-        fleet_reason=fleet.reason,
-        spare_count=sum(other.state == NodeState.SPARE and not other.request for other in others),
+        fleet_reasons=fleet.reasons,
+        spare_count=sum(other.state == NodeState.SPARE and other.request is None for other in others),
         node_count=len(others),
         max_node_count=fleet.max_node_count,
         job_name=job.name if job is not None else "",
@@ -238,14 +241,12 @@ def _view(
     owner = owners.get(record.run_id) if record.run_id is not None else None
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
     node_id = NodeId(record.id)
-    if job_name is None and caller.project_filter is not None:
-        # Hide the node's reason and request, because these texts may name a job of another project.
-        record = replace(record, reason="", request_words="")
     return views.node(
         record,
         agents.views.get(node_id),
         refused_message_count=agents.refused.get(node_id, 0),
         job_name=job_name,
         price_usd_per_hour=price_usd_per_hour,
+        with_reasons=job_name is not None or caller.project_filter is None,
         history=history,
     )

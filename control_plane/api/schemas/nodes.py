@@ -8,7 +8,8 @@ from control_plane.accounts.held_nodes import HoldDecision
 from control_plane.api.schemas.common import Request, Shape, ShortText
 from control_plane.api.schemas.fleets import RankMemory
 from control_plane.api.schemas.jobs import Condition
-from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.facts import NodeRequest
+from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.states import NodeState
 from everstep.protocol.replica_transport import ReplicaTransport

@@ -97,10 +97,10 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
     for line in lines:
         node = view.nodes.get(line.node_id)
         history = [*(node.history if node is not None else ()), line]
-        why = remedies.lemon(history, view.now)
+        why = remedies.lemon(line.node_id, history, view.now)
         if why is not None and line.node_id not in left:
             remedy = remedies.of_lemon(history, view.now)
-            words = f"{line.node_id} is not used again: {why}"
+            words = f"{line.node_id} is not used again: {remedies.lemon_words(why)}"
             move = Departure(
                 node_id=line.node_id,
                 evidence=words,

@@ -90,6 +90,33 @@ class Announced(Value, frozen=True):
     text: str
 
 
+class NodeRequest(StrEnum):
+    """A request for a node.
+
+    If a job uses the node, the job first gives it up at an agreed stop, a step after which all ranks stop.
+
+    - DRAIN: the fleet holds the node, that is, keeps it unused until a person decides.
+    - REPLACE: the fleet terminates the instance and launches another one.
+    - REBOOT: EC2 reboots the node, and the node returns to service.
+    - HOLD: the fleet holds a node that works for no job.
+    """
+
+    DRAIN = "drain"
+    REPLACE = "replace"
+    REBOOT = "reboot"
+    HOLD = "hold"
+
+
+class Requested(Value, frozen=True):
+    """A person, or a roll that a person started, requested something for the node. `note` is the person's reason."""
+
+    request: NodeRequest
+    node_id: NodeId
+    by: str
+    note: str = ""
+    is_roll: bool = False
+
+
 class SilenceProof(StrEnum):
     """The circumstance of a node's silence that decides what the silence proves.
 
@@ -346,6 +373,7 @@ Fact: TypeAlias = (
     | NodeFaulty
     | Lemon
     | Announced
+    | Requested
     | AgentSilent
     | OutOfView
     | NotPrepared

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
+from control_plane.core.observed.causes import Reason
+from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR, Departure, Exclusion
 from control_plane.core.observed.nodes import NodeObserved
 from control_plane.core.observed.rolls import FleetRoll, RollProgress
@@ -131,21 +133,11 @@ class Hold(StrEnum):
     PERSON = "person"
 
 
-class NodeRequest(StrEnum):
-    """A person's request for a node.
+class HoldRelease(StrEnum):
+    """A person's decision about a held node: return it to service, or terminate it."""
 
-    If a job uses the node, the job first gives it up at an agreed stop, a step after which all ranks stop.
-
-    - DRAIN: the fleet holds the node, that is, keeps it unused until a person decides.
-    - REPLACE: the fleet terminates the instance and launches another one.
-    - REBOOT: EC2 reboots the node, and the node returns to service.
-    - HOLD: the fleet holds a node that works for no job.
-    """
-
-    DRAIN = "drain"
-    REPLACE = "replace"
-    REBOOT = "reboot"
-    HOLD = "hold"
+    RETURN = "return"
+    TERMINATE = "terminate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +147,7 @@ class NodeRecord:
     node_id: NodeId
     state: NodeState
     run: RunId | None
-    reason: str
+    reason: Reason
     created_at: float
     wanted_at: float | None = None
     """Unix time since which the group lacked the instance that later became this node.
@@ -168,11 +160,10 @@ class NodeRecord:
     """Reason for holding the node. Set only in state HELD."""
     replaced_at: float | None = None
     """Time at which the fleet requested a replacement for the node. None before the request."""
-    release: Literal["", "return", "terminate"] = ""
-    """A person's decision about a held node: `return` it to service, or `terminate` it. Empty without a decision."""
-    request: NodeRequest | None = None
+    release: HoldRelease | None = None
+    """A person's decision about a held node. None without a decision."""
+    request: Requested | None = None
     """Pending request for this node, by a person, or by a roll (which reboots or replaces all nodes), or None."""
-    request_words: str = ""
     connected_at: float | None = None
     """Time at which the node's agent last connected, in Unix seconds."""
     evidence_at: float | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from control_plane.core.observed.facts import Requested
 from everstep.protocol.agent_messages import MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import NodeId
 
@@ -169,8 +170,8 @@ class NodeObserved:
     """Faults of the node's hardware or system, from its agent's newest report."""
     history: tuple[Implication, ...] = ()
     """Incidents that involved the node since a person last returned it to service, oldest first."""
-    request_words: str = ""
-    """A person's pending request for the node (drain, replace, reboot or hold), as a sentence. Empty without one.
+    request: Requested | None = None
+    """A person's pending request for the node (drain, replace, reboot or hold), or None.
 
     The fleet fulfils the request after the job has given the node up.
     """

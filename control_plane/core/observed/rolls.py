@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from control_plane.core.observed.causes import NOTHING, Reason
 from everstep.protocol.ids import NodeId
 
 
@@ -44,8 +45,8 @@ class RollProgress:
     Nodes that the roll skips also count: nodes that ended or were held meanwhile, and nodes whose request a person
     cancelled.
     """
-    reason: str = ""
-    """Text that says what the roll does or waits for, as the API shows it."""
+    reason: Reason = NOTHING
+    """What the roll does or waits for."""
     ended_at: float | None = None
     """Time at which the roll was complete or stopped, in Unix seconds. None before that."""
 

@@ -27,6 +27,7 @@ from control_plane.core.actions import (
     TerminateMember,
 )
 from control_plane.core.job import decide
+from control_plane.core.observed.causes import Surplus
 from control_plane.core.observed.fleets import (
     FleetJob,
     FleetObserved,
@@ -427,7 +428,7 @@ class Simulation:
                         or node_id in self.people_say
                         or node_id in self.was_announced
                     )
-                    assert is_allowed or (owner is not None and owner.reason.startswith("surplus")), (
+                    assert is_allowed or (owner is not None and isinstance(owner.reason, Surplus)), (
                         f"nothing allows to end {node_id}: {owner}"
                     )
                     self.agents.pop(node_id, None)

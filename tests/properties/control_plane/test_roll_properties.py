@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.core import rolls
+from control_plane.core.observed.causes import NOTHING, FleetFrozen, Obstacle
 from control_plane.core.observed.fleets import NodeRecord
 from control_plane.core.observed.rolls import FleetRoll, RollProgress, RollStatus
 from control_plane.core.states import NodeState
@@ -38,7 +39,9 @@ class Simulation:
         available = sum(row.state in WORKING and row.request is None for row in self.rows.values())
         return len(self.roll.node_ids) - available
 
-    def decide(self, obstacle: str, refusal: Callable[[NodeRecord], str] = lambda _: "") -> rolls.RollStep:
+    def decide(
+        self, obstacle: Obstacle | None, refusal: Callable[[NodeRecord], Obstacle | None] = lambda _: None
+    ) -> rolls.RollStep:
         return rolls.decide(
             self.now,
             self.roll,
@@ -49,14 +52,14 @@ class Simulation:
             refusal=refusal,
         )
 
-    def make_pass(self, obstacle: str = "") -> None:
+    def make_pass(self, obstacle: Obstacle | None = None) -> None:
         """Decide once which nodes the roll replaces or reboots next. Check its limits, and store the decision."""
         self.now += 1
         unavailable = self.unavailable_count
         step = self.decide(obstacle)
         assert step == self.decide(obstacle)
         if step.begun:
-            assert not obstacle
+            assert obstacle is None
             assert not self.roll.is_paused
             assert not self.roll.is_stopped
             assert len(step.begun) + max(0, unavailable) <= self.roll.max_unavailable
@@ -65,13 +68,12 @@ class Simulation:
         assert all(self.rows[node_id].state in WORKING for node_id in step.begun)
         self.begun += step.begun
         for node_id in step.begun:
-            words = rolls.in_words(self.roll, node_id)
-            self.rows[node_id] = replace(self.rows[node_id], request=rolls.request_of(self.roll), request_words=words)
+            self.rows[node_id] = replace(self.rows[node_id], request=rolls.request_of(self.roll, node_id))
         for node_id in step.cancelled:
-            self.rows[node_id] = replace(self.rows[node_id], request=None, request_words="")
+            self.rows[node_id] = replace(self.rows[node_id], request=None)
         before, self.progress = self.progress, step.progress
         assert before is None or set(before.finished) <= set(self.progress.finished), "finished nodes stay finished"
-        again = self.decide("")
+        again = self.decide(None)
         assert not set(again.begun) & set(self.begun)
 
     def advance(self, node_id: NodeId) -> None:
@@ -82,7 +84,7 @@ class Simulation:
         row = self.rows[node_id]
         if row.state in WORKING and row.request is not None:
             state = NodeState.REBOOTING if self.roll.reboots else NodeState.DRAINING
-            self.rows[node_id] = replace(row, state=state, request=None, reason=row.request_words, request_words="")
+            self.rows[node_id] = replace(row, state=state, request=None, reason=row.request)
         elif row.state in (NodeState.REBOOTING, NodeState.JOINING):
             self.rows[node_id] = replace(row, state=NodeState.SPARE)
         elif row.state is NodeState.DRAINING:
@@ -93,11 +95,11 @@ class Simulation:
         del self.rows[node_id]
         self.arrival_count += 1
         new = NodeId(f"new-{self.arrival_count}")
-        self.rows[new] = NodeRecord(node_id=new, state=NodeState.JOINING, run=None, reason="", created_at=self.now)
+        self.rows[new] = NodeRecord(node_id=new, state=NodeState.JOINING, run=None, reason=NOTHING, created_at=self.now)
 
 
 def row(number: int, state: NodeState) -> NodeRecord:
-    return NodeRecord(node_id=NodeId(f"i-{number}"), state=state, run=None, reason="", created_at=float(number))
+    return NodeRecord(node_id=NodeId(f"i-{number}"), state=state, run=None, reason=NOTHING, created_at=float(number))
 
 
 fleets = st.lists(st.sampled_from([*WORKING, NodeState.JOINING, NodeState.REBOOTING]), min_size=1, max_size=6)
@@ -123,13 +125,13 @@ def test_a_roll_keeps_its_limits_and_ends(
         node_id = list(world.rows)[draw % len(world.rows)]
         match act:
             case "pass" | "block":
-                world.make_pass("a job recovers" if act == "block" else "")
+                world.make_pass(FleetFrozen() if act == "block" else None)
             case "advance":
                 world.advance(node_id)
             case "fail":
                 world.fail(node_id)
             case "hold" if world.rows[node_id].state in WORKING:
-                world.rows[node_id] = replace(world.rows[node_id], state=NodeState.HELD, request=None, request_words="")
+                world.rows[node_id] = replace(world.rows[node_id], state=NodeState.HELD, request=None)
                 world.arrival_count += 1
                 new = row(1000 + world.arrival_count, NodeState.JOINING)
                 world.rows[new.node_id] = new

@@ -8,6 +8,7 @@ import pytest
 
 from control_plane.accounts.answers import done, headline, why
 from control_plane.accounts.incidents import Account, HeldNode, IncidentOutcome, verdict
+from control_plane.core.observed.causes import NOTHING
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.ids import Step
@@ -200,7 +201,7 @@ def test_every_incident_has_both_answers_as_sentences(cause: Cause, outcome: Inc
 
 
 AGREED = "stop at an agreed step and move the ranks of i-1 to other nodes; the remaining nodes hold its last step"
-HELD = HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="")
+HELD = HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason=NOTHING)
 RESUMED = "Training resumed from step 10, from the memory of other nodes"
 NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
 

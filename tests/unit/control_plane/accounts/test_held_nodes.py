@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from control_plane.accounts.held_nodes import HoldDecision, advice
+from control_plane.core.observed.causes import GivenUp, KeptForInspection
+from control_plane.core.observed.facts import Faulty, NodeFaulty, Recorded
 from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.nodes import Remedy
+from everstep.protocol.ids import NodeId
 
 
 @pytest.mark.parametrize(
@@ -25,7 +29,7 @@ from control_plane.core.observed.fleets import Hold
 def test_the_hold_and_the_reported_fault_determine_the_advice(
     hold: Hold, reason: str, decision: str, fault: str
 ) -> None:
-    found = advice("i-1", hold, reason)
+    found = advice("i-1", hold, Recorded(text=reason))
     assert found is not None
     assert found.decision == decision
     assert found.words.startswith(f"{decision} node i-1")
@@ -41,7 +45,7 @@ def test_the_hold_and_the_reported_fault_determine_the_advice(
 
 @pytest.mark.parametrize("reason", ["gpu_xid: Xid 79", "rank 3 ended"])
 def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: str) -> None:
-    priced, free = advice("i-1", Hold.INSPECTION, reason, 55.04), advice("i-1", Hold.INSPECTION, reason)
+    priced, free = (advice("i-1", Hold.INSPECTION, Recorded(text=reason), price) for price in (55.04, None))
     assert priced is not None
     assert free is not None
     assert priced.words == f"{free.words} It costs $55.04 per hour until then."
@@ -49,6 +53,22 @@ def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: str) -
 
 
 def test_an_unreachable_node_is_terminated_like_a_faulty_one() -> None:
-    found = advice("i-1", Hold.UNREACHABLE, "silent", 55.04)
+    found = advice("i-1", Hold.UNREACHABLE, Recorded(text="silent"), 55.04)
     assert (found.decision, found.command) == (HoldDecision.TERMINATE, "everstep nodes release i-1 --terminate")
     assert found.words.endswith("If it answers, Everstep uses it again. It costs $55.04 per hour until then.")
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        (Faulty(code="gpu_xid", text="the GPU fell off", xid=79), "Xid 79"),
+        (Faulty(code="gpu_lost", text="GPU 2 is missing"), "gpu_lost"),
+        (Faulty(code="gpu_xid", text="Xid 79", xid=94), None),
+    ],
+)
+def test_the_fault_behind_the_hold_is_found_without_its_sentence(fault: Faulty, named: str | None) -> None:
+    reported = NodeFaulty(node_id=NodeId("i-1"), fault=fault)
+    reason = KeptForInspection(because=GivenUp(job="gpt", remedy=Remedy.REPLACE, because=reported))
+    found = advice("i-1", Hold.INSPECTION, reason)
+    assert (found.decision is HoldDecision.TERMINATE) is (named is not None)
+    assert named is None or named in found.words

@@ -19,6 +19,7 @@ from control_plane.accounts.incidents import (
     outcome_of,
     verdict,
 )
+from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
@@ -119,12 +120,14 @@ def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
 
 
 def test_a_held_node_waits_for_a_person() -> None:
-    held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="GPU 3: Xid 79"),))
+    held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason=Recorded(text="GPU 3: Xid 79")),))
     assert [(each.urgency, each.node_id, each.command) for each in actions(held)] == [
         (Urgency.LATER, "i-1", "everstep nodes release i-1 --terminate")
     ]
     assert duty(held).startswith("Not urgent: terminate node i-1: it reported Xid 79")
-    (inspect,) = actions(replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason="rank 0"),)))
+    (inspect,) = actions(
+        replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason=Recorded(text="rank 0")),))
+    )
     assert inspect.further_commands == ("everstep nodes release i-1 --terminate", "everstep nodes release i-1")
     silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=""),))
     assert [(each.urgency, each.command) for each in actions(silent)] == [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from control_plane.core.observed.causes import RollDone
 from control_plane.core.observed.rolls import RollProgress
 from control_plane.db import fleets, nodes, rolls
 from control_plane.db.leases import Leaser
@@ -46,7 +47,7 @@ def end(service, *finished: str) -> None:
         roll_id=roll.roll_id,
         finished=tuple(map(NodeId, finished)),
         ended_at=service.clock().timestamp(),
-        reason="all 2 nodes are replaced",
+        reason=RollDone(reboots=False, node_count=2),
     )
     change(service, lambda session, lease: fleets.change(session, lease, roll_progress=rolls.stored(progress)))
 

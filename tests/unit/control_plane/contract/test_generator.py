@@ -22,7 +22,8 @@ from control_plane.contract.typescript import typescript
 from control_plane.contract.waiters import _check, waiters
 from control_plane.core.checkpoints import CheckpointStatus, Verification
 from control_plane.core.observed.drills import DrillKind, DrillState
-from control_plane.core.observed.fleets import Hold, NodeRequest
+from control_plane.core.observed.facts import NodeRequest
+from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause, Remedy
 from control_plane.core.states import (
     FleetStatus,

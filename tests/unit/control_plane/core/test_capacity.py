@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from control_plane.accounts.reasons import sentence
 from control_plane.core.capacity import (
     LONG_WAIT_SECONDS,
     LONGEST_RETRY_SECONDS,
     failed_launches,
+    failure,
     is_long,
     is_shortage,
     pause_seconds,
     retry_at,
-    waiting_words,
 )
 from control_plane.core.observed.fleets import GroupObserved
 from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
@@ -59,7 +60,9 @@ def scheduled(length: float) -> int:
 def test_everstep_retries_launches_that_aws_suspended_and_none_that_a_person_suspended() -> None:
     suspended = replace(group(1e9, 1e9), launch_suspension="Administrative", is_suspension_administrative=True)
     assert failed_launches(suspended) == FailedLaunches(message=MESSAGE, count=1, next_attempt_at=1e9 + 30)
-    assert waiting_words(suspended).endswith("Everstep resumes it and retries at 01:47:10 UTC")
+    found = failure(suspended)
+    assert found is not None
+    assert sentence(found).endswith("Everstep resumes it and retries at 01:47:10 UTC")
     assert failed_launches(replace(suspended, is_suspension_administrative=False)) is None
     assert failed_launches(replace(suspended, launch_failure="", failed_at=None, failing_since=None)) is None
 

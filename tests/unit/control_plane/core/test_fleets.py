@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from control_plane.accounts.reasons import sentence, sentences
 from control_plane.core import capacity, fleets
 from control_plane.core.actions import (
     CompleteTermination,
@@ -20,6 +22,8 @@ from control_plane.core.actions import (
     SetDesired,
     TerminateMember,
 )
+from control_plane.core.observed.causes import GivenUp, Reason, ReplacementLimit, Surplus
+from control_plane.core.observed.facts import InstanceEnded, NodeRequest, Recorded, Requested
 from control_plane.core.observed.fleets import (
     FleetHistory,
     FleetJob,
@@ -28,8 +32,8 @@ from control_plane.core.observed.fleets import (
     GroupMember,
     GroupObserved,
     Hold,
+    HoldRelease,
     NodeRecord,
-    NodeRequest,
 )
 from control_plane.core.observed.jobs import Departure, Exclusion, Policy
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
@@ -51,6 +55,8 @@ from everstep.protocol.plan import ObjectReference, SourceArchive
 POLICY = Policy(timeouts=ladder(3.0))
 SPEC = FleetSpec(name=FleetName("main"), group="group", min_node_count=2, spare_count=1)
 NOW = 1000.0
+
+REQUESTED = Requested(request=NodeRequest.REPLACE, node_id=NodeId("i1"), by="ann")
 
 
 def job(
@@ -74,14 +80,15 @@ def job(
 
 
 def row(
-    name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: str = "", **changes: Any
+    name: str, state: NodeState = NodeState.SPARE, run: str | None = None, reason: Reason | str = "", **changes: Any
 ) -> NodeRecord:
     values = {
         "created_at": float(name[1:]),
         "connected_at": None if state is NodeState.JOINING else float(name[1:]),
         **changes,
     }
-    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=reason, **values)
+    why = Recorded(text=reason) if isinstance(reason, str) else reason
+    return NodeRecord(node_id=NodeId(name), state=state, run=RunId(run) if run else None, reason=why, **values)
 
 
 def member_of(run: str, phase: MemberPhase = MemberPhase.PROMISED) -> MemberReport:
@@ -154,7 +161,7 @@ def states(decision) -> dict[str, tuple[str, str | None]]:
 def test_a_fleet_as_it_should_be_is_left_alone() -> None:
     decision = decide(seen([row("i1"), row("i2"), row("i3")], []))
     assert (decision.records, decision.actions) == ((), ())
-    assert decision.reason == "keeps 3 nodes"
+    assert sentences(decision.reasons) == "keeps 3 nodes"
 
 
 def test_the_floor_and_the_spares_are_kept_without_any_job() -> None:
@@ -294,7 +301,12 @@ def test_a_lost_node_is_taken_away_and_its_spare_promoted_in_one_pass_and_a_new_
     decision = decide(seen(rows, [job("hurt", JobState.PREPARING, 2)], ended=("i1",)))
     assert states(decision) == {"i1": ("gone", None), "i3": ("assigned", "hurt")}
     assert decision.actions == (
-        TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason="EC2: terminated"),
+        TerminateMember(
+            group="group",
+            node_id=NodeId("i1"),
+            decrement=False,
+            reason=InstanceEnded(node_id=NodeId("i1"), state="terminated"),
+        ),
     )
 
 
@@ -348,7 +360,12 @@ def test_an_ended_member_is_removed_by_name_and_replaced() -> None:
     decision = decide(seen([row("i1"), row("i2"), row("i3")], [], ended=("i2",)))
     assert states(decision) == {"i2": ("gone", None)}
     assert decision.actions == (
-        TerminateMember(group="group", node_id=NodeId("i2"), decrement=False, reason="EC2: terminated"),
+        TerminateMember(
+            group="group",
+            node_id=NodeId("i2"),
+            decrement=False,
+            reason=InstanceEnded(node_id=NodeId("i2"), state="terminated"),
+        ),
     )
     assert decision.forgotten == ("i2",)
 
@@ -363,7 +380,10 @@ def test_an_ended_member_that_its_group_still_lists_is_no_new_node() -> None:
 def test_an_ended_member_that_nobody_needs_takes_its_capacity_along() -> None:
     decision = decide(seen([row("i1"), row("i2"), row("i3"), row("i4")], [], desired=4, ended=("i2",)))
     assert decision.actions[0] == TerminateMember(
-        group="group", node_id=NodeId("i2"), decrement=True, reason="EC2: terminated"
+        group="group",
+        node_id=NodeId("i2"),
+        decrement=True,
+        reason=InstanceEnded(node_id=NodeId("i2"), state="terminated"),
     )
 
 
@@ -390,7 +410,7 @@ def test_members_beyond_desired_capacity_are_ended_without_it() -> None:
     assert ends(decide(seen(rows, [], desired=4))) == [("i5", True), ("i4", False)]
     on_its_way = [
         *rows[:3],
-        *(replace(each, state=NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes") for each in rows[3:]),
+        *(replace(each, state=NodeState.DRAINING, reason=Surplus(desired_count=3)) for each in rows[3:]),
     ]
     assert ends(decide(seen(on_its_way, [], desired=4))) == [("i5", True), ("i4", False)], "said again, it is the same"
     lowered_too_far = decide(seen(rows, [], desired=1))
@@ -411,7 +431,7 @@ def test_a_deleted_fleet_keeps_what_its_group_must_have_and_says_who_can_change_
     left = seen([row("i1")], [], desired=1)
     kept = decide(replace(left, group=replace(left.group, min_size=1)), replace(SPEC, is_deleting=True))
     assert (ends(kept), kept.is_empty) == ([], False)
-    assert kept.reason == "cannot be deleted while its Auto Scaling group has MinSize 1: set it to 0"
+    assert sentences(kept.reasons) == "cannot be deleted while its Auto Scaling group has MinSize 1: set it to 0"
     assert ends(decide(left, replace(SPEC, is_deleting=True))) == [("i1", True)]
 
 
@@ -459,7 +479,10 @@ def test_capacity_that_an_ended_member_takes_along_is_not_lowered_once_more() ->
     rows = [row(f"i{number}") for number in range(1, 5)]
     decision = decide(seen(rows, [], desired=5, ended=("i4",)))
     assert decision.actions[0] == TerminateMember(
-        group="group", node_id=NodeId("i4"), decrement=True, reason="EC2: terminated"
+        group="group",
+        node_id=NodeId("i4"),
+        decrement=True,
+        reason=InstanceEnded(node_id=NodeId("i4"), state="terminated"),
     )
     assert not any(isinstance(action, SetDesired) for action in decision.actions)
     assert SetDesired(group="group", desired_count=4) in decide(seen(rows, [], desired=5)).actions
@@ -471,7 +494,7 @@ def test_surplus_that_is_on_its_way_is_not_counted_twice() -> None:
         row("i2"),
         row("i3"),
         row("i4"),
-        row("i5", NodeState.DRAINING, reason="surplus: the fleet needs 3 nodes"),
+        row("i5", NodeState.DRAINING, reason=Surplus(desired_count=3)),
     ]
     decision = decide(seen(rows, [], desired=5))
     assert {action.node_id for action in decision.actions if isinstance(action, TerminateMember)} == {"i5", "i4"}
@@ -490,7 +513,7 @@ def test_drift_and_blindness_freeze_what_ends_nodes() -> None:
     blind = decide(seen(rows, [], desired=5, silent=("i1", "i2", "i3")))
     assert blind.actions == ()
     assert blind.is_frozen
-    assert "silent" in blind.reason
+    assert "silent" in sentences(blind.reasons)
 
 
 def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobody_did() -> None:
@@ -539,9 +562,8 @@ def test_an_instance_that_a_hook_holds_is_let_go_once_no_job_has_it() -> None:
 
 
 def test_why_instances_do_not_come_is_said_in_aws_words() -> None:
-    assert (
-        "InsufficientInstanceCapacity"
-        in decide(seen([row("i1")], [], launch_failure="InsufficientInstanceCapacity: none")).reason
+    assert "InsufficientInstanceCapacity" in sentences(
+        decide(seen([row("i1")], [], launch_failure="InsufficientInstanceCapacity: none")).reasons
     )
 
 
@@ -625,13 +647,13 @@ def test_surplus_nodes_that_may_go_anyway_are_ended_first() -> None:
 def test_the_node_that_was_left_takes_the_extra_capacity_with_it() -> None:
     rows = [
         row("i1", NodeState.ASSIGNED, "a"),
-        row("i2", NodeState.DRAINING, reason="announced"),
+        row("i2", NodeState.DRAINING, reason=Recorded(text="announced")),
         row("i3"),
         row("i4", NodeState.ASSIGNED, "a"),
     ]
     decision = decide(seen(rows, [job("a", JobState.RUNNING, 2)], desired=4, working={"i1": RUNNING, "i4": RUNNING}))
     assert decision.actions == (
-        TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason="announced"),
+        TerminateMember(group="group", node_id=NodeId("i2"), decrement=True, reason=Recorded(text="announced")),
     )
 
 
@@ -672,7 +694,7 @@ def test_a_failed_launch_is_asked_for_again_after_a_while_and_ever_more_seldom()
     again = RetryLaunch(group="group", desired_count=3, failed_at=NOW - 30)
     assert decide(short(NOW - 29)).actions == ()
     assert decide(short(NOW - 30)).actions == (again,)
-    assert "waits for 1 instance: no p5; Everstep retries at 00:16:40 UTC" in decide(short(NOW - 30)).reason
+    assert "waits for 1 instance: no p5; Everstep retries at 00:16:40 UTC" in sentences(decide(short(NOW - 30)).reasons)
     # The second retry is due 90 s after the first failure. RetryLaunch contains the time of the newest failure.
     asked = replace(again, failed_at=NOW - 60)
     assert decide(short(NOW - 60, NOW - 90)).actions == (asked,)
@@ -722,9 +744,9 @@ def test_what_aws_suspended_is_lifted_and_what_a_user_suspended_is_named() -> No
     )
     by_user = short(NOW - 30, launch_suspension="User suspended at 2026-01-01T00:00:00Z")
     assert decide(by_user).actions == ()
-    assert "User suspended at 2026-01-01T00:00:00Z" in decide(by_user).reason
+    assert "User suspended at 2026-01-01T00:00:00Z" in sentences(decide(by_user).reasons)
     assert (
-        decide(seen([row("i1"), row("i2"), row("i3")], [], launch_suspension="User suspended")).reason
+        sentences(decide(seen([row("i1"), row("i2"), row("i3")], [], launch_suspension="User suspended")).reasons)
         == "keeps 3 nodes"
     )
 
@@ -783,11 +805,11 @@ def test_a_reboot_is_asked_for_until_ec2_has_taken_it_whenever_the_agent_dialled
         decision = decide(seen(rows, [], faulty={"i1": XID}, silent=silent))
         assert (states(decision), decision.actions[0]) == (
             {},
-            RebootMember(group="group", node_id=NodeId("i1"), since=NOW - 60, reason="words"),
+            RebootMember(group="group", node_id=NodeId("i1"), since=NOW - 60, reason=Recorded(text="words")),
         )
     rows[0] = replace(rows[0], since=NOW - REBOOT_SECONDS - 1)
     refused = decide(seen([replace(rows[0], connected_at=NOW - 2000), *rows[1:]], []))
-    assert refused.records[0].reason == "EC2 did not reboot it within 900 s: words"
+    assert sentence(refused.records[0].reason) == "EC2 did not reboot it within 900 s: words"
     assert states(decide(seen(rows, []))) == {}, "the server was away and asks again"
 
 
@@ -807,9 +829,9 @@ def test_an_instance_that_does_not_join_in_time_is_replaced_and_it_is_said_where
     assert late.actions == (
         TerminateMember(group="group", node_id=NodeId("i1"), decrement=False, reason=late.records[0].reason),
     )
-    assert "has not connected within 900 s: check the user data" in late.records[0].reason
-    assert late.records[0].reason in late.events[0].message
-    assert "for 1 instances in a row: check the user data" in late.reason
+    assert "has not connected within 900 s: check the user data" in sentence(late.records[0].reason)
+    assert late.events[0].reason == late.records[0].reason
+    assert "for 1 instances in a row: check the user data" in sentences(late.reasons)
     assert states(decide(joining(JOIN_SECONDS, JOIN_SECONDS), spec)) == {}
     assert states(decide(joining(2000.0, 2000.0, silent_seconds=JOIN_SECONDS), spec)) == {}, (
         "this server could not hear it for as long"
@@ -837,11 +859,11 @@ def test_the_next_instance_that_does_not_join_is_given_twice_as_long() -> None:
     waiting = joining(JOIN_SECONDS + 1)
     both = replace(waiting, records=(*(replace(record, node_id=NodeId("i0")) for record in going), *waiting.records))
     assert states(decide(both, spec)) == {}, "the one before is still being ended"
-    assert "for 1 instances in a row" in decide(both, spec).reason
+    assert "for 1 instances in a row" in sentences(decide(both, spec).reasons)
     asked = replace(
         both,
         records=tuple(
-            replace(record, reason="a person asked" if record.node_id == "i0" else record.reason)
+            replace(record, reason=Recorded(text="a person asked") if record.node_id == "i0" else record.reason)
             for record in both.records
         ),
     )
@@ -874,9 +896,7 @@ def test_a_group_whose_every_instance_fails_to_join_goes_through_few_of_them() -
 def test_a_person_replaces_an_instance_that_has_not_joined_at_once() -> None:
     asked = joining(1.0, 1.0, 1.0)
     first, *others = asked.records
-    decision = decide(
-        replace(asked, records=(replace(first, request=NodeRequest.REPLACE, request_words="a person asked"), *others))
-    )
+    decision = decide(replace(asked, records=(replace(first, request=REQUESTED), *others)))
     assert states(decision) == {"i1": ("draining", None)}
     assert ended(decision) == ["i1"]
 
@@ -899,7 +919,7 @@ def test_no_more_are_replaced_within_an_hour_than_the_fleet_allows_and_it_says_s
     limited = replace(SPEC, max_replacements_per_hour=2)
     held_up = decide(seen(rows, [], replaced=(NOW - 10, NOW - 3599)), limited)
     assert held_up.actions == ()
-    assert f"i1 {fleets.NOT_REPLACED}: 2 replacements in the last hour, the limit is 2" in held_up.reason
+    assert "i1 not replaced: 2 replacements in the last hour, the limit is 2" in sentences(held_up.reasons)
     assert ended(decide(seen(rows, [], replaced=(NOW - 10, NOW - 3601)), limited)) == ["i1"]
     asked = [replace(rows[0], replaced_at=NOW - 10), *rows[1:]]
     assert ended(decide(seen(asked, [], replaced=(NOW - 10, NOW - 20)), limited)) == ["i1"], (
@@ -911,7 +931,7 @@ def test_the_limit_holds_for_held_nodes_too() -> None:
     rows = [row("i1", NodeState.HELD, hold=Hold.UNREACHABLE), row("i2"), row("i3")]
     decision = decide(seen(rows, [], silent=("i1",), replaced=(NOW - 10,)), replace(SPEC, max_replacements_per_hour=1))
     assert decision.actions == ()
-    assert fleets.NOT_REPLACED in decision.reason
+    assert any(isinstance(reason, ReplacementLimit) for reason in decision.reasons)
 
 
 def test_a_failed_instance_is_held_for_inspection_unless_it_takes_the_last_place() -> None:
@@ -923,17 +943,19 @@ def test_a_failed_instance_is_held_for_inspection_unless_it_takes_the_last_place
     assert SendKeepEvidence(node_id=NodeId("i1")) in held.actions
     refused = decide(seen(rows, [], faulty={"i1": LOST}, max_size=3), keeps)
     assert states(refused) == {"i1": ("draining", None)}
-    assert "the group has MaxSize 3, jobs and spares need 3, and 0 nodes are held already" in refused.records[0].reason
+    assert "the group has MaxSize 3, jobs and spares need 3, and 0 nodes are held already" in sentence(
+        refused.records[0].reason
+    )
 
 
 def test_a_person_lets_a_held_node_work_again_or_ends_it_once_its_evidence_is_kept() -> None:
-    def released(how: str, **changes: Any):
+    def released(how: HoldRelease, **changes: Any):
         held = row("i1", NodeState.HELD, hold=Hold.INSPECTION, release=how, replaced_at=5.0, **changes)
         return decide(seen([held, row("i2"), row("i3"), row("i4")], [], desired=4))
 
-    assert states(released("return"))["i1"] == ("spare", None)
-    assert states(released("terminate")) == {}, "it has something to tell and somebody to tell it"
-    gone = released("terminate", evidence_at=6.0)
+    assert states(released(HoldRelease.RETURN))["i1"] == ("spare", None)
+    assert states(released(HoldRelease.TERMINATE)) == {}, "it has something to tell and somebody to tell it"
+    gone = released(HoldRelease.TERMINATE, evidence_at=6.0)
     assert states(gone) == {"i1": ("draining", None)}
     (action,) = [action for action in gone.actions if isinstance(action, TerminateMember)]
     assert (action.node_id, action.decrement) == ("i1", True), "another one has its place already"
@@ -1054,7 +1076,7 @@ def test_a_silent_spare_whose_status_check_fails_is_no_spare() -> None:
     decision = decide(replace(observed, nodes={**ill, NodeId("i2"): observed.nodes[NodeId("i2")]}))
     assert {record.node_id: record.hold for record in decision.records} == {"i1": Hold.UNREACHABLE}
     assert (
-        decision.records[0].reason
+        sentence(decision.records[0].reason)
         == "unreachable: its agent is silent and EC2 reports its system status check as impaired"
     )
 
@@ -1112,3 +1134,28 @@ def test_what_a_spare_holds_ready_has_a_limit() -> None:
     }
     large = [with_source(each, source(each.job, fleets.MOST_SOURCE_BYTES // 3)) for each in many]
     assert told(decide(seen([row("i1")], large, desired=1))) == {"i1": ("j0", "j1", "j2")}
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        "fan is noisy",
+        "see ticket: AWS announced for i-7 the same fault",
+        "surplus: the fleet needs 1 nodes",
+        "the roll of the fleet replaces i1 (ann)",
+    ],
+)
+def test_the_note_of_a_person_does_not_lift_the_hourly_limit(note: str) -> None:
+    asked = row("i1", request=structs.replace(REQUESTED, note=note), created_at=1.0)
+    limited = replace(SPEC, spare_count=0, max_replacements_per_hour=1)
+    decision = decide(seen([asked, row("i2")], [], desired=2, replaced=(NOW - 10,)), limited)
+    assert states(decision) == {"i1": ("draining", None)}
+    assert ended(decision) == []
+    assert any(isinstance(reason, ReplacementLimit) for reason in decision.reasons)
+
+
+def test_a_node_that_its_job_left_for_a_notice_does_not_count_towards_the_hourly_limit() -> None:
+    left = GivenUp(job="a", remedy=Remedy.LET_GO, because=Recorded(text="any words"))
+    rows = [row("i1", NodeState.DRAINING, reason=left), row("i2"), row("i3")]
+    limited = replace(SPEC, max_replacements_per_hour=1)
+    assert ended(decide(seen(rows, [], replaced=(NOW - 10,)), limited)) == ["i1"]

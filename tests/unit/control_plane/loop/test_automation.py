@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from control_plane.accounts.reasons import sentences
 from control_plane.core.states import JobState
 from control_plane.db import automation
 from control_plane.db.automation import PauseRecord
@@ -27,7 +28,7 @@ def resume(world: World) -> None:
 
 def state_of_fleet(world: World) -> tuple[str, str]:
     fleet = next(iter(world.runner.observer.read_surroundings("main").fleets.values()))
-    return fleet.state, fleet.reason
+    return fleet.state, sentences(fleet.reasons)
 
 
 async def trains(world: World) -> None:

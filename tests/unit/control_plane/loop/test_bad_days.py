@@ -21,7 +21,7 @@ from sqlalchemy.exc import OperationalError
 from control_plane.api import views
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State
-from control_plane.core.observed.fleets import NodeRequest
+from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import JOIN_SECONDS, grace_seconds
 from control_plane.db import fleets, jobs, nodes
@@ -678,7 +678,9 @@ async def test_a_node_is_asked_what_it_holds_at_its_first_fault_whoever_had_to_s
     await world.train(10)
     holder, lost = world.team()[2:]
     with world.database.write() as session:
-        assert nodes.ask(session, holder.node_id, NodeRequest.DRAIN.value, "a person wants it")
+        assert nodes.ask(
+            session, holder.node_id, Requested(request=NodeRequest.DRAIN, node_id=holder.node_id, by="ann")
+        )
     world.terminate(lost)
     await world.until(lambda: (world.job().generation, world.job().state) == (2, JobState.STARTING))
     assert [words for words in world.events() if " stays: " in words]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.core import accounting
-from control_plane.core.observed.fleets import NodeRequest
+from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import implications, jobs, nodes, revisions
@@ -358,7 +358,7 @@ async def grown_to_six(full: World) -> None:
 
 def drain(full: World, node_id: NodeId) -> None:
     with full.database.write() as session:
-        assert nodes.ask(session, node_id, NodeRequest.DRAIN.value, f"a user requested to drain {node_id}")
+        assert nodes.ask(session, node_id, Requested(request=NodeRequest.DRAIN, node_id=node_id, by="ann"))
 
 
 async def test_a_job_returns_no_node_that_the_waiting_job_cannot_use(full: World) -> None:

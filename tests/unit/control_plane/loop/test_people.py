@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
+from control_plane.accounts.reasons import sentence
 from control_plane.cloud.errors import Throttled
 from control_plane.core.actions import GroupAction, RebootMember
-from control_plane.core.observed.fleets import NodeRequest
-from control_plane.core.requests import in_words
+from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import events, jobs, nodes
 from control_plane.db.leases import Lease
@@ -28,7 +28,7 @@ from tests.unit.control_plane.loop.world import World
 
 def ask(world: World, request: NodeRequest, node_id: NodeId) -> None:
     with world.database.write() as session:
-        assert nodes.ask(session, node_id, request.value, in_words(request, node_id, "ann", "a new kernel"))
+        assert nodes.ask(session, node_id, Requested(request=request, node_id=node_id, by="ann", note="a new kernel"))
 
 
 async def trains(world: World) -> NodeId:
@@ -53,14 +53,14 @@ async def test_a_drained_node_is_left_at_an_agreed_stop_and_held(world: World) -
     node = world.nodes()[node_id]
     assert (node.hold, node.request, node.reason) == (
         "person",
-        "",
-        f"a user requested to drain {node_id} (ann): a new kernel",
+        None,
+        Requested(request=NodeRequest.DRAIN, node_id=node_id, by="ann", note="a new kernel"),
     )
     assert world.plan().base_step == world.job().max_boundary == 10
     await world.train(1)
     await world.train(1)
     (incident,) = world.incidents()
-    assert (incident.cause, incident.lost_steps, incident.evidence) == ("requested", 0, (node.reason,))
+    assert (incident.cause, incident.lost_steps, incident.evidence) == ("requested", 0, (sentence(node.reason),))
     assert world.failures() == (1, 0, 0)
     assert world.job().failures == ()
     await world.tick(600)
@@ -107,7 +107,7 @@ async def test_a_rebooted_node_is_left_and_works_again(world: World) -> None:
     await left(world)
     await world.until(lambda: ("reboot_member", "group", node_id) in world.operator.calls)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.SPARE)
-    assert world.nodes()[node_id].request == ""
+    assert world.nodes()[node_id].request is None
 
 
 async def test_a_reboot_that_was_decided_upon_before_the_server_died_is_made_by_the_next_one(
@@ -165,7 +165,7 @@ async def test_without_another_node_the_job_trains_on_and_the_request_waits(tmp_
         assert not any(isinstance(message, StopTraining) for _, message in world.said)
         assert world.job().state == JobState.RUNNING
         assert "a user requested to drain" in world.job().reason
-        assert world.nodes()[node_id].request == "drain"
+        assert world.nodes()[node_id].request.request is NodeRequest.DRAIN
     finally:
         world.close()
 
@@ -216,13 +216,10 @@ async def test_a_request_that_comes_during_a_pass_is_not_lost(world: World) -> N
     ask(world, NodeRequest.HOLD, spare)
     core = records.node_record(world.nodes()[spare])
     columns = records.node_update(
-        replace(core, request=None, request_words="", state=NodeState.ASSIGNED), before="spare", had_request=False
+        replace(core, request=None, state=NodeState.ASSIGNED), before="spare", had_request=False
     )
     assert "request" not in columns
-    assert (
-        records.node_update(replace(core, request=None, request_words=""), before="spare", had_request=True)["request"]
-        == ""
-    )
+    assert records.node_update(replace(core, request=None), before="spare", had_request=True)["request"] is None
 
 
 # Takeovers: jobs that a person controls instead of Everstep
