@@ -1,4 +1,4 @@
-"""The commands `everstep db backup | restore | check | migrate`: `python -P -m control_plane.db_commands`.
+"""The commands `everstep db backup | restore | restored | check | migrate`: `python -P -m control_plane.db_commands`.
 
 The commands use the same settings as the server to find the database. They need neither a running server nor a token,
 so they also work when only the database has survived.
@@ -14,20 +14,35 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Final
 
+import msgspec
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ServiceStore
+from control_plane.cloud.objects import ObjectInfo, ServiceStore
 from control_plane.cloud.region import find_region
 from control_plane.cloud.s3 import S3ServiceStore
-from control_plane.core.database_restore import is_in_place, reconcile
-from control_plane.db import backups, checks, schema
+from control_plane.core.checkpoints import TrashMark
+from control_plane.core.database_restore import (
+    NUMBERS_END,
+    Difference,
+    DifferenceKind,
+    Place,
+    Reconciliation,
+    Stored,
+    is_in_place,
+    reconcile,
+)
+from control_plane.core.observed.steps import NO_GENERATION
+from control_plane.core.orphans import PLACE
+from control_plane.db import automation, backups, checks, schema
 from control_plane.db.backups import RestoredRun, RunChanges, StoredManifest
 from control_plane.db.errors import BackupFailed, DatabaseError, SchemaMismatch
 from control_plane.db.session import Database
 from control_plane.errors import ImplausibleClock
+from control_plane.loop import checkpoint_marks as marks
 from control_plane.loop.records import prefix_of
 from control_plane.replica import is_in_use
 from control_plane.settings import embedded_database
@@ -40,6 +55,15 @@ from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger("everstep.db")
 
+_SENTENCES: Final = {
+    DifferenceKind.FOUND: "S3 has a checkpoint that the backup lacks. It was added",
+    DifferenceKind.MISSING: "S3 lacks the manifest. The checkpoint counts as deleted",
+    DifferenceKind.PINNED: "a mark in S3 says that it is pinned. It was pinned",
+    DifferenceKind.TRASHED: "a mark in S3 says that it is in the trash. It was moved there",
+    DifferenceKind.UNDELETED: "the backup has it in the trash, and S3 does not. It was taken out",
+    DifferenceKind.UNREADABLE: "the manifest in S3 is invalid. Its objects stay, and no job restores from them",
+    DifferenceKind.NOT_SEEN: "S3 was not read, so later checkpoints, pins and deletions are unknown",
+}
 EXIT_FAILED = 1
 """Exit code if the database is damaged, or if a program, a disk or the cloud failed."""
 EXIT_REFUSED = 2
@@ -64,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _back_up(given)
             case "restore":
                 return _restore(given)
+            case "restored":
+                return _restored(given)
             case "check":
                 return _check(given)
             case _:
@@ -106,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     restore.add_argument(
         "--without-checkpoints",
         action="store_true",
-        help="do not ask S3 for newer checkpoints. The server deletes such checkpoints two hours after the next launch",
+        help="do not ask S3 for newer checkpoints, pins and deletions. No job restores from such checkpoints",
     )
     restore.add_argument(
         "--mode",
@@ -123,6 +149,10 @@ def _parser() -> argparse.ArgumentParser:
         default=env("EVERSTEP_AWS_KEYS_FILE"),
         help="file with the local cloud's access key",
     )
+    restored = commands.add_parser(
+        "restored", parents=[place], help="show what a restore changed; until --accept, nothing is deleted from S3"
+    )
+    restored.add_argument("--accept", action="store_true", help="end the pause of deletions; servers may run")
     commands.add_parser("check", parents=[place], help="find damage; servers may run")
     commands.add_parser("migrate", parents=[place], help="migrate to this version's schema; back up first")
     return parser
@@ -166,7 +196,37 @@ def _restore(given: argparse.Namespace) -> int:
     _say(f"restored {given.file}. New generations have numbers above {first}")
     _say(f"checkpoints newer than the backup: {found} found in S3; {lost} of the backup are no longer in S3")
     _say("tokens that were revoked after the backup are valid again: check `everstep tokens list`")
+    _say("nothing is deleted from S3 until you have seen the differences: everstep db restored")
     return 0
+
+
+def _restored(given: argparse.Namespace) -> int:
+    database = _existing(given)
+    try:
+        with database.read() as session:
+            pending = automation.pending_restores(session)
+        for each in pending:
+            _say(f"restored at {each.restored_at:%Y-%m-%d %H:%M} UTC, with {len(each.differences)} differences from S3")
+            for difference in each.differences:
+                _say(f"  {_sentence(msgspec.convert(difference, Difference))}")
+        if not pending:
+            _say("no restore waits: deletions are not paused")
+        elif given.accept:
+            with database.write() as session:
+                automation.accept_restores(session, steady_now())
+            _say("accepted: the server deletes from S3 again, by the limits of jobs, and from the trash")
+        else:
+            _say("nothing is deleted from S3 until you run: everstep db restored --accept")
+    finally:
+        database.close()
+    return 0
+
+
+def _sentence(difference: Difference) -> str:
+    what = f"{difference.job_name} (run {difference.run_id})"
+    if difference.step is not None:
+        what = f"{what}, step {difference.step} of generation {difference.generation}"
+    return f"{what}: {_SENTENCES[difference.kind]}"
 
 
 def restore(
@@ -179,12 +239,12 @@ def restore(
         file: a file of `everstep db backup`.
         url: SQLAlchemy URL of the database, which has no tables.
         connect: returns the object store with the jobs' checkpoints. The function calls it only if the backup has
-            unfinished jobs. None: the restore ignores the checkpoints in S3.
+            unfinished jobs, or jobs with checkpoints. None: the restore ignores the checkpoints in S3.
         now: the time in UTC.
 
     Returns:
-        The number that all new generation numbers exceed, and for each unfinished run the changes that made the
-        restored rows match the run's manifests in S3.
+        The number that all new generation numbers exceed, and for each of these runs the changes that made the restored
+        rows match the run's objects in S3.
 
     Raises:
         DatabaseError: the backup or the database cannot be used. See `backups`.
@@ -194,10 +254,8 @@ def restore(
     database = backups.load(file, url)
     try:
         runs = backups.runs(database)
-        changes: dict[str, RunChanges] = {}
-        if runs and connect is not None:
-            objects = connect()
-            changes = {run.run_id: found_in_s3(objects, run) for run in runs}
+        objects = connect() if runs and connect is not None else None
+        changes = {run.run_id: unseen(run) if objects is None else found_in_s3(objects, run) for run in runs}
         first = backups.finish(database, file, changes, now)
         backups.publish(database, url)
     finally:
@@ -225,38 +283,87 @@ def _objects(given: argparse.Namespace) -> ServiceStore:
 def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
     """Return the changes that the database rows of a run need after the restore of a backup.
 
-    After these changes, the rows agree with the run's manifests in S3. The function skips invalid manifests, and
-    manifests that name objects of other runs, with a warning.
+    After these changes, the rows agree with the run's manifests and marks in S3. The function skips invalid manifests,
+    and manifests that name objects of other runs, with a warning.
 
-    Raises CloudError if S3 does not answer or refuses the requests.
+    Raises CloudError if S3 does not answer or refuses the requests. For a run that has ended, the function returns that
+    S3 was not seen instead: a bucket that no longer exists must not prevent the restore.
     """
+    try:
+        return _found_in_s3(objects, run)
+    except CloudError as error:
+        if not run.has_ended:
+            raise
+        log.warning("run %s, which has ended: could not look into S3: %s", run.run_id, error)
+        return unseen(run)
+
+
+def unseen(run: RestoredRun) -> RunChanges:
+    """Return no change of a run, because nobody looked into S3."""
+    difference = Difference(kind=DifferenceKind.NOT_SEEN, job_name=run.job_name, run_id=run.run_id)
+    nothing = Reconciliation(generations=(), checkpoints=(), missing=())
+    return RunChanges(changes=nothing, manifests={}, differences=(difference,))
+
+
+def _found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
     prefix = prefix_of(run.checkpoint_uri)
     folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run.run_id}/")
+    known = run.backup.complete | run.backup.deleted
     decoded: list[CheckpointManifest] = []
-    stored: dict[tuple[Generation, Step], StoredManifest] = {}
+    stored: dict[Place, StoredManifest] = {}
+    present: set[Place] = set()
+    pinned: dict[Place, datetime] = {}
+    trashed: dict[Place, TrashMark] = {}
+    issued = 0
     for info in objects.list(folder):
-        if not info.reference.key.endswith("/manifest.json"):
+        key = info.reference.key
+        issued = max(issued, marks.issued_in(key))
+        found = PLACE.match(key.removeprefix(folder.key))
+        if found is None:
             continue
-        body = objects.get(info.reference)
-        try:
-            manifest = decode_manifest(body)
-        except ProtocolError as error:
-            log.warning("skipped the manifest %s: %s", info.reference.key, error)
-            continue
-        if not is_in_place(manifest, folder.key, info.reference.key):
-            log.warning("skipped the manifest %s: it names objects of another run", info.reference.key)
-            continue
-        decoded.append(manifest)
-        stored[manifest.generation, manifest.step] = StoredManifest(
-            bucket=folder.bucket,
-            key=info.reference.key,
-            body=body,
-            object_bytes=sum(each.object_bytes for each in manifest.shards)
-            + sum(each.object_bytes for each in manifest.replicated),
-            modified_at=info.modified_at,
-        )
-    changes = reconcile(decoded, generations=run.generations, complete=run.complete, deleted=run.deleted)
-    return RunChanges(changes=changes, manifests=stored)
+        place = (Generation(int(found["generation"])), Step(int(found["step"])))
+        match key.removeprefix(f"{folder.key}{found[0]}"):
+            case marks.PINNED:
+                pinned[place] = marks.pin_of(objects.get(info.reference), info.modified_at)
+            case marks.TRASHED:
+                trashed[place] = marks.trash_of(objects.get(info.reference), info.modified_at)
+            case "manifest.json":
+                present.add(place)
+                if place not in known and (manifest := _manifest(objects, folder.key, info)) is not None:
+                    decoded.append(manifest[0])
+                    stored[place] = manifest[1]
+            case _:
+                pass
+    s3 = Stored(manifests=decoded, present=present, pinned=pinned.keys(), trashed=trashed.keys())
+    changes = reconcile(s3, run.backup)
+    return RunChanges(
+        changes=changes,
+        manifests=stored,
+        pinned=pinned,
+        trashed=trashed,
+        issued=Generation(issued) if issued < NUMBERS_END else NO_GENERATION,
+        differences=changes.differences(run.job_name, run.run_id),
+    )
+
+
+def _manifest(objects: ServiceStore, folder: str, info: ObjectInfo) -> tuple[CheckpointManifest, StoredManifest] | None:
+    body = objects.get(info.reference)
+    try:
+        manifest = decode_manifest(body)
+    except ProtocolError as error:
+        log.warning("skipped the manifest %s: %s", info.reference.key, error)
+        return None
+    if not is_in_place(manifest, folder, info.reference.key):
+        log.warning("skipped the manifest %s: it names objects of another run", info.reference.key)
+        return None
+    return manifest, StoredManifest(
+        bucket=info.reference.bucket,
+        key=info.reference.key,
+        body=body,
+        object_bytes=sum(each.object_bytes for each in manifest.shards)
+        + sum(each.object_bytes for each in manifest.replicated),
+        modified_at=info.modified_at,
+    )
 
 
 def _check(given: argparse.Namespace) -> int:

@@ -99,13 +99,17 @@ class Checkpoint(TypedDict):
     """A checkpoint of one step in S3."""
     Step: int
     Generation: int
-    Status: Literal["Uploading", "Complete", "Deleting", "Deleted"]
+    Status: Literal["Uploading", "Complete", "Trashed", "Deleting", "Deleted"]
     S3Uri: str
     Bytes: int
     CreationTime: datetime
     CompletionTime: NotRequired[datetime]
     IsPinned: bool
     """Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint."""
+    PurgeTime: NotRequired[datetime]
+    """Earliest time at which Everstep deletes the objects of a trashed checkpoint. Absent outside of the trash."""
+    TrashCause: NotRequired[Literal["Retention", "Person"]]
+    """Why the checkpoint is in the trash. Absent outside of the trash."""
     Verification: Literal["NotVerified", "Verifying", "Waiting", "Intact", "Damaged"]
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     VerificationTime: NotRequired[datetime]
@@ -152,11 +156,13 @@ class CheckpointConfig(TypedDict):
     MaxUploadsInFlight: NotRequired[int]
     """Maximum number of checkpoints that are uploaded at the same time. The default is 1. With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot, and reserves one more memory slot per shard for each further upload. While the maximum number of uploads runs, the newest due checkpoint replaces the checkpoint that waits. Cannot change after creation."""
     MaxCount: NotRequired[int]
-    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back."""
+    """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Only checkpoints from which the job can be restored count. The others are deleted once a later one is verified. Everstep deletes a checkpoint only after it has verified a later one by reading it back."""
     KeepEverySteps: NotRequired[int]
     """Keep the first checkpoint at or after each multiple of this number of steps. Neither MaxCount nor MaxAgeInSeconds applies to these checkpoints."""
     MaxAgeInSeconds: NotRequired[int]
     """Age at which checkpoints are deleted. At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned checkpoints, and the checkpoints that KeepEverySteps selects."""
+    TrashHours: NotRequired[int]
+    """Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions. 24 unless given."""
 
 class CheckpointConfigUpdate(TypedDict):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
@@ -176,6 +182,7 @@ class CheckpointConfigUpdate(TypedDict):
     """New value of KeepEverySteps, in steps. 0 disables the rule, so that only MaxCount and MaxAgeInSeconds apply."""
     MaxAgeInSeconds: NotRequired[int]
     """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
+    TrashHours: NotRequired[int]
 
 class CheckpointUpload(TypedDict):
     """The progress of the checkpoint that is being uploaded, as the agents last reported it."""
@@ -707,6 +714,8 @@ class ListCheckpointsResponse(TypedDict):
     Checkpoints: list[Checkpoint]
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
     """Status of the job. A job that has ended creates no more checkpoints."""
+    TrashBytes: int
+    """Bytes in S3 of all of the job's checkpoints in the trash, on whatever page."""
     NextToken: NotRequired[str]
 
 class ListDrillsResponse(TypedDict):
@@ -1468,7 +1477,7 @@ class ListCheckpointsPages(Protocol):
     def search(self, expression: str) -> Iterator[Any]: ...
 
 class ListCheckpointsPaginator(Protocol):
-    def paginate(self, *, TrainingJobName: str, MinStep: int = ..., PaginationConfig: PaginatorConfig = ...) -> ListCheckpointsPages: ...
+    def paginate(self, *, TrainingJobName: str, MinStep: int = ..., Trashed: bool = ..., PaginationConfig: PaginatorConfig = ...) -> ListCheckpointsPages: ...
 
 class ListDrillsPages(Protocol):
     def __iter__(self) -> Iterator[ListDrillsResponse]: ...
@@ -1595,7 +1604,7 @@ class DrillsOverWaiter(Protocol):
         """Waits until the result of every drill of the job is known."""
 
 class CheckpointAvailableWaiter(Protocol):
-    def wait(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
+    def wait(self, *, TrainingJobName: str, MinStep: int = ..., Trashed: bool = ..., MaxResults: int = ..., NextToken: str = ..., WaiterConfig: WaiterConfig = ...) -> None:
         """Waits until the job has a complete checkpoint in S3. With MinStep, as CreateCheckpoint returned it, the checkpoint has that step or a later one. Fails when the job has ended without it."""
 
 class Exceptions(Protocol):
@@ -1636,8 +1645,8 @@ class EverstepClient(Protocol):
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns a forecast for the job (Plan). Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if the project has a job with this name."""
     def create_training_job_note(self, *, TrainingJobName: str, Text: str, ClientRequestToken: str = ...) -> Note:
         """Add a note to a training job, ended or not. The caller's token is the author. Raises ConflictException if the job has 100 notes."""
-    def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Delete a checkpoint from S3. Raises ConflictException for a pinned checkpoint, for the checkpoint from which an unfinished job would be restored next, and for a checkpoint that another unfinished job names as its InitialCheckpoint."""
+    def delete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ..., SkipTrash: bool = ...) -> Checkpoint:
+        """Move a checkpoint to the trash, from which Everstep deletes it after CheckpointConfig.TrashHours. Until then, UndeleteCheckpoint returns it. With SkipTrash, or with TrashHours 0, the call deletes the checkpoint from S3 for good, in the trash or not. Raises ConflictException for a pinned checkpoint, for the checkpoint from which an unfinished job would be restored next, and for a checkpoint that another unfinished job names as its InitialCheckpoint. After a restore of the database, a deletion for good needs `everstep db restored` first."""
     def delete_fleet(self, *, FleetName: str) -> Fleet:
         """End a fleet's nodes and delete the fleet. Fails while jobs of the fleet have not ended. Repeated calls change nothing."""
     def delete_project_quota(self, *, Project: str) -> ProjectQuota:
@@ -1690,8 +1699,8 @@ class EverstepClient(Protocol):
         """Keep the newest committed step of a running job in memory, so that ReadSnapshot can read it. While a job without ThirdSlot holds a snapshot, it commits no further steps; training continues. The hold ends at ReleaseSnapshot, when the job stops or starts again, or HoldInSeconds after the last HoldSnapshot or ReadSnapshot. It also ends if AWS announces the end of a node and the job needs the memory for a checkpoint. A job holds one snapshot at a time. Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server."""
     def list_audit_entries(self, *, Operation: str = ..., TokenId: str = ..., Project: str = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListAuditEntriesResponse:
         """List the calls that create, change or delete resources, newest first. The log contains every such call with a valid token, refused calls included. Reads and dry runs have no entry."""
-    def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
-        """List a job's checkpoints in S3, newest step first. With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep."""
+    def list_checkpoints(self, *, TrainingJobName: str, MinStep: int = ..., Trashed: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListCheckpointsResponse:
+        """List a job's checkpoints in S3, newest step first. With Trashed, list those in the trash instead. With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep."""
     def list_drills(self, *, TrainingJobName: str = ..., MaxResults: int = ..., NextToken: str = ...) -> ListDrillsResponse:
         """List the drills of all jobs or of one job, in the order of their requests."""
     def list_events(self, *, TrainingJobName: str = ..., FleetName: str = ..., AfterEventId: int = ..., TimeAfter: datetime | float | str = ..., TimeBefore: datetime | float | str = ..., MaxResults: int = ..., NextToken: str = ..., SortOrder: Literal["Ascending", "Descending"] = ...) -> ListEventsResponse:
@@ -1760,6 +1769,8 @@ class EverstepClient(Protocol):
         """Stop a training job: all ranks stop at the same step, and Everstep stores their state at this step. Repeated calls change nothing."""
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
         """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing. Raises ConflictException if the job has not started or has ended."""
+    def undelete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
+        """Take a checkpoint out of the trash, and pin it. Without the pin, the job's limits could delete the checkpoint again. If the job itself is to be deleted with its checkpoints, it is kept. Raises ConflictException for a checkpoint that is being deleted or was deleted."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It has no effect on drift: while the settings of the Auto Scaling group differ from those that Everstep needs, Everstep still replaces no node."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:

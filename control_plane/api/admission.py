@@ -128,6 +128,7 @@ def admit(
         checkpoint_max_bytes_per_second=schedule.max_bytes_per_second,
         checkpoint_on_notice=_on_notice(request.checkpoint_config),
         checkpoint_max_count=request.checkpoint_config.max_count,
+        checkpoint_trash_hours=request.checkpoint_config.trash_hours,
         checkpoint_keep_every_steps=request.checkpoint_config.keep_every_steps,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
         third_slot=request.checkpoint_config.third_slot,

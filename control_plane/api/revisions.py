@@ -173,6 +173,8 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             yield _Wish(
                 "CheckpointConfig.MaxAgeInSeconds", "checkpoint_max_age_seconds", checkpoints.max_age_in_seconds or None
             )
+        if checkpoints.trash_hours is not None:
+            yield _Wish("CheckpointConfig.TrashHours", "checkpoint_trash_hours", checkpoints.trash_hours)
 
 
 def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[FieldError]:

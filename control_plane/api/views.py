@@ -44,7 +44,7 @@ from control_plane.core import (
 )
 from control_plane.core import protection as core_protection
 from control_plane.core.capacity import is_shortage
-from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
+from control_plane.core.checkpoints import CheckpointStatus, TrashCause, Verification, policy_words
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
@@ -100,7 +100,11 @@ ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
 MIB = 1 << 20
 FULL_DISK_HINT = "Free space there or enlarge the disk. Training continues meanwhile; you need not restart anything."
-_CHECKPOINT_STATUS = {checkpoints.DELETING: CheckpointStatus.DELETING, checkpoints.DELETED: CheckpointStatus.DELETED}
+_CHECKPOINT_STATUS = {
+    checkpoints.TRASHED: CheckpointStatus.TRASHED,
+    checkpoints.DELETING: CheckpointStatus.DELETING,
+    checkpoints.DELETED: CheckpointStatus.DELETED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +412,7 @@ def job(
             third_slot=spec.third_slot,
             max_uploads_in_flight=spec.checkpoint_max_uploads if spec.checkpoint_max_uploads > 1 else None,
             max_count=spec.checkpoint_max_count,
+            trash_hours=spec.checkpoint_trash_hours,
             keep_every_steps=spec.checkpoint_keep_every_steps,
             max_age_in_seconds=spec.checkpoint_max_age_seconds,
             interval_in_seconds=spec.checkpoint_interval_seconds,
@@ -659,6 +664,8 @@ def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:
         creation_time=record.created_at,
         completion_time=record.completed_at,
         is_pinned=record.pinned_at is not None,
+        purge_time=record.purge_at,
+        trash_cause=None if record.trash_cause is None else TrashCause(record.trash_cause),
         verification=_verification(record),
         verification_time=record.verified_at,
         verification_message=_verification_message(record),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
 from control_plane.core import recovery
@@ -28,20 +29,46 @@ from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard, SharedObject
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 
+DEFAULT_TRASH_HOURS = 24
+
 
 class CheckpointStatus(StrEnum):
     """The status of a checkpoint.
 
     - UPLOADING: some of the shards are in S3.
     - COMPLETE: all shards and the manifest are in S3.
+    - TRASHED: all objects stay in S3 until the purge time. No job restores from the checkpoint, unless a person
+      undeletes it.
     - DELETING: the control plane deletes the objects. No job may restore from the checkpoint.
     - DELETED: the objects no longer exist.
     """
 
     UPLOADING = "Uploading"
     COMPLETE = "Complete"
+    TRASHED = "Trashed"
     DELETING = "Deleting"
     DELETED = "Deleted"
+
+
+class TrashCause(StrEnum):
+    """Why a checkpoint is in the trash.
+
+    - RETENTION: the checkpoint exceeds the job's limits. Its purge needs a later verified checkpoint.
+    - PERSON: a person deleted the checkpoint, or the job with its checkpoints.
+    """
+
+    RETENTION = "Retention"
+    PERSON = "Person"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrashMark:
+    """Since when, until when, and why a checkpoint is in the trash. The database and S3 both store it."""
+
+    trashed_at: datetime
+    purge_at: datetime
+    """Earliest time at which the control plane deletes the objects."""
+    trash_cause: TrashCause
 
 
 class Verification(StrEnum):
@@ -143,7 +170,6 @@ class KeptCheckpoint:
     """
     is_verified: bool = False
     """Whether the last verification read all objects and found them intact."""
-    is_damaged: bool = False
 
     @property
     def key(self) -> tuple[int, int]:
@@ -180,29 +206,36 @@ def surplus(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: fl
     Returns:
         Generation and step of each surplus checkpoint, oldest step first. Never the newest checkpoint.
     """
-    safe_step = max((each.step for each in kept if each.is_verified and each.is_restorable), default=NO_STEP)
-    return tuple(each.key for each in _excess(kept, limits, now) if each.step < safe_step)
+    safe = newest_safe(kept)
+    return () if safe is None else tuple(each.key for each in _excess(kept, limits, now) if each.step < safe.step)
 
 
-def to_verify(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> tuple[int, int] | None:
+def newest_safe(kept: Iterable[KeptCheckpoint]) -> KeptCheckpoint | None:
+    """Return the newest verified checkpoint that the job can restore, or None. Only older checkpoints may be purged."""
+    return max((each for each in kept if each.is_verified and each.is_restorable), key=_by_age, default=None)
+
+
+def to_verify(
+    kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float, waiting: Collection[int] = ()
+) -> tuple[int, int] | None:
     """Return the checkpoint to verify before the control plane may delete more checkpoints, or None.
 
     Args:
         kept: all complete checkpoints of the job.
         limits: how many checkpoints the job keeps, and for how long.
         now: Unix seconds.
+        waiting: steps of checkpoints in the trash whose purge time has passed.
 
     Returns:
         Generation and step of the newest checkpoint that the job can restore. None if that checkpoint is verified
         already, or if its verification would permit no deletion.
     """
-    newest = max(
-        (each for each in kept if each.is_restorable), key=lambda each: (each.step, each.generation), default=None
-    )
+    newest = max((each for each in kept if each.is_restorable), key=_by_age, default=None)
     if newest is None or newest.is_verified:
         return None
-    waiting = [each for each in _excess(kept, limits, now) if each.step < newest.step]
-    return newest.key if len(waiting) > len(surplus(kept, limits, now)) else None
+    safe = newest_safe(kept)
+    steps = [*(each.step for each in _excess(kept, limits, now)), *waiting]
+    return newest.key if any((NO_STEP if safe is None else safe.step) <= step < newest.step for step in steps) else None
 
 
 def _excess(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: float) -> list[KeptCheckpoint]:
@@ -210,10 +243,11 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: fl
 
     Unlike `surplus`, the function does not require a later verified checkpoint.
     """
-    newest_first = sorted(kept, key=lambda each: (each.step, each.generation), reverse=True)
-    counted = [each for each in newest_first if each.is_counted and not each.is_damaged]
-    beyond = {each.key for each in (counted[limits.max_count :] if limits.max_count is not None else ())}
-    beyond |= {each.key for each in newest_first if each.is_damaged}
+    newest_first = sorted(kept, key=_by_age, reverse=True)
+    counted = [each for each in newest_first if each.is_counted and each.is_restorable]
+    beyond: set[tuple[int, int]] = set()
+    if limits.max_count is not None:
+        beyond |= {each.key for each in kept} - {each.key for each in counted[: limits.max_count]}
     beyond |= {
         each.key
         for each in newest_first
@@ -222,6 +256,10 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: fl
     exempt = {each.key for each in _spaced(counted, limits.keep_every_steps)}
     going = [each for each in newest_first[1:] if each.key in beyond and each.key not in exempt and not each.is_needed]
     return going[::-1] if limits.is_limited else []
+
+
+def _by_age(checkpoint: KeptCheckpoint) -> tuple[int, int]:
+    return checkpoint.step, checkpoint.generation
 
 
 def _spaced(newest_first: Sequence[KeptCheckpoint], every_steps: int | None) -> Iterable[KeptCheckpoint]:

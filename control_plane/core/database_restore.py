@@ -7,6 +7,7 @@ completed or deleted checkpoints. The restored database contains none of this, b
     generation      each job's next number is above `first_number`, so no number and no key derived from it is reused
     event           the next event has at least the id `first_event_id`, so no reader skips or repeats events
     checkpoint      manifests in S3 add the generations and checkpoints that the backup lacks (`reconcile`)
+    pin, trash      marks in S3 pin checkpoints, and move them to the trash or out of it
 
 Source of these rules: docs/design/database-restore.md.
 
@@ -15,8 +16,10 @@ Invariant: pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from enum import StrEnum
 
 from control_plane.core.observed.steps import NO_GENERATION, GenerationRecord
 from control_plane.errors import ImplausibleClock
@@ -85,9 +88,73 @@ def first_event_id(newest: int, now: float) -> int:
     return max(newest + 1, int(now * 1_000))
 
 
+Place = tuple[Generation, Step]
+"""Identifies a checkpoint of a run."""
+
+
+class DifferenceKind(StrEnum):
+    """A fact that a restored database and S3 do not share. The restore adapts the database, except for the last two.
+
+    - FOUND: the backup lacks the checkpoint.
+    - MISSING: S3 lacks the manifest of a checkpoint that the backup has.
+    - PINNED: a person pinned the checkpoint after the backup.
+    - TRASHED: the checkpoint was moved to the trash after the backup.
+    - UNDELETED: the backup has the checkpoint in the trash, and S3 does not.
+    - UNREADABLE: the backup lacks the checkpoint, and its manifest is invalid or names objects of another run.
+    - NOT_SEEN: S3 was not asked about the run, or did not answer.
+    """
+
+    FOUND = "Found"
+    MISSING = "Missing"
+    PINNED = "Pinned"
+    TRASHED = "Trashed"
+    UNDELETED = "Undeleted"
+    UNREADABLE = "Unreadable"
+    NOT_SEEN = "NotSeen"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """A fact about one checkpoint, or about all checkpoints of a run."""
+
+    kind: DifferenceKind
+    job_name: str
+    run_id: str
+    generation: int | None = None
+    step: int | None = None
+    """None for NOT_SEEN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backup:
+    """One run's checkpoints in the backup."""
+
+    generations: Collection[Generation]
+    complete: AbstractSet[Place]
+    """Complete checkpoints, including those in the trash."""
+    deleted: AbstractSet[Place] = frozenset()
+    """Checkpoints that the control plane has deleted, or is deleting."""
+    pinned: AbstractSet[Place] = frozenset()
+    trashed: AbstractSet[Place] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One run's checkpoints in S3."""
+
+    manifests: Collection[CheckpointManifest]
+    """The valid manifests of the checkpoints that the backup lacks."""
+    present: AbstractSet[Place]
+    """Checkpoints that have a manifest, valid or not."""
+    pinned: AbstractSet[Place] = frozenset()
+    """Checkpoints with the mark of a pin."""
+    trashed: AbstractSet[Place] = frozenset()
+    """Checkpoints with the mark of the trash."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """The differences between one run's rows in a restored database and the run's manifests in S3."""
+    """The differences between one run's rows in a restored database and the run's objects in S3."""
 
     generations: tuple[GenerationRecord, ...]
     """Generations that the backup lacks, oldest first. All of them were started.
@@ -98,8 +165,32 @@ class Reconciliation:
     """
     checkpoints: tuple[CheckpointManifest, ...]
     """Checkpoints that the backup lacks or has as incomplete, by generation and step."""
-    missing: tuple[tuple[Generation, Step], ...]
+    missing: tuple[Place, ...]
     """Complete checkpoints of the backup whose manifest is no longer in S3, by generation and step."""
+    pinned: tuple[Place, ...] = ()
+    """Checkpoints to pin. A pin of the backup stays, even without a mark: an older version of Everstep wrote none."""
+    trashed: tuple[Place, ...] = ()
+    """Checkpoints to move to the trash. A pinned checkpoint stays outside, whatever its other mark says."""
+    undeleted: tuple[Place, ...] = ()
+    """Checkpoints to take out of the trash."""
+    unreadable: tuple[Place, ...] = ()
+    """Checkpoints whose manifest in S3 cannot be used. The backup lacks them."""
+
+    def differences(self, job_name: str, run_id: str) -> tuple[Difference, ...]:
+        """Return each difference of the run's checkpoints, for a person."""
+        places = {
+            DifferenceKind.FOUND: tuple((each.generation, each.step) for each in self.checkpoints),
+            DifferenceKind.MISSING: self.missing,
+            DifferenceKind.PINNED: self.pinned,
+            DifferenceKind.TRASHED: self.trashed,
+            DifferenceKind.UNDELETED: self.undeleted,
+            DifferenceKind.UNREADABLE: self.unreadable,
+        }
+        return tuple(
+            Difference(kind=kind, job_name=job_name, run_id=run_id, generation=generation, step=step)
+            for kind, some in places.items()
+            for generation, step in some
+        )
 
 
 def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
@@ -120,33 +211,19 @@ def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
     )
 
 
-def reconcile(
-    manifests: Iterable[CheckpointManifest],
-    *,
-    generations: Collection[Generation],
-    complete: Collection[tuple[Generation, Step]],
-    deleted: Collection[tuple[Generation, Step]],
-) -> Reconciliation:
-    """Return the differences between a run's manifests in S3 and its generations and checkpoints in the backup.
+def reconcile(stored: Stored, backup: Backup) -> Reconciliation:
+    """Return the differences between a run's objects in S3 and its generations and checkpoints in the backup.
 
-    Args:
-        manifests: all valid manifests of one run in S3.
-        generations: numbers of the generations in the backup. The function does not change their parents and base
-            steps.
-        complete: generation and step of each complete checkpoint in the backup.
-        deleted: generation and step of each checkpoint that the backup has as deleted, or under deletion. The function
-            does not restore these.
-
-    Returns:
-        The generations and checkpoints to add, and the checkpoints whose manifest S3 lacks.
+    The function neither changes parents and base steps of the backup's generations, nor restores checkpoints that the
+    backup has as deleted. A checkpoint is missing only if S3 lists no manifest: an unreadable manifest is not missing.
     """
-    found = {(each.generation, each.step): each for each in manifests}
+    found = {(each.generation, each.step): each for each in stored.manifests}
     worlds = {each.generation: len(each.shards) for each in found.values()}
     unknown: dict[Generation, GenerationRecord] = {}
     for manifest in found.values():
         chain = manifest.parent_chain
         for place, (number, base_step) in enumerate(chain):
-            if number not in generations and number != NO_GENERATION:
+            if number not in backup.generations and number != NO_GENERATION:
                 unknown[number] = GenerationRecord(
                     generation=number,
                     parent=chain[place + 1][0] if place + 1 < len(chain) else NO_GENERATION,
@@ -154,8 +231,17 @@ def reconcile(
                     world_size=worlds.get(number, 0),
                     was_started=True,
                 )
+    known = backup.complete | backup.deleted
+    added = found.keys() - known
+    usable = (backup.complete & stored.present) | added
+    pinned = (stored.pinned & usable) - backup.pinned
+    trashed = (stored.trashed & usable) - stored.pinned - backup.pinned
     return Reconciliation(
         generations=tuple(unknown[number] for number in sorted(unknown)),
-        checkpoints=tuple(found[place] for place in sorted(found) if place not in complete and place not in deleted),
-        missing=tuple(sorted(place for place in complete if place not in found)),
+        checkpoints=tuple(found[place] for place in sorted(added)),
+        missing=tuple(sorted(backup.complete - stored.present)),
+        pinned=tuple(sorted(pinned)),
+        trashed=tuple(sorted(trashed - backup.trashed)),
+        undeleted=tuple(sorted((backup.trashed & usable) - trashed)),
+        unreadable=tuple(sorted(stored.present - known - added)),
     )

@@ -6,8 +6,11 @@ for the newest generation only. A shard of an earlier generation that no manifes
 Frozen objects (`…run=<run>/frozen/`) hold parameters that never change. All generations of a run share them. A running
 upload can rely on any of them, so they can become orphans only after the end of their run.
 
-Invariant: pure. Two kinds of objects are never orphans: objects of the newest generation of a running job, whose upload
-may still run, and objects that a kept checkpoint names.
+A database that was restored from a backup does not contain later generations and checkpoints. Their objects look like
+orphans, and must stay.
+
+Invariant: pure. Never an orphan is an object of the newest generation of a running job, whose upload may still run, of
+a generation that the database lacks, of a folder with a manifest that the database lacks, or of a kept checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from itertools import groupby
 
 from everstep.protocol.ids import Generation
 
@@ -35,6 +39,7 @@ class ListedObject:
     key: str
     modified_at: float
     """Time of the object's last write, in Unix seconds."""
+    size_bytes: int = 0
 
 
 def orphans(
@@ -42,33 +47,48 @@ def orphans(
     folder: str,
     named: Mapping[tuple[int, int], Set[str] | None],
     *,
+    generations: Set[int],
     frozen: Set[str] | None,
     ended_before: Generation,
     now: float,
-) -> Iterator[str]:
-    """Yield the keys of the objects that belong to no checkpoint and can never belong to one.
+) -> Iterator[ListedObject]:
+    """Yield the objects that belong to no checkpoint and can never belong to one.
 
     Args:
-        objects: objects of one run. The iterable may be lazy.
+        objects: all objects of one run, by key. The iterable may be lazy.
         folder: the run's key prefix. Objects with other keys are ignored.
         named: the keys of each checkpoint's objects, by generation and step. The value is None for a checkpoint that is
             being deleted: its objects are no orphans, because the deletion removes them.
+        generations: numbers of the generations that the database has.
         frozen: keys of the objects with parameters that never change, as far as checkpoints need them. None while the
             run has not ended.
         ended_before: a generation number. All generations with a lower number have ended.
         now: Unix seconds.
 
     Yields:
-        Keys, in the order of `objects`.
+        Objects in the order of `objects`. Frozen objects come last.
     """
-    for each in objects:
-        if now - each.modified_at < KEPT_SECONDS:
+    unneeded: list[ListedObject] = []
+    has_unknown = False
+    for place, some in groupby(objects, lambda each: _place_of(each.key, folder)):
+        if place is None:
+            if frozen is not None:
+                unneeded += [each for each in some if _is_frozen(each.key, folder) and each.key not in frozen]
             continue
-        if frozen is not None and FROZEN.fullmatch(each.key.removeprefix(folder)) and each.key not in frozen:
-            yield each.key
-        place = PLACE.match(each.key.removeprefix(folder)) if each.key.startswith(folder) else None
-        if place is None or int(place["generation"]) >= ended_before:
-            continue
-        keys = named.get((int(place["generation"]), int(place["step"])), frozenset())
-        if keys is not None and each.key not in keys:
-            yield each.key
+        in_folder, keys = list(some), named.get(place, frozenset())
+        manifest = f"{folder}gen={place[0]}/step={place[1]}/manifest.json"
+        if place[0] not in generations or (place not in named and any(each.key == manifest for each in in_folder)):
+            has_unknown = True
+        elif place[0] < ended_before and keys is not None:
+            yield from (each for each in in_folder if each.key not in keys and now - each.modified_at >= KEPT_SECONDS)
+    if not has_unknown:  # An unknown checkpoint can need any frozen object.
+        yield from (each for each in unneeded if now - each.modified_at >= KEPT_SECONDS)
+
+
+def _place_of(key: str, folder: str) -> tuple[int, int] | None:
+    found = PLACE.match(key.removeprefix(folder)) if key.startswith(folder) else None
+    return None if found is None else (int(found["generation"]), int(found["step"]))
+
+
+def _is_frozen(key: str, folder: str) -> bool:
+    return FROZEN.fullmatch(key.removeprefix(folder)) is not None

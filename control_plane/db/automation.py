@@ -1,19 +1,21 @@
-"""The pause of all automatic actions, which an administrator sets and ends.
+"""Pauses: of all automatic actions, by an administrator, and of all deletions in S3, after a restore of the database.
 
-Invariant: the table has at most one row. The row exists while automation is paused, also across restarts of servers.
+Invariant: the table of the first pause has at most one row. The row exists while automation is paused, also across
+restarts of servers. The second pause lasts while a restore waits for a person (`DatabaseRestore.accepted_at`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict
-from control_plane.db.models import AutomationPauseRow
+from control_plane.db.models import AutomationPauseRow, DatabaseRestoreRow
 from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 _SCOPE = "all"
@@ -40,6 +42,56 @@ class PauseRecord:
 _PRESENT: Final = select(*columns_for(AutomationPauseRow, PauseRecord)).where(
     AutomationPauseRow.__table__.c.scope == _SCOPE
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseRestore:
+    """A restore of the database from a backup."""
+
+    restored_at: datetime
+    first_generation: int
+    """Generations that start after the restore have higher numbers."""
+    differences: Sequence[Mapping[str, Any]]
+    """Each `core.database_restore.Difference`, as a JSON object."""
+    accepted_at: datetime | None = None
+    """When a person accepted the differences. Nothing in S3 is deleted before."""
+
+
+_PENDING: Final = (
+    select(*columns_for(DatabaseRestoreRow, DatabaseRestore))
+    .where(DatabaseRestoreRow.__table__.c.accepted_at.is_(None))
+    .order_by(DatabaseRestoreRow.__table__.c.restored_at)
+)
+
+
+def add_restore(session: Session, restore: DatabaseRestore) -> None:
+    """Store a restore of the database. `session` comes from `Database.write` or `Database.migrating`."""
+    session.add(DatabaseRestoreRow(**{**values_of(restore), "differences": [*restore.differences]}))
+    session.flush()
+
+
+def pending_restores(session: Session) -> tuple[DatabaseRestore, ...]:
+    """Return the restores whose differences no person has accepted, oldest first."""
+    return tuple(record_of(row, DatabaseRestore) for row in session.execute(_PENDING))
+
+
+def accept_restores(session: Session, now: datetime) -> None:
+    """Record that a person has accepted the differences of all restores. `session` comes from `Database.write`."""
+    session.execute(update(DatabaseRestoreRow).where(DatabaseRestoreRow.accepted_at.is_(None)).values(accepted_at=now))
+
+
+def may_delete(session: Session) -> bool:
+    """Return whether the control plane may delete objects in S3 on its own: nothing is paused."""
+    return find(session) is None and session.execute(_PENDING).first() is None
+
+
+def require_accepted_restore(session: Session) -> None:
+    """Raise Conflict if the database was restored, and no person has accepted the differences yet."""
+    if session.execute(_PENDING).first() is not None:
+        raise Conflict(
+            "the database was restored from a backup, so nothing is deleted from S3 before a person has accepted the "
+            "differences. Run everstep db restored on the server's machine, then retry"
+        )
 
 
 def find(session: Session) -> PauseRecord | None:

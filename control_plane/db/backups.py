@@ -21,7 +21,7 @@ import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -30,8 +30,11 @@ from sqlalchemy import Connection, func, inspect, select, text, update
 from sqlalchemy.orm import Session
 
 from control_plane.core import database_restore
-from control_plane.core.database_restore import Reconciliation
-from control_plane.db import checkpoints, events, postgresql_dumps, schema
+from control_plane.core.checkpoints import TrashMark
+from control_plane.core.database_restore import Backup, Difference, Place, Reconciliation
+from control_plane.core.observed.steps import NO_GENERATION
+from control_plane.db import automation, checkpoints, events, postgresql_dumps, schema
+from control_plane.db.automation import DatabaseRestore
 from control_plane.db.errors import BackupFailed, DatabaseInUse, UnusableBackup
 from control_plane.db.models import CheckpointRow, EventRow, GenerationRow, JobRow
 from control_plane.db.session import Database
@@ -43,15 +46,14 @@ _SUFFIXES: Final = ("", "-wal", "-shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoredRun:
-    """An unfinished run in a loaded backup: its generation numbers and its checkpoints."""
+    """A run in a loaded backup that has not ended, or has checkpoints."""
 
     run_id: str
+    job_name: str
     checkpoint_uri: str
     """Prefix of the run's checkpoints, as `s3://bucket/prefix/`."""
-    generations: frozenset[ids.Generation]
-    complete: frozenset[tuple[ids.Generation, ids.Step]]
-    deleted: frozenset[tuple[ids.Generation, ids.Step]]
-    """Checkpoints that the control plane has deleted or is deleting."""
+    has_ended: bool
+    backup: Backup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,14 @@ class RunChanges:
     """The run's manifests in S3, and the changes after which the run's restored rows match its checkpoints in S3."""
 
     changes: Reconciliation
-    manifests: Mapping[tuple[ids.Generation, ids.Step], StoredManifest]
+    manifests: Mapping[Place, StoredManifest]
+    pinned: Mapping[Place, datetime] = field(default_factory=dict)
+    """The time in each mark of a pin."""
+    trashed: Mapping[Place, TrashMark] = field(default_factory=dict)
+    """The content of each mark of the trash."""
+    issued: ids.Generation = NO_GENERATION
+    """The highest generation number that S3 names as issued."""
+    differences: Sequence[Difference] = ()
 
 
 def back_up(database: Database, file: Path) -> None:
@@ -149,41 +158,45 @@ def newest_time(database: Database) -> datetime | None:
 
 
 def runs(database: Database) -> tuple[RestoredRun, ...]:
-    """Return every unfinished run of a loaded backup, by run id.
-
-    A finished run launches no more generations, so a restore need not raise the generation numbers of this run.
-    """
+    """Return every run of a loaded backup that has not ended, or that has complete checkpoints, by run id."""
     with database.read() as session:
         numbers: dict[str, set[ids.Generation]] = {}
         for run_id, number in session.execute(select(GenerationRow.run_id, GenerationRow.number)):
             numbers.setdefault(run_id, set()).add(ids.Generation(number))
-        complete: dict[str, set[tuple[ids.Generation, ids.Step]]] = {}
-        deleted: dict[str, set[tuple[ids.Generation, ids.Step]]] = {}
+        places: dict[str, dict[str, set[Place]]] = {}
         columns = (
             CheckpointRow.run_id,
             CheckpointRow.generation,
             CheckpointRow.step,
             CheckpointRow.state,
             CheckpointRow.completed_at,
+            CheckpointRow.pinned_at,
         )
-        for run_id, generation, step, state, completed_at in session.execute(select(*columns)):
+        for run_id, generation, step, state, completed_at, pinned_at in session.execute(select(*columns)):
+            of_run = places.setdefault(run_id, {"complete": set(), "deleted": set(), "pinned": set(), "trashed": set()})
             place = (ids.Generation(generation), ids.Step(step))
             if state in (checkpoints.DELETING, checkpoints.DELETED):
-                deleted.setdefault(run_id, set()).add(place)
+                of_run["deleted"].add(place)
             elif completed_at is not None:
-                complete.setdefault(run_id, set()).add(place)
+                of_run["complete"].add(place)
+            if state == checkpoints.TRASHED:
+                of_run["trashed"].add(place)
+            if pinned_at is not None:
+                of_run["pinned"].add(place)
         jobs = session.execute(
-            select(JobRow.run_id, JobRow.spec).where(JobRow.ended_at.is_(None)).order_by(JobRow.run_id)
+            select(JobRow.run_id, JobRow.name, JobRow.spec, JobRow.ended_at).order_by(JobRow.run_id)
         ).all()
+    nothing: dict[str, set[Place]] = {"complete": set()}
     return tuple(
         RestoredRun(
             run_id=run_id,
+            job_name=name,
             checkpoint_uri=spec["checkpoint_uri"],
-            generations=frozenset(numbers.get(run_id, ())),
-            complete=frozenset(complete.get(run_id, ())),
-            deleted=frozenset(deleted.get(run_id, ())),
+            has_ended=ended_at is not None,
+            backup=Backup(generations=frozenset(numbers.get(run_id, ())), **places.get(run_id, nothing)),
         )
-        for run_id, spec in jobs
+        for run_id, name, spec, ended_at in jobs
+        if ended_at is None or places.get(run_id, nothing)["complete"]
     )
 
 
@@ -213,10 +226,13 @@ def finish(database: Database, file: Path, changes: Mapping[str, RunChanges], no
             connection.execute(text("INSERT INTO alembic_version VALUES (:revision)"), {"revision": revision})
         schema.upgrade(connection)
         with Session(connection) as session:
-            _raise_numbers(session, first)
+            _raise_numbers(session, first, {run_id: each.issued for run_id, each in changes.items()})
             for run_id, each in sorted(changes.items()):
                 _apply(session, run_id, each, now)
             _record(session, connection, first, now)
+            differences = [asdict(each) for run in changes.values() for each in run.differences]
+            restore = DatabaseRestore(restored_at=now, first_generation=first, differences=differences)
+            automation.add_restore(session, restore)
             session.commit()
     return first
 
@@ -250,9 +266,9 @@ def discard(database: Database) -> None:
         _unlink(Path(str(database.url.database)))
 
 
-def _raise_numbers(session: Session, first: ids.Generation) -> None:
+def _raise_numbers(session: Session, first: ids.Generation, in_s3: Mapping[str, ids.Generation]) -> None:
     for run_id, issued in session.execute(select(JobRow.run_id, JobRow.issued_generation)).all():
-        raised = database_restore.issued_number(ids.Generation(issued), first)
+        raised = max(database_restore.issued_number(ids.Generation(issued), first), in_s3.get(run_id, NO_GENERATION))
         session.execute(update(JobRow).where(JobRow.run_id == run_id).values(issued_generation=raised))
 
 
@@ -290,16 +306,28 @@ def _apply(session: Session, run_id: str, run: RunChanges, now: datetime) -> Non
         session.add(row)
         newest = update(JobRow).where(JobRow.run_id == run_id, JobRow.max_boundary < found.step)
         session.execute(newest.values(max_boundary=found.step))
+    session.flush()
     for generation, step in changes.missing:
         row = session.get_one(CheckpointRow, (run_id, generation, step))
         row.state, row.manifest, row.verify_requested_at = checkpoints.DELETED, None, None
+    for generation, step in changes.pinned:
+        session.get_one(CheckpointRow, (run_id, generation, step)).pinned_at = run.pinned[generation, step]
+    for generation, step in changes.trashed:
+        stored = checkpoints.find(session, run_id, step=step, generation=generation)
+        checkpoints.set_trashed(session, run_id, stored, run.trashed[generation, step])
+    for generation, step in changes.undeleted:
+        stored = checkpoints.find(session, run_id, step=step, generation=generation)
+        checkpoints.set_state(session, run_id, stored, checkpoints.COMPLETE)
     session.flush()
 
 
 def _record(session: Session, connection: Connection, first: ids.Generation, now: datetime) -> None:
     """Store the event DatabaseRestored. Its id exceeds all event ids that were issued after the backup."""
     number = database_restore.first_event_id(events.newest_id(session), now.timestamp())
-    message = f"The database was restored from a backup. New generations have numbers above {first}."
+    message = (
+        f"The database was restored from a backup. New generations have numbers above {first}. Nothing is deleted from "
+        "S3 until a person has accepted the differences (everstep db restored)."
+    )
     session.add(EventRow(id=number, at=now, type="DatabaseRestored", message=message))
     session.flush()
     if connection.dialect.name == "postgresql":

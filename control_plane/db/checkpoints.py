@@ -15,16 +15,22 @@ from typing import Any, Final
 from sqlalchemy import JSON, bindparam, func, or_, select, tuple_, type_coerce, union
 from sqlalchemy.orm import Session
 
+from control_plane.core.checkpoints import TrashMark
 from control_plane.core.verification import Blocked, Verdict, VerdictKind
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import CheckpointRow, JobRow
-from control_plane.db.session import columns_for, record_of
+from control_plane.db.session import columns_for, record_of, values_of
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 
 COMPLETE = "complete"
 """State: the manifest is in S3 and names all shards."""
+TRASHED = "trashed"
+"""State: all objects are in S3 until `purge_at`, and no restore may use the checkpoint.
+
+S3 has a mark beside the checkpoint that says the same (`loop.checkpoint_marks`).
+"""
 DELETING = "deleting"
 """State: the control plane deletes the checkpoint's objects. No restore may use the checkpoint.
 
@@ -56,6 +62,10 @@ class SavedCheckpoint:
     verified_at: datetime | None = None
     blocked: Blocked | None = None
     verdict: Verdict | None = None
+    trashed_at: datetime | None = None
+    purge_at: datetime | None = None
+    trash_cause: str | None = None
+    """A `TrashCause`."""
 
     @property
     def is_wrong(self) -> bool:
@@ -123,13 +133,14 @@ def frozen_keys(rows: Iterable[SavedCheckpoint]) -> frozenset[str]:
 
 
 def page(
-    session: Session, run_id: str, *, min_step: int, before: tuple[int, int] | None, limit: int
+    session: Session, run_id: str, *, is_trash: bool, min_step: int, before: tuple[int, int] | None, limit: int
 ) -> tuple[SavedCheckpoint, ...]:
     """Return one page of a run's checkpoints that are not deleted, newest step first.
 
     Args:
         session: from `Database.read` or `Database.write`.
         run_id: run id of the job.
+        is_trash: whether to return the checkpoints in the trash, instead of the checkpoints outside of it.
         min_step: lowest step to return.
         before: step and generation of the previous page's last checkpoint. None means the first page.
         limit: maximum number of rows, at least 1.
@@ -138,7 +149,9 @@ def page(
         At most `limit` checkpoints.
     """
     query = select(CheckpointRow).where(
-        CheckpointRow.run_id == run_id, CheckpointRow.step >= min_step, CheckpointRow.state != DELETED
+        CheckpointRow.run_id == run_id,
+        CheckpointRow.step >= min_step,
+        CheckpointRow.state == TRASHED if is_trash else CheckpointRow.state.not_in((TRASHED, DELETED)),
     )
     if before is not None:
         query = query.where(tuple_(CheckpointRow.step, CheckpointRow.generation) < before)
@@ -146,7 +159,13 @@ def page(
     return tuple(record_of(row, SavedCheckpoint) for row in session.scalars(query))
 
 
-def find(session: Session, run_id: str, *, step: int, generation: int | None) -> SavedCheckpoint:
+def trash_bytes(session: Session, run_id: str) -> int:
+    """Return the total size of the objects of a run's checkpoints in the trash."""
+    query = select(func.sum(CheckpointRow.object_bytes))
+    return session.scalar(query.where(CheckpointRow.run_id == run_id, CheckpointRow.state == TRASHED)) or 0
+
+
+def find(session: Session, run_id: str, *, step: int, generation: int | None, first: str = COMPLETE) -> SavedCheckpoint:
     """Return one checkpoint.
 
     Args:
@@ -154,7 +173,8 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
         run_id: run id of the job.
         step: step of the checkpoint.
         generation: generation that made the checkpoint. None means any generation: the function prefers checkpoints
-            that are not deleted, then the newest generation.
+            in the state `first`, then checkpoints that are not deleted, then the newest generation.
+        first: state of the checkpoints to prefer.
 
     Returns:
         The stored checkpoint.
@@ -162,7 +182,7 @@ def find(session: Session, run_id: str, *, step: int, generation: int | None) ->
     Raises:
         NotFound: the checkpoint does not exist.
     """
-    best_first = (CheckpointRow.state == DELETED, CheckpointRow.generation.desc())
+    best_first = (CheckpointRow.state != first, CheckpointRow.state == DELETED, CheckpointRow.generation.desc())
     query = (
         select(CheckpointRow)
         .where(CheckpointRow.run_id == run_id, CheckpointRow.step == step)
@@ -188,10 +208,19 @@ def set_pinned(session: Session, run_id: str, checkpoint: SavedCheckpoint, at: d
 def set_state(session: Session, run_id: str, checkpoint: SavedCheckpoint, state: str) -> SavedCheckpoint:
     """Change a checkpoint's state and return the changed row.
 
-    The state DELETED also clears the manifest.
+    The state COMPLETE takes the checkpoint out of the trash. The state DELETED also clears the manifest.
     """
-    dropped = {"manifest": None, **_NO_REQUEST} if state == DELETED else {}
-    return _set(session, run_id, checkpoint, state=state, **dropped)
+    cleared = {
+        COMPLETE: {"trashed_at": None, "purge_at": None, "trash_cause": None},
+        DELETED: {"manifest": None, **_NO_REQUEST},
+    }
+    return _set(session, run_id, checkpoint, state=state, **cleared.get(state, {}))
+
+
+def set_trashed(session: Session, run_id: str, checkpoint: SavedCheckpoint, mark: TrashMark) -> SavedCheckpoint:
+    """Move a checkpoint to the trash, and return the changed row."""
+    facts = {**values_of(mark), "trash_cause": mark.trash_cause.value}
+    return _set(session, run_id, checkpoint, state=TRASHED, **_NO_REQUEST, **facts)
 
 
 def deleted_counts(session: Session) -> dict[str, int]:
@@ -202,11 +231,11 @@ def deleted_counts(session: Session) -> dict[str, int]:
     return {row[0]: row[1] for row in session.execute(query)}
 
 
-def runs_to_look_after(session: Session) -> tuple[str, ...]:
+def runs_to_look_after(session: Session, now: datetime) -> tuple[str, ...]:
     """Return the runs whose checkpoints `loop.checkpoint_keeper` must delete or check against the job's limits.
 
-    The result contains each run with a checkpoint in state deleting. It also contains each run that has a limit and at
-    least two complete checkpoints, because these checkpoints may exceed the limit.
+    The result contains each run with a checkpoint that is being deleted, or whose purge time has passed. It also
+    contains each run that has a limit and at least two complete checkpoints, because these may exceed the limit.
     """
     has_limit = or_(
         *(
@@ -220,7 +249,8 @@ def runs_to_look_after(session: Session) -> tuple[str, ...]:
         .where(CheckpointRow.state == COMPLETE, has_limit)
     )
     several = several.group_by(CheckpointRow.run_id).having(func.count() > 1)
-    deleting = select(CheckpointRow.run_id).where(CheckpointRow.state == DELETING)
+    is_due = (CheckpointRow.state == TRASHED) & (CheckpointRow.purge_at <= now)
+    deleting = select(CheckpointRow.run_id).where(or_(CheckpointRow.state == DELETING, is_due))
     return tuple(session.scalars(union(several, deleting)))
 
 
@@ -286,6 +316,12 @@ def _set(session: Session, run_id: str, checkpoint: SavedCheckpoint, **columns: 
         setattr(row, name, value)
     session.flush()
     return record_of(row, SavedCheckpoint)
+
+
+def pinned(session: Session) -> list[SavedCheckpoint]:
+    """Return all pinned checkpoints of all runs."""
+    query = select(*columns_for(CheckpointRow, SavedCheckpoint)).where(_CHECKPOINT.pinned_at.is_not(None))
+    return [record_of(row, SavedCheckpoint) for row in session.execute(query)]
 
 
 def pinned_steps(session: Session, run_id: str) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, sele
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.membership import Launch
 from control_plane.core.observed.jobs import JobSettings
 from control_plane.core.strategies import Strategy
@@ -87,6 +88,8 @@ class SavedJobSpec(JobSettings):
     None: the rule does not apply.
     """
     checkpoint_max_age_seconds: int | None = None
+    checkpoint_trash_hours: int = DEFAULT_TRASH_HOURS
+    """Hours for which deleted checkpoints stay in the trash. 0: they are deleted at once."""
     output_uri: str
     log_uri: str
     preemptible: bool = False
@@ -161,6 +164,8 @@ class SavedJob:
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
     """Values that the job loop keeps from one decision to the next (`core.observed.jobs.Memo`), as JSON values."""
+    purge_at: datetime | None = None
+    """When the ended job is deleted with its objects. None unless a person deleted it with its checkpoints."""
     project_quota: int | None = None
     """Nodes per fleet that the project's jobs may use together.
 
@@ -572,6 +577,18 @@ def remove(session: Session, run_id: str) -> None:
     """
     if not changed_rows(session.execute(delete(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_not(None)))):
         raise NotFound("ended training job", run_id)
+
+
+def set_purge(session: Session, run_id: str, at: datetime | None) -> None:
+    """Store when an ended job is deleted with its objects, or that it is not. `session` is from `Database.write`."""
+    session.execute(update(JobRow).where(JobRow.run_id == run_id).values(purge_at=at))
+
+
+def issued_generations(session: Session) -> dict[str, tuple[str, int]]:
+    """Return each unfinished run's checkpoint prefix and highest issued generation number, if it has one."""
+    columns = (JobRow.run_id, JobRow.spec["checkpoint_uri"].as_string(), JobRow.issued_generation)
+    query = select(*columns).where(JobRow.ended_at.is_(None), JobRow.issued_generation > 0)
+    return {run_id: (uri, number) for run_id, uri, number in session.execute(query)}
 
 
 def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:

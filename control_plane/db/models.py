@@ -11,7 +11,7 @@ dataclasses. The definitions work on SQLite and PostgreSQL.
     source   source_upload                     ├─ job_hour
     intent   event   audit_entry               ├─ note
     export   automation_pause                  ├─ drill
-    schema_support                             ├─ metric_log, metric, metric_chunk
+    schema_support   database_restore          ├─ metric_log, metric, metric_chunk
                                                └─ log_export
 
 A job names its fleet without a foreign key, because jobs outlive the fleet on which they ran. A token may name a fleet
@@ -449,6 +449,8 @@ class JobRow(Base):
     started_at: Mapped[datetime | None]
     """When the job's ranks first started."""
     ended_at: Mapped[datetime | None]
+    purge_at: Mapped[datetime | None]
+    """When an ended job is deleted with its objects. None unless a person deleted the job with its checkpoints."""
     generation: Mapped[int] = mapped_column(default=0)
     """Number of the newest generation with a plan. 0 before the first generation."""
     issued_generation: Mapped[int] = mapped_column(default=0)
@@ -648,6 +650,12 @@ class CheckpointRow(Base):
     """Why the requested verification could not read S3. None without a failed attempt."""
     verdict: Mapped[Verdict | None] = mapped_column(Record(Verdict))
     """Result of the last verification. None if there was none."""
+    trashed_at: Mapped[datetime | None]
+    """When the checkpoint was moved to the trash. None outside of the trash."""
+    purge_at: Mapped[datetime | None]
+    """Earliest time at which the control plane deletes a trashed checkpoint for good."""
+    trash_cause: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
+    """A `core.checkpoints.TrashCause`. None outside of the trash."""
 
 
 class IncidentRow(Base):
@@ -856,6 +864,20 @@ class AutomationPauseRow(Base):
     paused_by: Mapped[str]
     """Name of the administrator's token."""
     reason: Mapped[str]
+
+
+class DatabaseRestoreRow(Base):
+    """A restore of this database from a backup. Nothing in S3 is deleted until a person has accepted it."""
+
+    __tablename__ = "database_restore"
+
+    restored_at: Mapped[datetime] = mapped_column(primary_key=True)
+    first_generation: Mapped[int]
+    """Generations that start after the restore have higher numbers."""
+    differences: Mapped[list[dict[str, Any]]]
+    """What S3 has and the backup lacked, or the reverse (`db.restores.Difference`)."""
+    accepted_at: Mapped[datetime | None]
+    """When a person accepted the differences (`everstep db restored --accept`)."""
 
 
 class ExportRow(Base):

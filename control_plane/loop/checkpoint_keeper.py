@@ -1,33 +1,43 @@
-"""Deletes checkpoints from S3, at a user's request or by the limits of the job.
+"""Moves checkpoints to the trash by the limits of the job, and purges the trash.
 
-A deletion starts when a user requests it, or when the job has more or older checkpoints than its `CheckpointConfig`
-permits.
+A checkpoint enters the trash because it exceeds its job's `CheckpointConfig`, or because a person deleted it. Its
+objects stay in S3 for `TrashHours`, and UndeleteCheckpoint takes it out.
 
-    complete ──▶ deleting: no restore may start from it ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
+    complete ◀──▶ trashed ──last check──▶ deleting ──▶ delete the manifest ──▶ delete the other objects ──▶ deleted
 
 If a server crashes during a deletion, the checkpoint remains in state deleting. Any control-plane server continues the
 deletion later. A deletion is idempotent.
 
-If a checkpoint exceeds the limits, the keeper deletes it only after a later checkpoint has been verified. The keeper
-requests this verification from `loop.verifier`, and waits for the result.
+If a checkpoint exceeds the limits, the keeper trashes it only after a later checkpoint has been verified. The keeper
+requests this verification from `loop.verifier`, and waits for the result. The last check repeats this condition, and
+reads from S3 that the later checkpoint is stored. A person's own deletion needs no later checkpoint.
 
-Invariant: the limits never make the keeper delete a pinned checkpoint, the newest checkpoint, the source of the job's
-next restore, the initial state of another unfinished job, or a checkpoint without a later verified checkpoint.
+Invariant: the limits never make the keeper trash a pinned checkpoint, the newest checkpoint, the source of the job's
+next restore, the initial state of another unfinished job, or a checkpoint without a later verified checkpoint. The
+keeper purges a checkpoint only if the database and the marks in S3 agree (`loop.checkpoint_marks`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Final
 
 from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
-from control_plane.core.checkpoints import CheckpointRetention, KeptCheckpoint, surplus, to_verify
+from control_plane.core.checkpoints import (
+    CheckpointRetention,
+    KeptCheckpoint,
+    TrashCause,
+    TrashMark,
+    newest_safe,
+    surplus,
+    to_verify,
+)
 from control_plane.core.checkpoints import restorable as all_restorable
 from control_plane.core.observed.steps import CheckpointRecord as RestorableCheckpoint
 from control_plane.core.states import JobState
@@ -37,6 +47,7 @@ from control_plane.db.errors import NotFound
 from control_plane.db.jobs import SavedJob
 from control_plane.db.session import Database
 from control_plane.loop import records
+from control_plane.loop.checkpoint_marks import is_stored, mark_issued, mark_pinned, mark_trashed, standing_of
 from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation
@@ -46,7 +57,7 @@ log = logging.getLogger(__name__)
 
 DELETION_CHECK_SECONDS: Final = 5.0
 AT_ONCE: Final = 16
-"""Limit of checkpoints per job that one call of `delete_due` marks as deleting."""
+"""Limit of checkpoints per job that one call of `delete_due` moves to the trash."""
 _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 """Job states in which agents may read any of the job's checkpoints, so that the limits delete none of them."""
 
@@ -58,20 +69,25 @@ class CheckpointKeeper:
         self._database = database
         self._objects = objects
         self._now = now
+        self._has_marked_pins = False
+        self._issued: dict[str, int] = {}
+        """For each run, the number in its mark of the highest issued generation, as far as this server wrote it."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Call `delete_due` every `DELETION_CHECK_SECONDS` until `stop` is set."""
         await repeat(self.delete_due, stop, seconds=DELETION_CHECK_SECONDS, trouble="could not delete checkpoints")
 
     def delete_due(self) -> None:
-        """Delete all checkpoints of all jobs that are due for deletion. This method blocks: call it in a thread."""
+        """Trash and purge all checkpoints of all jobs that are due. This method blocks: call it in a thread."""
+        self._mark_facts()
         with self._database.read() as session:
-            if automation.find(session) is not None:
+            if not automation.may_delete(session):
                 return
-            run_ids = checkpoints.runs_to_look_after(session)
+            run_ids = checkpoints.runs_to_look_after(session, self._now())
         for run_id in run_ids:
             try:
-                self._begin(run_id)
+                self._trash_surplus(run_id)
+                self._purge_due(run_id)
                 with self._database.read() as session:
                     deleting = [
                         each for each in checkpoints.of_run(session, run_id) if each.state == checkpoints.DELETING
@@ -85,52 +101,173 @@ class CheckpointKeeper:
             except NotFound:
                 log.info("run %s: the job was deleted, with its checkpoints", run_id)
 
-    def _begin(self, run_id: str) -> None:
-        """Set the state deleting for those checkpoints of a job that exceed the job's limits.
+    def _trash_surplus(self, run_id: str) -> None:
+        """Move those checkpoints of a job to the trash that exceed the job's limits.
 
-        The same transaction reads which checkpoints are pinned or needed for a restore. A user can therefore not pin a
-        checkpoint between the read and the change of its state.
+        One transaction reads which checkpoints are pinned or needed for a restore, and changes their state. A user can
+        therefore not pin a checkpoint between the two. S3 has the marks before this transaction.
         """
+        with self._database.read() as session:
+            job, chosen, _ = self._surplus(session, run_id)
+        now = self._now()
+        mark = trash_mark(job, TrashCause.RETENTION, now)
+        for each in chosen.values():
+            mark_trashed(self._objects, each, mark)
         with self._database.write() as session:
+            _, confirmed, unverified = self._surplus(session, run_id)
+            for key in chosen.keys() & confirmed.keys():
+                trash(session, job, confirmed[key], mark)
+            if unverified is not None and unverified.verify_requested_at is None:
+                checkpoints.ask_to_verify(session, run_id, unverified, now)
+
+    def _surplus(
+        self, session: Session, run_id: str
+    ) -> tuple[SavedJob, Mapping[tuple[int, int], SavedCheckpoint], SavedCheckpoint | None]:
+        """Return the job, its surplus checkpoints, and the checkpoint to verify before the keeper deletes more."""
+        job, now = jobs.get_run(session, run_id), self._now()
+        rows = checkpoints.of_run(session, run_id)
+        waiting = [each.step for each in rows if _is_due(each, now) and each.trash_cause == TrashCause.RETENTION]
+        limits = CheckpointRetention(
+            max_count=job.spec.checkpoint_max_count,
+            keep_every_steps=job.spec.checkpoint_keep_every_steps,
+            max_age_seconds=job.spec.checkpoint_max_age_seconds,
+        )
+        if job.state in _RESTORING or not (limits.is_limited or waiting):
+            return job, {}, None
+        found = {(each.generation, each.step): each for each in rows if each.state == checkpoints.COMPLETE}
+        kept = _kept(session, job, found)
+        keys = surplus(kept, limits, now.timestamp())[:AT_ONCE]
+        unverified = to_verify(kept, limits, now.timestamp(), waiting)
+        return job, {key: found[key] for key in keys}, None if unverified is None else found[unverified]
+
+    def _purge_due(self, run_id: str) -> None:
+        """Delete the checkpoints whose time in the trash is over, after a last check of S3.
+
+        A mark in S3 wins over the database: a checkpoint that is pinned there, or not trashed, becomes complete again.
+        """
+        with self._database.read() as session:
             job = jobs.get_run(session, run_id)
-            limits = CheckpointRetention(
-                max_count=job.spec.checkpoint_max_count,
-                keep_every_steps=job.spec.checkpoint_keep_every_steps,
-                max_age_seconds=job.spec.checkpoint_max_age_seconds,
-            )
-            if not limits.is_limited or job.state in _RESTORING:
-                return
-            found = {
-                (each.generation, each.step): each
-                for each in checkpoints.of_run(session, run_id)
-                if each.state == checkpoints.COMPLETE and each.completed_at is not None
-            }
-            needed = restorable(session, job)
-            dependents = (each.spec.initial for each in jobs.starting_from(session, run_id))
-            initial_states = {(each.generation, each.step) for each in dependents if each is not None}
-            usable = {(each.generation, each.step) for each in _all_restorable(session, job)}
-            kept = [
-                KeptCheckpoint(
-                    generation=each.generation,
-                    step=each.step,
-                    completed_at=(each.completed_at or each.created_at).timestamp(),
-                    is_needed=each.pinned_at is not None
-                    or each.verify_requested_at is not None
-                    or is_same(each, needed)
-                    or key in initial_states,
-                    is_counted=each.pinned_at is None,
-                    is_restorable=key in usable,
-                    is_verified=each.verdict is not None and not each.is_wrong,
-                    is_damaged=each.is_wrong,
-                )
-                for key, each in found.items()
-            ]
-            now = self._now()
-            for key in surplus(kept, limits, now.timestamp())[:AT_ONCE]:
-                checkpoints.set_state(session, run_id, found[key], checkpoints.DELETING)
-            candidate = to_verify(kept, limits, now.timestamp())
-            if candidate is not None and found[candidate].verify_requested_at is None:
-                checkpoints.ask_to_verify(session, run_id, found[candidate], now)
+            due = [each for each in checkpoints.of_run(session, run_id) if _is_due(each, self._now())]
+            safe = _newest_safe(session, job)
+        for each in due:
+            needs_later = each.trash_cause == TrashCause.RETENTION
+            standing = standing_of(self._objects, each)
+            if standing.may_purge and needs_later and not self._has_later(run_id, each, safe):
+                continue
+            with self._database.write() as session:
+                job, now = jobs.get_run(session, run_id), self._now()
+                current = checkpoints.find(session, run_id, step=each.step, generation=each.generation)
+                if not _is_due(current, now) or job.state in _RESTORING:
+                    continue
+                if not standing.may_purge:
+                    untrash(session, job, current, now, pinned_at=now if standing.is_pinned else None)
+                elif not needs_later or _newest_safe(session, job) == safe:
+                    checkpoints.set_state(session, run_id, current, checkpoints.DELETING)
+
+    def _has_later(self, run_id: str, trashed: SavedCheckpoint, safe: SavedCheckpoint | None) -> bool:
+        """Return whether S3 still stores the verified checkpoint `safe`, and whether it is later than a trashed one.
+
+        Request its verification if S3 lacks a part of it.
+        """
+        if safe is None or safe.step <= trashed.step:
+            return False  # `_surplus` requests the verification of a later checkpoint.
+        if is_stored(self._objects, safe):
+            return True
+        log.error("run %s: S3 lacks objects of step %d, so step %d is not purged", run_id, safe.step, trashed.step)
+        if safe.verify_requested_at is None:
+            with self._database.write() as session:
+                checkpoints.ask_to_verify(session, run_id, safe, self._now())
+        return False
+
+    def _mark_facts(self) -> None:
+        """Write the marks that S3 may lack: all pins once per server, and generation numbers that have grown.
+
+        Pins of an older version of Everstep have no mark, and neither has a number that was just issued.
+        """
+        with self._database.read() as session:
+            issued = jobs.issued_generations(session)
+            pinned = [] if self._has_marked_pins else checkpoints.pinned(session)
+        written = [self._try(f"step {each.step}", mark_pinned, each, each.pinned_at or self._now()) for each in pinned]
+        self._has_marked_pins = all(written)
+        for run_id, (uri, number) in issued.items():
+            if number > self._issued.get(run_id, 0):
+                prefix = records.prefix_of(uri)
+                folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
+                if self._try(f"run {run_id}", mark_issued, folder, Generation(number)):
+                    self._issued[run_id] = number
+
+    def _try(self, what: str, write: Callable[..., None], *arguments: object) -> bool:
+        try:
+            write(self._objects, *arguments)
+        except CloudError as error:
+            log.warning("%s: could not write a mark to S3; the next pass retries: %s", what, error)
+            return False
+        return True
+
+
+def trash_mark(job: SavedJob, cause: TrashCause, now: datetime) -> TrashMark:
+    """Return the mark of a checkpoint that moves to the trash now, for the time that its job's settings state."""
+    hours = timedelta(hours=job.spec.checkpoint_trash_hours)
+    return TrashMark(trashed_at=now, purge_at=now + hours, trash_cause=cause)
+
+
+def trash(session: Session, job: SavedJob, checkpoint: SavedCheckpoint, mark: TrashMark) -> SavedCheckpoint:
+    """Move a complete checkpoint to the trash, and record the event. S3 must have the mark already."""
+    after = checkpoints.set_trashed(session, job.run_id, checkpoint, mark)
+    message = (
+        f"The checkpoint of step {after.step} is in the trash: {after.object_bytes:,} bytes until {mark.purge_at}."
+    )
+    events.append_for_job(session, job, "CheckpointTrashed", message, mark.trashed_at)
+    return after
+
+
+def untrash(
+    session: Session, job: SavedJob, checkpoint: SavedCheckpoint, now: datetime, *, pinned_at: datetime | None
+) -> SavedCheckpoint:
+    """Take a checkpoint out of the trash, pinned if `pinned_at` is a time, and record the event.
+
+    The job is no longer deleted with its objects. S3 must have lost the mark of the trash, or have the mark of the pin.
+    """
+    checkpoints.set_pinned(session, job.run_id, checkpoint, pinned_at or checkpoint.pinned_at)
+    after = checkpoints.set_state(session, job.run_id, checkpoint, checkpoints.COMPLETE)
+    jobs.set_purge(session, job.run_id, None)
+    message = f"The checkpoint of step {after.step} left the trash."
+    events.append_for_job(session, job, "CheckpointUndeleted", message, now)
+    return after
+
+
+def _is_due(checkpoint: SavedCheckpoint, now: datetime) -> bool:
+    is_trashed = checkpoint.state == checkpoints.TRASHED
+    return is_trashed and checkpoint.purge_at is not None and checkpoint.purge_at <= now
+
+
+def _kept(session: Session, job: SavedJob, complete: Mapping[tuple[int, int], SavedCheckpoint]) -> list[KeptCheckpoint]:
+    needed = restorable(session, job)
+    dependents = (each.spec.initial for each in jobs.starting_from(session, job.run_id))
+    initial_states = {(each.generation, each.step) for each in dependents if each is not None}
+    usable = {(each.generation, each.step) for each in _all_restorable(session, job)}
+    return [
+        KeptCheckpoint(
+            generation=each.generation,
+            step=each.step,
+            completed_at=(each.completed_at or each.created_at).timestamp(),
+            is_needed=each.pinned_at is not None
+            or each.verify_requested_at is not None
+            or is_same(each, needed)
+            or key in initial_states,
+            is_counted=each.pinned_at is None,
+            is_restorable=key in usable,
+            is_verified=each.verdict is not None and not each.is_wrong,
+        )
+        for key, each in complete.items()
+    ]
+
+
+def _newest_safe(session: Session, job: SavedJob) -> SavedCheckpoint | None:
+    rows = checkpoints.of_run(session, job.run_id)
+    found = {(each.generation, each.step): each for each in rows if each.state == checkpoints.COMPLETE}
+    safe = newest_safe(_kept(session, job, found))
+    return None if safe is None else found[safe.key]
 
 
 def restorable(session: Session, job: SavedJob) -> RestorableCheckpoint | None:

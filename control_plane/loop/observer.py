@@ -248,7 +248,7 @@ class Observer:
                 dropped_checkpoints=frozenset(
                     (Generation(each.generation), Step(each.step))
                     for each in kept
-                    if each.state in (checkpoints.DELETING, checkpoints.DELETED)
+                    if each.state in (checkpoints.TRASHED, checkpoints.DELETING, checkpoints.DELETED)
                 ),
                 around=around,
                 open_fleets=frozenset(

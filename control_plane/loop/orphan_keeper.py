@@ -3,26 +3,39 @@
 The keeper examines a run after each of its generations, after its end, and after each later deletion of a checkpoint.
 It remembers the examined generations in memory only, so a restarted server examines every run once more.
 
-Invariant: this module deletes only objects that `core.orphans` returns. It reads the checkpoints' rows before it lists
-the objects. A checkpoint that is completed afterwards belongs to a newer generation than the examined generations.
+No row of the database names an orphan. A record in S3 therefore states since when objects are in the trash:
+
+    …run=<run>/trash/<Unix seconds>.json    the keys of orphans, relative to the run's folder
+
+Invariant: this module deletes only objects that `core.orphans` returns now, and that a record has named for the job's
+`TrashHours`. It reads the checkpoints' rows before it lists the objects. A checkpoint that is completed afterwards
+belongs to a newer generation than the examined generations. While the run has not ended, S3 must have a checkpoint from
+which the job can be restored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
+from control_plane.core.observed.steps import CheckpointRecord
 from control_plane.core.orphans import KEPT_SECONDS, ListedObject, orphans
-from control_plane.db import automation, checkpoints, jobs
+from control_plane.db import automation, checkpoints, events, jobs
+from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import NotFound
-from control_plane.db.jobs import LaunchedRun
+from control_plane.db.jobs import LaunchedRun, SavedJob
 from control_plane.db.session import Database
+from control_plane.loop.checkpoint_keeper import is_same, restorable
+from control_plane.loop.checkpoint_marks import PINNED, TRASHED, folder_of, is_stored
 from control_plane.loop.records import prefix_of
 from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import ProtocolError
@@ -32,6 +45,8 @@ from everstep.protocol.plan import ObjectReference
 log = logging.getLogger(__name__)
 
 ORPHAN_CHECK_SECONDS: Final = 600.0
+RECORD: Final = re.compile(r"(\d{1,12})\.json", re.ASCII)
+NEVER: Final = datetime.max.replace(tzinfo=UTC)
 RUNS_AT_ONCE: Final = 50
 """Limit of runs that one call of `delete_due` examines.
 
@@ -55,6 +70,8 @@ class OrphanKeeper:
         The number counts the run's deleted checkpoints at that time. If it grows after the run's end, the keeper
         examines the run again: the deletion can leave frozen objects (constant parameters) that no checkpoint names.
         """
+        self._revisit_at: dict[str, datetime] = {}
+        """For each run, the time at which the oldest of its orphans in the trash are due."""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete orphans (shards that no checkpoint can contain) every `ORPHAN_CHECK_SECONDS` until `stop` is set."""
@@ -67,10 +84,11 @@ class OrphanKeeper:
         Return the number of deleted objects. Blocks: call it in a thread.
         """
         with self._database.read() as session:
-            if automation.find(session) is not None:
+            if not automation.may_delete(session):
                 return 0
             runs = jobs.launched(session)
             deleted = checkpoints.deleted_counts(session)
+        self._revisit_at = {run.run_id: self._revisit_at.get(run.run_id, NEVER) for run in runs}
         self._examined = {run.run_id: self._examined.get(run.run_id, (1, 0)) for run in runs}
         count = 0
         for run, ended_before in islice(self._due(runs, deleted), RUNS_AT_ONCE):
@@ -94,7 +112,8 @@ class OrphanKeeper:
             ended_before = run.generation if run.ended_at is None else run.generation + 1
             generation, deleted_count = self._examined[run.run_id]
             is_new_deletion = run.ended_at is not None and deleted.get(run.run_id, 0) > deleted_count
-            if (ended_before > generation or is_new_deletion) and self._is_quiet(run):
+            is_due = self._revisit_at.get(run.run_id, NEVER) <= self._now()
+            if (ended_before > generation or is_new_deletion or is_due) and self._is_quiet(run):
                 yield run, ended_before
 
     def _is_quiet(self, run: LaunchedRun) -> bool:
@@ -108,26 +127,97 @@ class OrphanKeeper:
         return (self._now() - since).total_seconds() > 2 * KEPT_SECONDS
 
     def _collect(self, run_id: str, ended_before: Generation) -> int:
+        """Move new orphans of a run to the trash, and delete those whose time in the trash is over.
+
+        The records are read before the objects, so no object counts as trashed before it was an orphan.
+        """
+        now = self._now()
         with self._database.read() as session:
             job = jobs.get_run(session, run_id)
-            prefix = prefix_of(job.spec.checkpoint_uri)
             rows = checkpoints.of_run(session, run_id)
-            frozen = checkpoints.frozen_keys(rows) if job.ended_at is not None else None
-            named: dict[tuple[int, int], frozenset[str] | None] = {}
-            for each in rows:
-                manifest = each.contents()
-                if each.state == checkpoints.DELETING:
-                    named[each.generation, each.step] = None
-                elif manifest is not None:
-                    keys = [shard.key for shard in manifest.shards] + [shared.key for shared in manifest.replicated]
-                    named[each.generation, each.step] = frozenset({each.manifest_key, *keys})
+            generations = frozenset(each.number for each in jobs.lineage(session, run_id))
+            base = restorable(session, job)
+        prefix = prefix_of(job.spec.checkpoint_uri)
         folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
-        found = (ListedObject(info.reference.key, info.modified_at.timestamp()) for info in self._objects.list(folder))
-        left = orphans(found, folder.key, named, frozen=frozen, ended_before=ended_before, now=self._now().timestamp())
-        count = 0
-        while keys := list(islice(left, DELETED_AT_ONCE)):
-            self._objects.delete(folder.bucket, keys)
-            count += len(keys)
-        if count:
-            log.info("run %s: deleted %d uploaded shards that no checkpoint contains", run_id, count)
-        return count
+        records = self._records(folder)
+        frozen = checkpoints.frozen_keys(rows) if job.ended_at is not None else None
+        named: dict[tuple[int, int], frozenset[str] | None] = {}
+        for each in rows:
+            manifest = each.contents()
+            if each.state == checkpoints.DELETING:
+                named[each.generation, each.step] = None
+            elif manifest is not None:
+                keys = [shard.key for shard in manifest.shards] + [shared.key for shared in manifest.replicated]
+                marks = [f"{folder_of(each).key}{name}" for name in (PINNED, TRASHED)]
+                named[each.generation, each.step] = frozenset({each.manifest_key, *keys, *marks})
+        listed = (
+            ListedObject(info.reference.key, info.modified_at.timestamp(), info.size_bytes)
+            for info in self._objects.list(folder)
+        )
+        found = list(
+            orphans(
+                listed,
+                folder.key,
+                named,
+                generations=generations,
+                frozen=frozen,
+                ended_before=ended_before,
+                now=now.timestamp(),
+            )
+        )
+        left, wait = {each.key: each for each in found}, timedelta(hours=job.spec.checkpoint_trash_hours)
+        is_due = {key: at + wait <= now for at, keys in records.items() for key in keys}
+        fresh = [key for key in left if key not in is_due]
+        if fresh and wait:
+            self._put_record(folder, job, [left[key] for key in fresh], now, wait)
+            records[now] = fresh
+        due = [key for key in left if is_due.get(key, not wait)]
+        is_safe = job.ended_at is not None or (base is not None and is_stored(self._objects, _row_of(rows, base)))
+        if due and not is_safe:
+            log.info("run %s: %d orphans stay until a checkpoint can be restored", run_id, len(due))
+            self._revisit_at[run_id] = now + timedelta(seconds=KEPT_SECONDS)
+            return 0
+        for first in range(0, len(due), DELETED_AT_ONCE):
+            self._objects.delete(folder.bucket, due[first : first + DELETED_AT_ONCE])
+        if over := [_record_key(folder, at) for at in records if at + wait <= now]:
+            self._objects.delete(folder.bucket, over)
+        self._revisit_at[run_id] = min((at + wait for at in records if at + wait > now), default=NEVER)
+        if due:
+            log.info("run %s: deleted %d uploaded shards that no checkpoint contains", run_id, len(due))
+        return len(due)
+
+    def _records(self, folder: ObjectReference) -> dict[datetime, Sequence[str]]:
+        """Return the keys that each record of the run's trash names, by the time of the record.
+
+        An unreadable record names no object, so its objects get a new record.
+        """
+        found: dict[datetime, Sequence[str]] = {}
+        prefix = ObjectReference(bucket=folder.bucket, key=f"{folder.key}trash/")
+        for info in self._objects.list(prefix):
+            if (name := RECORD.fullmatch(info.reference.key.removeprefix(prefix.key))) is not None:
+                try:
+                    names = msgspec.json.decode(self._objects.get(info.reference), type=list[str])
+                except msgspec.MsgspecError:
+                    names = []
+                found[datetime.fromtimestamp(int(name[1]), UTC)] = [f"{folder.key}{each}" for each in names]
+        return found
+
+    def _put_record(
+        self, folder: ObjectReference, job: SavedJob, some: Sequence[ListedObject], now: datetime, wait: timedelta
+    ) -> None:
+        names = [each.key.removeprefix(folder.key) for each in some]
+        self._objects.put(
+            ObjectReference(bucket=folder.bucket, key=_record_key(folder, now)), msgspec.json.encode(names)
+        )
+        size, until = sum(each.size_bytes for each in some), f"{now + wait:%Y-%m-%d %H:%M} UTC"
+        message = f"Uploads that no checkpoint contains are in the trash until {until}: {size:,} bytes."
+        with self._database.write() as session:
+            events.append_for_job(session, job, "OrphansTrashed", message, now)
+
+
+def _record_key(folder: ObjectReference, at: datetime) -> str:
+    return f"{folder.key}trash/{int(at.timestamp())}.json"
+
+
+def _row_of(rows: Sequence[SavedCheckpoint], base: CheckpointRecord) -> SavedCheckpoint:
+    return next(each for each in rows if is_same(each, base))

@@ -1,15 +1,15 @@
-"""`everstep checkpoints …`: list, describe, create, verify, pin, unpin, delete and export a job's checkpoints in S3."""
+"""`everstep checkpoints …`: list, describe, create, verify, pin, delete, undelete and export a job's checkpoints."""
 
 from __future__ import annotations
 
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from everstep.cli.commands import Asks, Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
+from everstep.cli.commands import Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
 from everstep.cli.names import JobName
 from everstep.cli.output import counted, moment, size, stderr, when, without_none
 
@@ -54,13 +54,16 @@ def list_checkpoints(
     pages: Pages,
     name: JobName,
     min_step: Annotated[int | None, typer.Option(min=0, help="Only this step and later steps.")] = None,
+    trash: Annotated[
+        bool, typer.Option("--trash", help="Only checkpoints in the trash, which can be undeleted.")
+    ] = False,
 ) -> Shown:
     """List the checkpoints of a training job, newest step first."""
-    answer = pages.of(service, "list_checkpoints", TrainingJobName=name, MinStep=min_step)
+    answer = pages.of(service, "list_checkpoints", TrainingJobName=name, MinStep=min_step, Trashed=trash or None)
     columns: Columns = {
         "STEP": "Step",
         "GENERATION": Detail("Generation"),
-        "STATUS": "Status",
+        "STATUS": _status,
         "SIZE": lambda checkpoint: size(checkpoint["Bytes"]),
         "COMPLETED (UTC)": lambda checkpoint: when(checkpoint.get("CompletionTime")),
         "PINNED": lambda checkpoint: "yes" if checkpoint["IsPinned"] else "",
@@ -69,7 +72,14 @@ def list_checkpoints(
     }
     return Shown(
         answer,
-        Rows(answer["Checkpoints"], columns, empty=f"No checkpoints. Make one: everstep checkpoints create {name}"),
+        Rows(
+            answer["Checkpoints"],
+            columns,
+            empty="No checkpoints in the trash."
+            if trash
+            else f"No checkpoints. Make one: everstep checkpoints create {name}",
+        ),
+        "" if trash or not answer["TrashBytes"] else f"{size(answer['TrashBytes'])} more in the trash: add --trash",
     )
 
 
@@ -82,7 +92,7 @@ def describe(service: Service, name: JobName, step: Step, generation: OfGenerati
     facts = [
         ("step", str(checkpoint["Step"])),
         ("generation", str(checkpoint["Generation"])),
-        ("status", checkpoint["Status"]),
+        ("status", _status(checkpoint)),
         ("size", size(checkpoint["Bytes"])),
         ("pinned", "yes" if checkpoint["IsPinned"] else "no"),
         ("verified", _verified(checkpoint) or "not yet"),
@@ -262,7 +272,37 @@ def _manifest_of(service: Any, name: str, step: int, generation: int | None) -> 
     return str(max(found, key=lambda each: int(each["Generation"]))["S3Uri"])
 
 
-def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | None = None) -> None:
+@command(
+    app,
+    "delete",
+    asks=lambda given: (
+        f"Delete the checkpoint of step {given['step']} of {given['name']}"
+        f"{' from S3, for good' if given['skip_trash'] else ''}?"
+    ),
+)
+def delete(
+    service: Service,
+    name: JobName,
+    step: Step,
+    generation: OfGeneration = None,
+    skip_trash: Annotated[
+        bool, typer.Option("--skip-trash", help="Delete it from S3 at once, for good, also if it is in the trash.")
+    ] = False,
+) -> Shown:
+    """Move a checkpoint to the trash, from which it is deleted after CheckpointConfig.TrashHours.
+
+    Refused for a pinned checkpoint and for the checkpoint that an unfinished job would restore from.
+    """
+    given = without_none(TrainingJobName=name, Step=step, Generation=generation, SkipTrash=skip_trash or None)
+    checkpoint = cast(Json, service.delete_checkpoint(**given))
+    what = f"the checkpoint of step {checkpoint['Step']}, generation {checkpoint['Generation']}, is"
+    if checkpoint["Status"] != "Trashed":
+        return Shown(checkpoint, f"{what} deleted")
+    undo = f"to undo: everstep checkpoints undelete {name} {step} --generation {checkpoint['Generation']}"
+    return Shown(checkpoint, f"{what} in the trash until {when(checkpoint['PurgeTime'])} UTC", undo)
+
+
+def _add(verb: str, explanation: str, done: str, note: str = "") -> None:
     """Add a command that calls the operation `<verb>_checkpoint` for one checkpoint."""
 
     def do(service: Service, name: JobName, step: Step, generation: OfGeneration = None) -> Shown:
@@ -272,7 +312,7 @@ def _add(verb: str, explanation: str, done: str, note: str = "", asks: Asks | No
         return Shown(checkpoint, sentence, note.format(name=name, step=step, generation=checkpoint["Generation"]))
 
     do.__doc__ = explanation
-    command(app, verb, asks=asks)(do)
+    command(app, verb)(do)
 
 
 _add(
@@ -283,13 +323,12 @@ _add(
 )
 _add("pin", "Protect a checkpoint from deletion until it is unpinned.", "is pinned")
 _add("unpin", "Allow the deletion of a pinned checkpoint again.", "is not pinned")
-_add(
-    "delete",
-    "Delete a checkpoint from S3 for good. Refused for a pinned checkpoint and for the checkpoint that an "
-    "unfinished job would restore from.",
-    "is deleted",
-    asks=lambda given: f"Delete the checkpoint of step {given['step']} of {given['name']} from S3, for good?",
-)
+_add("undelete", "Take a checkpoint out of the trash, and pin it.", "is out of the trash and pinned")
+
+
+def _status(checkpoint: Json) -> str:
+    until = f" until {when(checkpoint['PurgeTime'])}" if checkpoint["Status"] == "Trashed" else ""
+    return f"{checkpoint['Status']}{until}"
 
 
 def _verified(checkpoint: Json) -> str:

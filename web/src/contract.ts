@@ -113,13 +113,17 @@ export interface Channel {
 export interface Checkpoint {
   Step: number
   Generation: number
-  Status: 'Uploading' | 'Complete' | 'Deleting' | 'Deleted'
+  Status: 'Uploading' | 'Complete' | 'Trashed' | 'Deleting' | 'Deleted'
   S3Uri: string
   Bytes: number
   CreationTime: Timestamp
   CompletionTime?: Timestamp
   /** Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint. */
   IsPinned: boolean
+  /** Earliest time at which Everstep deletes the objects of a trashed checkpoint. Absent outside of the trash. */
+  PurgeTime?: Timestamp
+  /** Why the checkpoint is in the trash. Absent outside of the trash. */
+  TrashCause?: 'Retention' | 'Person'
   /** The result of the last VerifyCheckpoint, which reads the objects back. */
   Verification: 'NotVerified' | 'Verifying' | 'Waiting' | 'Intact' | 'Damaged'
   VerificationTime?: Timestamp
@@ -167,12 +171,14 @@ export interface CheckpointConfig {
   ThirdSlot?: boolean
   /** Maximum number of checkpoints that are uploaded at the same time. The default is 1. With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot, and reserves one more memory slot per shard for each further upload. While the maximum number of uploads runs, the newest due checkpoint replaces the checkpoint that waits. Cannot change after creation. */
   MaxUploadsInFlight?: number
-  /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Everstep deletes a checkpoint only after it has verified a later one by reading it back. */
+  /** Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all. Only checkpoints from which the job can be restored count. The others are deleted once a later one is verified. Everstep deletes a checkpoint only after it has verified a later one by reading it back. */
   MaxCount?: number
   /** Keep the first checkpoint at or after each multiple of this number of steps. Neither MaxCount nor MaxAgeInSeconds applies to these checkpoints. */
   KeepEverySteps?: number
   /** Age at which checkpoints are deleted. At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned checkpoints, and the checkpoints that KeepEverySteps selects. */
   MaxAgeInSeconds?: number
+  /** Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions. 24 unless given. */
+  TrashHours?: number
 }
 
 /** Checkpoint settings to change. The location of checkpoints cannot change after creation. */
@@ -193,6 +199,7 @@ export interface CheckpointConfigUpdate {
   KeepEverySteps?: number
   /** New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age. */
   MaxAgeInSeconds?: number
+  TrashHours?: number
 }
 
 /** The progress of the checkpoint that is being uploaded, as the agents last reported it. */
@@ -424,6 +431,8 @@ export interface DeleteCheckpointRequest {
   TrainingJobName: string
   Step: number
   Generation?: number
+  /** false unless given. */
+  SkipTrash?: boolean
 }
 
 export interface DeleteFleetRequest {
@@ -1087,6 +1096,8 @@ export interface ListCheckpointsRequest {
   TrainingJobName: string
   /** 0 unless given. */
   MinStep?: number
+  /** false unless given. */
+  Trashed?: boolean
   /** 1000 unless given. */
   MaxResults?: number
   NextToken?: string
@@ -1097,6 +1108,8 @@ export interface ListCheckpointsResponse {
   Checkpoints: Checkpoint[]
   /** Status of the job. A job that has ended creates no more checkpoints. */
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
+  /** Bytes in S3 of all of the job's checkpoints in the trash, on whatever page. */
+  TrashBytes: number
   NextToken?: string
 }
 
@@ -2160,6 +2173,13 @@ export interface TrainingJobSummary {
   OpenIncidentCount?: number
 }
 
+export interface UndeleteCheckpointRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  Step: number
+  Generation?: number
+}
+
 export interface UnfreezeFleetRequest {
   FleetName: string
 }
@@ -2310,6 +2330,7 @@ export interface Operations {
   StopFleetRoll: { request: StopFleetRollRequest; response: Fleet }
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   TakeOverTrainingJob: { request: TakeOverTrainingJobRequest; response: TrainingJobSummary }
+  UndeleteCheckpoint: { request: UndeleteCheckpointRequest; response: Checkpoint }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UnpinCheckpoint: { request: UnpinCheckpointRequest; response: Checkpoint }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
@@ -2332,7 +2353,7 @@ export const operations = {
   CreateToken: { method: 'POST', path: '/v1/tokens', query: [] },
   CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
   CreateTrainingJobNote: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [] },
-  DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
+  DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation', 'SkipTrash'] },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
   DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [] },
   DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
@@ -2359,7 +2380,7 @@ export const operations = {
   HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
   HoldSnapshot: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/snapshots', query: [] },
   ListAuditEntries: { method: 'GET', path: '/v1/audit-entries', query: ['Operation', 'TokenId', 'Project', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken'] },
-  ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'MaxResults', 'NextToken'] },
+  ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'Trashed', 'MaxResults', 'NextToken'] },
   ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
   ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'] },
   ListFleets: { method: 'GET', path: '/v1/fleets', query: ['MaxResults', 'NextToken'] },
@@ -2394,6 +2415,7 @@ export const operations = {
   StopFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll/stop', query: [] },
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
   TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [] },
+  UndeleteCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/undelete', query: ['Generation'] },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
   UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'] },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },

@@ -1,4 +1,4 @@
-"""Operations that create, describe, verify, pin and delete checkpoints. `routes.jobs` contains ListCheckpoints.
+"""Operations that create, describe, verify, pin, delete and undelete checkpoints. `routes.jobs` has ListCheckpoints.
 
 A request names a checkpoint by its step. If two generations of a job have a checkpoint of the same step, the request
 must also name the generation.
@@ -22,13 +22,15 @@ from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job, require_no_dependent
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
+from control_plane.core.checkpoints import TrashCause
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy, newest_storable, requested_step
-from control_plane.db import checkpoints, events, jobs
+from control_plane.db import automation, checkpoints, events, jobs
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import Conflict
 from control_plane.db.jobs import SavedJob
-from control_plane.loop.checkpoint_keeper import delete, is_same, restorable
+from control_plane.loop.checkpoint_keeper import delete, is_same, restorable, trash, trash_mark, untrash
+from control_plane.loop.checkpoint_marks import PINNED, TRASHED, mark_pinned, mark_trashed, standing_of, unmark
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
@@ -37,6 +39,7 @@ PATIENCE = timedelta(seconds=600)
 
 The next CreateCheckpoint call then requests a checkpoint of the step that is the newest at the time of this call.
 """
+_STORED = (checkpoints.COMPLETE, checkpoints.TRASHED)
 StepPath = Annotated[int, Path(alias="Step", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)]
 GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 
@@ -123,14 +126,18 @@ def pin_checkpoint(
     generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
     """Protect a checkpoint from deletion until UnpinCheckpoint."""
+    now = services.now()
+    with services.database.read() as session:
+        _, found = _find(session, training_job_name, caller, step, generation)
+        _require_complete(found)
+    mark_pinned(services.objects, found, found.pinned_at or now)
     with services.database.write() as session:
-        job, found = _find(session, training_job_name, caller, step, generation)
+        job, found = _find(session, training_job_name, caller, step, found.generation)
         _require_complete(found)
         if found.pinned_at is None:
-            found = checkpoints.set_pinned(session, job.run_id, found, services.now())
-            events.append_for_job(
-                session, job, "CheckpointPinned", f"The checkpoint of step {found.step} was pinned.", services.now()
-            )
+            found = checkpoints.set_pinned(session, job.run_id, found, now)
+            message = f"The checkpoint of step {found.step} was pinned."
+            events.append_for_job(session, job, "CheckpointPinned", message, now)
     return views.checkpoint(found)
 
 
@@ -150,6 +157,7 @@ def unpin_checkpoint(
             events.append_for_job(
                 session, job, "CheckpointUnpinned", f"The checkpoint of step {found.step} was unpinned.", services.now()
             )
+    unmark(services.objects, found, PINNED)
     return views.checkpoint(found)
 
 
@@ -160,19 +168,65 @@ def delete_checkpoint(
     caller: User,
     services: ServicesDep,
     generation: GenerationQuery = None,
+    skip_trash: Annotated[bool, Query(alias="SkipTrash")] = False,
 ) -> checkpoints_schemas.Checkpoint:
-    """Delete a checkpoint from S3.
+    """Move a checkpoint to the trash, from which Everstep deletes it after CheckpointConfig.TrashHours.
 
-    Raises ConflictException for a pinned checkpoint, for the checkpoint from which an unfinished job would be restored
-    next, and for a checkpoint that another unfinished job names as its InitialCheckpoint.
+    Until then, UndeleteCheckpoint returns it. With SkipTrash, or with TrashHours 0, the call deletes the checkpoint
+    from S3 for good, in the trash or not. Raises ConflictException for a pinned checkpoint, for the checkpoint from
+    which an unfinished job would be restored next, and for a checkpoint that another unfinished job names as its
+    InitialCheckpoint. After a restore of the database, a deletion for good needs `everstep db restored` first.
     """
-    with services.database.write() as session:
+    with services.database.read() as session:
         job, found = _find(session, training_job_name, caller, step, generation)
         if found.state == checkpoints.COMPLETE:
             _require_not_needed(session, job, found)
+        mark = trash_mark(job, TrashCause.PERSON, services.now())
+        is_for_good = skip_trash or mark.purge_at == mark.trashed_at
+        if is_for_good:
+            automation.require_accepted_restore(session)
+    if found.state == checkpoints.COMPLETE and not is_for_good:
+        mark_trashed(services.objects, found, mark)
+    if is_for_good and found.state in _STORED and standing_of(services.objects, found).is_pinned:
+        raise _pinned(found)
+    with services.database.write() as session:
+        job, found = _find(session, training_job_name, caller, step, found.generation)
+        if found.state == checkpoints.COMPLETE:
+            _require_not_needed(session, job, found)
+            if not is_for_good:
+                found = trash(session, job, found, mark)
+        if is_for_good and found.state in _STORED:
             found = checkpoints.set_state(session, job.run_id, found, checkpoints.DELETING)
     if found.state == checkpoints.DELETING:
         found = delete(services.database, services.objects, job.run_id, found, services.now())
+    return views.checkpoint(found)
+
+
+@router.post("/{Step}/undelete", operation_id="UndeleteCheckpoint")
+def undelete_checkpoint(
+    training_job_name: TrainingJobNamePath,
+    step: StepPath,
+    caller: User,
+    services: ServicesDep,
+    generation: GenerationQuery = None,
+) -> checkpoints_schemas.Checkpoint:
+    """Take a checkpoint out of the trash, and pin it.
+
+    Without the pin, the job's limits could delete the checkpoint again. If the job itself is to be deleted with its
+    checkpoints, it is kept. Raises ConflictException for a checkpoint that is being deleted or was deleted.
+    """
+    now = services.now()
+    with services.database.read() as session:
+        job = find_job(session, training_job_name, caller)
+        found = checkpoints.find(session, job.run_id, step=step, generation=generation, first=checkpoints.TRASHED)
+    if found.state == checkpoints.TRASHED:
+        mark_pinned(services.objects, found, now)
+        unmark(services.objects, found, TRASHED)
+    with services.database.write() as session:
+        job, found = _find(session, training_job_name, caller, step, found.generation)
+        if found.state == checkpoints.TRASHED:
+            found = untrash(session, job, found, now, pinned_at=now)
+    _require_complete(found)
     return views.checkpoint(found)
 
 
@@ -190,7 +244,7 @@ def _require_complete(found: SavedCheckpoint) -> None:
 
 def _require_not_needed(session: Session, job: SavedJob, found: SavedCheckpoint) -> None:
     if found.pinned_at is not None:
-        raise Conflict(f"the checkpoint of step {found.step} is pinned; unpin it first (UnpinCheckpoint)")
+        raise _pinned(found)
     require_no_dependent(session, job, (found.generation, found.step))
     if job.ended_at is not None:
         return
@@ -203,6 +257,10 @@ def _require_not_needed(session: Session, job: SavedJob, found: SavedCheckpoint)
         raise Conflict(
             f"{job.name!r} is restoring, possibly from the checkpoint of step {found.step}; retry when it trains"
         )
+
+
+def _pinned(found: SavedCheckpoint) -> Conflict:
+    return Conflict(f"the checkpoint of step {found.step} is pinned; unpin it first (UnpinCheckpoint)")
 
 
 def _why_none(job: SavedJob) -> str:

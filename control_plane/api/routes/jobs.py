@@ -291,21 +291,26 @@ def list_checkpoints(
     caller: Reader,
     services: ServicesDep,
     min_step: Annotated[int, Query(alias="MinStep", ge=0, le=common_schemas.MAX_WHOLE_NUMBER)] = 0,
+    is_trash: Annotated[bool, Query(alias="Trashed")] = False,
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> checkpoints_schemas.ListCheckpointsResponse:
-    """List a job's checkpoints in S3, newest step first.
+    """List a job's checkpoints in S3, newest step first. With Trashed, list those in the trash instead.
 
     With MinStep, the list contains only that step and later ones. CreateCheckpoint returns a suitable MinStep.
     """
     before = None if next_token is None else page_tokens.position(next_token, page_tokens.whole, page_tokens.whole)
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
-        page = checkpoints.page(session, job.run_id, min_step=min_step, before=before, limit=max_results + 1)
+        page = checkpoints.page(
+            session, job.run_id, is_trash=is_trash, min_step=min_step, before=before, limit=max_results + 1
+        )
+        trash_bytes = checkpoints.trash_bytes(session, job.run_id)
     shown, more = page_of(page, max_results, lambda record: (record.step, record.generation))
     return checkpoints_schemas.ListCheckpointsResponse(
         checkpoints=[views.checkpoint(record) for record in shown],
         training_job_status=views.status_of(job),
+        trash_bytes=trash_bytes,
         next_token=more,
     )
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from control_plane.api.schemas.common import Shape
 from control_plane.api.schemas.plans import DomainOdds, RecoveryOdds
-from control_plane.core.checkpoints import CheckpointStatus, Verification
+from control_plane.core.checkpoints import CheckpointStatus, TrashCause, Verification
 from control_plane.core.states import ProtectionState, TrainingJobStatus
 from everstep.protocol.rank_messages import UnkeptCause
 
@@ -122,6 +122,10 @@ class Checkpoint(Shape):
     completion_time: datetime | None
     is_pinned: bool
     """Whether a user has pinned the checkpoint. Everstep does not delete a pinned checkpoint before UnpinCheckpoint."""
+    purge_time: datetime | None
+    """Earliest time at which Everstep deletes the objects of a trashed checkpoint. Absent outside of the trash."""
+    trash_cause: TrashCause | None
+    """Why the checkpoint is in the trash. Absent outside of the trash."""
     verification: Verification
     """The result of the last VerifyCheckpoint, which reads the objects back."""
     verification_time: datetime | None
@@ -150,4 +154,6 @@ class ListCheckpointsResponse(Shape):
     checkpoints: list[Checkpoint]
     training_job_status: TrainingJobStatus
     """Status of the job. A job that has ended creates no more checkpoints."""
+    trash_bytes: int
+    """Bytes in S3 of all of the job's checkpoints in the trash, on whatever page."""
     next_token: str | None = None

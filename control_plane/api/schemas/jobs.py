@@ -16,6 +16,7 @@ from control_plane.api.schemas.common import (
     MAX_PRIORITY,
     MAX_RANKS_PER_NODE,
     MAX_RUNTIME_SECONDS,
+    MAX_TRASH_HOURS,
     MAX_WHOLE_NUMBER,
     MIN_CHECKPOINT_AGE_SECONDS,
     MIN_CHECKPOINT_OVERHEAD,
@@ -39,6 +40,7 @@ from control_plane.api.schemas.common import (
     VariableName,
 )
 from control_plane.api.schemas.plans import TrainingJobPlan
+from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
@@ -136,6 +138,7 @@ class CheckpointConfig(Request):
     max_count: int | None = Field(default=None, ge=1, le=100_000)
     """Number of newest checkpoints to keep, in addition to pinned ones. The default keeps all.
 
+    Only checkpoints from which the job can be restored count. The others are deleted once a later one is verified.
     Everstep deletes a checkpoint only after it has verified a later one by reading it back.
     """
     keep_every_steps: int | None = Field(default=None, ge=1, le=1_000_000_000)
@@ -148,6 +151,11 @@ class CheckpointConfig(Request):
 
     At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned
     checkpoints, and the checkpoints that KeepEverySteps selects.
+    """
+    trash_hours: int = Field(default=DEFAULT_TRASH_HOURS, ge=0, le=MAX_TRASH_HOURS)
+    """Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it.
+
+    The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions.
     """
 
 

@@ -11,6 +11,7 @@ from control_plane.api.schemas.common import (
     MAX_NODE_COUNT,
     MAX_PRIORITY,
     MAX_RUNTIME_SECONDS,
+    MAX_TRASH_HOURS,
     MAX_WHOLE_NUMBER,
     Request,
     Shape,
@@ -47,6 +48,7 @@ class CheckpointConfigUpdate(Request):
     """New value of KeepEverySteps, in steps. 0 disables the rule, so that only MaxCount and MaxAgeInSeconds apply."""
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
     """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
+    trash_hours: int | None = Field(default=None, ge=0, le=MAX_TRASH_HOURS)
 
 
 class ElasticConfigUpdate(Request):

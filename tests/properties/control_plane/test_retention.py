@@ -51,8 +51,8 @@ def test_a_deletion_always_leaves_what_is_needed(limits: CheckpointRetention, st
                 place = number % len(kept)
                 each = kept[place]
                 kept[place] = {
-                    "verify": replace(each, is_verified=not each.is_damaged),
-                    "damage": replace(each, is_damaged=True, is_verified=False, is_restorable=False),
+                    "verify": replace(each, is_verified=True),
+                    "damage": replace(each, is_verified=False, is_restorable=False),
                     "pin": replace(each, is_needed=True, is_counted=False),
                     "unpin": replace(each, is_needed=False, is_counted=True),
                 }[what]
@@ -64,6 +64,11 @@ def test_a_deletion_always_leaves_what_is_needed(limits: CheckpointRetention, st
         left = [each for each in kept if each.key not in going]
         assert newest_restorable(left) == before
         assert not kept or max(each.step for each in left) == max(each.step for each in kept)
+        if limits.max_age_seconds is None and limits.max_count is not None:
+            usable = [sum(each.is_restorable and each.is_counted for each in some) for some in (kept, left)]
+            assert usable[1] >= min(limits.max_count, usable[0]), (
+                "an unusable checkpoint took the place of a usable one"
+            )
         for each in kept:
             if each.key in going:
                 assert each.is_counted, "pinned"

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.database_restore import Backup
 from control_plane.db import jobs, schema
 from control_plane.db.backups import RestoredRun
 from control_plane.db.models import JobRow
@@ -23,7 +24,11 @@ from tests.unit.control_plane.db.conftest import NOW, new_job
 pytestmark = pytest.mark.usefixtures("restored_umask")
 
 STRANGER = RestoredRun(
-    run_id=RUN, checkpoint_uri="s3://b/k/", generations=frozenset(), complete=frozenset(), deleted=frozenset()
+    run_id=RUN,
+    job_name="gpt",
+    checkpoint_uri="s3://b/k/",
+    has_ended=False,
+    backup=Backup(generations=frozenset(), complete=frozenset()),
 )
 
 

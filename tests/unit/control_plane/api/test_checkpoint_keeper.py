@@ -31,6 +31,8 @@ from tests.unit.control_plane.api.test_results import Job
 @pytest.fixture
 def make(service, client, fleet, source) -> Callable[..., Job]:
     def make(**config: int) -> Job:
+        """Create a running job. Its trash is off unless `config` has TrashHours."""
+        config = {"TrashHours": 0, **config}
         create = client.create_training_job
         client.create_training_job = lambda **request: create(CheckpointConfig=config, **request)
         job = Job(service, client, source)
@@ -61,7 +63,8 @@ def steps(client) -> list[int]:
 def keys(service, job: Job) -> set[str]:
     """Return the steps that still have at least one object in S3."""
     place = ObjectReference(bucket=BUCKET, key=f"projects/default/jobs/gpt/run={job.run}/checkpoints/")
-    return {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
+    found = {info.reference.key.partition("step=")[2].partition("/")[0] for info in service.objects.list(place)}
+    return found - {""}
 
 
 @pytest.mark.parametrize("engine", BOTH_ENGINES)
@@ -122,6 +125,23 @@ def test_what_a_job_would_be_restored_from_stays_though_a_newer_one_is_there(ser
     job.checkpoint(30)  # Generation 1 made this step after step 10, from which generation 2 resumed.
     collect(service)
     assert steps(client) == [30, 10]
+
+
+def test_checkpoints_off_the_path_take_no_place_of_usable_ones(service, client, make):
+    """Generation 2 restarts from step 50, so steps 90 and 100 are abandoned."""
+    job = make(MaxCount=2)
+    for step in (50, 90, 100):
+        job.checkpoint(step)
+    job.launch(2, base=50)
+    for step in (60, 70, 80):
+        job.checkpoint(step, generation=2)
+        collect(service)
+    listed = client.list_checkpoints(TrainingJobName="gpt")["Checkpoints"]
+    assert [(each["Generation"], each["Step"]) for each in listed] == [(1, 100), (1, 90), (2, 80), (2, 70)]
+    for step in (110, 120):
+        job.checkpoint(step, generation=2)
+    collect(service)
+    assert steps(client) == [120, 110]
 
 
 @pytest.mark.parametrize("engine", BOTH_ENGINES)

@@ -351,12 +351,12 @@ def test_a_pinned_checkpoint_is_not_deleted(service, client, job):
     assert client.pin_checkpoint(**GPT, Step=4)["IsPinned"]
     client.pin_checkpoint(**GPT, Step=4)
     with refused("ConflictException", match="step 4 is pinned"):
-        client.delete_checkpoint(**GPT, Step=4)
+        client.delete_checkpoint(**GPT, SkipTrash=True, Step=4)
     job.write(jobs.change, ended_at=START, reason="done")
     with refused("ConflictException", match="pinned: step 4; unpin"):
         client.delete_training_job(**GPT, DeleteObjects=True)
     assert not client.unpin_checkpoint(**GPT, Step=4)["IsPinned"]
-    assert client.delete_checkpoint(**GPT, Step=4)["Status"] == "Deleted"
+    assert client.delete_checkpoint(**GPT, SkipTrash=True, Step=4)["Status"] == "Deleted"
     said = [event["Type"] for event in client.list_events(**GPT)["Events"]]
     assert [kind for kind in said if kind.startswith("Checkpoint")] == [
         "CheckpointPinned",
@@ -369,12 +369,12 @@ def test_the_newest_that_a_live_job_would_be_restored_from_stays(service, client
     for step in (4, 8):
         job.checkpoint(step)
     with refused("ConflictException", match="newest from which 'gpt' can restore"):
-        client.delete_checkpoint(**GPT, Step=8)
-    client.delete_checkpoint(**GPT, Step=4)
+        client.delete_checkpoint(**GPT, SkipTrash=True, Step=8)
+    client.delete_checkpoint(**GPT, SkipTrash=True, Step=4)
     assert (keys(service, job, 4), len(keys(service, job, 8))) == ([], 3)
     assert list(listed(client)) == [8]
     job.write(jobs.change, ended_at=START, reason="done")
-    client.delete_checkpoint(**GPT, Step=8)
+    client.delete_checkpoint(**GPT, SkipTrash=True, Step=8)
     assert (keys(service, job, 8), listed(client)) == ([], {})
 
 
@@ -382,9 +382,9 @@ def test_of_a_path_that_was_left_the_newest_may_go(service, client, job):
     for step in (4, 8):
         job.checkpoint(step)
     job.launch(2, base=4)
-    client.delete_checkpoint(**GPT, Step=8)
+    client.delete_checkpoint(**GPT, SkipTrash=True, Step=8)
     with refused("ConflictException", match="can restore"):
-        client.delete_checkpoint(**GPT, Step=4)
+        client.delete_checkpoint(**GPT, SkipTrash=True, Step=4)
 
 
 def test_nothing_is_deleted_while_a_job_is_being_restored(service, client, job):
@@ -392,7 +392,7 @@ def test_nothing_is_deleted_while_a_job_is_being_restored(service, client, job):
         job.checkpoint(step)
     job.write(jobs.transition, before="running", after="loading", now=START, reason="loads")
     with refused("ConflictException", match="is restoring"):
-        client.delete_checkpoint(**GPT, Step=4)
+        client.delete_checkpoint(**GPT, SkipTrash=True, Step=4)
 
 
 def test_a_deletion_that_broke_off_goes_on_and_what_is_deleted_does_not_come_back(service, client, job, monkeypatch):
@@ -405,12 +405,14 @@ def test_a_deletion_that_broke_off_goes_on_and_what_is_deleted_does_not_come_bac
 
         broken.setattr(service.objects, "delete", fail)
         with closing(service.client()) as impatient, refused("ServiceUnavailableException"):
-            impatient.delete_checkpoint(**GPT, Step=4)
+            impatient.delete_checkpoint(**GPT, SkipTrash=True, Step=4)
     assert listed(client)[4]["Status"] == "Deleting"
     with refused("ConflictException", match="is deleting"):
         client.pin_checkpoint(**GPT, Step=4)
-    assert client.delete_checkpoint(**GPT, Step=4)["Status"] == "Deleted"
-    assert client.delete_checkpoint(**GPT, Step=4)["Status"] == "Deleted", "asked again, because the answer was lost"
+    assert client.delete_checkpoint(**GPT, SkipTrash=True, Step=4)["Status"] == "Deleted"
+    assert client.delete_checkpoint(**GPT, SkipTrash=True, Step=4)["Status"] == "Deleted", (
+        "asked again, because the answer was lost"
+    )
     with service.database.read() as session:
         tombstone = checkpoints.find(session, job.run, step=4, generation=1)
     assert (tombstone.state, tombstone.manifest) == ("deleted", None)
@@ -436,11 +438,11 @@ def test_of_two_of_one_step_the_one_that_is_left_is_meant(service, client, job):
     job.checkpoint(8, generation=2)
     job.checkpoint(16, generation=2)
     step = {"TrainingJobName": "gpt", "Step": 8}
-    assert client.delete_checkpoint(**step)["Generation"] == 2
+    assert client.delete_checkpoint(**step, SkipTrash=True)["Generation"] == 2
     assert client.pin_checkpoint(**step)["Generation"] == 1
     client.unpin_checkpoint(**step)
-    assert client.delete_checkpoint(**step)["Generation"] == 1
-    assert client.delete_checkpoint(**step)["Status"] == "Deleted", "the same once more changes nothing"
+    assert client.delete_checkpoint(**step, SkipTrash=True)["Generation"] == 1
+    assert client.delete_checkpoint(**step, SkipTrash=True)["Status"] == "Deleted", "the same once more changes nothing"
 
 
 @pytest.mark.covers("DescribeCheckpoint.TrainingJobName", "DescribeCheckpoint.Step", "DescribeCheckpoint.Generation")
@@ -455,9 +457,9 @@ def test_one_checkpoint_is_described_also_after_its_deletion(service, client, jo
         described = viewer.describe_checkpoint(**GPT, Step=8)
         assert viewer.describe_checkpoint(**GPT, Step=8, Generation=1)["S3Uri"] == listed[8, 1]["S3Uri"]
     assert {key: described[key] for key in listed[8, 2]} == listed[8, 2], "the newest generation, as it is listed"
-    client.delete_checkpoint(**GPT, Step=8, Generation=2)
+    client.delete_checkpoint(**GPT, SkipTrash=True, Step=8, Generation=2)
     assert client.describe_checkpoint(**GPT, Step=8)["Generation"] == 1, "one that is not deleted comes first"
-    client.delete_checkpoint(**GPT, Step=8, Generation=1)
+    client.delete_checkpoint(**GPT, SkipTrash=True, Step=8, Generation=1)
     assert client.describe_checkpoint(**GPT, Step=8)["Status"] == "Deleted"
     assert 8 not in {each["Step"] for each in client.list_checkpoints(**GPT)["Checkpoints"]}
     with refused("ResourceNotFoundException", match="step 5"):
@@ -481,4 +483,4 @@ def test_others_may_not(service, client, job):
         closing(service.client(service.token(Role.SUBMITTER, "speech"))) as stranger,
         refused("ResourceNotFoundException"),
     ):
-        stranger.delete_checkpoint(**GPT, Step=4)
+        stranger.delete_checkpoint(**GPT, SkipTrash=True, Step=4)

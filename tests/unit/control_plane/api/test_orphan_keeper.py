@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.core.orphans import KEPT_SECONDS
-from control_plane.db import checkpoints
+from control_plane.db import automation, backups, checkpoints, jobs
+from control_plane.db.session import Database
+from control_plane.db_commands import restore
 from control_plane.loop.orphan_keeper import OrphanKeeper
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET
@@ -19,12 +22,16 @@ DAY = timedelta(days=1).total_seconds()
 
 @pytest.fixture
 def job(service, client, fleet, source) -> Job:
-    """Return a job in its second generation.
+    """Return a job without a trash, in its second generation.
 
     The first generation completed the checkpoint of step 10 and left a shard of step 20. The second generation is
     uploading step 30.
     """
-    job = Job(service, client, source)
+    return trainee(service, client, source, CheckpointConfig={"TrashHours": 0})
+
+
+def trainee(service, client, source, **request) -> Job:
+    job = Job(service, client, source, **request)
     job.launch(1)
     job.run_ranks()
     job.checkpoint(10)
@@ -67,9 +74,10 @@ def test_a_run_is_listed_once_per_generation_and_again_after_a_failure(service, 
     real = service.objects.list
 
     def list_objects(prefix: ObjectReference, **more):
-        listed.append(prefix)
-        if len(listed) == 1:
-            raise CloudUnavailable("no answer")
+        if prefix.key.endswith(f"/run={job.run}/"):
+            listed.append(prefix)
+            if len(listed) == 1:
+                raise CloudUnavailable("no answer")
         return real(prefix, **more)
 
     monkeypatch.setattr(service.objects, "list", list_objects)
@@ -78,3 +86,65 @@ def test_a_run_is_listed_once_per_generation_and_again_after_a_failure(service, 
     job.launch(3, base=10)
     service.clock.advance(DAY)
     assert keeper.delete_due() == 1, "generation 2 ended during its upload"
+
+
+def test_orphans_stay_in_the_trash_for_a_day_whatever_restarts(service, client, source, fleet):
+    job = trainee(service, client, source)
+    service.clock.advance(2 * KEPT_SECONDS + 1)
+    keeper = OrphanKeeper(service.database, service.objects, service.clock)
+    assert keeper.delete_due() == 0
+    assert "20" in folders(service, job)
+    (trashed,) = [each for each in client.list_events(TrainingJobName="gpt")["Events"] if "Trashed" in each["Type"]]
+    assert trashed["Message"].endswith("in the trash until 2026-03-02 14:00 UTC: 1 bytes.")
+    service.clock.advance(DAY - 1)
+    assert keeper.delete_due() == OrphanKeeper(service.database, service.objects, service.clock).delete_due() == 0
+    service.clock.advance(1)
+    assert keeper.delete_due() == 1
+    assert folders(service, job) == {"10", "30"}
+    assert keeper.delete_due() == 0
+
+
+def test_orphans_stay_while_s3_lacks_the_checkpoint_that_the_job_would_be_restored_from(
+    service, client, job, monkeypatch
+):
+    keeper = OrphanKeeper(service.database, service.objects, service.clock)
+    service.clock.advance(DAY)
+    place = ObjectReference(
+        bucket=BUCKET,
+        key=f"projects/default/jobs/gpt/run={job.run}/checkpoints/run={job.run}/gen=1/step=10/u/rank=1.safetensors",
+    )
+    body = service.objects.get(place)
+    service.objects.delete(BUCKET, [place.key])
+    assert keeper.delete_due() == 0
+    service.objects.put(place, body)
+    service.clock.advance(KEPT_SECONDS)
+    assert keeper.delete_due() == 1
+
+
+def test_a_restored_database_purges_no_object_that_it_has_never_heard_of(
+    service, client, source, fleet, tmp_path, empty_database_url
+):
+    """The backup lacks step 40 of generation 1 and the whole generation 2, and S3 was not read during the restore."""
+    job = Job(service, client, source, CheckpointConfig={"TrashHours": 0})
+    job.launch(1)
+    job.run_ranks()
+    job.checkpoint(10)
+    backups.back_up(service.database, tmp_path / "backup")
+    job.checkpoint(40)
+    job.launch(2, base=10)
+    job.put("checkpoints", f"run={job.run}/gen=2/step=30/u/rank=0.safetensors")
+    restore(tmp_path / "backup", empty_database_url, None, service.clock())
+    before = folders(service, job)
+    with closing(Database(empty_database_url)) as database:
+        with database.write() as session:
+            lease = job.leaser.claim(session, "job", job.run)
+            jobs.change(session, lease, ended_at=service.clock(), reason="ended", generation=1)
+        service.clock.advance(DAY)
+        keeper = OrphanKeeper(database, service.objects, service.clock)
+        assert keeper.delete_due() == 0, "the restore waits for a person"
+        with database.write() as session:
+            automation.accept_restores(session, service.clock())
+        for _ in range(2):
+            assert keeper.delete_due() == 0
+            service.clock.advance(2 * DAY)
+    assert folders(service, job) == before == {"10", "30", "40"}

@@ -230,6 +230,6 @@ def test_a_verified_checkpoint_that_the_job_cannot_restore_supersedes_nothing() 
 
 
 def test_a_damaged_checkpoint_counts_for_no_limit_and_goes_once_it_is_superseded() -> None:
-    broken = kept(20, is_damaged=True, is_restorable=False)
+    broken = kept(20, is_restorable=False)
     assert surplus([kept(10), broken, kept(30)], max_count=2) == ((1, 20),)
     assert checkpoints.surplus([kept(10), broken, kept(30)], CheckpointRetention(max_count=2), 0.0) == ()

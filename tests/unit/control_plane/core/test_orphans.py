@@ -5,6 +5,8 @@ An orphan is an uploaded shard of an ended generation that no checkpoint names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,26 @@ NOW = 10 * KEPT_SECONDS
 
 def key(generation: int, step: int, name: str = "u/rank=0.safetensors") -> str:
     return f"{FOLDER}gen={generation}/step={step}/{name}"
+
+
+def orphan_keys(
+    objects: list[ListedObject],
+    named: Mapping[tuple[int, int], frozenset[str] | None],
+    *,
+    ended_before: int,
+    frozen: frozenset[str] | None = None,
+    generations: frozenset[int] = frozenset(range(1, 9)),
+) -> list[str]:
+    found = orphans(
+        objects,
+        FOLDER,
+        named,
+        generations=generations,
+        frozen=frozen,
+        ended_before=Generation(ended_before),
+        now=NOW,
+    )
+    return [each.key for each in found]
 
 
 def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
@@ -33,7 +55,7 @@ def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
         ListedObject(f"{FOLDER}notes.txt", 0.0),
         ListedObject("jobs/gpt/checkpoints/run=10/gen=1/step=4/u/rank=0.safetensors", 0.0),
     ]
-    found = list(orphans(stored, FOLDER, named, frozen=None, ended_before=Generation(2), now=NOW))
+    found = orphan_keys(stored, named, ended_before=2)
     assert found == [key(1, 4), key(1, 5, "again/rank=0.safetensors")]
 
 
@@ -45,10 +67,19 @@ def test_a_frozen_object_is_an_orphan_only_after_the_end_of_its_run() -> None:
         ListedObject(young, NOW - KEPT_SECONDS + 1),
         ListedObject(f"{FOLDER}frozen/notes.txt", 0.0),
     ]
-    running = orphans(stored, FOLDER, {}, frozen=None, ended_before=Generation(9), now=NOW)
-    ended = orphans(stored, FOLDER, {}, frozen=frozenset({needed}), ended_before=Generation(9), now=NOW)
-    assert list(running) == []
-    assert list(ended) == [unneeded]
+    assert orphan_keys(stored, {}, ended_before=9) == []
+    assert orphan_keys(stored, {}, ended_before=9, frozen=frozenset({needed})) == [unneeded]
+
+
+def test_what_a_restored_database_lacks_is_never_an_orphan() -> None:
+    """The database has generation 1 with no checkpoint. Generations 1 and 2 made checkpoints after its backup."""
+    unneeded = f"{FOLDER}frozen/{'a' * 64}.safetensors"
+    lost_checkpoint = [ListedObject(key(1, 7), 0.0), ListedObject(key(1, 7, "manifest.json"), 0.0)]
+    lost_generation = [ListedObject(key(2, 8), 0.0)]
+    for lost in (lost_checkpoint, lost_generation):
+        stored = [ListedObject(unneeded, 0.0), ListedObject(key(1, 4), 0.0), *lost]
+        found = orphan_keys(stored, {}, ended_before=9, frozen=frozenset(), generations=frozenset({1}))
+        assert found == [key(1, 4)]
 
 
 PLACES = st.tuples(st.integers(1, 4), st.integers(1, 5))
@@ -67,7 +98,7 @@ def test_no_object_of_a_checkpoint_or_of_a_running_generation_is_an_orphan(
         for place, names in kept.items()
     }
     objects = [ListedObject(key(*place, name), at) for place, name, at in stored]
-    found = {*orphans(objects, FOLDER, named, frozen=None, ended_before=Generation(newest), now=NOW)}
+    found = {*orphan_keys(objects, named, ended_before=newest)}
     for place, name, _ in stored:
         is_used = place in named and (named[place] is None or key(*place, name) in (named[place] or ()))
         if is_used or place[0] >= newest:

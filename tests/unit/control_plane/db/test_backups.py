@@ -151,7 +151,7 @@ def test_a_checkpoint_that_s3_lacks_counts_as_deleted(restored: Database) -> Non
         row.manifest, row.object_bytes, row.created_at, row.completed_at = b"{}", 1, NOW, NOW
         session.add(row)
     (run,) = backups.runs(restored)
-    assert run.complete == {(1, 5)}
+    assert run.backup.complete == {(1, 5)}
     missing = Reconciliation(generations=(), checkpoints=(), missing=((Generation(1), Step(5)),))
     changes = {run.run_id: RunChanges(changes=missing, manifests={})}
     backups.finish(restored, Path(), changes, LATER + timedelta(seconds=1))

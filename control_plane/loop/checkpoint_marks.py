@@ -1,0 +1,139 @@
+"""Marks: small S3 objects beside a checkpoint that repeat what the database stores about it.
+
+    …run=<run>/gen=<generation>/step=<step>/pinned     a person has pinned the checkpoint
+                                            trashed    the checkpoint is in the trash
+    …run=<run>/issued=<number>                         no generation of the run has a higher number
+
+A database that was restored from a backup lacks later pins and deletions, and the marks return them. A caller writes a
+mark before it changes the database. It removes the mark of a pin after this change, and the mark of the trash before. A
+crash in between therefore protects too much, never too little: a purge needs the mark `trashed`, and no mark `pinned`.
+
+Invariant: this module raises `CloudError` if it could not look. Its callers then delete nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from control_plane.cloud.errors import NotFound
+from control_plane.cloud.objects import ServiceStore
+from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS, TrashCause, TrashMark
+from control_plane.db.checkpoints import SavedCheckpoint
+from everstep.protocol.ids import Generation
+from everstep.protocol.plan import ObjectReference
+
+PINNED: Final = "pinned"
+TRASHED: Final = "trashed"
+ISSUED: Final = re.compile(r"issued=(\d{1,10})", re.ASCII)
+
+
+class PinMark(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of the mark `pinned`."""
+
+    pinned_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What S3 says about a checkpoint in the trash."""
+
+    is_pinned: bool
+    is_trashed: bool
+
+    @property
+    def may_purge(self) -> bool:
+        """Return whether S3 agrees with the database that the checkpoint may be deleted for good."""
+        return self.is_trashed and not self.is_pinned
+
+
+def folder_of(checkpoint: SavedCheckpoint) -> ObjectReference:
+    """Return the key prefix of the objects that belong to this checkpoint only. It ends with a slash."""
+    return ObjectReference(bucket=checkpoint.bucket, key=f"{checkpoint.manifest_key.rpartition('/')[0]}/")
+
+
+def mark_pinned(objects: ServiceStore, checkpoint: SavedCheckpoint, at: datetime) -> None:
+    """Write the mark of a pin. The caller then stores the pin in the database."""
+    objects.put(_place(checkpoint, PINNED), msgspec.json.encode(PinMark(pinned_at=at)))
+
+
+def mark_trashed(objects: ServiceStore, checkpoint: SavedCheckpoint, mark: TrashMark) -> None:
+    """Write the mark of the trash. The caller then moves the checkpoint to the trash in the database."""
+    objects.put(_place(checkpoint, TRASHED), msgspec.json.encode(mark))
+
+
+def unmark(objects: ServiceStore, checkpoint: SavedCheckpoint, name: str) -> None:
+    """Remove the mark `PINNED` or `TRASHED` of a checkpoint. Idempotent."""
+    objects.delete(checkpoint.bucket, [_place(checkpoint, name).key])
+
+
+def standing_of(objects: ServiceStore, checkpoint: SavedCheckpoint) -> Standing:
+    """Return the marks of a checkpoint. Raises CloudError if S3 did not list them."""
+    folder = folder_of(checkpoint)
+    keys = {info.reference.key.removeprefix(folder.key) for info in objects.list(folder)}
+    return Standing(is_pinned=PINNED in keys, is_trashed=TRASHED in keys)
+
+
+def is_stored(objects: ServiceStore, checkpoint: SavedCheckpoint) -> bool:
+    """Return whether S3 has the manifest and all objects of a complete checkpoint, with the sizes of the manifest.
+
+    Raises CloudError if S3 did not answer.
+    """
+    manifest = checkpoint.contents()
+    if manifest is None:
+        return False
+    try:
+        if objects.get(ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key)) != checkpoint.manifest:
+            return False
+        sizes = {info.reference.key: info.size_bytes for info in objects.list(folder_of(checkpoint))}
+        for each in manifest.frozen:
+            sizes[each.key] = objects.head(ObjectReference(bucket=checkpoint.bucket, key=each.key)).size_bytes
+    except NotFound:
+        return False
+    expected = {each.key: each.object_bytes for each in manifest.shards}
+    expected |= {each.key: each.object_bytes for each in (*manifest.replicated, *manifest.frozen)}
+    return all(sizes.get(key) == size for key, size in expected.items())
+
+
+def pin_of(body: bytes, seen_at: datetime) -> datetime:
+    """Return the time in a mark of a pin, or `seen_at` if the content cannot be decoded. The mark counts anyway."""
+    try:
+        return msgspec.json.decode(body, type=PinMark).pinned_at.astimezone(UTC)
+    except (msgspec.MsgspecError, ValueError):
+        return seen_at
+
+
+def trash_of(body: bytes, seen_at: datetime) -> TrashMark:
+    """Return the content of a mark of the trash. Content that cannot be decoded counts as the work of retention."""
+    try:
+        return msgspec.json.decode(body, type=TrashMark)
+    except (msgspec.MsgspecError, ValueError):
+        purge_at = seen_at + timedelta(hours=DEFAULT_TRASH_HOURS)
+        return TrashMark(trashed_at=seen_at, purge_at=purge_at, trash_cause=TrashCause.RETENTION)
+
+
+def mark_issued(objects: ServiceStore, run_folder: ObjectReference, issued: Generation) -> None:
+    """Record the highest generation number of a run, and remove the marks of lower numbers.
+
+    The number is part of the key, so a late writer never lowers it.
+    """
+    prefix = ObjectReference(bucket=run_folder.bucket, key=f"{run_folder.key}issued=")
+    lower = [info.reference.key for info in objects.list(prefix) if issued_in(info.reference.key) < issued]
+    objects.put(ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}{issued}"), b"")
+    if lower:
+        objects.delete(prefix.bucket, lower)
+
+
+def issued_in(key: str) -> int:
+    """Return the generation number that the key of a mark contains, or 0 for another key."""
+    found = ISSUED.fullmatch(key.rpartition("/")[2])
+    return 0 if found is None else int(found[1])
+
+
+def _place(checkpoint: SavedCheckpoint, name: str) -> ObjectReference:
+    folder = folder_of(checkpoint)
+    return ObjectReference(bucket=folder.bucket, key=f"{folder.key}{name}")
