@@ -79,7 +79,7 @@ def list_checkpoints(
             if trash
             else f"No checkpoints. Make one: everstep checkpoints create {name}",
         ),
-        "" if trash or not answer["TrashBytes"] else f"{size(answer['TrashBytes'])} more in the trash: add --trash",
+        "" if trash or not answer.get("TrashBytes") else f"{size(answer['TrashBytes'])} more in the trash: add --trash",
     )
 
 
@@ -276,8 +276,8 @@ def _manifest_of(service: Any, name: str, step: int, generation: int | None) -> 
     app,
     "delete",
     asks=lambda given: (
-        f"Delete the checkpoint of step {given['step']} of {given['name']}"
-        f"{' from S3, for good' if given['skip_trash'] else ''}?"
+        f"Delete the checkpoint of step {given['step']} of {given['name']} "
+        f"{'from S3, for good' if given['skip_trash'] else 'after its time in the trash'}?"
     ),
 )
 def delete(

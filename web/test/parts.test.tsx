@@ -433,6 +433,17 @@ describe('actions on checkpoints', () => {
     tab('submitter', { TrainingJobStatus: 'Completed' })
     expect(actions()[0]).toBe('Unpin step 30 of launch 1')
   })
+  test('take checkpoints out of the trash', async () => {
+    const asked = served({ '/v1/training-jobs/run-7/checkpoints/5/undelete': { body: {} } })
+    const trashed = kept(5, { Status: 'Trashed', PurgeTime: 90_000, Bytes: 2048 })
+    const answers = { '["checkpoints","gpt"]': list, '["checkpoints","gpt","trash"]': [trashed] }
+    drawn(<CheckpointsTab job={job} />, { role: 'submitter', answers })
+    expect(actions()).toContain('Undelete step 5 of launch 1')
+    expect(actions()).not.toContain('Delete step 5 of launch 1')
+    screen.getByText(/Their objects, 2.0 KiB, are still in S3/)
+    fireEvent.click(screen.getByRole('button', { name: 'Undelete step 5 of launch 1' }))
+    await waitFor(() => expect(asked.filter(({ method }) => method === 'POST')).toHaveLength(1))
+  })
   test('are not offered to a viewer, who still sees the command that exports the newest complete checkpoint', () => {
     tab('viewer')
     expect(actions()).toEqual([])

@@ -649,6 +649,7 @@ def least(name: str) -> object:
         (("checkpoints", "verify", "gpt", "8"), "verify_checkpoint", "Checkpoint"),
         (("checkpoints", "pin", "gpt", "8"), "pin_checkpoint", "Checkpoint"),
         (("checkpoints", "unpin", "gpt", "8"), "unpin_checkpoint", "Checkpoint"),
+        (("checkpoints", "undelete", "gpt", "8"), "undelete_checkpoint", "Checkpoint"),
         (("checkpoints", "delete", "gpt", "8", "--generation", "2", "--yes"), "delete_checkpoint", "Checkpoint"),
         (("automation", "describe"), "describe_automation", "Automation"),
         (("automation", "pause", "--reason", "an incident at AWS", "--yes"), "pause_automation", "Automation"),

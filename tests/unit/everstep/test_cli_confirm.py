@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 import typer
@@ -60,7 +61,12 @@ ASKING = {
     ("fleets", "unfreeze", "main"): ("unfreeze_fleet", FLEET, "silent nodes of main"),
     ("checkpoints", "delete", "gpt", "8"): (
         "delete_checkpoint",
-        {"Step": 8, "Generation": 1},
+        {"Step": 8, "Generation": 1, "Status": "Trashed", "PurgeTime": datetime(2026, 3, 2, tzinfo=UTC)},
+        "step 8 of gpt after its time in the trash?",
+    ),
+    ("checkpoints", "delete", "gpt", "8", "--skip-trash"): (
+        "delete_checkpoint",
+        {"Step": 8, "Generation": 1, "Status": "Deleted"},
         "step 8 of gpt from S3, for good?",
     ),
     ("nodes", "replace", "i-1"): ("replace_node", NODE, "Terminate the instance i-1"),

@@ -236,12 +236,14 @@ export const jobNodesQuery = (name: string) =>
     refetchInterval: told,
   })
 
-export const checkpointsQuery = (name: string) =>
+/** Query of a job's checkpoints, or of those in its trash. */
+export const checkpointsQuery = (name: string, isTrash = false) =>
   queryOptions({
-    queryKey: ['checkpoints', name],
+    queryKey: isTrash ? ['checkpoints', name, 'trash'] : ['checkpoints', name],
     queryFn: ({ signal }) =>
       all(async (NextToken) => {
-        const page = await call('ListCheckpoints', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        const request = { TrainingJobName: name, MaxResults: 1000, NextToken, Trashed: isTrash || undefined }
+        const page = await call('ListCheckpoints', request, signal)
         return { items: page.Checkpoints ?? [], next: page.NextToken }
       }),
     refetchInterval: SLOW_MS,

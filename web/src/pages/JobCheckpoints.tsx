@@ -24,6 +24,7 @@ const PAGE = 100
 export default function CheckpointsTab({ job }: { job: TrainingJob }) {
   const name = useJobAddress(job)
   const query = useQuery(checkpointsQuery(name))
+  const trash = useQuery(checkpointsQuery(name, true)).data ?? []
   const { mayRun } = useRole()
   const words = CHECKPOINTS_TAB
   const activity = job.CheckpointActivity
@@ -46,6 +47,12 @@ export default function CheckpointsTab({ job }: { job: TrainingJob }) {
           )
         }
       </Shown>
+      {trash.length > 0 && (
+        <>
+          <CheckpointTable job={job} checkpoints={trash} label={words.trash} />
+          <p className="dim">{words.inTrash(bytes(trash.reduce((sum, each) => sum + each.Bytes, 0)))}</p>
+        </>
+      )}
     </div>
   )
 }
@@ -84,17 +91,18 @@ function UploadLine({ job }: { job: TrainingJob }) {
 
 interface TableProps {
   job: TrainingJob
+  label?: string
   checkpoints: readonly Checkpoint[]
 }
 
-function CheckpointTable({ job, checkpoints }: TableProps) {
+function CheckpointTable({ job, checkpoints, label = JOB.tabs.checkpoints }: TableProps) {
   const { mayRun } = useRole()
   const [limit, setLimit] = useState(PAGE)
   const [deleted, setDeleted] = useState<Checkpoint>()
   const client = useQueryClient()
   const { actions, columns, more } = CHECKPOINTS_TAB
   return (
-    <Card isFlush label={JOB.tabs.checkpoints}>
+    <Card isFlush label={label}>
       <div className="scroll">
         <table className="grid stacked">
           <thead>
@@ -125,6 +133,15 @@ function CheckpointTable({ job, checkpoints }: TableProps) {
                   <td>
                     {each.Status === 'Complete' && (
                       <Actions runId={job.RunId} checkpoint={each} onDelete={() => setDeleted(each)} />
+                    )}
+                    {each.Status === 'Trashed' && (
+                      <ActionButton
+                        action={() => call('UndeleteCheckpoint', addressOf(job.RunId, each))}
+                        title={actions.undeleteTitle}
+                        label={actions.of(actions.undelete, each.Step, each.Generation)}
+                      >
+                        {actions.undelete}
+                      </ActionButton>
                     )}
                   </td>
                 )}
@@ -157,7 +174,7 @@ function CheckpointTable({ job, checkpoints }: TableProps) {
 }
 
 function StateCells({ checkpoint }: { checkpoint: Checkpoint }) {
-  const { columns, pinned, notVerified } = CHECKPOINTS_TAB
+  const { columns, pinned, until, notVerified } = CHECKPOINTS_TAB
   const verification = checkpoint.Verification ?? 'NotVerified'
   const tone = toneOf(verification === 'Damaged' ? verification : checkpoint.Status)
   return (
@@ -165,6 +182,12 @@ function StateCells({ checkpoint }: { checkpoint: Checkpoint }) {
       <td data-name={columns.status}>
         <Status tone={tone} word={checkpoint.Status} />
         {checkpoint.IsPinned && <div className="dim">{pinned}</div>}
+        {checkpoint.PurgeTime !== undefined && (
+          <div className="dim">
+            {until}
+            <Ago at={checkpoint.PurgeTime} />
+          </div>
+        )}
       </td>
       <td data-name={columns.launch}>{checkpoint.Generation}</td>
       <td className="n" data-name={columns.size}>

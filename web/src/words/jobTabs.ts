@@ -142,6 +142,9 @@ export const CHECKPOINTS_TAB = {
     actions: 'Actions',
   },
   pinned: 'pinned',
+  trash: 'Trash',
+  inTrash: (size: string) => `Everstep deletes these checkpoints later. Their objects, ${size}, are still in S3.`,
+  until: 'deleted ',
   notVerified: 'not yet',
   create: 'Create a checkpoint',
   createTitle: 'Stores the newest committed step, or a later one, in S3',
@@ -156,8 +159,10 @@ export const CHECKPOINTS_TAB = {
     delete: 'Delete',
     deleteName: (step: number) => `step ${step}`,
     deleteText: (job: string, launch: number) =>
-      `Everstep deletes this checkpoint of ${job}, launch ${launch}, from S3 for good. ` +
-      'It refuses if an unfinished job would restore from the checkpoint.',
+      `Everstep moves this checkpoint of ${job}, launch ${launch}, to the trash, and deletes it from S3 after ` +
+      'TrashHours. It refuses if an unfinished job would restore from the checkpoint.',
+    undelete: 'Undelete',
+    undeleteTitle: 'Takes the checkpoint out of the trash, and pins it',
   },
   more: (number: string, all: string) => `Show ${number} more of ${all}`,
   export: 'Export a checkpoint',
