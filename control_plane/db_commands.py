@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
@@ -31,7 +30,7 @@ from control_plane.core.database_restore import (
     DifferenceKind,
     Place,
     Reconciliation,
-    Stored,
+    StoredRun,
     is_in_place,
     reconcile,
 )
@@ -208,7 +207,7 @@ def _restored(given: argparse.Namespace) -> int:
         for each in pending:
             _say(f"restored at {each.restored_at:%Y-%m-%d %H:%M} UTC, with {len(each.differences)} differences from S3")
             for difference in each.differences:
-                _say(f"  {_sentence(msgspec.convert(difference, Difference))}")
+                _say(f"  {_sentence(Difference.of(difference))}")
         if not pending:
             _say("no restore waits: deletions are not paused")
         elif given.accept:
@@ -334,7 +333,7 @@ def _found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
                     stored[place] = manifest[1]
             case _:
                 pass
-    s3 = Stored(manifests=decoded, present=present, pinned=pinned.keys(), trashed=trashed.keys())
+    s3 = StoredRun(manifests=decoded, present=present, pinned=pinned.keys(), trashed=trashed.keys())
     changes = reconcile(s3, run.backup)
     return RunChanges(
         changes=changes,

@@ -51,7 +51,7 @@ class CheckpointStatus(StrEnum):
 
 
 class TrashCause(StrEnum):
-    """Why a checkpoint is in the trash.
+    """The reason for which a checkpoint is in the trash.
 
     - RETENTION: the checkpoint exceeds the job's limits. Its purge needs a later verified checkpoint.
     - PERSON: a person deleted the checkpoint, or the job with its checkpoints.
@@ -63,7 +63,7 @@ class TrashCause(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrashMark:
-    """Since when, until when, and why a checkpoint is in the trash. The database and S3 both store it."""
+    """The times and the cause of a checkpoint in the trash. The database and S3 both store them."""
 
     trashed_at: datetime
     purge_at: datetime

@@ -16,10 +16,11 @@ Invariant: pure.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from control_plane.core.observed.steps import NO_GENERATION, GenerationRecord
 from control_plane.errors import ImplausibleClock
@@ -124,9 +125,14 @@ class Difference:
     step: int | None = None
     """None for NOT_SEEN."""
 
+    @staticmethod
+    def of(stored: Mapping[str, Any]) -> Difference:
+        """Return the difference that a row of the database contains."""
+        return Difference(**{**stored, "kind": DifferenceKind(stored["kind"])})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backup:
+class BackedUpRun:
     """One run's checkpoints in the backup."""
 
     generations: Collection[Generation]
@@ -139,7 +145,7 @@ class Backup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredRun:
     """One run's checkpoints in S3."""
 
     manifests: Collection[CheckpointManifest]
@@ -211,7 +217,7 @@ def is_in_place(manifest: CheckpointManifest, folder: str, key: str) -> bool:
     )
 
 
-def reconcile(stored: Stored, backup: Backup) -> Reconciliation:
+def reconcile(stored: StoredRun, backup: BackedUpRun) -> Reconciliation:
     """Return the differences between a run's objects in S3 and its generations and checkpoints in the backup.
 
     The function neither changes parents and base steps of the backup's generations, nor restores checkpoints that the

@@ -31,7 +31,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.core import database_restore
 from control_plane.core.checkpoints import TrashMark
-from control_plane.core.database_restore import Backup, Difference, Place, Reconciliation
+from control_plane.core.database_restore import BackedUpRun, Difference, Place, Reconciliation
 from control_plane.core.observed.steps import NO_GENERATION
 from control_plane.db import automation, checkpoints, events, postgresql_dumps, schema
 from control_plane.db.automation import DatabaseRestore
@@ -53,7 +53,7 @@ class RestoredRun:
     checkpoint_uri: str
     """Prefix of the run's checkpoints, as `s3://bucket/prefix/`."""
     has_ended: bool
-    backup: Backup
+    backup: BackedUpRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def runs(database: Database) -> tuple[RestoredRun, ...]:
             job_name=name,
             checkpoint_uri=spec["checkpoint_uri"],
             has_ended=ended_at is not None,
-            backup=Backup(generations=frozenset(numbers.get(run_id, ())), **places.get(run_id, nothing)),
+            backup=BackedUpRun(generations=frozenset(numbers.get(run_id, ())), **places.get(run_id, nothing)),
         )
         for run_id, name, spec, ended_at in jobs
         if ended_at is None or places.get(run_id, nothing)["complete"]

@@ -38,6 +38,10 @@ class PinMark(msgspec.Struct, frozen=True, kw_only=True):
     pinned_at: datetime
 
 
+_PIN: Final = msgspec.json.Decoder(PinMark)
+_TRASH: Final = msgspec.json.Decoder(TrashMark)
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """What S3 says about a checkpoint in the trash."""
@@ -102,7 +106,7 @@ def is_stored(objects: ServiceStore, checkpoint: SavedCheckpoint) -> bool:
 def pin_of(body: bytes, seen_at: datetime) -> datetime:
     """Return the time in a mark of a pin, or `seen_at` if the content cannot be decoded. The mark counts anyway."""
     try:
-        return msgspec.json.decode(body, type=PinMark).pinned_at.astimezone(UTC)
+        return _PIN.decode(body).pinned_at.astimezone(UTC)
     except (msgspec.MsgspecError, ValueError):
         return seen_at
 
@@ -110,7 +114,7 @@ def pin_of(body: bytes, seen_at: datetime) -> datetime:
 def trash_of(body: bytes, seen_at: datetime) -> TrashMark:
     """Return the content of a mark of the trash. Content that cannot be decoded counts as the work of retention."""
     try:
-        return msgspec.json.decode(body, type=TrashMark)
+        return _TRASH.decode(body)
     except (msgspec.MsgspecError, ValueError):
         purge_at = seen_at + timedelta(hours=DEFAULT_TRASH_HOURS)
         return TrashMark(trashed_at=seen_at, purge_at=purge_at, trash_cause=TrashCause.RETENTION)

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 ORPHAN_CHECK_SECONDS: Final = 600.0
 RECORD: Final = re.compile(r"(\d{1,12})\.json", re.ASCII)
+_NAMES: Final = msgspec.json.Decoder(list[str])
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
 RUNS_AT_ONCE: Final = 50
 """Limit of runs that one call of `delete_due` examines.
@@ -196,7 +197,7 @@ class OrphanKeeper:
         for info in self._objects.list(prefix):
             if (name := RECORD.fullmatch(info.reference.key.removeprefix(prefix.key))) is not None:
                 try:
-                    names = msgspec.json.decode(self._objects.get(info.reference), type=list[str])
+                    names = _NAMES.decode(self._objects.get(info.reference))
                 except msgspec.MsgspecError:
                     names = []
                 found[datetime.fromtimestamp(int(name[1]), UTC)] = [f"{folder.key}{each}" for each in names]

@@ -171,6 +171,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "PinCheckpoint": {**job, "Step": 8},
         "UnpinCheckpoint": {**job, "Step": 8},
         "DeleteCheckpoint": {**job, "Step": 4, "Generation": 1},
+        "UndeleteCheckpoint": {**job, "Step": 4, "Generation": 1},
         "DeleteFleet": {"FleetName": "other"},
         "DeleteTrainingJob": {"TrainingJobName": "ended"},
         "DescribeCheckpoint": {**job, "Step": 8},

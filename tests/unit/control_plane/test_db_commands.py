@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from control_plane.cloud.errors import CloudUnavailable
-from control_plane.core.database_restore import Backup
+from control_plane.core.database_restore import BackedUpRun
 from control_plane.db import jobs, schema
 from control_plane.db.backups import RestoredRun
 from control_plane.db.models import JobRow
@@ -28,7 +28,7 @@ STRANGER = RestoredRun(
     job_name="gpt",
     checkpoint_uri="s3://b/k/",
     has_ended=False,
-    backup=Backup(generations=frozenset(), complete=frozenset()),
+    backup=BackedUpRun(generations=frozenset(), complete=frozenset()),
 )
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from control_plane.core import recovery
 from control_plane.core.database_restore import (
     NUMBERS_END,
-    Backup,
+    BackedUpRun,
     Place,
-    Stored,
+    StoredRun,
     first_event_id,
     first_number,
     is_in_place,
@@ -58,8 +58,8 @@ def place(generation: int, step: int) -> Place:
     return Generation(generation), Step(step)
 
 
-def stored(*manifests: CheckpointManifest) -> Stored:
-    return Stored(manifests=manifests, present={place(each.generation, each.step) for each in manifests})
+def stored(*manifests: CheckpointManifest) -> StoredRun:
+    return StoredRun(manifests=manifests, present={place(each.generation, each.step) for each in manifests})
 
 
 @given(
@@ -111,7 +111,7 @@ def test_the_manifests_show_the_generations_and_checkpoints_that_the_backup_lack
     chain = [(4, 30), (3, 20), (2, 10), (1, 0)]
     found = reconcile(
         stored(manifest(2, 20, chain[2:]), manifest(4, 40, chain), manifest(4, 50, chain)),
-        Backup(
+        BackedUpRun(
             generations={Generation(1), Generation(2)},
             complete={place(1, 10), place(2, 20)},
             deleted={place(4, 40)},
@@ -127,13 +127,13 @@ def test_the_manifests_show_the_generations_and_checkpoints_that_the_backup_lack
 
 
 def test_marks_decide_about_the_trash_and_a_pin_wins_over_a_deletion() -> None:
-    backup = Backup(
+    backup = BackedUpRun(
         generations={Generation(1)},
         complete={place(1, step) for step in range(10, 90, 10)},
         pinned={place(1, 10), place(1, 20)},
         trashed={place(1, 30), place(1, 40), place(1, 50)},
     )
-    in_s3 = Stored(
+    in_s3 = StoredRun(
         manifests=(),
         present={place(1, step) for step in (10, 20, 30, 40, 50, 60, 70)},
         pinned={place(1, 20), place(1, 50), place(1, 60), place(1, 80)},
@@ -147,13 +147,13 @@ def test_marks_decide_about_the_trash_and_a_pin_wins_over_a_deletion() -> None:
 
 
 def test_an_unreadable_manifest_is_not_a_missing_one() -> None:
-    backup = Backup(generations={Generation(1)}, complete={place(1, 10)})
-    found = reconcile(Stored(manifests=(), present={place(1, 10), place(1, 20)}), backup)
+    backup = BackedUpRun(generations={Generation(1)}, complete={place(1, 10)})
+    found = reconcile(StoredRun(manifests=(), present={place(1, 10), place(1, 20)}), backup)
     assert (found.missing, found.checkpoints, found.unreadable) == ((), (), (place(1, 20),))
 
 
 def test_the_backups_own_generations_stay_as_they_are() -> None:
-    backup = Backup(generations={Generation(1), Generation(2)}, complete=frozenset())
+    backup = BackedUpRun(generations={Generation(1), Generation(2)}, complete=frozenset())
     found = reconcile(stored(manifest(2, 20, [(2, 15), (1, 0)])), backup)
     assert found.generations == ()
 
@@ -179,7 +179,7 @@ def test_with_the_manifests_the_history_is_the_one_that_the_backup_misses(
             chain = [(each.generation, each.base_step) for each in reversed(lineage)]
             manifests.append(manifest(number, step, chain))
     known = lineage[:backup_at]
-    backup = Backup(generations={each.generation for each in known}, complete=frozenset())
+    backup = BackedUpRun(generations={each.generation for each in known}, complete=frozenset())
     found = reconcile(stored(*manifests), backup)
     restored = [*known, *found.generations]
     newest = recovery.newest_started(restored)
