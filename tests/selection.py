@@ -9,6 +9,7 @@ and a random tenth of the rest (`draw`).
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import defaultdict
 from collections.abc import Iterable
@@ -17,9 +18,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
-REST_FOLDERS = ("bad_day", "corruption", "integration/benchmarks", "unit/benchmarks")
+REST_FOLDERS = ("bad_day/", "corruption/", "integration/benchmarks/", "unit/benchmarks/")
 """Folders whose tests check a tool of development, which changes seldom."""
-POSTGRESQL_FOLDERS = ("tidy", "unit/control_plane/db", "unit/test_postgresql.py")
+POSTGRESQL_FOLDERS = ("tidy/", "unit/control_plane/db/")
 """Tests that `make test` runs on PostgreSQL. Elsewhere, the case on SQLite runs the same code above the database."""
 END_TO_END = {
     "test_adapters.py": ("test_a_killed_rank",),
@@ -65,14 +66,20 @@ def divide(items: Iterable[pytest.Item]) -> None:
 
 def is_rest(item: pytest.Item) -> bool:
     """Return True if a test's folder, database or kind puts it into the rest."""
-    path = item.path.relative_to(ROOT) if item.path.is_relative_to(ROOT) else Path()
-    if any(path.is_relative_to(folder) for folder in REST_FOLDERS):
+    place = place_of(item.path)
+    if place.startswith(REST_FOLDERS):
         return True
-    if path.is_relative_to("e2e"):
-        return function_of(item).rpartition("::")[2] not in END_TO_END.get(path.name, ())
+    if place.startswith("e2e/"):
+        return function_of(item).rpartition("::")[2] not in END_TO_END.get(item.path.name, ())
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     has_postgresql = any(isinstance(value, str) and value == "postgresql" for value in parameters)
-    return has_postgresql and not any(path.is_relative_to(folder) for folder in POSTGRESQL_FOLDERS)
+    return has_postgresql and not place.startswith(POSTGRESQL_FOLDERS)
+
+
+@functools.cache
+def place_of(path: Path) -> str:
+    """Return a file's path below `tests`, or an empty string for another file."""
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
 
 
 def function_of(item: pytest.Item) -> str:

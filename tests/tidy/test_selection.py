@@ -116,10 +116,10 @@ def rest_of(*items: Any) -> list[bool]:
 def test_folders_databases_and_kinds_belong_to_the_rest() -> None:
     for folder in selection.REST_FOLDERS:
         assert (selection.ROOT / folder).is_dir()
-        assert rest_of(item(f"{folder}/test_it.py")) == [True]
+        assert rest_of(item(f"{folder}test_it.py")) == [True]
     for place in selection.POSTGRESQL_FOLDERS:
         assert (selection.ROOT / place).exists()
-        assert rest_of(item(f"{place}/test_it.py", engine="postgresql")) == [False]
+        assert rest_of(item(f"{place}test_it.py", engine="postgresql")) == [False]
     assert rest_of(item("contract/test_it.py", engine="postgresql"), item("contract/test_it.py", engine="sqlite")) == [
         True,
         False,
