@@ -163,6 +163,8 @@ class CheckpointConfig(TypedDict):
     """Age at which checkpoints are deleted. At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned checkpoints, and the checkpoints that KeepEverySteps selects."""
     TrashHours: NotRequired[int]
     """Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions. 24 unless given."""
+    StorePatienceSeconds: NotRequired[int]
+    """Seconds for which a job keeps its nodes while S3, IAM or KMS prevents a restore. The default is 1800. Then the job returns its nodes, and restores the same step later. A job keeps its nodes in any case while only their memory has committed steps."""
 
 class CheckpointConfigUpdate(TypedDict):
     """Checkpoint settings to change. The location of checkpoints cannot change after creation."""
@@ -183,6 +185,8 @@ class CheckpointConfigUpdate(TypedDict):
     MaxAgeInSeconds: NotRequired[int]
     """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
     TrashHours: NotRequired[int]
+    StorePatienceSeconds: NotRequired[int]
+    """New number of seconds for which the job keeps its nodes while S3, IAM or KMS prevents a restore."""
 
 class CheckpointUpload(TypedDict):
     """The progress of the checkpoint that is being uploaded, as the agents last reported it."""
@@ -1218,6 +1222,17 @@ class StoppingConditionUpdate(TypedDict):
     MaxCostUsd: NotRequired[float]
     """New cost limit: at least 0.01, or 0 for no limit."""
 
+class StoreWait(TypedDict):
+    """The wait of a job for S3, IAM or KMS during a restore."""
+    Obstacle: Literal["Denied", "NoCredentials", "Throttled", "NoAnswer", "Garbled", "NoBucket", "Refused"]
+    """Why the nodes could not load."""
+    Message: str
+    """The message of the node that reported the obstacle."""
+    Since: datetime
+    AttemptCount: int
+    """Number of failed attempts since then."""
+    NextAttemptTime: datetime
+
 class TimeSpan(TypedDict):
     """A period in which a job did one thing. Periods have no gaps between them."""
     Bucket: Literal["queue", "provision", "start", "train", "shortage", "stall", "detect", "replace", "restore", "rework", "stopping", "paused", "unaccounted"]
@@ -1261,6 +1276,8 @@ class TrainingJob(TypedDict):
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     CapacityWait: NotRequired[CapacityWait]
     """The wait for instances that AWS does not launch. Absent if the job waits for none."""
+    StoreWait: NotRequired[StoreWait]
+    """The wait for S3, IAM or KMS, which prevent a restore. Absent without such a wait."""
     FailureReason: NotRequired[str]
     """Why the job failed. Absent if the job has not failed."""
     Conditions: list[Condition]

@@ -20,6 +20,7 @@
     └── StorageError             a call to an object store failed; `retryable`: the same call may succeed later
         ├── StoreUnavailable     no answer, a time-out, throttling or a 5xx: retryable
         ├── ObjectMissing        the bucket or key does not exist
+        │   └── BucketMissing    the bucket does not exist
         ├── StoreDenied          the credentials do not allow the call
         ├── StoreRefused         the request itself is wrong
         ├── ForbiddenEndpoint    local mode and an endpoint that is not loopback; nothing was sent
@@ -30,6 +31,10 @@ Callers decide by the type of an error whether to retry.
 """
 
 from __future__ import annotations
+
+from typing import ClassVar
+
+from everstep.protocol.agent_messages import Obstacle
 
 
 class WorkerError(Exception):
@@ -92,15 +97,21 @@ class SourceRefused(WorkerError):
 
 
 class LoadFailed(WorkerError):
-    """This node cannot load the generation. `code` is the type of the fault that the agent reports."""
+    """This node cannot load the generation. `code` is the type of the fault that the agent reports.
 
-    def __init__(self, code: str, message: str, *, is_permanent: bool) -> None:
+    `obstacle` states why a store did not deliver an input, if the same load may succeed later.
+    """
+
+    def __init__(self, code: str, message: str, *, is_permanent: bool, obstacle: Obstacle | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.is_permanent = is_permanent
+        self.obstacle = obstacle
 
     @classmethod
-    def lacking(cls, parent: int, code: str, message: str, *, is_passing: bool) -> LoadFailed:
+    def lacking(
+        cls, parent: int, code: str, message: str, *, is_passing: bool, obstacle: Obstacle | None = None
+    ) -> LoadFailed:
         """Return the error for an input that a job needs and that this node cannot provide.
 
         At the first start of a job, the job's request is probably wrong. The error is then permanent unless
@@ -111,22 +122,24 @@ class LoadFailed(WorkerError):
             code: code of the fault, as in `NodeFault.code`.
             message: a complete sentence for the user.
             is_passing: True if the same attempt may succeed later.
+            obstacle: why a store did not deliver the input; None for other causes.
 
         Returns:
             The error.
         """
-        return cls(code, message, is_permanent=not is_passing and not parent)
+        return cls(code, message, is_permanent=not is_passing and not parent, obstacle=obstacle)
 
 
 class InputRefused(WorkerError):
     """An input channel of the job cannot be provided on this node.
 
-    `is_passing` is True if a later attempt may succeed.
+    `is_passing` is True if a later attempt may succeed. `obstacle` is that of the store's error, if one is the cause.
     """
 
-    def __init__(self, message: str, *, is_passing: bool = False) -> None:
+    def __init__(self, message: str, *, is_passing: bool = False, obstacle: Obstacle | None = None) -> None:
         super().__init__(message)
         self.is_passing = is_passing
+        self.obstacle = obstacle
 
 
 class RequirementsRefused(WorkerError):
@@ -155,21 +168,32 @@ class UserRefused(WorkerError):
 
 
 class StorageError(WorkerError):
-    """A call to an object store failed."""
+    """A call to an object store failed. `obstacle`: why the store could not be used. None if the store did answer."""
+
+    obstacle: ClassVar[Obstacle | None] = None
 
 
 class StoreUnavailable(StorageError):
     """The store did not answer in time, throttled the call, or reported a server error."""
 
     retryable = True
+    obstacle = Obstacle.NO_ANSWER
 
 
 class ObjectMissing(StorageError):
     """The bucket or key does not exist."""
 
 
+class BucketMissing(ObjectMissing):
+    """The bucket does not exist, which says nothing about its objects."""
+
+    obstacle = Obstacle.NO_BUCKET
+
+
 class StoreDenied(StorageError):
     """The credentials do not allow this call."""
+
+    obstacle = Obstacle.DENIED
 
 
 class StoreRefused(StorageError):

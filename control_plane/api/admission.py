@@ -16,6 +16,7 @@ from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
 from control_plane.core import elastic, parity, strategies
 from control_plane.core.checkpoints import contradictions
+from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS
 from control_plane.core.strategies import Strategy
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, SavedJobSpec
@@ -131,6 +132,9 @@ def admit(
         checkpoint_trash_hours=request.checkpoint_config.trash_hours,
         checkpoint_keep_every_steps=request.checkpoint_config.keep_every_steps,
         checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
+        store_patience_seconds=DEFAULT_STORE_PATIENCE_SECONDS
+        if request.checkpoint_config.store_patience_seconds is None
+        else request.checkpoint_config.store_patience_seconds,
         third_slot=request.checkpoint_config.third_slot,
         checkpoint_max_uploads=request.checkpoint_config.max_uploads_in_flight or 1,
         checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",

@@ -175,6 +175,8 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
             )
         if checkpoints.trash_hours is not None:
             yield _Wish("CheckpointConfig.TrashHours", "checkpoint_trash_hours", checkpoints.trash_hours)
+        if (patience := checkpoints.store_patience_seconds) is not None:
+            yield _Wish("CheckpointConfig.StorePatienceSeconds", "store_patience_seconds", patience)
 
 
 def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[FieldError]:

@@ -50,7 +50,7 @@ from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.fleets import Hold
-from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, CapacityWait
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.observed.spans import Span
 from control_plane.core.queue import QueueSchedule
@@ -64,7 +64,7 @@ from control_plane.core.states import (
     TrainingJobStatus,
 )
 from control_plane.core.strategies import Strategy, strategy_words
-from control_plane.core.verification import Obstacle
+from control_plane.core.verification import Blocked
 from control_plane.db import checkpoints
 from control_plane.db import rolls as db_rolls
 from control_plane.db.checkpoints import SavedCheckpoint
@@ -91,6 +91,7 @@ from control_plane.loop.records import (
     lapse_of,
     suspicion_of,
 )
+from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId, Step
 
 if TYPE_CHECKING:
@@ -398,6 +399,7 @@ def job(
         final_checkpoint_step=_shown_final_checkpoint(job),
         reason=reason_of(job, now),
         capacity_wait=wait,
+        store_wait=store_wait(records.store_wait_of(job)),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         conditions=list(conditions),
         source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
@@ -415,6 +417,9 @@ def job(
             trash_hours=spec.checkpoint_trash_hours,
             keep_every_steps=spec.checkpoint_keep_every_steps,
             max_age_in_seconds=spec.checkpoint_max_age_seconds,
+            store_patience_seconds=None
+            if spec.store_patience_seconds == DEFAULT_STORE_PATIENCE_SECONDS
+            else spec.store_patience_seconds,
             interval_in_seconds=spec.checkpoint_interval_seconds,
             max_overhead=spec.checkpoint_max_overhead,
             max_upload_bytes_per_second=spec.checkpoint_max_bytes_per_second,
@@ -805,6 +810,19 @@ def capacity_wait(
         message=wait.message,
         is_out_of_capacity=is_shortage(wait.message),
         failed_attempt_count=wait.failed_count,
+        next_attempt_time=records.at(wait.next_attempt_at),
+    )
+
+
+def store_wait(wait: Blocked | None) -> common_schemas.StoreWait | None:
+    """Return the description of a job's wait for S3, IAM or KMS, or None without such a wait."""
+    if wait is None:
+        return None
+    return common_schemas.StoreWait(
+        obstacle=wait.obstacle,
+        message=wait.detail,
+        since=records.at(wait.since),
+        attempt_count=wait.attempt_count,
         next_attempt_time=records.at(wait.next_attempt_at),
     )
 

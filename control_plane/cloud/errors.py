@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from control_plane.core.verification import Obstacle
+from everstep.protocol.agent_messages import Obstacle
 
 
 class CloudError(Exception):

@@ -351,6 +351,33 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
     )
 
 
+def blocked_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, NodeFault], ...]:
+    """Return the nodes whose loads failed because S3, IAM or KMS was out of reach, each with its fault.
+
+    Empty if a load also failed for another reason: the job may then be the cause.
+    """
+    found: list[tuple[NodeId, NodeFault]] = []
+    for node_id, report in sorted(reports.items()):
+        if _has_failed_load(plan, report):
+            because = [each for each in report.faults if _is_blocked(plan, node_id, each)]
+            if not because or any(each.code == FaultCode.SOURCE_MISMATCH for each in report.faults):
+                return ()
+            found.append((node_id, because[0]))
+    return tuple(found)
+
+
+def _is_blocked(plan: GenerationPlan, node_id: NodeId, fault: NodeFault) -> bool:
+    """Return whether a store prevented a load. Older agents report no obstacle, only that a source was unreachable."""
+    if fault.obstacle is not None or fault.code != FaultCode.SOURCE_UNAVAILABLE:
+        return fault.obstacle is not None
+    shards = (
+        plan.base_shards
+        if plan.relayout is not None
+        else [(rank, plan.ranks[rank].sources) for rank in plan.node(node_id).ranks]
+    )
+    return any(source.kind == "s3" for _, sources in shards for source in sources)
+
+
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
     """Return whether the agent or the ranks of a node failed to load the node's shards.
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from everstep.protocol.agent_messages import Obstacle
+
 FIRST_PAUSE_SECONDS: Final = 5.0
 LONGEST_PAUSE_SECONDS: Final = 120.0
 
@@ -80,44 +82,35 @@ class Verdict:
         return "; ".join(map(str, self.damage))
 
 
-class Obstacle(StrEnum):
-    """Why a read came to no result.
-
-    - DENIED: the credentials do not permit the read, have expired, or the KMS key is disabled.
-    - NO_CREDENTIALS: the server has no credentials.
-    - THROTTLED: AWS throttles the caller.
-    - NO_ANSWER: a timeout, a lost connection, or a status 5xx.
-    - GARBLED: an answer that does not parse, ends too early, or contradicts another answer.
-    - NO_BUCKET: the bucket does not exist, or holds no object of the run.
-    - REFUSED: AWS rejected the request for another reason.
-    """
-
-    DENIED = "Denied"
-    NO_CREDENTIALS = "NoCredentials"
-    THROTTLED = "Throttled"
-    NO_ANSWER = "NoAnswer"
-    GARBLED = "Garbled"
-    NO_BUCKET = "NoBucket"
-    REFUSED = "Refused"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocked:
-    """A wait, because the control plane cannot look. `detail` is the message of AWS: no code reads it."""
+    """A wait, because S3 or another service of AWS cannot be read. `detail` is text for people: no code reads it."""
 
     obstacle: Obstacle
     since: float
     """Unix time of the first failed attempt."""
     attempt_count: int = 1
+    next_attempt_at: float = 0.0
     detail: str = ""
 
-    @property
-    def pause_seconds(self) -> float:
-        """Seconds from the last failed attempt to the next attempt."""
-        return min(FIRST_PAUSE_SECONDS * 2.0 ** min(self.attempt_count - 1, 16), LONGEST_PAUSE_SECONDS)
 
+def blocked(
+    before: Blocked | None,
+    obstacle: Obstacle,
+    detail: str,
+    now: float,
+    *,
+    longest_seconds: float = LONGEST_PAUSE_SECONDS,
+) -> Blocked:
+    """Return the wait after another failed attempt.
 
-def blocked(before: Blocked | None, obstacle: Obstacle, detail: str, now: float) -> Blocked:
-    """Return the wait after another failed attempt. `before` is the wait before the attempt, if any."""
+    Args:
+        before: the wait before the attempt, or None.
+        obstacle: why the attempt failed.
+        detail: the message of AWS.
+        now: Unix seconds.
+        longest_seconds: limit of the pause before the next attempt. The pause doubles with each attempt.
+    """
     since, count = (now, 0) if before is None else (before.since, before.attempt_count)
-    return Blocked(obstacle=obstacle, since=since, attempt_count=count + 1, detail=detail)
+    pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(count, 16), longest_seconds)
+    return Blocked(obstacle=obstacle, since=since, attempt_count=count + 1, next_attempt_at=now + pause, detail=detail)

@@ -79,9 +79,10 @@ def _unread(
 ) -> Iterable[tuple[Rank, ShardSource, bool]]:
     """Yield each source from which one node failed to load a shard, and whether the content was wrong.
 
-    Agents name the shard only in a relayout. Otherwise any shard of the node's ranks can be the wrong one.
+    Agents name the shard only in a relayout. Otherwise any shard of the node's ranks can be the wrong one. A store that
+    is out of reach proves nothing about any source.
     """
-    faults = [fault for fault in report.faults if fault.code in SHARD_FAULTS]
+    faults = [fault for fault in report.faults if fault.code in SHARD_FAULTS and fault.obstacle is None]
     if plan.relayout is not None:
         for fault in faults:
             if fault.shard is not None and fault.shard < plan.relayout.world_size:

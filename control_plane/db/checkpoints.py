@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from sqlalchemy import JSON, bindparam, func, or_, select, tuple_, type_coerce, union
@@ -294,11 +294,11 @@ def store_verdict(
         _set(session, run_id, checkpoint, verified_at=now, verdict=verdict, **_NO_REQUEST)
 
 
-def store_blocked(session: Session, run_id: str, checkpoint: SavedCheckpoint, blocked: Blocked, now: datetime) -> None:
+def store_blocked(session: Session, run_id: str, checkpoint: SavedCheckpoint, blocked: Blocked) -> None:
     """Record that a verification could not read S3. The verdict stays as it was, and the request stays open."""
     row = session.get(CheckpointRow, (run_id, checkpoint.generation, checkpoint.step))
     if row is not None and row.verify_requested_at is not None:
-        row.blocked, row.verify_after = blocked, now + timedelta(seconds=blocked.pause_seconds)
+        row.blocked, row.verify_after = blocked, datetime.fromtimestamp(blocked.next_attempt_at, UTC)
         session.flush()
 
 

@@ -37,6 +37,7 @@ from control_plane.core.observed.steps import (
     initial_generation,
 )
 from control_plane.core.states import INCIDENT_PHASES, RUNNING_JOBS, JobState, NodeState
+from control_plane.core.verification import Blocked
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, CheckpointPace, NoticeKind
 from everstep.protocol.codec import resolve
@@ -157,6 +158,12 @@ def lapse_of(job: jobs.SavedJob) -> Lapse | None:
     stored = job.memo.get("lapse") if job.state in RUNNING_JOBS else None
     lapse = None if stored is None else msgspec.convert(stored, Lapse)
     return None if lapse is None or lapse.generation != job.generation else lapse
+
+
+def store_wait_of(job: jobs.SavedJob) -> Blocked | None:
+    """Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
+    stored = None if job.ended_at is not None else job.memo.get("store_wait")
+    return None if stored is None else msgspec.convert(stored, Blocked)
 
 
 def generation_node_count(job: jobs.SavedJob) -> int:

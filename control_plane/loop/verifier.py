@@ -31,11 +31,12 @@ import xxhash
 
 from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
 from control_plane.cloud.objects import ObjectInfo, ServiceStore, require_missing
-from control_plane.core.verification import Damage, DamageKind, Obstacle, Verdict, blocked
+from control_plane.core.verification import Damage, DamageKind, Verdict, blocked
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.session import Database
 from control_plane.loop.repeating import repeat
+from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.errors import CorruptObject, ProtocolError, UnknownVersion
 from everstep.protocol.manifest import ManifestShard, PartsHasher
 from everstep.protocol.plan import ObjectReference
@@ -117,10 +118,9 @@ class Verifier:
                 obstacle = Obstacle.NO_ANSWER
             case _:
                 obstacle = Obstacle.REFUSED
-        now = self._now()
-        why = blocked(checkpoint.blocked, obstacle, str(error), now.timestamp())
+        why = blocked(checkpoint.blocked, obstacle, str(error), self._now().timestamp())
         with self._database.write() as session:
-            checkpoints.store_blocked(session, run_id, checkpoint, why, now)
+            checkpoints.store_blocked(session, run_id, checkpoint, why)
         log.warning("run %s: could not verify the checkpoint of step %d: %s", run_id, checkpoint.step, error)
 
     def _damage(self, checkpoint: SavedCheckpoint, is_stopped: Callable[[], bool]) -> Iterator[Damage]:

@@ -162,6 +162,9 @@ def submit(
         int | None,
         typer.Option(help="Delete older checkpoints, but never the newest or the one that the job would restore from."),
     ] = None,
+    store_patience_seconds: Annotated[
+        int | None, typer.Option(help="Seconds for which the job keeps its nodes while S3 prevents a restore.")
+    ] = None,
     hyperparameter: Annotated[
         list[str] | None, typer.Option(help="name=value for the script; may be repeated.")
     ] = None,
@@ -272,6 +275,7 @@ def submit(
             MaxCount=checkpoint_max_count,
             KeepEverySteps=checkpoint_keep_every_steps,
             MaxAgeInSeconds=checkpoint_max_age_seconds,
+            StorePatienceSeconds=store_patience_seconds,
         )
         or None,
         OutputDataConfig=without_none(S3OutputPath=output_s3_path) or None,

@@ -421,6 +421,27 @@ class FaultCode(StrEnum):
     MEMORY_KILLED = "memory_killed"
 
 
+class Obstacle(StrEnum):
+    """Why a read of S3 or of another service of AWS came to no result.
+
+    - DENIED: the credentials do not permit the read, have expired, or the KMS key is disabled.
+    - NO_CREDENTIALS: the server has no credentials.
+    - THROTTLED: AWS throttles the caller.
+    - NO_ANSWER: a timeout, a lost connection, or a status 5xx.
+    - GARBLED: an answer that does not parse, ends too early, or contradicts another answer.
+    - NO_BUCKET: the bucket does not exist, or holds no object of the run.
+    - REFUSED: AWS rejected the request for another reason.
+    """
+
+    DENIED = "Denied"
+    NO_CREDENTIALS = "NoCredentials"
+    THROTTLED = "Throttled"
+    NO_ANSWER = "NoAnswer"
+    GARBLED = "Garbled"
+    NO_BUCKET = "NoBucket"
+    REFUSED = "Refused"
+
+
 class NodeFault(Message, frozen=True):
     """A fault that an agent reports about its own node or its job, with a code that programs can read."""
 
@@ -441,6 +462,11 @@ class NodeFault(Message, frozen=True):
     """
     xid: int | None = None
     """Number of NVIDIA's Xid error; set only for `gpu_xid`."""
+    obstacle: Obstacle | None = None
+    """Why S3, IAM, KMS or Secrets Manager did not deliver an input of a load. The same load may succeed later.
+
+    None if the fault has another cause, and from older agents.
+    """
     shard: Rank | None = None
     """Rank of the earlier launch whose shard the node could not fetch.
 

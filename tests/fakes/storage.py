@@ -15,7 +15,7 @@ from pathlib import Path
 from everstep.bulk import PART_BYTES, Part, StoredPart, crc64, put_parts
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
+from worker.errors import BucketMissing, CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession, SecretPlace
 from worker.storage.object_store import (
     ObjectReader,
@@ -178,7 +178,7 @@ class MemoryObjectStore:
         try:
             return self.objects[reference.bucket]
         except KeyError:
-            raise ObjectMissing(f"bucket {reference.bucket} does not exist") from None
+            raise BucketMissing(f"bucket {reference.bucket} does not exist") from None
 
     def _described(self, reference: ObjectReference) -> StoredObject:
         data = self.objects[reference.bucket][reference.key]

@@ -179,6 +179,8 @@ export interface CheckpointConfig {
   MaxAgeInSeconds?: number
   /** Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions. 24 unless given. */
   TrashHours?: number
+  /** Seconds for which a job keeps its nodes while S3, IAM or KMS prevents a restore. The default is 1800. Then the job returns its nodes, and restores the same step later. A job keeps its nodes in any case while only their memory has committed steps. */
+  StorePatienceSeconds?: number
 }
 
 /** Checkpoint settings to change. The location of checkpoints cannot change after creation. */
@@ -200,6 +202,8 @@ export interface CheckpointConfigUpdate {
   /** New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age. */
   MaxAgeInSeconds?: number
   TrashHours?: number
+  /** New number of seconds for which the job keeps its nodes while S3, IAM or KMS prevents a restore. */
+  StorePatienceSeconds?: number
 }
 
 /** The progress of the checkpoint that is being uploaded, as the agents last reported it. */
@@ -1926,6 +1930,18 @@ export interface StoppingConditionUpdate {
   MaxCostUsd?: number
 }
 
+/** The wait of a job for S3, IAM or KMS during a restore. */
+export interface StoreWait {
+  /** Why the nodes could not load. */
+  Obstacle: 'Denied' | 'NoCredentials' | 'Throttled' | 'NoAnswer' | 'Garbled' | 'NoBucket' | 'Refused'
+  /** The message of the node that reported the obstacle. */
+  Message: string
+  Since: Timestamp
+  /** Number of failed attempts since then. */
+  AttemptCount: number
+  NextAttemptTime: Timestamp
+}
+
 /** Puts a job under the control of a person. */
 export interface TakeOverTrainingJobRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
@@ -1979,6 +1995,8 @@ export interface TrainingJob {
   Reason: string
   /** The wait for instances that AWS does not launch. Absent if the job waits for none. */
   CapacityWait?: CapacityWait
+  /** The wait for S3, IAM or KMS, which prevent a restore. Absent without such a wait. */
+  StoreWait?: StoreWait
   /** Why the job failed. Absent if the job has not failed. */
   FailureReason?: string
   /** Current problems of the job's nodes and of the service. Conditions inform people. A condition alone does not make Everstep change the job. Empty once the job has ended. */

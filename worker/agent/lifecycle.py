@@ -274,7 +274,9 @@ class Lifecycle:
             self._full_disks.note(error, self._settings.slots if error.code == FaultCode.MEMORY_FULL else None)
             if error.code == FaultCode.DISK_FULL:
                 self._full_disks.note_words(str(error))
-            fault = NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent)
+            fault = NodeFault(
+                code=error.code, message=str(error), is_permanent=error.is_permanent, obstacle=error.obstacle
+            )
             self.faults = (*self.faults, fault)
             self._finish(MemberEvent.LOAD_FAILED)
         finally:

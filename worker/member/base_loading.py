@@ -17,7 +17,7 @@ from functools import partial
 
 from msgspec import structs
 
-from everstep.protocol.agent_messages import FaultCode
+from everstep.protocol.agent_messages import FaultCode, Obstacle
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource, SourceKind
@@ -26,7 +26,7 @@ from worker.core.object_readers import ObjectReaders
 from worker.core.rounds import NONE
 from worker.core.shared_parts import home_of, load_helpers, reading_nodes
 from worker.core.slots import Content
-from worker.errors import CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
+from worker.errors import BucketMissing, CorruptCheckpoint, LoadFailed, NoRoom, ObjectMissing, PeerError, StorageError
 from worker.member.kept_contents import KeptContents
 from worker.member.peer_sessions import PeerSessions
 from worker.member.shared_loads import HelpedLoad
@@ -214,6 +214,7 @@ class BaseLoading:
             LoadFailed: no source delivered the shard. The error contains a code and a message for the user.
         """
         refusals, is_mismatch, has_room = [], True, True
+        obstacle: Obstacle | None = None
         for source in sources:
             begun = time.monotonic()
             before_attempt()
@@ -229,8 +230,11 @@ class BaseLoading:
                         await self._load_s3(rank, source, is_shared=is_followed)
             except (PeerError, StorageError, NoRoom, ProtocolError, TimeoutError) as error:
                 refusals.append(f"{source.kind}{f' {source.node_id}' if source.node_id else ''}: {error}")
-                is_mismatch = is_mismatch and isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing))
+                is_mismatch = is_mismatch and _is_mismatch(error)
                 has_room = has_room and not isinstance(error, NoRoom)
+                if source.kind == "s3":
+                    is_late = isinstance(error, TimeoutError)
+                    obstacle = Obstacle.NO_ANSWER if is_late else getattr(error, "obstacle", None)
                 log.warning("rank %d: step %d was not loaded from %s", rank, source.step, refusals[-1])
                 continue
             log.info(
@@ -245,7 +249,10 @@ class BaseLoading:
             else FaultCode.MEMORY_FULL
         )
         raise LoadFailed(
-            code, f"step {self._plan.base_step} of rank {rank}: " + "; ".join(refusals), is_permanent=False
+            code,
+            f"step {self._plan.base_step} of rank {rank}: " + "; ".join(refusals),
+            is_permanent=False,
+            obstacle=obstacle,
         )
 
     async def regain(self, shard: OwnedShard) -> None:
@@ -342,3 +349,7 @@ class BaseLoading:
             loads=self.loads,
             share_objects=share_objects,
         )
+
+
+def _is_mismatch(error: Exception) -> bool:
+    return isinstance(error, (ShardRejected, CorruptCheckpoint, ObjectMissing)) and not isinstance(error, BucketMissing)

@@ -306,7 +306,11 @@ class Member:
         except StorageError as error:
             words = f"the source archive cannot be fetched: {error}"
             raise LoadFailed.lacking(
-                self.plan.parent, "archive_unavailable", words, is_passing=error.retryable
+                self.plan.parent,
+                "archive_unavailable",
+                words,
+                is_passing=error.retryable,
+                obstacle=error.obstacle,
             ) from error
         except SourceRefused as error:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error

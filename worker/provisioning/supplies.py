@@ -113,7 +113,11 @@ class Supplies:
             return await self._credentials.begin(plan, key)
         except StorageError as error:
             raise LoadFailed.lacking(
-                plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable
+                plan.parent,
+                FaultCode.ROLE_UNAVAILABLE,
+                f"RoleArn: {error}",
+                is_passing=error.retryable,
+                obstacle=error.obstacle,
             ) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
@@ -132,7 +136,11 @@ class Supplies:
                         )
                 except StorageError as error:
                     raise LoadFailed.lacking(
-                        plan.parent, "secret_unavailable", f"Secrets.{variable}: {error}", is_passing=error.retryable
+                        plan.parent,
+                        "secret_unavailable",
+                        f"Secrets.{variable}: {error}",
+                        is_passing=error.retryable,
+                        obstacle=error.obstacle,
                     ) from error
             return values
 
@@ -153,11 +161,19 @@ class Supplies:
             found = await in_thread(fetch)
         except InputRefused as error:
             raise LoadFailed.lacking(
-                plan.parent, "input_unavailable", str(error), is_passing=error.is_passing
+                plan.parent,
+                "input_unavailable",
+                str(error),
+                is_passing=error.is_passing,
+                obstacle=error.obstacle,
             ) from error
         except StorageError as error:
             raise LoadFailed.lacking(
-                plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", is_passing=error.retryable
+                plan.parent,
+                FaultCode.ROLE_UNAVAILABLE,
+                f"RoleArn: {error}",
+                is_passing=error.retryable,
+                obstacle=error.obstacle,
             ) from error
         paths = {name: str(path) for name, path in found.items()}
         return {

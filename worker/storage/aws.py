@@ -38,6 +38,7 @@ from botocore.parsers import ResponseParserError
 
 from everstep.protocol.loopback import is_loopback
 from worker.errors import (
+    BucketMissing,
     ForbiddenEndpoint,
     ObjectChanged,
     ObjectMissing,
@@ -61,7 +62,6 @@ _METADATA_ATTEMPTS = 3
 _MISSING = frozenset(
     {
         "NoSuchKey",
-        "NoSuchBucket",
         "404",
         "NotFound",
         "ResourceNotFoundException",
@@ -370,6 +370,8 @@ def aws_errors(what: str) -> Iterator[None]:
 
 
 def _kind(code: str, status: int) -> type[StorageError]:
+    if code == "NoSuchBucket":
+        return BucketMissing
     if code in _MISSING:
         return ObjectMissing
     if code in _CHANGED:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic.alias_generators import to_pascal
 from pydantic_core import InitErrorDetails
 
+from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import NAME_PATTERN
 
 MAX_NODE_COUNT = 4096
@@ -24,6 +25,7 @@ MIN_COST_USD = 0.01
 MIN_CHECKPOINT_AGE_SECONDS = 60
 MAX_TRASH_HOURS = 366 * 24
 MIN_CHECKPOINT_OVERHEAD = 0.0001
+MAX_STORE_PATIENCE_SECONDS = 7 * 86_400
 MAX_PRIORITY = 1_000
 MAX_PRICE_USD_PER_HOUR = 10_000
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
@@ -103,6 +105,19 @@ class CapacityWait(Shape):
     """
     next_attempt_time: datetime
     """When Everstep next attempts to launch the instances. A time in the past means that the attempt is due."""
+
+
+class StoreWait(Shape):
+    """The wait of a job for S3, IAM or KMS during a restore."""
+
+    obstacle: Obstacle
+    """Why the nodes could not load."""
+    message: str
+    """The message of the node that reported the obstacle."""
+    since: datetime
+    attempt_count: int
+    """Number of failed attempts since then."""
+    next_attempt_time: datetime
 
 
 class SentObject(dict[str, Any]):

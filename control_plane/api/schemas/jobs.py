@@ -16,6 +16,7 @@ from control_plane.api.schemas.common import (
     MAX_PRIORITY,
     MAX_RANKS_PER_NODE,
     MAX_RUNTIME_SECONDS,
+    MAX_STORE_PATIENCE_SECONDS,
     MAX_TRASH_HOURS,
     MAX_WHOLE_NUMBER,
     MIN_CHECKPOINT_AGE_SECONDS,
@@ -35,6 +36,7 @@ from control_plane.api.schemas.common import (
     Sha256,
     Shape,
     ShortText,
+    StoreWait,
     Tags,
     Value,
     VariableName,
@@ -156,6 +158,12 @@ class CheckpointConfig(Request):
     """Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it.
 
     The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions.
+    """
+    store_patience_seconds: int | None = Field(default=None, ge=0, le=MAX_STORE_PATIENCE_SECONDS)
+    """Seconds for which a job keeps its nodes while S3, IAM or KMS prevents a restore. The default is 1800.
+
+    Then the job returns its nodes, and restores the same step later. A job keeps its nodes in any case while only their
+    memory has committed steps.
     """
 
 
@@ -589,6 +597,8 @@ class TrainingJob(Shape):
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     capacity_wait: CapacityWait | None
     """The wait for instances that AWS does not launch. Absent if the job waits for none."""
+    store_wait: StoreWait | None
+    """The wait for S3, IAM or KMS, which prevent a restore. Absent without such a wait."""
     failure_reason: str | None
     """Why the job failed. Absent if the job has not failed."""
     conditions: list[Condition]

@@ -11,6 +11,7 @@ from control_plane.api.schemas.common import (
     MAX_NODE_COUNT,
     MAX_PRIORITY,
     MAX_RUNTIME_SECONDS,
+    MAX_STORE_PATIENCE_SECONDS,
     MAX_TRASH_HOURS,
     MAX_WHOLE_NUMBER,
     Request,
@@ -49,6 +50,8 @@ class CheckpointConfigUpdate(Request):
     max_age_in_seconds: int | None = Field(default=None, ge=0, le=3_660 * 86_400)
     """New age in seconds at which checkpoints are deleted, at least 60. 0 disables deletion by age."""
     trash_hours: int | None = Field(default=None, ge=0, le=MAX_TRASH_HOURS)
+    store_patience_seconds: int | None = Field(default=None, ge=0, le=MAX_STORE_PATIENCE_SECONDS)
+    """New number of seconds for which the job keeps its nodes while S3, IAM or KMS prevents a restore."""
 
 
 class ElasticConfigUpdate(Request):

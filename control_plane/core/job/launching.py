@@ -90,5 +90,5 @@ def _move_to_starting(view: JobView, reason: str) -> Decision:
         used = [source for report in view.reports.values() for source in report.restored_from]
         farthest = reduce(recovery.farther, used, incident.restore_source)
         incident = replace(incident, restore_source=farthest, rank_sources=incidents.runs_of(used))
-    loaded = replace(view, record=replace(record, incident=incident))
+    loaded = replace(view, record=replace(record, incident=incident, store_wait=None))
     return change_state(loaded, JobEvent.LOADED, reason)

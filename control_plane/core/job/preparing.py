@@ -20,6 +20,7 @@ from control_plane.core.job.roster import (
 )
 from control_plane.core.job.ruling import with_ruling
 from control_plane.core.job.sources import step_left_in_s3
+from control_plane.core.job.store_wait import await_store, release
 from control_plane.core.job.view import (
     JobView,
     waiting_words,
@@ -71,7 +72,7 @@ def prepare(view: JobView) -> Decision:
     if gives_up:
         return end_job(view, JobEvent.GAVE_UP, gives_up)
     if roll.is_complete:
-        return _store_plan(view, roll)
+        return await_store(view, roll) or _store_plan(view, roll)
     view = with_vacancy(view, roll)
     if (smaller := shrink(view, roll)) is not None:
         return smaller
@@ -125,21 +126,7 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
         return None
     source = f"from the checkpoint of step {left}" if left > 0 else "from its beginning: there is no checkpoint"
     cost = f"; {lost} committed steps were only in the memory of its nodes and are repeated" if lost else ""
-    words = f"paused while it waited for a node, ResumeTrainingJob resumes it {source}{cost}"
-    incident = record.incident
-    if incident is not None:
-        incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=words)
-    free = with_record(
-        view,
-        asked=(),
-        silences=(),
-        impairments=(),
-        moves=(),
-        no_pause_before=None,
-        incident=incident,
-        committed=min(record.committed, left),
-    )
-    return change_state(free, JobEvent.PAUSED, words)
+    return release(view, left, f"paused while it waited for a node, ResumeTrainingJob resumes it {source}{cost}")
 
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from control_plane.core import accounting, breakers, drills, faults, incidents, launch, moves, witnesses
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.incidents import Fault
+from control_plane.core.job import store_wait
 from control_plane.core.job.losses import (
     decision_words,
     exclusions_with,
@@ -60,8 +61,10 @@ def start_new_generation(
     is_own_making = all(
         fault.cause.is_planned or fault.cause in (Cause.RANK_EXIT, Cause.HANG, Cause.LOAD_FAILED) for fault in found
     )
-    # Failed reads have their own end: the source is refused, or the reader leaves the job (`core.witnesses`).
-    is_read = bool(failed) and all(fault.cause is Cause.LOAD_FAILED for fault in found)
+    # Failed reads have their own end: the source is refused, or the reader leaves the job (`core.witnesses`). A store
+    # that is out of reach has the job's patience.
+    is_read = bool(failed or faults.blocked_loads(plan, view.reports))
+    is_read = is_read and all(fault.cause is Cause.LOAD_FAILED for fault in found)
     record = replace(
         record,
         issued_generation=issued,
@@ -74,6 +77,7 @@ def start_new_generation(
         max_boundary=max(record.max_boundary, reached),
         failures=breakers.remembered(record.failures, failure if is_own_making and not is_read else None, view.spec),
         failed_reads=reads,
+        store_wait=store_wait.after_loads(view),
     )
     halts = tuple(
         halt(view, node.node_id, plan.generation, found[0].evidence)

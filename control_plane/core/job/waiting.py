@@ -130,5 +130,6 @@ def _paused_words(view: JobView) -> str:
 def _queue_words(view: JobView) -> str:
     not_before = view.record.not_before
     if not_before is not None and view.now < not_before:
-        return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: its nodes did not come"
+        why = "its nodes did not come" if view.record.store_wait is None else "a store was out of reach"
+        return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: {why}"
     return view.seen.queue_words

@@ -20,6 +20,7 @@ from control_plane.core.observed.steps import (
 )
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy
+from control_plane.core.verification import Blocked
 from everstep.protocol.agent_messages import CheckpointPace
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
@@ -36,6 +37,9 @@ DEFAULT_PATIENCE_SECONDS = 60
 
 A spare joins in less time. A new instance usually needs more time.
 """
+
+DEFAULT_STORE_PATIENCE_SECONDS = 1800
+"""Default of `JobSettings.store_patience_seconds`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,8 @@ class JobSettings:
     third_slot: bool = False
     checkpoint_max_uploads: int = 1
     """Maximum number of checkpoints that nodes upload at once. Each upload occupies one memory slot per shard."""
+    store_patience_seconds: int = DEFAULT_STORE_PATIENCE_SECONDS
+    """Seconds for which the job keeps its nodes while S3, IAM or KMS prevents a restore."""
     max_runtime_seconds: int | None = None
     max_pending_seconds: int | None = None
     max_cost_usd: float | None = None
@@ -416,6 +422,8 @@ class Memo:
     """
     capacity_wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None if the job lacks no node or no launch has failed."""
+    store_wait: Blocked | None = None
+    """Why S3, IAM or KMS prevents the restore, and since when. None once the nodes have loaded."""
     growth: Growth | None = None
     """Ready nodes by which the running job can grow. None without such nodes."""
     gang_attempts: int = 0

@@ -190,6 +190,16 @@ def test_a_limit_can_be_given_and_taken_back_later(service, client, make):
     assert "MaxAgeInSeconds" not in client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]
 
 
+@pytest.mark.covers(
+    "CreateTrainingJob.CheckpointConfig.StorePatienceSeconds", "UpdateTrainingJob.CheckpointConfig.StorePatienceSeconds"
+)
+def test_the_patience_with_a_store_is_shown_unless_it_is_the_default(service, client, make):
+    make(StorePatienceSeconds=60)
+    assert client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]["StorePatienceSeconds"] == 60
+    client.update_training_job(TrainingJobName="gpt", CheckpointConfig={"StorePatienceSeconds": 1800})
+    assert "StorePatienceSeconds" not in client.describe_training_job(TrainingJobName="gpt")["CheckpointConfig"]
+
+
 @pytest.mark.parametrize("after", ["nothing", "the manifest"])
 def test_a_server_that_dies_while_deleting_leaves_it_to_the_next_one(service, client, make, after, monkeypatch):
     job = make(MaxCount=1)

@@ -13,10 +13,11 @@ import pytest
 
 from control_plane.cloud import errors
 from control_plane.cloud.errors import CloudError
-from control_plane.core.verification import LONGEST_PAUSE_SECONDS, Obstacle
+from control_plane.core.verification import LONGEST_PAUSE_SECONDS
 from control_plane.db import checkpoints, jobs
 from control_plane.loop.checkpoint_keeper import restorable
 from control_plane.loop.verifier import Verifier
+from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET
 from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, keys, make, steps  # noqa: F401

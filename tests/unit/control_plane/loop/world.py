@@ -49,6 +49,7 @@ from everstep.protocol.agent_messages import (
     NodeFault,
     NodeNotice,
     NoticeKind,
+    Obstacle,
     PageCommit,
     Prepare,
     RankExit,
@@ -145,6 +146,7 @@ class Agent:
     restored_from: tuple[SourceKind, ...] = ()
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
+    load_obstacle: Obstacle | None = None
     is_told_to_stop: bool = False
     is_deaf: bool = False
     """True if the control connection is cut. The agent still runs, but receives and sends no messages."""
@@ -408,7 +410,12 @@ class Agent:
                 self.phase = MemberPhase.LOAD_FAILED if not self.fetch(plan) else MemberPhase.LOADED
                 if self.phase is MemberPhase.LOAD_FAILED:
                     self.faults = (
-                        NodeFault(code=self.load_fault, message="a source failed verification", is_permanent=False),
+                        NodeFault(
+                            code=self.load_fault,
+                            message="a source failed verification",
+                            is_permanent=False,
+                            obstacle=self.load_obstacle,
+                        ),
                     )
             case Start(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:

@@ -1,0 +1,94 @@
+"""A restore that S3, IAM or KMS prevents: the job waits, keeps its nodes, and tries again until its patience ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from control_plane.core import faults, incidents, launch
+from control_plane.core.actions import Decision
+from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, stay
+from control_plane.core.job.sources import step_left_in_s3
+from control_plane.core.job.view import JobView, with_record
+from control_plane.core.states import IncidentEvent, JobEvent
+from control_plane.core.verification import Blocked, blocked
+from everstep.protocol.agent_messages import Obstacle
+from everstep.protocol.ids import Step
+
+LONGEST_PAUSE_SECONDS = 10.0
+"""Longest pause between two attempts to load while the store is out of reach. A short pause resumes training soon."""
+STAND_ASIDE_SECONDS = 600.0
+"""Time for which a job without patience left stays in the queue before its next attempt."""
+OBSTACLES = {
+    Obstacle.DENIED: "a store denies access",
+    Obstacle.NO_CREDENTIALS: "there are no AWS credentials",
+    Obstacle.THROTTLED: "a store throttles the nodes",
+    Obstacle.NO_ANSWER: "a store does not answer",
+    Obstacle.GARBLED: "a store's answers cannot be read",
+    Obstacle.NO_BUCKET: "a bucket does not exist",
+    Obstacle.REFUSED: "a store rejects the request",
+}
+
+
+def after_loads(view: JobView) -> Blocked | None:
+    """Return the job's wait for a store after the loads of its newest generation, or None without such a wait.
+
+    A load that failed for another reason ends the wait.
+    """
+    before, plan = view.record.store_wait, view.plan
+    found = faults.blocked_loads(plan, view.reports)
+    if found:
+        fault = found[0][1]
+        words = f"{found[0][0]}: {fault.message}"
+        obstacle = fault.obstacle or Obstacle.NO_ANSWER
+        return blocked(before, obstacle, words, view.now, longest_seconds=LONGEST_PAUSE_SECONDS)
+    return None if faults.of_loads(plan, view.reports, view.now) else before
+
+
+def await_store(view: JobView, roll: launch.Roll) -> Decision | None:
+    """Keep a prepared job from its next attempt to load until this attempt is due. None: the attempt is due.
+
+    If the patience ends, or a pause is requested, the job releases its nodes. It keeps the nodes while only their
+    memory has committed steps.
+    """
+    wait, record = view.record.store_wait, view.record
+    if wait is None or view.now >= wait.next_attempt_at:
+        return None
+    left, lost = step_left_in_s3(view, roll)
+    until = wait.since + view.spec.store_patience_seconds
+    why = f"{OBSTACLES[wait.obstacle]} since {_clock(wait.since)} ({wait.detail})"
+    if not lost and record.pause_requested_at is not None:
+        words = f"paused while it waited: {why}; ResumeTrainingJob resumes it"
+        return release(with_record(view, store_wait=None), left, words)
+    if not lost and view.now >= until:
+        aside = with_record(view, not_before=view.now + STAND_ASIDE_SECONDS)
+        words = f"gives its nodes back, because {why}; it queues again in {STAND_ASIDE_SECONDS / 60:g} minutes"
+        return release(aside, left, f"{words} and restores step {left}")
+    kept = (
+        "keeps its nodes, because only their memory has the newest step"
+        if lost
+        else f"keeps its nodes until {_clock(until)}"
+    )
+    return stay(view, f"waits: {why}; tries again at {_clock(wait.next_attempt_at)}; {kept}", requeue=LAUNCH_SECONDS)
+
+
+def release(view: JobView, left: Step, words: str) -> Decision:
+    """Return a prepared job to the queue without its nodes. `left` is the step that S3 can restore."""
+    incident = view.record.incident
+    if incident is not None:
+        incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=words)
+    free = with_record(
+        view,
+        asked=(),
+        silences=(),
+        impairments=(),
+        moves=(),
+        no_pause_before=None,
+        incident=incident,
+        committed=min(view.record.committed, left),
+    )
+    return change_state(free, JobEvent.PAUSED, words)
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
