@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.accounts.postmortem import Stack, TimelineEntry, WrittenNote, markdown
-from tests.unit.control_plane.core.test_incident_accounts import RECOVERED
-from tests.unit.control_plane.core.test_postmortem import WHOLE
+from tests.unit.control_plane.accounts.test_incidents import RECOVERED
+from tests.unit.control_plane.accounts.test_postmortem import WHOLE
 
 LENGTHS = st.lists(st.floats(0, 1e5, allow_nan=False), min_size=4, max_size=4)
 TOKENS = ("```", "~~~", "# ", "> ", "---", "===", "| a |", "1. ", "1) ", "- ", "*", "<b>", "\x1b[31m", "\n", " ", "a")
