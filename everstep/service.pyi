@@ -1053,6 +1053,23 @@ class Reliability(TypedDict):
     IncidentCostUsd: NotRequired[float]
     """Total cost of the incidents: the CostUsd of all incidents, added up. Absent if the fleet has no price."""
 
+class RepeatChoice(TypedDict):
+    """The choice for which a job waits: repeat much training (AcceptLoss), or wait for nodes that may return."""
+    BaseStep: int
+    """The newest step that every rank can restore now. 0: the script's own initial state."""
+    NewestStep: int
+    """The newest committed step, which is out of reach."""
+    RepeatedSeconds: NotRequired[float]
+    """Training time from BaseStep to NewestStep. Absent if it is unknown."""
+    StartTime: datetime
+    """When the job began to wait for this choice."""
+    EndedNodeIds: list[str]
+    """Nodes of the last launch whose instances have ended, as AWS reports."""
+    SilentNodeIds: list[str]
+    """Nodes of the last launch whose agents are silent. Their memory may still hold NewestStep."""
+    DamagedSteps: list[int]
+    """Newer checkpoints that are damaged."""
+
 class Report(TypedDict):
     """Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the current price of each fleet."""
     StartTime: datetime
@@ -1128,9 +1145,13 @@ class ReportIncidents(TypedDict):
     """Cost of the jobs' nodes during the recoveries, for the part of each recovery inside the time range. Absent if no fleet has a price."""
 
 class RetryStrategy(TypedDict):
-    """Limits after which Everstep stops retrying a failing job."""
+    """Limits after which Everstep stops retrying a failing job, or asks a person first."""
     MaxAttempts: NotRequired[int]
     """Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails. 3 unless given."""
+    MaxRepeatedMinutes: NotRequired[int]
+    """Longest training time, in minutes, that the job repeats without a person's consent. If the newest step that the job can restore lies further before its newest committed step, the job holds its nodes and waits for AcceptLoss, or until a lost node returns. 30 unless given."""
+    OnTotalLoss: NotRequired[Literal["Wait", "Restart"]]
+    """Restart: the job never waits for AcceptLoss, and continues from the newest step that it can restore, or step 0. "Wait" unless given."""
 
 class S3DataSource(TypedDict):
     """Input objects in S3."""
@@ -1274,6 +1295,8 @@ class TrainingJob(TypedDict):
     """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end."""
     Reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
+    RepeatChoice: NotRequired[RepeatChoice]
+    """Absent unless the job waits for AcceptLoss."""
     CapacityWait: NotRequired[CapacityWait]
     """The wait for instances that AWS does not launch. Absent if the job waits for none."""
     StoreWait: NotRequired[StoreWait]
@@ -1640,6 +1663,8 @@ class EverstepClient(Protocol):
     exceptions: Exceptions
     def close(self) -> None: ...
     def can_paginate(self, operation_name: str) -> bool: ...
+    def accept_loss(self, *, TrainingJobName: str, FromStep: int) -> TrainingJobSummary:
+        """Let a job that waits for a decision (RepeatChoice) continue from FromStep, and repeat the training since then. The consent is valid for this recovery and for FromStep or a later step. Repeated calls change nothing. Raises ConflictException if the job waits for no decision, or can now restore another step than FromStep."""
     def acknowledge_incident(self, *, IncidentId: str, Note: str = ...) -> Incident:
         """Confirm that a person has seen an incident, with a note. The acknowledgement does not affect the recovery. The service stores only the first acknowledgement."""
     def batch_get_loss_curves(self, *, RunIds: str, MaxPoints: int = ...) -> BatchGetLossCurvesResponse:

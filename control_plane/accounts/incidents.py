@@ -22,6 +22,7 @@ from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.steps import HolderState, RepeatChoice
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
@@ -131,6 +132,8 @@ class Account:
     cost_usd: float | None = None
     wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
+    repeat: RepeatChoice | None = None
+    """The choice for which the job waits (`core.repeats`). None for a closed incident, and without such a choice."""
     is_long_wait: bool = False
     """Whether Everstep asks a person about the wait, because the next attempt is far away (`core.capacity.is_long`)."""
     instance_type: str = ""
@@ -269,7 +272,7 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
             return (
                 Action(Urgency.NOW, "Hand the job back, and Everstep recovers it.", f"everstep jobs hand-back {name}"),
             )
-        return tuple(_of_a_wait(account))
+        return (*_of_a_repeat(account), *_of_a_wait(account))
     if account.outcome is IncidentOutcome.JOB_FAILED:
         start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
         wrong = "the cause" if account.script_error is None else "the script or its data"
@@ -281,6 +284,20 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
     if account.outcome is IncidentOutcome.JOB_PAUSED:
         return (Action(Urgency.OPTIONAL, "Resume the job if it is still paused.", f"everstep jobs resume {name}"),)
     return ()
+
+
+def _of_a_repeat(account: Account) -> Iterable[Action]:
+    """Yield the consent for which a job waits before it repeats much training."""
+    if (choice := account.repeat) is None:
+        return
+    count = choice.newest_step - choice.base_step
+    cost = "" if choice.seconds is None else f", about {choice.seconds / 60:.0f} minutes of training"
+    start = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step:,}"
+    lost = "AWS reports that every node of the job has ended. " if choice.is_total else ""
+    silent = [each.node_id for each in choice.holders if each.state is HolderState.SILENT]
+    wait = f", or restore the connection of {listed(silent)}" if silent else ""
+    words = f"{lost}Let the job repeat {count:,} steps{cost} from {start}{wait}."
+    yield Action(Urgency.NOW, words, f"everstep jobs accept-loss {account.job_name} --from-step {choice.base_step}")
 
 
 def _of_a_wait(account: Account) -> Iterable[Action]:

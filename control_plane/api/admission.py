@@ -16,7 +16,7 @@ from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
 from control_plane.core import elastic, parity, strategies
 from control_plane.core.checkpoints import contradictions
-from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS
+from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, OnTotalLoss
 from control_plane.core.strategies import Strategy
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, SavedJobSpec
@@ -144,6 +144,8 @@ def admit(
         max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
         max_cost_usd=request.stopping_condition.max_cost_usd,
         max_attempts=request.retry_strategy.max_attempts,
+        max_repeated_minutes=request.retry_strategy.max_repeated_minutes,
+        on_total_loss=OnTotalLoss(request.retry_strategy.on_total_loss),
         min_node_count=request.elastic_config.min_node_count,
         max_node_count=request.elastic_config.max_node_count,
         patience_seconds=request.elastic_config.patience_in_seconds,

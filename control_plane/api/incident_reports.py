@@ -33,7 +33,7 @@ from control_plane.db.incidents import IncidentFilter, JobOfIncident, SavedIncid
 from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
-from control_plane.loop.records import capacity_wait_of, job_record, prefix_of
+from control_plane.loop.records import capacity_wait_of, job_record, prefix_of, repeat_choice_of
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
@@ -136,6 +136,7 @@ def account(session: Session, record: SavedIncident, now: datetime) -> Account:
         closed_at=_unix(record.closed_at),
         cost_usd=cost_usd(session, record, now),
         wait=wait,
+        repeat=repeat_choice_of(job) if record.closed_at is None else None,
         is_long_wait=wait is not None and capacity.is_long(wait, now.timestamp()),
         instance_type="" if fleet is None else fleet.instance_type,
         availability_zone="" if fleet is None else fleet.availability_zone,

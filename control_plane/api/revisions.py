@@ -26,6 +26,7 @@ from control_plane.api.schemas.common import (
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
 from control_plane.core import elastic, parity, slot_memory, strategies
 from control_plane.core.checkpoints import contradictions
+from control_plane.core.observed.jobs import OnTotalLoss
 from control_plane.core.states import JobState
 from control_plane.db.jobs import SavedJob, SavedJobSpec
 from control_plane.db.revisions import Change
@@ -117,8 +118,13 @@ def revised(request: UpdateTrainingJobRequest, job: SavedJob, around: Surroundin
 def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
     if request.preemptible is not None:
         yield _Wish("Preemptible", "preemptible", request.preemptible)
-    if (retry := request.retry_strategy) is not None and "max_attempts" in retry.model_fields_set:
-        yield _Wish("RetryStrategy.MaxAttempts", "max_attempts", retry.max_attempts)
+    if (retry := request.retry_strategy) is not None:
+        if "max_attempts" in retry.model_fields_set:
+            yield _Wish("RetryStrategy.MaxAttempts", "max_attempts", retry.max_attempts)
+        if "max_repeated_minutes" in retry.model_fields_set:
+            yield _Wish("RetryStrategy.MaxRepeatedMinutes", "max_repeated_minutes", retry.max_repeated_minutes)
+        if "on_total_loss" in retry.model_fields_set:
+            yield _Wish("RetryStrategy.OnTotalLoss", "on_total_loss", OnTotalLoss(retry.on_total_loss))
     if (limits := request.stopping_condition) is not None:
         named = (
             ("MaxRuntimeInSeconds", "max_runtime_seconds", limits.max_runtime_in_seconds),

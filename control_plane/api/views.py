@@ -53,6 +53,7 @@ from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, CapacityWait
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.observed.spans import Span
+from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
 from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import (
@@ -398,6 +399,7 @@ def job(
         secondary_status_transitions=status_transitions(job),
         final_checkpoint_step=_shown_final_checkpoint(job),
         reason=reason_of(job, now),
+        repeat_choice=_repeat_choice(job),
         capacity_wait=wait,
         store_wait=store_wait(records.store_wait_of(job)),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
@@ -438,7 +440,11 @@ def job(
             max_pending_time_in_seconds=spec.max_pending_seconds,
             max_cost_usd=spec.max_cost_usd,
         ),
-        retry_strategy=jobs_schemas.RetryStrategy(max_attempts=spec.max_attempts),
+        retry_strategy=jobs_schemas.RetryStrategy(
+            max_attempts=spec.max_attempts,
+            max_repeated_minutes=spec.max_repeated_minutes,
+            on_total_loss=spec.on_total_loss.value,
+        ),
         elastic_config=jobs_schemas.ElasticConfig(
             min_node_count=spec.least_node_count,
             max_node_count=spec.most_node_count,
@@ -794,6 +800,21 @@ def incident(
         acknowledgement=record.acknowledgement or None,
         owner=record.owner or None,
         **described,
+    )
+
+
+def _repeat_choice(job: SavedJob) -> jobs_schemas.RepeatChoice | None:
+    choice = records.repeat_choice_of(job)
+    if choice is None:
+        return None
+    return jobs_schemas.RepeatChoice(
+        base_step=choice.base_step,
+        newest_step=choice.newest_step,
+        repeated_seconds=choice.seconds,
+        start_time=records.at(choice.since),
+        ended_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.ENDED],
+        silent_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.SILENT],
+        damaged_steps=[*choice.wrong_steps],
     )
 
 

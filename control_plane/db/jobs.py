@@ -140,6 +140,8 @@ class SavedJob:
     checkpoint_wanted_at: datetime | None
     taken_over_at: datetime | None
     taken_over_by: str
+    accepted_step: int
+    accepted_after: int
     created_at: datetime
     modified_at: datetime
     started_at: datetime | None
@@ -604,6 +606,12 @@ def hand_back(session: Session, run_id: str) -> bool:
     """End a person's takeover of a job. Return False, and change nothing, if Everstep already controls the job."""
     query = update(JobRow).where(JobRow.run_id == run_id, JobRow.taken_over_at.is_not(None))
     return bool(changed_rows(session.execute(query.values(taken_over_at=None, taken_over_by=""))))
+
+
+def accept_loss(session: Session, run_id: str, *, step: int, after: int, now: datetime) -> None:
+    """Record a person's consent that the job continues from a step, after the end of generation `after`."""
+    query = update(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_(None))
+    session.execute(query.values(accepted_step=step, accepted_after=after, modified_at=now))
 
 
 def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:

@@ -443,6 +443,10 @@ class JobRow(Base):
     taken_over_at: Mapped[datetime | None]
     """When a user took control of the job (TakeOverTrainingJob). None if Everstep controls the job."""
     taken_over_by: Mapped[str] = mapped_column(default="")
+    accepted_step: Mapped[int] = mapped_column(default=-1, server_default="-1")
+    """The oldest step from which a person lets the job continue (AcceptLoss). -1 without a consent."""
+    accepted_after: Mapped[int] = mapped_column(default=0, server_default="0")
+    """Number of the generation after whose end the consent is valid."""
     created_at: Mapped[datetime]
     modified_at: Mapped[datetime]
     """When the job entered its state, or a user last changed its settings or requests."""

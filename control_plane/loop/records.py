@@ -34,6 +34,7 @@ from control_plane.core.observed.steps import (
     CheckpointRecord,
     CheckpointUpload,
     GenerationRecord,
+    RepeatChoice,
     initial_generation,
 )
 from control_plane.core.states import INCIDENT_PHASES, RUNNING_JOBS, JobState, NodeState
@@ -164,6 +165,12 @@ def store_wait_of(job: jobs.SavedJob) -> Blocked | None:
     """Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
     stored = None if job.ended_at is not None else job.memo.get("store_wait")
     return None if stored is None else msgspec.convert(stored, Blocked)
+
+
+def repeat_choice_of(job: jobs.SavedJob) -> RepeatChoice | None:
+    """Return the choice for which a job waits, or None if it waits for none or has ended."""
+    stored = None if job.ended_at is not None else job.memo.get("repeat")
+    return None if stored is None else msgspec.convert(stored, RepeatChoice)
 
 
 def generation_node_count(job: jobs.SavedJob) -> int:

@@ -685,6 +685,17 @@ def hand_back(service: Service, name: JobName) -> Shown:
     return Shown(job, f"Everstep manages {name} again")
 
 
+@command(app, "accept-loss")
+def accept_loss(
+    service: Service,
+    name: JobName,
+    from_step: Annotated[int, typer.Option(min=0, help="Step from which the job repeats its training.")],
+) -> Shown:
+    """Let a job that waits for a decision continue from an older step, and repeat the training since then."""
+    job = service.accept_loss(TrainingJobName=name, FromStep=from_step)
+    return Shown(job, f"{name} continues from step {from_step}", f"next: everstep jobs describe {name}")
+
+
 def _facts(job: Json) -> list[tuple[str, object]]:
     stopping = job["StoppingCondition"]
     cost = job.get("CostUsd")

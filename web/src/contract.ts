@@ -14,6 +14,14 @@ export interface ErrorResponse {
   Fields: FieldError[]
 }
 
+/** Lets a job repeat training from a step. */
+export interface AcceptLossRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+  /** The BaseStep of the job's RepeatChoice. */
+  FromStep: number
+}
+
 /** Confirms that a person has seen an incident. */
 export interface AcknowledgeIncidentRequest {
   IncidentId: string
@@ -1692,6 +1700,24 @@ export interface Reliability {
   IncidentCostUsd?: number
 }
 
+/** The choice for which a job waits: repeat much training (AcceptLoss), or wait for nodes that may return. */
+export interface RepeatChoice {
+  /** The newest step that every rank can restore now. 0: the script's own initial state. */
+  BaseStep: number
+  /** The newest committed step, which is out of reach. */
+  NewestStep: number
+  /** Training time from BaseStep to NewestStep. Absent if it is unknown. */
+  RepeatedSeconds?: number
+  /** When the job began to wait for this choice. */
+  StartTime: Timestamp
+  /** Nodes of the last launch whose instances have ended, as AWS reports. */
+  EndedNodeIds: string[]
+  /** Nodes of the last launch whose agents are silent. Their memory may still hold NewestStep. */
+  SilentNodeIds: string[]
+  /** Newer checkpoints that are damaged. */
+  DamagedSteps: number[]
+}
+
 /** Terminates a node's instance, so that another instance replaces it. */
 export interface ReplaceNodeRequest {
   NodeId: string
@@ -1789,10 +1815,14 @@ export interface ResumeTrainingJobRequest {
   TrainingJobName: string
 }
 
-/** Limits after which Everstep stops retrying a failing job. */
+/** Limits after which Everstep stops retrying a failing job, or asks a person first. */
 export interface RetryStrategy {
   /** Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails. 3 unless given. */
   MaxAttempts?: number
+  /** Longest training time, in minutes, that the job repeats without a person's consent. If the newest step that the job can restore lies further before its newest committed step, the job holds its nodes and waits for AcceptLoss, or until a lost node returns. 30 unless given. */
+  MaxRepeatedMinutes?: number
+  /** Restart: the job never waits for AcceptLoss, and continues from the newest step that it can restore, or step 0. "Wait" unless given. */
+  OnTotalLoss?: 'Wait' | 'Restart'
 }
 
 export interface RevokeTokenRequest {
@@ -1993,6 +2023,8 @@ export interface TrainingJob {
   FinalCheckpointStep?: number
   /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
   Reason: string
+  /** Absent unless the job waits for AcceptLoss. */
+  RepeatChoice?: RepeatChoice
   /** The wait for instances that AWS does not launch. Absent if the job waits for none. */
   CapacityWait?: CapacityWait
   /** The wait for S3, IAM or KMS, which prevent a restore. Absent without such a wait. */
@@ -2275,6 +2307,7 @@ export interface VerifyCheckpointRequest {
 
 /** Types of the request and the response of each operation. */
 export interface Operations {
+  AcceptLoss: { request: AcceptLossRequest; response: TrainingJobSummary }
   AcknowledgeIncident: { request: AcknowledgeIncidentRequest; response: Incident }
   BatchGetLossCurves: { request: BatchGetLossCurvesRequest; response: BatchGetLossCurvesResponse }
   CompleteSource: { request: CompleteSourceRequest; response: PutSourceResponse }
@@ -2360,6 +2393,7 @@ export interface Operations {
 
 /** HTTP method, path and query parameters of each operation. The body contains the request's other fields. */
 export const operations = {
+  AcceptLoss: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/accept-loss', query: [] },
   AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [] },
   BatchGetLossCurves: { method: 'GET', path: '/v1/loss-curves', query: ['RunIds', 'MaxPoints'] },
   CompleteSource: { method: 'POST', path: '/v1/sources/{SourceId}/completion', query: [] },

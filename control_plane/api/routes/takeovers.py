@@ -1,4 +1,4 @@
-"""TakeOverTrainingJob and HandBackTrainingJob. While a person controls a job, Everstep only observes the job."""
+"""Operations by which a person decides about a job: TakeOverTrainingJob, HandBackTrainingJob and AcceptLoss."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState
 from control_plane.db import events, jobs
+from control_plane.loop import records
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -55,5 +56,37 @@ def hand_back_training_job(
             kind = "TrainingJobHandedBack"
             events.append_for_job(session, before, kind, message, now)
         job = jobs.get_run(session, before.run_id)
+    services.wake()
+    return views.job_summary(job, now)
+
+
+@router.post("/{TrainingJobName}/accept-loss", operation_id="AcceptLoss", status_code=202)
+def accept_loss(
+    training_job_name: TrainingJobNamePath,
+    request: jobs_schemas.AcceptLossRequest,
+    caller: User,
+    services: ServicesDep,
+) -> jobs_schemas.TrainingJobSummary:
+    """Let a job that waits for a decision (RepeatChoice) continue from FromStep, and repeat the training since then.
+
+    The consent is valid for this recovery and for FromStep or a later step. Repeated calls change nothing. Raises
+    ConflictException if the job waits for no decision, or can now restore another step than FromStep.
+    """
+    now = services.now()
+    with services.database.write() as session:
+        job = find_job(session, training_job_name, caller)
+        choice = records.repeat_choice_of(job)
+        if choice is None and (job.accepted_step != request.from_step or job.ended_at is not None):
+            raise InUse(f"The training job {job.name!r} waits for no decision about lost training.")
+        if choice is not None and choice.base_step != request.from_step:
+            raise InUse(
+                f"The training job {job.name!r} can now restore step {choice.base_step}, not step "
+                f"{request.from_step}. Read its RepeatChoice again."
+            )
+        if choice is not None and (job.accepted_step, job.accepted_after) != (request.from_step, choice.after):
+            jobs.accept_loss(session, job.run_id, step=request.from_step, after=choice.after, now=now)
+            message = f"{caller.name} lets {job.name} continue from step {request.from_step}."
+            events.append_for_job(session, job, "LossAccepted", message, now)
+        job = jobs.get_run(session, job.run_id)
     services.wake()
     return views.job_summary(job, now)

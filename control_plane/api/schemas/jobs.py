@@ -43,7 +43,7 @@ from control_plane.api.schemas.common import (
 )
 from control_plane.api.schemas.plans import TrainingJobPlan
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
-from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS
+from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS, DEFAULT_REPEATED_MINUTES
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
@@ -245,13 +245,22 @@ class StoppingCondition(Request):
 
 
 class RetryStrategy(Request):
-    """Limits after which Everstep stops retrying a failing job."""
+    """Limits after which Everstep stops retrying a failing job, or asks a person first."""
 
     max_attempts: int = Field(default=3, ge=1, le=30)
     """Number of times that the same failure may occur at the same step.
 
     At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep
     skips a retry that is impossible. If all retries fail, the job fails.
+    """
+    max_repeated_minutes: int = Field(default=DEFAULT_REPEATED_MINUTES, ge=0, le=MAX_RUNTIME_SECONDS // 60)
+    """Longest training time, in minutes, that the job repeats without a person's consent.
+
+    If the newest step that the job can restore lies further before its newest committed step, the job holds its nodes
+    and waits for AcceptLoss, or until a lost node returns.
+    """
+    on_total_loss: Literal["Wait", "Restart"] = "Wait"
+    """Restart: the job never waits for AcceptLoss, and continues from the newest step that it can restore, or step 0.
     """
 
 
@@ -365,6 +374,32 @@ class CreateTrainingJobRequest(Request):
     tags: Tags = Field(default_factory=dict)
     dry_run: bool = False
     """Whether to only check the request and return the plan, without creating a job."""
+
+
+class AcceptLossRequest(Request):
+    """Lets a job repeat training from a step."""
+
+    from_step: int = Field(ge=0, le=MAX_WHOLE_NUMBER)
+    """The BaseStep of the job's RepeatChoice."""
+
+
+class RepeatChoice(Shape):
+    """The choice for which a job waits: repeat much training (AcceptLoss), or wait for nodes that may return."""
+
+    base_step: int
+    """The newest step that every rank can restore now. 0: the script's own initial state."""
+    newest_step: int
+    """The newest committed step, which is out of reach."""
+    repeated_seconds: float | None
+    """Training time from BaseStep to NewestStep. Absent if it is unknown."""
+    start_time: datetime
+    """When the job began to wait for this choice."""
+    ended_node_ids: list[str]
+    """Nodes of the last launch whose instances have ended, as AWS reports."""
+    silent_node_ids: list[str]
+    """Nodes of the last launch whose agents are silent. Their memory may still hold NewestStep."""
+    damaged_steps: list[int]
+    """Newer checkpoints that are damaged."""
 
 
 class TakeOverTrainingJobRequest(Request):
@@ -595,6 +630,8 @@ class TrainingJob(Shape):
     """
     reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
+    repeat_choice: RepeatChoice | None
+    """Absent unless the job waits for AcceptLoss."""
     capacity_wait: CapacityWait | None
     """The wait for instances that AWS does not launch. Absent if the job waits for none."""
     store_wait: StoreWait | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import faults, incidents, launch, recovery
+from control_plane.core import faults, incidents, launch, recovery, repeats
 from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
 from control_plane.core.job.resizing import shrink, shrink_words, with_size, with_vacancy
@@ -19,7 +19,7 @@ from control_plane.core.job.roster import (
     without_unreachable,
 )
 from control_plane.core.job.ruling import with_ruling
-from control_plane.core.job.sources import step_left_in_s3
+from control_plane.core.job.sources import repeat_choice, step_left_in_s3
 from control_plane.core.job.store_wait import await_store, release
 from control_plane.core.job.view import (
     JobView,
@@ -79,6 +79,8 @@ def prepare(view: JobView) -> Decision:
     if (paused := _pause_without_nodes(view, roll)) is not None:
         return paused
     waits: list[str] = []
+    if view.record.repeat is not None:
+        waits.append(repeats.words(view.record.repeat, view.spec.job, view.spec.max_repeated_minutes))
     if roll.vacancy_count:
         waits += [words for words in (shrink_words(view, roll),) if words]
         waits.append(waiting_words(view, roll.vacancy_count))
@@ -113,12 +115,14 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     """Pause a job that waits for a missing node, if a pause was requested, and release the nodes that it has.
 
     If the release would lose a committed step, the job first waits for the missing node, for at most
-    `blind_wait_seconds`.
+    `blind_wait_seconds`. It keeps its nodes if the release would repeat much training (`core.repeats`).
     """
     record = view.record
     if record.pause_requested_at is None or not roll.vacancy_count or roll.late or record.exclusions:
         return None
     left, lost = step_left_in_s3(view, roll)
+    if repeat_choice(view, left) is not None:
+        return None
     if (
         lost
         and view.now - max(record.pause_requested_at, record.state_since) <= view.policy.timeouts.blind_wait_seconds
@@ -132,6 +136,9 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     """Make and store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
+    if (choice := repeat_choice(view, restore.base_step)) is not None:
+        waiting = repeats.words(choice, view.spec.job, view.spec.max_repeated_minutes)
+        return stay(with_record(view, repeat=choice), waiting, requeue=LAUNCH_SECONDS)
     if view.spec.initial_checkpoint and restore.base_step == FIRST_STEP:
         words = (
             f"cannot start from {view.spec.initial_checkpoint}: it was deleted, or its objects are missing or damaged"

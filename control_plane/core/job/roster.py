@@ -12,7 +12,7 @@ from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import exclusions_with, loss_faults, with_losses
-from control_plane.core.job.sources import restorable_step, step_to_keep
+from control_plane.core.job.sources import repeat_choice, restorable_step, step_to_keep
 from control_plane.core.job.view import JobView, watched_seconds, with_record
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import Departure
@@ -147,7 +147,8 @@ def without_unreachable(view: JobView) -> JobView:
 
     The wait counts from the request for the promise. If the exclusion loses no committed step, the job waits for
     `prepare_deadline_seconds`, or `exclude_seconds` for a connected member. Otherwise the member may hold the only copy
-    of a shard. The job then waits for `blind_wait_seconds`, and `exclude_seconds` longer for a connected member.
+    of a shard. The job then waits for `blind_wait_seconds`, and `exclude_seconds` longer for a connected member. If the
+    job would then repeat much training, it waits until the member returns or a person decides (`core.repeats`).
     """
     record, timeouts = view.record, view.policy.timeouts
     roll = launch.call_roll(view.spec, view.seen, record, view.policy)
@@ -179,6 +180,8 @@ def without_unreachable(view: JobView) -> JobView:
         ]
     if not dropped or (left < floor and len(dropped) < len(roll.late) + len(roll.unreachable)):
         return view
+    if (choice := repeat_choice(view, left)) is not None:
+        return with_record(view, repeat=choice)
     verdicts = tuple(
         NodeVerdict(node_id=node_id, standing=NodeStanding.GONE, evidence=words, since=view.verdicts[node_id].since)
         for node_id, words in dropped

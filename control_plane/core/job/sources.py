@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import launch, recovery
+from control_plane.core import launch, recovery, repeats
 from control_plane.core.job.view import JobView
 from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.steps import RepeatChoice
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 
@@ -44,3 +45,8 @@ def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
     """
     floor = launch.floor_of(view.spec, view.seen, view.record)
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))
+
+
+def repeat_choice(view: JobView, base: Step) -> RepeatChoice | None:
+    """Return the choice that a person must make before the job may restore `base`, or None (`core.repeats`)."""
+    return repeats.choice(view.spec, view.seen, view.record, base, policy=view.policy, now=view.now)

@@ -146,6 +146,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
         impairments=impairments if not seen.is_fleet_blind else (),
         stop_reason=record.stop_reason or _reached_limit(record, spec, now, seen.price_usd_per_hour),
         capacity_wait=None,  # `with_capacity_wait` sets the field again if the job still waits for nodes.
+        repeat=None,  # `prepare` sets the field again if the job still waits for a person's choice.
         exclusions=tuple(exclusion for exclusion in record.exclusions if exclusion.node_id not in taken),
     )
     return JobView(

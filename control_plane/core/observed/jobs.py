@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal
 
 from control_plane.core.observed.drills import DrillObserved
@@ -17,6 +18,7 @@ from control_plane.core.observed.steps import (
     FailedRead,
     GenerationRecord,
     RefusedSource,
+    RepeatChoice,
 )
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy
@@ -55,6 +57,21 @@ class Policy:
     """
 
 
+DEFAULT_REPEATED_MINUTES = 30
+"""Default of `JobSettings.max_repeated_minutes`."""
+
+
+class OnTotalLoss(StrEnum):
+    """What a job does if it can only restore a step more than `max_repeated_minutes` before the newest commit.
+
+    - WAIT: it holds its nodes and waits for a person.
+    - RESTART: it continues from that step, down to step 0.
+    """
+
+    WAIT = "Wait"
+    RESTART = "Restart"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """Settings that the stored specification of a job (`db.jobs.SavedJobSpec`) and this module's `JobSpec` share."""
@@ -89,6 +106,9 @@ class JobSettings:
     max_cost_usd: float | None = None
     max_attempts: int = 3
     """Number of equal failures at one step after which the job changes the node or the state, or fails."""
+    max_repeated_minutes: int = DEFAULT_REPEATED_MINUTES
+    """Longest training time that the job repeats without a person's consent, in minutes."""
+    on_total_loss: OnTotalLoss = OnTotalLoss.WAIT
     min_node_count: int | None = None
     """Smallest number of nodes with which the job may start and continue. None means `node_count`."""
     max_node_count: int | None = None
@@ -426,6 +446,8 @@ class Memo:
     """Why S3, IAM or KMS prevents the restore, and since when. None once the nodes have loaded."""
     growth: Growth | None = None
     """Ready nodes by which the running job can grow. None without such nodes."""
+    repeat: RepeatChoice | None = None
+    """The choice for which the job waits. None while it waits for no such choice."""
     gang_attempts: int = 0
     """Number of times in a row that the job gave up its wait for all of its nodes. 0 once it has had all of them."""
     not_before: float | None = None
@@ -466,6 +488,10 @@ class JobRecord(Memo):
     """Time at which a person paused the job. None if no person paused the job, or once a person has resumed it."""
     checkpoint_wanted: Step = NO_STEP
     """Lowest step of the checkpoint that a person has requested. `NO_STEP` without a request."""
+    accepted_step: Step = NO_STEP
+    """The oldest step from which a person lets the job continue (AcceptLoss). `NO_STEP` without a consent."""
+    accepted_after: Generation = NO_GENERATION
+    """The generation after whose end the consent is valid (`RepeatChoice.after`)."""
     taken_over_by: str = ""
     """The person who has taken the job over (TakeOverTrainingJob). Empty if Everstep makes the decisions about it."""
     started_at: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
@@ -102,3 +103,52 @@ class FailedRead:
     """True if the content was wrong. False if the source was unreachable."""
     key: str = ""
     """Key of the S3 object. Empty for a source in nodes' memory."""
+
+
+class HolderState(StrEnum):
+    """Why a node of the last generation cannot provide the newest committed step.
+
+    - ENDED: AWS reports that the instance has ended.
+    - SILENT: its agent is silent, so its memory may still hold the step.
+    - LEFT: the job gave the node up.
+    - EMPTY: the node works for the job and does not hold the whole step.
+    """
+
+    ENDED = "Ended"
+    SILENT = "Silent"
+    LEFT = "Left"
+    EMPTY = "Empty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostHolder:
+    """A node of the last generation, and why it cannot provide the newest committed step."""
+
+    node_id: NodeId
+    state: HolderState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatChoice:
+    """A choice that only a person may make: repeat much training, or wait for nodes that may return."""
+
+    base_step: Step
+    """The newest step that every rank can restore now. 0: the script's own initial state."""
+    newest_step: Step
+    """The newest committed step, which is out of reach."""
+    after: Generation
+    """The newest started generation. A consent is valid only for the recovery after it."""
+    seconds: float | None
+    """Training time from `base_step` to `newest_step`. None if unknown."""
+    since: float
+    """Unix time since which the job waits for this choice."""
+    holders: tuple[LostHolder, ...] = ()
+    wrong_steps: tuple[Step, ...] = ()
+    """Newer checkpoints that are damaged."""
+    is_stored: bool = False
+    """Whether `base_step` is a checkpoint in S3."""
+
+    @property
+    def is_total(self) -> bool:
+        """Whether AWS reports that every node of the last generation has ended, and nothing is left but step 0."""
+        return self.base_step <= FIRST_STEP and all(each.state is HolderState.ENDED for each in self.holders)

@@ -1,0 +1,100 @@
+"""Decides whether a job may repeat training without a person's consent.
+
+    the base lies at most MaxRepeatedMinutes of training before the newest commit      the job continues
+    OnTotalLoss is Restart                                                             the job continues
+    a person accepted this base or an older one, for this recovery                     the job continues
+    otherwise                                                                          the job holds its nodes and waits
+
+The repeated time is the job's training time so far (its ledger), multiplied by the fraction of its steps that it
+repeats. If the ledger has no training time yet, the time since the job's start is an upper bound.
+
+Invariant: pure. A consent is valid for one recovery only: until the ranks of the next generation start.
+"""
+
+from __future__ import annotations
+
+from control_plane.core import launch
+from control_plane.core.evidence import is_silent
+from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, OnTotalLoss, Policy
+from control_plane.core.observed.nodes import InstanceCondition
+from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.steps import HolderState, LostHolder, RepeatChoice
+from everstep.protocol.ids import FIRST_STEP, NodeId, Step
+
+TRAINED = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
+"""Categories of time in which the ranks worked on steps for the first time, slow steps included."""
+
+
+def choice(
+    spec: JobSpec, seen: JobObserved, record: JobRecord, base: Step, *, policy: Policy, now: float
+) -> RepeatChoice | None:
+    """Return the choice that a person must make before the job may restore step `base`, or None without one."""
+    newest, after = launch.floor_of(spec, seen, record), launch.parent_of(seen)
+    is_accepted = record.accepted_after == after and base >= record.accepted_step > -1
+    if base >= newest or is_accepted or spec.on_total_loss is OnTotalLoss.RESTART:
+        return None
+    seconds = repeated_seconds(seen, record, newest, base)
+    bound = now - (record.started_at or record.created_at) if seconds is None else seconds
+    if bound <= spec.max_repeated_minutes * 60:
+        return None
+    before = seen.record.repeat
+    is_same = before is not None and (before.base_step, before.after) == (base, after)
+    return RepeatChoice(
+        base_step=base,
+        newest_step=newest,
+        after=after,
+        seconds=seconds,
+        since=before.since if before is not None and is_same else now,
+        holders=_holders(seen, record, policy),
+        wrong_steps=tuple(sorted({each.step for each in seen.checkpoints if each.is_wrong and each.step > base})),
+        is_stored=any(each.step == base for each in seen.checkpoints),
+    )
+
+
+def repeated_seconds(seen: JobObserved, record: JobRecord, newest: Step, base: Step) -> float | None:
+    """Return how long the job trained from `base` to `newest`. None if its ledger has no training time."""
+    first = min((link.base_step for link in seen.lineage if link.generation > 0), default=FIRST_STEP)
+    trained = sum(record.microseconds.get(each, 0) for each in TRAINED) / 1_000_000
+    step_count = max(record.max_boundary, newest) - first
+    return trained * (newest - base) / step_count if trained > 0 and step_count > 0 else None
+
+
+def words(found: RepeatChoice, job: str, limit_minutes: int) -> str:
+    """Return what exists, why newer steps are out of reach, and what each choice costs, for the job's reason text."""
+    what = "the beginning" if found.base_step <= FIRST_STEP else f"step {found.base_step}"
+    where = f"the checkpoint of {what}" if found.is_stored else what
+    cost = f"repeats {found.newest_step - found.base_step} steps"
+    if found.seconds is not None:
+        cost += f", about {found.seconds / 60:.0f} minutes of training"
+    why = [f"{each.node_id} {_STORY[each.state]}" for each in found.holders if each.state is not HolderState.EMPTY]
+    why += [f"the checkpoint of step {step} is damaged" for step in found.wrong_steps]
+    waits = any(each.state is HolderState.SILENT for each in found.holders)
+    other = "To wait costs the idle time of its nodes" + (", and a silent node may return" if waits else "")
+    return (
+        f"waits for a decision: only {where} can be restored, which {cost} (MaxRepeatedMinutes is {limit_minutes}). "
+        f"Step {found.newest_step} is out of reach: {'; '.join(why) or 'no node has it any more'}. "
+        f"`everstep jobs accept-loss {job} --from-step {max(found.base_step, FIRST_STEP)}` continues. {other}"
+    )
+
+
+_STORY = {
+    HolderState.ENDED: "has ended, as AWS reports",
+    HolderState.SILENT: "is silent",
+    HolderState.LEFT: "left the job",
+}
+
+
+def _holders(seen: JobObserved, record: JobRecord, policy: Policy) -> tuple[LostHolder, ...]:
+    """Return why each node of the newest plan cannot provide a newer step."""
+    planned = () if seen.plan is None else tuple(node.node_id for node in seen.plan.nodes)
+    gone = {exclusion.node_id for exclusion in record.exclusions}
+
+    def state(node_id: NodeId) -> HolderState:
+        node = seen.nodes.get(node_id)
+        if node is not None and node.instance is InstanceCondition.ENDED:
+            return HolderState.ENDED
+        if node_id in gone or node_id not in seen.assigned:
+            return HolderState.LEFT
+        return HolderState.SILENT if node is None or is_silent(node, policy.timeouts) else HolderState.EMPTY
+
+    return tuple(LostHolder(node_id=node_id, state=state(node_id)) for node_id in planned)
