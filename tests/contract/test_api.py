@@ -113,7 +113,8 @@ def world(service, client, tmp_path_factory) -> Iterator[dict[str, Any]]:
     job.open_incident("inc-0")
     for step in (4, 8):
         job.checkpoint(step)
-    job.write(jobs.change, committed_step=8)
+    choice = {"base_step": 4, "newest_step": 8, "after": 1, "seconds": None, "since": 0.0}
+    job.write(jobs.change, committed_step=8, memo={"repeat": choice})
     # this write adds an event, so that the list of events is not empty
     client.update_fleet(FleetName="main", SpareCount=0)
     token = client.create_token(Role="viewer")["Token"]["TokenId"]
@@ -154,6 +155,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ResetNodeSession": {"NodeId": "i-6", "Reason": "a new disk"},
         "TakeOverTrainingJob": {**job, "Reason": "by hand"},
         "HandBackTrainingJob": job,
+        "AcceptLoss": {**job, "FromStep": 4},
         "CreateFleet": {
             "FleetName": "other",
             "AutoScalingGroupName": "another",

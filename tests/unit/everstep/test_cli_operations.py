@@ -131,6 +131,12 @@ def test_a_job_is_taken_over_and_handed_back(run) -> None:
     assert (code, out) == (0, "Everstep manages gpt again\n")
 
 
+def test_a_job_continues_from_the_step_that_a_person_accepts(run) -> None:
+    code, out, _, calls = run("jobs", "accept-loss", "gpt", "--from-step", "30", accept_loss={})
+    assert (code, out) == (0, "gpt continues from step 30\n")
+    assert calls == [("accept_loss", {"TrainingJobName": "gpt", "FromStep": 30})]
+
+
 ENDED = {"ExitCode": 0, "Stdout": "out\n", "Stderr": "", "IsOutputCut": False, "IsTimedOut": False}
 
 

@@ -56,6 +56,8 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
     "CreateTrainingJob.CheckpointConfig.S3Uri",
     "CreateTrainingJob.OutputDataConfig.S3OutputPath",
     "CreateTrainingJob.Tags",
+    "CreateTrainingJob.RetryStrategy.MaxRepeatedMinutes",
+    "CreateTrainingJob.RetryStrategy.OnTotalLoss",
 )
 def test_a_request_can_say_everything(client, request_):
     # The job can read only inputs that its role may read.
@@ -86,7 +88,7 @@ def test_a_request_can_say_everything(client, request_):
         RoleArn=ROLE,
         OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
         StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
-        RetryStrategy={"MaxAttempts": 5},
+        RetryStrategy={"MaxAttempts": 5, "MaxRepeatedMinutes": 60, "OnTotalLoss": "Restart"},
         Priority=7,
         Project="speech",
         Tags={"team": "a"},
@@ -116,7 +118,7 @@ def test_a_request_can_say_everything(client, request_):
         "speech",
     )
     assert (job["RetryStrategy"], job["Tags"], job["Environment"]) == (
-        {"MaxAttempts": 5},
+        {"MaxAttempts": 5, "MaxRepeatedMinutes": 60, "OnTotalLoss": "Restart"},
         {"team": "a"},
         {"MODE": "fast"},
     )

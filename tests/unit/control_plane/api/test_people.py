@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.db import fleets, implications, nodes
+from control_plane.db import fleets, implications, jobs, nodes
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.leases import Leaser
 from control_plane.db.tokens import Role
-from tests.unit.control_plane.api.conftest import refused
+from tests.unit.control_plane.api.conftest import START, refused
 from tests.unit.control_plane.api.test_results import Job
 
 
@@ -171,6 +171,38 @@ def test_who_saw_an_incident_first_stays(client, fleet, service, source):
         service.client(service.token(Role.VIEWER)).acknowledge_incident(IncidentId="inc-7")
     with refused("ResourceNotFoundException"):
         service.client(service.token(Role.SUBMITTER, "other")).acknowledge_incident(IncidentId="inc-7")
+
+
+@pytest.mark.covers("AcceptLoss.TrainingJobName", "AcceptLoss.FromStep")
+def test_a_person_lets_a_job_repeat_the_training_that_it_names(client, fleet, service, source):
+    job = Job(service, client, source)
+    with refused("ConflictException", "waits for no decision"):
+        client.accept_loss(TrainingJobName="gpt", FromStep=0)
+    job.launch(1)
+    holders = [{"node_id": "i-1", "state": "Ended"}, {"node_id": "i-2", "state": "Silent"}]
+    choice = {"base_step": 30, "newest_step": 900, "after": 1, "seconds": 3600.0, "since": START.timestamp()}
+    job.write(jobs.change, memo={"repeat": {**choice, "holders": holders, "wrong_steps": [60]}})
+    assert client.describe_training_job(TrainingJobName="gpt")["RepeatChoice"] == {
+        "BaseStep": 30,
+        "NewestStep": 900,
+        "RepeatedSeconds": 3600.0,
+        "StartTime": START,
+        "EndedNodeIds": ["i-1"],
+        "SilentNodeIds": ["i-2"],
+        "DamagedSteps": [60],
+    }
+    with refused("ConflictException", "can now restore step 30, not step 60"):
+        client.accept_loss(TrainingJobName="gpt", FromStep=60)
+    for _ in range(2):
+        client.accept_loss(TrainingJobName="gpt", FromStep=30)
+    told = [event["Message"] for event in client.list_events()["Events"] if event["Type"] == "LossAccepted"]
+    assert [message.partition(" lets ")[2] for message in told] == ["gpt continue from step 30."]
+    job.write(jobs.change, memo={})
+    client.accept_loss(TrainingJobName="gpt", FromStep=30)
+    with refused("AccessDeniedException"):
+        service.client(service.token(Role.VIEWER)).accept_loss(TrainingJobName="gpt", FromStep=30)
+    with refused("ResourceNotFoundException"):
+        service.client(service.token(Role.SUBMITTER, "other")).accept_loss(TrainingJobName="gpt", FromStep=30)
 
 
 @pytest.mark.covers(
