@@ -42,6 +42,7 @@ DIGESTS = {
     "0009_job_spans.py": "7130115f77412b0e37ad707deb698c5de199b914b0fb485b1e5fd045e5ff8f0e",
     "0010_reasons.py": "79ccf21018c4057e10fa21ef3899c18e97a361d914cfb241f11e905d84bd08a6",
     "0011_trash.py": "2fca1eccc6f1c1d639b425f2d19d48cc848a948ac8fe312b7af98207d0e11a2e",
+    "0012_accepted_losses.py": "6f5c1c670bb5f42a680cd67b1760bfc6f391ab56009cae5cf42e3a6a4a45e885",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}
