@@ -46,20 +46,18 @@ MAX_DRAWN_SECONDS = 900
 
 def divide(items: Iterable[pytest.Item]) -> None:
     """Add the mark `rest` to each test that `make test` leaves out and that is not a test of production."""
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("production") is not None:
             continue
+        long = item.get_closest_marker("long")
         if is_rest(item):
             item.add_marker(pytest.mark.rest)
-        elif item.get_closest_marker("long") is not None:
-            cases[function_of(item)].append(item)
-    for function, group in cases.items():
+        elif long is not None:
+            cases[function_of(item), long.kwargs.get("keep", 0)].append(item)
+    for (function, keep), group in cases.items():
         group.sort(key=lambda item: item.nodeid)
-        long = group[0].get_closest_marker("long")
-        assert long is not None
-        keep = min(len(group), long.kwargs.get("keep", 0))
-        kept = random.Random(function).sample(range(len(group)), keep)
+        kept = random.Random(function).sample(range(len(group)), min(len(group), keep))
         for number in set(range(len(group))) - set(kept):
             group[number].add_marker(pytest.mark.rest)
 

@@ -130,6 +130,7 @@ def test_pages_that_were_never_opened_open_without_the_server_and_lose_their_gre
         expect(page.locator("main .status.tone-good").first).to_be_visible()
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("role", "size"), [(Role.ADMIN, (1440, 900)), (Role.ADMIN, PHONE), (Role.VIEWER, PHONE)])
 def test_every_target_is_large_enough_for_a_finger(
     browser: Browser, seeded: Seeded, api: httpx.Client, role: Role, size: tuple[int, int]

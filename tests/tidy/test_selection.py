@@ -140,7 +140,8 @@ def test_a_long_test_keeps_the_same_cases_in_each_run() -> None:
     kept = {each.nodeid for each in first if "rest" not in each.marks}
     assert len(kept) == 3
     assert kept == {each.nodeid for each in second if "rest" not in each.marks}
-    assert rest_of(item("unit/test_it.py", pytest.mark.long)) == [True]
+    mixed = [item("unit/test_it.py", mark, number=0) for mark in (pytest.mark.long, pytest.mark.long(keep=1))]
+    assert rest_of(*mixed) == [True, False]
 
 
 def test_a_seed_repeats_a_draw_and_no_drawn_test_may_take_the_time_of_all() -> None:

@@ -61,6 +61,7 @@ DETERMINISTIC: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize("given", DETERMINISTIC, ids=str)
 def test_a_deterministic_script_passes(warm_parent: WarmParent, tmp_path: Path, given: dict[str, Any]) -> None:
     verdict = checked(warm_parent, tmp_path, **given)
@@ -69,6 +70,7 @@ def test_a_deterministic_script_passes(warm_parent: WarmParent, tmp_path: Path, 
     assert f"Steps 3 to {last} are bit-identical" in verdict.sentence
 
 
+@pytest.mark.long(keep=6)
 @pytest.mark.parametrize(
     ("name", "source", "pattern", "evidence"),
     [

@@ -192,6 +192,7 @@ def test_zero_with_the_optimizer_in_host_memory(scenarios: Scenarios, tmp_path: 
 
 
 # The run resumes once in the middle of an epoch of four batches, and once at its end.
+@pytest.mark.long(keep=8)
 @pytest.mark.parametrize("first", [3, 4])
 @pytest.mark.parametrize(
     ("kind", "workers", "persistent"),

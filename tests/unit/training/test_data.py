@@ -140,6 +140,7 @@ def saved(stream: DataStream) -> Any:
     return decode(encoded.data, tensors.__getitem__)
 
 
+@pytest.mark.long(keep=28)
 @pytest.mark.parametrize("consumed", [0, 1, 2, 3, 4, 5, 7, 9])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_resumed_stream_goes_on_as_if_nothing_had_happened(name: str, consumed: int) -> None:
@@ -174,6 +175,7 @@ def test_one_resumed_between_two_epochs_begins_the_next_as_if_nothing_had_happen
     assert [walk(resumed), walk(resumed)] == expected
 
 
+@pytest.mark.long(keep=12)
 @pytest.mark.parametrize("consumed", [0, 1, 2])
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_loop_may_end_an_epoch_before_its_last_batch(name: str, consumed: int) -> None:
