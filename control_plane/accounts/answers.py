@@ -16,7 +16,6 @@ from typing import Final
 from control_plane.accounts.held_nodes import fault_in
 from control_plane.accounts.incidents import Account, IncidentOutcome
 from control_plane.accounts.occurrences import brief_occurrence, capital, listed
-from control_plane.core.capacity import is_shortage
 from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.ids import FIRST_STEP
@@ -238,7 +237,7 @@ def _end(account: Account) -> Iterator[str]:
         count = account.wait.missing_count
         what = f"{count} {account.instance_type or ('node' if count == 1 else 'nodes')}"
         often = "once" if account.wait.failed_count == 1 else f"{account.wait.failed_count} times"
-        yield f"requested {what} {often}: AWS {'has' if is_shortage(account.wait.message) else 'launches'} none"
+        yield f"requested {what} {often}: AWS {'has' if account.wait.is_shortage else 'launches'} none"
     if account.outcome is IncidentOutcome.JOB_FAILED:
         restarts = _restarts(account)
         words = "restart" if restarts == 1 else "restarts"

@@ -43,7 +43,6 @@ from control_plane.core import (
     states,
 )
 from control_plane.core import protection as core_protection
-from control_plane.core.capacity import is_shortage
 from control_plane.core.checkpoints import CheckpointStatus, TrashCause, Verification, policy_words
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incidents import absent_seconds
@@ -829,7 +828,7 @@ def capacity_wait(
         instance_type=instance_type,
         availability_zone=availability_zone,
         message=wait.message,
-        is_out_of_capacity=is_shortage(wait.message),
+        is_out_of_capacity=wait.is_shortage,
         failed_attempt_count=wait.failed_count,
         next_attempt_time=records.at(wait.next_attempt_at),
     )

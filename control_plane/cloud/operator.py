@@ -8,6 +8,7 @@ database.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,6 +27,8 @@ USER_SUSPENDED = "User suspended"
 
 AWS does not document the words for its own suspensions, so any other reason counts as a suspension by AWS.
 """
+_SHORTAGE = re.compile(r"sufficient .*capacity|InsufficientInstanceCapacity", re.IGNORECASE)
+"""Pattern of AWS's messages about a lack of capacity."""
 
 
 class Ec2State(StrEnum):
@@ -210,6 +213,11 @@ class LaunchFailure:
     at: datetime
     message: str
     """AWS's message, unchanged."""
+
+    @property
+    def is_shortage(self) -> bool:
+        """Whether AWS has too few instances of the type. AWS reports the cause of a failed launch only as a message."""
+        return _SHORTAGE.search(self.message) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrati
 
 from __future__ import annotations
 
-import re
 from itertools import groupby
 
 from control_plane.core.observed.causes import LaunchesFail
@@ -24,13 +23,6 @@ FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
 LONG_WAIT_SECONDS = 300.0
 """If the next retry is at least this far away, Everstep asks a person to decide whether the job waits for it."""
-_SHORTAGE = re.compile(r"sufficient .*capacity|InsufficientInstanceCapacity", re.IGNORECASE)
-"""Pattern of AWS's messages about a lack of capacity."""
-
-
-def is_shortage(message: str) -> bool:
-    """Return whether AWS's message about a failed launch says that AWS has too few instances of the type."""
-    return _SHORTAGE.search(message) is not None
 
 
 def is_long(wait: CapacityWait, now: float) -> bool:
@@ -51,7 +43,9 @@ def failed_launches(group: GroupObserved) -> FailedLaunches | None:
     if (schedule := _schedule(group)) is None or is_suspended_by_person or not group.launch_failure:
         return None
     at, failed = schedule
-    return FailedLaunches(message=group.launch_failure.rstrip("."), count=failed, next_attempt_at=at)
+    return FailedLaunches(
+        message=group.launch_failure.rstrip("."), is_shortage=group.is_short, count=failed, next_attempt_at=at
+    )
 
 
 def retry_at(group: GroupObserved) -> float | None:

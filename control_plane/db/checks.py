@@ -32,9 +32,9 @@ def check(database: Database) -> tuple[str, ...]:
 
 def _file(session: Session, database: Database) -> Iterator[str]:
     if database.is_sqlite:
-        for (words,) in session.connection().exec_driver_sql("PRAGMA integrity_check(10)"):
-            if words != "ok":
-                yield f"the file is damaged: {words}. Restore a backup"
+        for (result,) in session.connection().exec_driver_sql("PRAGMA integrity_check(10)"):
+            if result != "ok":
+                yield f"the file is damaged: {result}. Restore a backup"
 
 
 def _references(session: Session) -> Iterator[str]:

@@ -58,6 +58,7 @@ def group_observed(
         drift=drift(group),
         unprotected=tuple(sorted(member.instance_id for member in group.members if member.lacks_protection)),
         launch_failure=failures[0].message if failures else "",
+        is_short=bool(failures) and failures[0].is_shortage,
         failed_at=failures[0].at.timestamp() if failures else None,
         failing_since=failing_since(before, failures[-1].at.timestamp()) if failures else None,
         launch_suspension=group.suspension_reasons.get("Launch", "") if "Launch" in group.suspended_processes else None,

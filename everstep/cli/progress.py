@@ -6,7 +6,6 @@ it prints a line when an incident opens and when it ends.
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -21,21 +20,11 @@ from everstep.cli.commands import Pages
 from everstep.cli.output import Json, cell, counted, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
-"""Minimum seconds between printed lines if only the job's step, or a time span in its status reason, has changed.
+"""Minimum seconds between printed lines if only the step, or the reason of a job that trains, has changed.
 
-The live display has no such limit.
+The reason of a suspected hang contains an age, which changes with every poll. The live display has no such limit.
 """
-_AGES: Final = re.compile(r"\b\d+(\.\d+)? s\b")
-"""Pattern of a time span in seconds within a job's status reason.
-
-For a suspected hang, the reason contains the seconds since the last progress. They grow with every poll, so a change of
-only this number prints no line.
-"""
-_TRAINS: Final = "trains from step "
-"""Beginning of the status reason of a job that trains without problems.
-
-The progress line omits such a reason.
-"""
+_TRAINS: Final = ("Training", "Stopping")
 
 
 class Progress:
@@ -83,7 +72,8 @@ class Progress:
         if self._live is not None:
             self._live.update(cell(line))
             return
-        news = (job["SecondaryStatus"], job["Generation"], _AGES.sub("", job["Reason"]))
+        status = job["SecondaryStatus"]
+        news = (status, job["Generation"], "" if status in _TRAINS else job["Reason"])
         now = self._monotonic()
         if news != self._shown_state or now - self._shown_at >= QUIET_SECONDS:
             self._console.print(cell(line), soft_wrap=True)
@@ -102,14 +92,13 @@ class Progress:
 def line_of(job: Json) -> str:
     """Return the state of a job as one line."""
     status = job["SecondaryStatus"]
-    if job["Boundary"] < 0 or status not in ("Training", "Stopping"):
+    if job["Boundary"] < 0 or status not in _TRAINS:
         return f"{job['TrainingJobName']}: {status}: {job['Reason']}"
     incidents = f", {counted(job['IncidentCount'], 'incident')}" if job["IncidentCount"] else ""
     committed = f"committed {step(job['CommittedStep'])}"
-    reason = "" if job["Reason"].startswith(_TRAINS) else f"; {job['Reason']}"
     return (
         f"{job['TrainingJobName']}: {status}, {steps.words(job)}, {committed}, generation "
-        f"{job['Generation']}{incidents}{reason}"
+        f"{job['Generation']}{incidents}; {job['Reason']}"
     )
 
 

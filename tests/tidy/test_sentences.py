@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "control_plane" / "accounts"
 MODULES = [
@@ -18,7 +20,7 @@ MODULES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if not path.is_relative_to(ROOM)
 ]
-TEXTS = {"complaint", "decision", "evidence", "message", "messages", "note", "reason", "reasons", "why", "words"}
+TEXTS = {"complaint", "evidence", "message", "messages", "note", "reason", "reasons", "why", "words"}
 """Names of variables, attributes and keys that contain sentences for people."""
 PARTS = {
     "count",
@@ -37,7 +39,30 @@ PARTS = {
     "startswith",
 }
 PATTERNS = {"findall", "finditer", "fullmatch", "match", "search", "split", "sub"}
-ALLOWED: dict[str, str] = {}
+AWS = "AWS distinguishes these cases only by a message, which the package `cloud` turns into a value"
+PROCESS = "another process reports a full disk only in its output, with the system's fixed error text"
+JOB = "the reason and the evidence of a job are still sentences"
+ALLOWED = {
+    'control_plane/cloud/aws.py: if "No active Lifecycle Action found" not in error.message:': AWS,
+    'control_plane/cloud/connection.py: if code == "ValidationError" and "not found" in message.lower():': AWS,
+    "control_plane/cloud/instance_batches.py: unknown = set(_INSTANCE_ID.findall(error.message))": AWS,
+    "control_plane/cloud/operator.py: return process in self.suspended_processes and bool(reason) and not "
+    "reason.startswith(USER_SUSPENDED)": AWS,
+    "control_plane/cloud/operator.py: return _SHORTAGE.search(self.message) is not None": AWS,
+    "worker/node/full_disks.py: match = _WORDS.search(words)": PROCESS,
+    "worker/node/full_disks.py: named = _NAMED.search(words)": PROCESS,
+    "worker/node/full_disks.py: return _WORDS.search(words) is not None": PROCESS,
+    'control_plane/core/drills.py: if record.incident is not None and drill.incident_id == "" and in_words(drill) in '
+    "record.incident.evidence:": JOB,
+    "control_plane/core/drills.py: if drill is None or incident.generation_before != drill.generation or "
+    "in_words(drill) in incident.evidence:": JOB,
+    'control_plane/core/hangs.py: return f"{still}: {reason.removeprefix(TRAINS)}"': JOB,
+    'control_plane/core/tracebacks.py: _, *traceback = reason.strip().split("\\n")': JOB,
+    "control_plane/core/tracebacks.py: own = [found for found in _FRAME.finditer(reason) if not any(part in "
+    'found["path"] for part in _LIBRARIES)]': JOB,
+    'control_plane/loop/decision_store.py: log.info("job %s: %s: %s", before.name, after.state.value, '
+    'after.reason.partition("\\n")[0])': JOB,
+}
 """Lines that may read a text, with the reason."""
 
 
@@ -45,30 +70,39 @@ def is_text(node: ast.expr) -> bool:
     """Return whether an expression is, by its name, a sentence for people."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name) | ast.Subscript(slice=ast.Constant(value=str(name))):
-            return name.lower().split("_")[-1] in TEXTS
-        case ast.Call(func=ast.Attribute(value=value, attr="lower" | "strip" | "casefold" | "get")):
-            return is_text(value) or any(
-                isinstance(each, ast.Constant) and is_text(ast.Name(str(each.value))) for each in node.args
-            )
-        case ast.Call(func=ast.Name(id="str"), args=[value]):
-            return isinstance(value, ast.Name) and value.id in ("error", "exception", "refusal")
+            return not name.isupper() and name.lower().split("_")[-1] in TEXTS
+        case ast.Call(func=ast.Attribute(value=value, attr="lower" | "strip" | "casefold")):
+            return is_text(value)
+        case ast.Call(func=ast.Attribute(attr="get"), args=[ast.Constant(value=str(name)), *_]):
+            return name.lower() in TEXTS
         case _:
             return False
 
 
+def is_fixed(node: ast.expr) -> bool:
+    """Return whether an expression is a text that stands in the code: a literal, or a constant."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text != ""
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name.isupper()
+        case _:
+            return isinstance(node, ast.JoinedStr)
+
+
 def name_of(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return ast.unparse(node).rpartition(".")[2]
 
 
 def is_reading(left: ast.expr, operator: ast.cmpop, right: ast.expr) -> bool:
     """Return whether a comparison reads a sentence. It may ask whether a sentence is empty, or has changed."""
-    if not isinstance(operator, ast.Eq | ast.NotEq | ast.In | ast.NotIn):
-        return False
-    if isinstance(operator, ast.In | ast.NotIn):
-        return is_text(right) or (is_text(left) and not isinstance(left, ast.Subscript))
-    if any(isinstance(side, ast.Constant) and not side.value for side in (left, right)):
-        return False
-    return (is_text(left) or is_text(right)) and name_of(left) != name_of(right)
+    match operator:
+        case ast.In() | ast.NotIn():
+            return is_text(right) and name_of(left) != name_of(right)
+        case ast.Eq() | ast.NotEq():
+            return (is_text(left) and is_fixed(right)) or (is_fixed(left) and is_text(right))
+        case _:
+            return False
 
 
 def readings(source: str) -> Iterator[int]:
@@ -91,4 +125,25 @@ def test_no_code_reads_a_sentence():
         for path in MODULES
         for line in readings(path.read_text())
     }
-    assert sorted(found) == sorted(ALLOWED)
+    assert sorted(found - ALLOWED.keys()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "is_read"),
+    [
+        ('row.reason.startswith("surplus")', True),
+        ('"AWS announced for" in row.reason', True),
+        ('"stopped" in refusal.reason', True),
+        ("words.partition(':')", True),
+        ('job["Reason"].startswith(_TRAINS)', True),
+        ("_XID.search(fault.message)", True),
+        ('error.message == "no"', True),
+        ("PREFIX == note.lower()", True),
+        ("isinstance(row.reason, Surplus)", False),
+        ('shard.reason != ""', False),
+        ("words != known_words", False),
+        ("failure.kind is Kind.LATE", False),
+    ],
+)
+def test_what_reads_a_sentence(source: str, is_read: bool) -> None:
+    assert bool(list(readings(source))) is is_read

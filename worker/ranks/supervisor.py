@@ -755,7 +755,7 @@ class Supervisor:
             log.warning("rank %s of generation %s is not started: %s", refusal.rank, refusal.generation, refusal.reason)
             words = f"the rank was not started: {refusal.reason}"
             self._note_unstarted(
-                _key(start), start.stdout_path, start.stderr_path, words, is_stopped="stopped" in refusal.reason
+                _key(start), start.stdout_path, start.stderr_path, words, is_stopped=refusal.is_stopped
             )
 
     def _note_unstarted(

@@ -321,6 +321,7 @@ def with_capacity_wait(view: JobView, missing: int) -> JobView:
         missing_count=missing,
         message=launches.message,
         failed_count=launches.count,
+        is_shortage=launches.is_shortage,
         next_attempt_at=launches.next_attempt_at,
     )
     return with_record(view, capacity_wait=wait)

@@ -95,6 +95,8 @@ class GroupObserved:
     drift: tuple[str, ...]
     launch_failure: str = ""
     """AWS's reason for the newest failed launch. Empty if a later launch succeeded."""
+    is_short: bool = False
+    """Whether the newest launch failed because AWS has too few instances of the type."""
     hook_seconds: float = 60.0
     """Timeout, in seconds, of the lifecycle hooks that hold terminating instances."""
     failed_at: float | None = None

@@ -327,6 +327,8 @@ class FailedLaunches:
 
     Retries by Auto Scaling itself do not count.
     """
+    is_shortage: bool = False
+    """Whether AWS has too few instances of the type."""
     next_attempt_at: float
     """Unix time at which Everstep next requests the instances. A time in the past means that the attempt is due."""
 
@@ -343,6 +345,8 @@ class CapacityWait:
     """The value of `FailedLaunches.count`."""
     next_attempt_at: float
     """Unix time of the next attempt. A time in the past means that the attempt is due."""
+    is_shortage: bool = False
+    """The value of `FailedLaunches.is_shortage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

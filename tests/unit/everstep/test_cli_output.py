@@ -242,7 +242,7 @@ def test_a_waiter_shows_why_a_job_is_still_starting(monkeypatch, capsys):
     assert err.splitlines() == [
         f"gpt: Starting: {python}",
         f"gpt: Starting: {first}",
-        "gpt: Training, step 1, committed -, generation 1",
+        "gpt: Training, step 1, committed -, generation 1; trains from step 0",
     ]
 
 
@@ -262,8 +262,8 @@ def test_a_suspected_hang_is_told_while_somebody_waits_and_not_at_each_look():
             )
         )
     line = "gpt: Training, step 9, committed 8, generation 1"
-    hang = "; no progress for {} s (limit 90 s): rank 0 on i-1 stood still"
-    assert said.getvalue().splitlines() == [line, line + hang.format(31), line + hang.format(42)]
+    hang = "; no progress for 42 s (limit 90 s): rank 0 on i-1 stood still"
+    assert said.getvalue().splitlines() == [f"{line}; trains from step 0", line + hang]
 
 
 def test_waiting_is_translated_for_other_programs_too():

@@ -140,6 +140,8 @@ class RankRefused(Message, frozen=True):
     generation: Generation
     rank: Rank
     reason: str
+    is_stopped: bool = False
+    """Whether the agent had requested the end of the rank."""
 
 
 class RankExited(Message, frozen=True):

@@ -297,9 +297,11 @@ class Shim:
     def _start(self, client: ShimLine, start: StartRank) -> None:
         if self._has_been_asked(client, _key(start)):
             return
-        refusal = self._refusal(start)
-        if refusal is not None:
-            self._refuse(client, start, refusal)
+        if self._is_ending:
+            self._refuse(client, start, "the shim is ending")
+            return
+        if start.generation <= self._fences.get(start.run, -1):
+            self._refuse(client, start, f"generation {start.generation} was stopped", is_stopped=True)
             return
         template = self._template
         late = launch.needs_cold_start(start.environment, self._environment) if start.warm else None
@@ -330,15 +332,11 @@ class Shim:
                 return True
         return False
 
-    def _refusal(self, start: StartRank) -> str | None:
-        if self._is_ending:
-            return "the shim is ending"
-        if start.generation <= self._fences.get(start.run, -1):
-            return f"generation {start.generation} was stopped"
-        return None
-
-    def _refuse(self, client: ShimLine, start: StartRank, reason: str) -> None:
-        self._say(client, RankRefused(run=start.run, generation=start.generation, rank=start.rank, reason=reason))
+    def _refuse(self, client: ShimLine, start: StartRank, reason: str, *, is_stopped: bool = False) -> None:
+        refused = RankRefused(
+            run=start.run, generation=start.generation, rank=start.rank, reason=reason, is_stopped=is_stopped
+        )
+        self._say(client, refused)
 
     def _start_cold(self, client: ShimLine, start: StartRank, why: str = "") -> None:
         """Start a rank in a new interpreter (a cold start).
@@ -379,7 +377,7 @@ class Shim:
         for pending in waiting:
             # The rank was stopped while a template process, which has ended since, was forking it.
             if pending.is_stopped:
-                self._refuse(pending.client, pending.start, "it was stopped before it started")
+                self._refuse(pending.client, pending.start, "it was stopped before it started", is_stopped=True)
                 continue
             if template is None or template.state is not Preload.READY:
                 self._start_cold(pending.client, pending.start)
@@ -409,7 +407,9 @@ class Shim:
         process = processes.find(pid)
         if process is None or pending.is_stopped or self._is_ending:
             os.close(gate)  # The new process waits at this pipe, and exits when the pipe closes.
-            self._refuse(client, start, "it was stopped before it started" if process else "it ended at once")
+            is_stopped = process is not None
+            words = "it was stopped before it started" if is_stopped else "it ended at once"
+            self._refuse(client, start, words, is_stopped=is_stopped)
             return
         record = RankRecord(
             cgroup=self._confine(start, pid),
@@ -541,7 +541,7 @@ class Shim:
             self._fences[stop.run] = max(stop.generation, self._fences.get(stop.run, Generation(-1)))
         for pending in [pending for pending in self._waiting if _is_meant(stop, _key(pending.start))]:
             self._waiting.remove(pending)
-            self._refuse(pending.client, pending.start, "it was stopped before it started")
+            self._refuse(pending.client, pending.start, "it was stopped before it started", is_stopped=True)
         for pending in self._forking:
             pending.is_stopped |= _is_meant(stop, _key(pending.start))
         for pid, key in list(self._living.items()):

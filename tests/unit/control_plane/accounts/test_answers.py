@@ -241,7 +241,7 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
             ("Everstep requested 2 nodes 5 times: AWS has none.",),
         ),
         (
-            replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1, message="no such image")),
+            replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1, is_shortage=False)),
             ("Everstep requested 1 p5.48xlarge once: AWS launches none.",),
         ),
         (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),

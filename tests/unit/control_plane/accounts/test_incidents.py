@@ -172,6 +172,7 @@ SHORT = CapacityWait(
     missing_count=1,
     message="We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed",
     failed_count=2,
+    is_shortage=True,
     next_attempt_at=1200.0,
 )
 WAITING = replace(

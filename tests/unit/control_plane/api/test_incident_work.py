@@ -207,7 +207,7 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
     }
     assert described["Why"] == "X. Outage: cause unknown."
     assert described["Done"][0].endswith("requested 1 p5.48xlarge 3 times: AWS launches none.")
-    job.write(jobs.change, memo={"capacity_wait": {**wait, "message": "InsufficientInstanceCapacity"}})
+    job.write(jobs.change, memo={"capacity_wait": {**wait, "is_shortage": True}})
     short = client.describe_incident(IncidentId="inc-1")
     assert short["Wait"]["IsOutOfCapacity"]
     assert short["Done"][0].endswith("requested 1 p5.48xlarge 3 times: AWS has none.")

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.accounts.reasons import sentence
+from control_plane.cloud.operator import LaunchFailure
 from control_plane.core.capacity import (
     LONG_WAIT_SECONDS,
     LONGEST_RETRY_SECONDS,
     failed_launches,
     failure,
     is_long,
-    is_shortage,
     pause_seconds,
     retry_at,
 )
@@ -76,7 +77,7 @@ def test_everstep_retries_launches_that_aws_suspended_and_none_that_a_person_sus
     ],
 )
 def test_a_shortage_is_known_by_the_message_of_aws(message: str, is_short: bool) -> None:
-    assert is_shortage(message) is is_short
+    assert LaunchFailure(at=datetime.now(UTC), message=message).is_shortage is is_short
 
 
 def test_a_wait_is_long_if_a_person_has_time_to_decide() -> None:

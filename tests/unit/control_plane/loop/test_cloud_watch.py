@@ -20,6 +20,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from control_plane.accounts.reasons import sentence
 from control_plane.api.prometheus import ServerFacts, exposition
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.errors import CloudUnavailable, Throttled
@@ -206,7 +207,7 @@ async def test_an_instance_that_two_answers_omit_has_ended_once_its_agent_is_sil
     silent_from = world.now
     await world.until(lambda: world.nodes()[lost.node_id].state == "gone")
     assert (world.now - silent_from).total_seconds() > world.timeouts.lease_seconds
-    assert world.nodes()[lost.node_id].reason == "EC2: not listed in two answers in a row"
+    assert sentence(world.nodes()[lost.node_id].reason) == "EC2: not listed in two answers in a row"
 
 
 async def test_an_instance_has_not_ended_while_ec2_does_not_list_it_and_its_agent_cannot_join(
