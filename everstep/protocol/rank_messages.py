@@ -549,7 +549,13 @@ class Abandoned(Message, frozen=True):
     step: Step
     reason: str
     """The cause in words, for people."""
-    cause: UnkeptCause = UnkeptCause.CAPTURE
+    cause: UnkeptCause | None = None
+    """None if the rank imports an earlier release, which reports only words: `late`, or an obstacle of the capture."""
+
+    @property
+    def known_cause(self) -> UnkeptCause:
+        """The cause, also if an earlier release reports it."""
+        return self.cause or (UnkeptCause.LATE if self.reason == "late" else UnkeptCause.CAPTURE)
 
 
 class Boundary(Message, frozen=True):

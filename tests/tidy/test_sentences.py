@@ -41,6 +41,7 @@ PARTS = {
 PATTERNS = {"findall", "finditer", "fullmatch", "match", "search", "split", "sub"}
 AWS = "AWS distinguishes these cases only by a message, which the package `cloud` turns into a value"
 PROCESS = "another process reports a full disk only in its output, with the system's fixed error text"
+EARLIER = "an earlier release reports the cause only in this word"
 JOB = "the reason and the evidence of a job are still sentences"
 ALLOWED = {
     'control_plane/cloud/aws.py: if "No active Lifecycle Action found" not in error.message:': AWS,
@@ -49,6 +50,8 @@ ALLOWED = {
     "control_plane/cloud/operator.py: return process in self.suspended_processes and bool(reason) and not "
     "reason.startswith(USER_SUSPENDED)": AWS,
     "control_plane/cloud/operator.py: return _SHORTAGE.search(self.message) is not None": AWS,
+    'everstep/protocol/rank_messages.py: return self.cause or (UnkeptCause.LATE if self.reason == "late" else '
+    "UnkeptCause.CAPTURE)": EARLIER,
     "worker/node/full_disks.py: match = _WORDS.search(words)": PROCESS,
     "worker/node/full_disks.py: named = _NAMED.search(words)": PROCESS,
     "worker/node/full_disks.py: return _WORDS.search(words) is not None": PROCESS,

@@ -315,7 +315,7 @@ class RankSlots:
         """Free the slot that was granted for a step which the rank does not capture, and vote ABANDON for this step."""
         self._store.settle_copiers(shard.rank)
         self._store.give_up(shard.rank, shard.content(abandoned.step))
-        cause, reason = abandoned.cause, abandoned.reason
+        cause, reason = abandoned.known_cause, abandoned.reason
         # LATE makes the coordinator propose steps earlier, which would not help if the agent had no slot for the step.
         if shard.refusal:
             cause, reason = shard.refusal_cause, shard.refusal

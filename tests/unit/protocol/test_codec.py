@@ -21,8 +21,9 @@ from everstep.protocol.codec import (
     is_supported,
 )
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, UnknownVersion
-from everstep.protocol.ids import RunId
+from everstep.protocol.ids import Generation, RunId, Step
 from everstep.protocol.peer_messages import Accepted, PeerMessage, Refused
+from everstep.protocol.rank_messages import UnkeptCause
 from tests.newer_release import of_newer_release
 
 MODULES = (agent_messages, peer_messages, parity, plan, rank_messages, rounds)
@@ -276,3 +277,19 @@ def test_an_announced_frame_beyond_the_limit_is_refused_unread() -> None:
     assert frame_length((10).to_bytes(4, "big"), limit=10) == 10
     with pytest.raises(OversizedMessage, match="11 bytes"):
         frame_length((11).to_bytes(4, "big"), limit=10)
+
+
+@pytest.mark.parametrize(
+    ("reported", "words", "known"),
+    [
+        (None, "late", UnkeptCause.LATE),
+        (None, "w changed outside an optimizer step", UnkeptCause.CAPTURE),
+        (UnkeptCause.CHANGED, "late", UnkeptCause.CHANGED),
+        (UnkeptCause.LATE, "stopped", UnkeptCause.LATE),
+    ],
+)
+def test_the_words_of_an_abandoned_step_count_only_from_an_earlier_release(
+    reported: UnkeptCause | None, words: str, known: UnkeptCause
+) -> None:
+    message = rank_messages.Abandoned(generation=Generation(1), step=Step(2), reason=words, cause=reported)
+    assert decode(encode(message), rank_messages.Abandoned).known_cause is known

@@ -258,7 +258,12 @@ def test_a_copy_that_a_signal_breaks_off_at_the_boundary_is_an_abandoned_snapsho
     with pytest.raises(KeyboardInterrupt):
         snapshotter.capture(1, 0)
     assert link.sent == [
-        Abandoned(generation=Generation(1), step=Step(1), reason="the copy was cancelled: KeyboardInterrupt")
+        Abandoned(
+            generation=Generation(1),
+            step=Step(1),
+            reason="the copy was cancelled: KeyboardInterrupt",
+            cause=UnkeptCause.CAPTURE,
+        )
     ]
     assert told == [1, "ended", NONE], "the page says that nobody is at the slot"
     assert snapshotter.settled == 1
