@@ -1291,6 +1291,10 @@ class TrainingJob(TypedDict):
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
     SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "CompletedWithOlderCheckpoint", "Failed", "Stopped"]
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
+    UnstoredOutputs: list[UnstoredOutput]
+    """Outputs of the ranks that are not in S3, at most 50."""
+    UnstoredOutputCount: int
+    """Number of outputs that are not in S3, including those that UnstoredOutputs does not name."""
     FinalCheckpointStep: NotRequired[int]
     """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end."""
     Reason: str
@@ -1489,6 +1493,12 @@ class TrainingJobSummary(TypedDict):
     """Number of the job's incidents. Only in lists."""
     OpenIncidentCount: NotRequired[int]
     """Number of incidents from which the job has not recovered yet. Only in lists."""
+
+class UnstoredOutput(TypedDict):
+    """A file, link or other entry of a rank's output directory that is not in S3."""
+    Path: str
+    """Path within the newest generation with such outputs: `rank=0/latest`. Bytes that are not UTF-8 are escaped."""
+    Cause: Literal["Outside", "NotAFile", "Name", "Unreadable", "Refused"]
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision and its changes."""

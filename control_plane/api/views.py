@@ -29,6 +29,7 @@ from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import nodes as nodes_schemas
 from control_plane.api.schemas import notes as notes_schemas
 from control_plane.api.schemas import plans as plans_schemas
+from control_plane.api.schemas import results as results_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
 from control_plane.cloud import contract
@@ -90,6 +91,7 @@ from control_plane.loop.records import (
     generation_node_count,
     lapse_of,
     suspicion_of,
+    unstored_outputs_of,
 )
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId, Step
@@ -203,6 +205,17 @@ def job_summary(job: SavedJob, now: datetime, listed: Listed = Listed()) -> jobs
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
         final_checkpoint_step=_shown_final_checkpoint(job),
     )
+
+
+def _unstored_outputs(job: SavedJob) -> dict[str, Any]:
+    unstored = unstored_outputs_of(job)
+    outputs = () if unstored is None else unstored.outputs
+    return {
+        "unstored_output_count": 0 if unstored is None else unstored.count,
+        "unstored_outputs": [
+            results_schemas.UnstoredOutput(path=f"rank={each.rank}/{each.path}", cause=each.cause) for each in outputs
+        ],
+    }
 
 
 def _shown_final_checkpoint(job: SavedJob) -> int | None:
@@ -396,6 +409,7 @@ def job(
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
         secondary_status_transitions=status_transitions(job),
+        **_unstored_outputs(job),
         final_checkpoint_step=_shown_final_checkpoint(job),
         reason=reason_of(job, now),
         repeat_choice=_repeat_choice(job),

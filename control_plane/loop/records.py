@@ -27,7 +27,16 @@ from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillSt
 from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, HoldRelease, NodeRecord
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import CapacityWait, JobRecord, JobSettings, JobSpec, Lapse, Memo, Suspicion
+from control_plane.core.observed.jobs import (
+    CapacityWait,
+    JobRecord,
+    JobSettings,
+    JobSpec,
+    Lapse,
+    Memo,
+    Suspicion,
+    UnstoredOutputs,
+)
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
 from control_plane.core.observed.steps import (
     NO_GENERATION,
@@ -152,6 +161,12 @@ def final_checkpoint_of(job: jobs.SavedJob) -> int | None:
     """Return the step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
     step: int | None = job.memo.get("final_checkpoint")
     return step
+
+
+def unstored_outputs_of(job: jobs.SavedJob) -> UnstoredOutputs | None:
+    """Return the outputs of the job's ranks that are not in S3, or None."""
+    stored = job.memo.get("unstored")
+    return None if stored is None else msgspec.convert(stored, UnstoredOutputs)
 
 
 def lapse_of(job: jobs.SavedJob) -> Lapse | None:
@@ -496,4 +511,5 @@ resolve(CheckpointUpload)
 resolve(Lapse)
 resolve(Memo)
 resolve(Suspicion)
+resolve(UnstoredOutputs)
 resolve(FailureRecord)

@@ -527,7 +527,12 @@ def download_output(
     """Download the files that the ranks wrote to EVERSTEP_OUTPUT_DIR."""
     written = service.download_outputs(TrainingJobName=name, Directory=to, Generation=generation)
     files, total = counted(len(written), "file"), size(sum(path.stat().st_size for path in written))
-    return Shown({"Files": [str(path) for path in written]}, f"{files}, {total}, in {to}")
+    job = service.describe_training_job(TrainingJobName=name)
+    lines = [f"not in S3: {each['Path']} ({each['Cause']})" for each in job["UnstoredOutputs"]]
+    if (more := job["UnstoredOutputCount"] - len(lines)) > 0:
+        lines.append(f"not in S3: {more} more; the log of the node's agent names them")
+    body = {"Files": [str(path) for path in written], "UnstoredOutputs": job["UnstoredOutputs"]}
+    return Shown(body, f"{files}, {total}, in {to}", "\n".join(lines))
 
 
 @command(app)

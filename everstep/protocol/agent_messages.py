@@ -442,6 +442,34 @@ class Obstacle(StrEnum):
     REFUSED = "Refused"
 
 
+class OutputCause(StrEnum):
+    """Why an output file of a rank is not in S3.
+
+    OUTSIDE: It is a link that leads out of the output folder.
+    NOT_A_FILE: It is a broken link, or neither a file nor a folder.
+    NAME: Its name is not UTF-8.
+    UNREADABLE: The agent cannot read it, or another user owns it.
+    REFUSED: S3 refused the upload, or did not answer.
+    """
+
+    OUTSIDE = "Outside"
+    NOT_A_FILE = "NotAFile"
+    NAME = "Name"
+    UNREADABLE = "Unreadable"
+    REFUSED = "Refused"
+
+
+class UnstoredOutput(Message, frozen=True):
+    """An output file of a rank that is not in S3."""
+
+    rank: Rank
+    path: str
+    """Path in the rank's output folder, without bytes that are not UTF-8."""
+    cause: OutputCause
+    omitted_count: int = 0
+    """Number of further unstored outputs of the node that the agent does not name. Only in the node's last entry."""
+
+
 class NodeFault(Message, frozen=True):
     """A fault that an agent reports about its own node or its job, with a code that programs can read."""
 
@@ -467,6 +495,8 @@ class NodeFault(Message, frozen=True):
 
     None if the fault has another cause, and from older agents.
     """
+    output: UnstoredOutput | None = None
+    """The output file that is not in S3; set only for `output_missing`."""
     shard: Rank | None = None
     """Rank of the earlier launch whose shard the node could not fetch.
 

@@ -2019,6 +2019,10 @@ export interface TrainingJob {
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'CompletedWithOlderCheckpoint' | 'Failed' | 'Stopped'
   SecondaryStatusTransitions: SecondaryStatusTransition[]
+  /** Outputs of the ranks that are not in S3, at most 50. */
+  UnstoredOutputs: UnstoredOutput[]
+  /** Number of outputs that are not in S3, including those that UnstoredOutputs does not name. */
+  UnstoredOutputCount: number
   /** Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end. */
   FinalCheckpointStep?: number
   /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
@@ -2239,6 +2243,13 @@ export interface UnpinCheckpointRequest {
   TrainingJobName: string
   Step: number
   Generation?: number
+}
+
+/** A file, link or other entry of a rank's output directory that is not in S3. */
+export interface UnstoredOutput {
+  /** Path within the newest generation with such outputs: `rank=0/latest`. Bytes that are not UTF-8 are escaped. */
+  Path: string
+  Cause: 'Outside' | 'NotAFile' | 'Name' | 'Unreadable' | 'Refused'
 }
 
 /** Settings of a fleet to change. Omitted fields keep their value. */

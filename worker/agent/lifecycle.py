@@ -343,10 +343,12 @@ class Lifecycle:
         await self._watch_exits(promise, member)
         await member.uploads.idle()
         unshipped = await self._lines.finish()
-        every = (*unshipped, *await self._rank_outputs.upload_all(member.plan, member.here))
-        for missing in every:
+        unstored = await self._rank_outputs.upload_all(member.plan, member.here)
+        for missing in unshipped:
             member.lines.faults.report("output_missing", missing)
-        self._stored = None if every else member
+        for output, words in unstored:
+            member.lines.faults.report("output_missing", words, output=output)
+        self._stored = None if unshipped or unstored else member
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.RUNNING:
             self._finish(MemberEvent.EXITED)
 

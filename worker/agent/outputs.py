@@ -46,7 +46,8 @@ class EndedOutputs:
             missing = await shipper.finish() if shipper is not None else ()
             missing += await member.held_lines.ship(self._objects)
             if not is_stored:
-                missing += await self._rank_outputs.upload_all(member.plan, member.here)
+                unstored = await self._rank_outputs.upload_all(member.plan, member.here)
+                missing += tuple(words for _, words in unstored)
             if not missing:
                 await asyncio.to_thread(self._rank_outputs.forget_streams, member.plan)
 

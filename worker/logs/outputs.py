@@ -20,6 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
+from everstep.protocol.agent_messages import OutputCause, UnstoredOutput
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.errors import StorageError
@@ -37,8 +40,17 @@ SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 OUTPUT_RETRY_SECONDS = 1.0
 OUTPUT_POLL_SECONDS = 1.0
-MAX_SENTENCES = 20
-"""Maximum number of sentences about missing objects in a node's report. The agent's log contains all sentences."""
+MAX_UNSTORED = 20
+"""Maximum number of unstored outputs in a node's report. The agent's log contains all."""
+Unstored = tuple[UnstoredOutput, str]
+"""An output that is not in S3, and a sentence about it for people."""
+
+
+_WORDS = {
+    OutputCause.OUTSIDE: "it is a link that leads out of the output folder",
+    OutputCause.NOT_A_FILE: "it is not a file",
+    OutputCause.NAME: "its name is not UTF-8",
+}
 
 
 class FileStore(Protocol):
@@ -92,7 +104,7 @@ class RankOutputs:
         self._objects = objects
         self._user = user
 
-    async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[str, ...]:
+    async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[Unstored, ...]:
         """Upload all outputs of this node's ended ranks. A repeated call stores the same objects.
 
         Args:
@@ -100,27 +112,31 @@ class RankOutputs:
             here: this node's entry in the plan.
 
         Returns:
-            At most `MAX_SENTENCES` + 1 sentences about missing objects; empty on success.
+            At most `MAX_UNSTORED` outputs that are not in S3; empty on success.
         """
-        missing = []
+        missing: list[Unstored] = []
         user = user_of(plan.run, self._state, self._user)
         uid = os.getuid() if user is None else user.uid
         for rank in here.ranks:
             folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
             files, refused = await asyncio.to_thread(_collect, folder)
-            missing += refused
+            for relative, cause in refused:
+                words = f"output {_shown(relative)} is not in S3: {_WORDS[cause]}"
+                missing.append((UnstoredOutput(rank=rank, path=_shown(relative), cause=cause), words))
             for relative, path in files:
                 key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
                 reference = ObjectReference(bucket=plan.script.output.bucket, key=key)
-                missing += await self._send(folder, path, reference, uid)
-        for sentence in missing:
-            log.warning("%s", sentence)
-        more = (
-            [f"{len(missing) - MAX_SENTENCES:,} more outputs are not in S3; the agent's log names them"]
-            if len(missing) > MAX_SENTENCES
-            else []
-        )
-        return (*missing[:MAX_SENTENCES], *more)
+                if (failure := await self._send(folder, path, reference, uid)) is not None:
+                    cause, error = failure
+                    words = f"{reference.key} is not in S3: {error}"
+                    missing.append((UnstoredOutput(rank=rank, path=relative, cause=cause), words))
+        for _, words in missing:
+            log.warning("%s", words)
+        if (more := len(missing) - MAX_UNSTORED) > 0:
+            last, words = missing[MAX_UNSTORED - 1]
+            words = f"{words}; {more:,} more outputs are not in S3, which the agent's log names"
+            missing[MAX_UNSTORED - 1 :] = [(msgspec.structs.replace(last, omitted_count=more), words)]
+        return tuple(missing)
 
     def is_moving(self, since: float) -> bool:
         """Return whether the pending uploads of output files still make progress.
@@ -150,15 +166,17 @@ class RankOutputs:
         """
         shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
-    async def _send(self, folder: Path, path: Path, reference: ObjectReference, uid: int) -> list[str]:
-        """Upload one file. Return an empty list, or a list with one sentence about the failure.
+    async def _send(
+        self, folder: Path, path: Path, reference: ObjectReference, uid: int
+    ) -> tuple[OutputCause, Exception] | None:
+        """Upload one file. Return the cause and the error if it is not in S3, or None.
 
         The upload reads from a checked file descriptor, because a process may replace the file under its name.
         """
         try:
             file = _open_output(folder.resolve(), path, uid)
         except OSError as error:
-            return [f"{reference.key} is not in S3: {error}"]
+            return OutputCause.UNREADABLE, error
         try:
             self._under_way[reference.key] = os.fstat(file).st_size
             return await self._put(Path(f"/proc/self/fd/{file}"), reference)
@@ -166,18 +184,18 @@ class RankOutputs:
             self._under_way.pop(reference.key, None)
             os.close(file)
 
-    async def _put(self, path: Path, reference: ObjectReference) -> list[str]:
+    async def _put(self, path: Path, reference: ObjectReference) -> tuple[OutputCause, Exception] | None:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 await asyncio.to_thread(self._objects.put_file, reference, path)
             except OSError as error:
-                return [f"{reference.key} is not in S3: {error}"]
+                return OutputCause.UNREADABLE, error
             except StorageError as error:
                 if not error.retryable or attempt == MAX_ATTEMPTS:
-                    return [f"{reference.key} is not in S3: {error}"]
+                    return OutputCause.REFUSED, error
             else:
                 self._moved_at = self.monotonic()
-                return []
+                return None
             await asyncio.sleep(self._retry_seconds * attempt)
         raise AssertionError
 
@@ -187,13 +205,14 @@ def still_seconds(size: int) -> float:
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
-def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """Return the files below a folder with their relative paths, and a sentence for each entry that cannot be uploaded.
+def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, OutputCause]]]:
+    """Return the files below a folder with their relative paths, and the entries that cannot be uploaded.
 
     A link to a file within the folder counts as this file.
     """
     root = folder.resolve()
-    files, refused = [], []
+    files: list[tuple[str, Path]] = []
+    refused: list[tuple[str, OutputCause]] = []
     for parent, folders, names in os.walk(root, followlinks=False):
         folders.sort()
         for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
@@ -201,13 +220,11 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
             relative = path.relative_to(root).as_posix()
             target = Path(os.path.realpath(path))  # Unlike `Path.resolve`, it accepts a loop of links.
             if not target.is_relative_to(root):
-                refused.append(
-                    f"output {_shown(relative)} is not in S3: it is a link that leads out of the output folder"
-                )
+                refused.append((relative, OutputCause.OUTSIDE))
             elif not target.is_file():
-                refused.append(f"output {_shown(relative)} is not in S3: it is not a file")
+                refused.append((relative, OutputCause.NOT_A_FILE))
             elif not _is_text(relative):
-                refused.append(f"output {_shown(relative)} is not in S3: its name is not UTF-8")
+                refused.append((relative, OutputCause.NAME))
             else:
                 files.append((relative, target))
     return files, refused

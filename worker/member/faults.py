@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.agent_messages import NodeFault, UnstoredOutput
 from everstep.protocol.ids import Rank
 
 
@@ -29,6 +29,7 @@ class ReportedFaults:
         is_permanent: bool = False,
         subject: str | None = None,
         shard: Rank | None = None,
+        output: UnstoredOutput | None = None,
     ) -> None:
         """Report a fault of this node or of a rank to the control plane.
 
@@ -40,9 +41,10 @@ class ReportedFaults:
                 `withdraw` removes it. Without a subject, the fault stays reported.
             shard: the shard that this node cannot load: its owner's rank in the launch that captured it. None for other
                 faults.
+            output: the output file that is not in S3. None for other faults.
         """
         self._faults[f"{code} {message if subject is None else subject}"] = NodeFault(
-            code=code, message=message, is_permanent=is_permanent, shard=shard
+            code=code, message=message, is_permanent=is_permanent, shard=shard, output=output
         )
         self._on_change()
 

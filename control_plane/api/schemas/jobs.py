@@ -42,6 +42,7 @@ from control_plane.api.schemas.common import (
     VariableName,
 )
 from control_plane.api.schemas.plans import TrainingJobPlan
+from control_plane.api.schemas.results import UnstoredOutput
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS, DEFAULT_REPEATED_MINUTES
 from control_plane.core.observed.spans import Bucket
@@ -622,6 +623,10 @@ class TrainingJob(Shape):
     training_job_status: TrainingJobStatus
     secondary_status: SecondaryStatus
     secondary_status_transitions: list[SecondaryStatusTransition]
+    unstored_outputs: list[UnstoredOutput]
+    """Outputs of the ranks that are not in S3, at most 50."""
+    unstored_output_count: int
+    """Number of outputs that are not in S3, including those that UnstoredOutputs does not name."""
     final_checkpoint_step: int | None
     """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint.
 

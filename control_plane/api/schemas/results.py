@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from control_plane.api.schemas.common import Shape
+from everstep.protocol.agent_messages import OutputCause
 
 
 class OutputEntry(Shape):
@@ -13,6 +14,14 @@ class OutputEntry(Shape):
     """Path within the generation: `rank=0/model.safetensors`."""
     key: str
     bytes: int
+
+
+class UnstoredOutput(Shape):
+    """A file, link or other entry of a rank's output directory that is not in S3."""
+
+    path: str
+    """Path within the newest generation with such outputs: `rank=0/latest`. Bytes that are not UTF-8 are escaped."""
+    cause: OutputCause
 
 
 class ListOutputsResponse(Shape):

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, protection
+from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import first_passed_at, is_silent, passed_at
 from control_plane.core.incidents import incident_id
 from control_plane.core.job.view import JobView, passed_by_all, with_record
-from control_plane.core.observed.jobs import Trial
+from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import IncidentEvent, IncidentState
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Step
 from everstep.protocol.plan import Snapshots
+
+SHOWN_OUTPUTS = 5
+"""Maximum number of unstored outputs that an event names."""
 
 
 def with_progress(view: JobView) -> JobView:
@@ -86,7 +90,29 @@ def with_progress(view: JobView) -> JobView:
         keeps_every_step=STRATEGIES[view.spec.checkpoint_strategy].snapshots is Snapshots.EVERY_STEP,
         timeouts=view.policy.timeouts,
     )
-    return replace(view, record=watched, events=(*view.events, *protection.events(view.seen.record, watched)))
+    view = replace(view, record=watched, events=(*view.events, *protection.events(view.seen.record, watched)))
+    return _with_unstored_outputs(view)
+
+
+def _with_unstored_outputs(view: JobView) -> JobView:
+    """Record the output files that the agents could not store in S3, with an event for new ones."""
+    outputs = tuple(
+        fault.output
+        for _, report in sorted(view.reports.items())
+        for fault in report.faults
+        if fault.output is not None
+    )
+    if not outputs:
+        return view
+    count = len(outputs) + sum(output.omitted_count for output in outputs)
+    unstored = UnstoredOutputs(generation=view.plan.generation, outputs=outputs[:MAX_NAMED_OUTPUTS], count=count)
+    if unstored == view.record.unstored:
+        return view
+    shown = [f"rank={output.rank}/{output.path} ({output.cause})" for output in outputs[:SHOWN_OUTPUTS]]
+    names = ", ".join(shown)
+    more = f" and {count - len(shown)} more" if count > len(shown) else ""
+    event = EventDraft(type="OutputsNotStored", message=f"outputs are not in S3: {names}{more}")
+    return with_record(replace(view, events=(*view.events, event)), unstored=unstored)
 
 
 def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobView:

@@ -23,7 +23,7 @@ from control_plane.core.observed.steps import (
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy
 from control_plane.core.verification import Blocked
-from everstep.protocol.agent_messages import CheckpointPace
+from everstep.protocol.agent_messages import CheckpointPace, UnstoredOutput
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 from everstep.protocol.rank_messages import UnkeptCause
@@ -378,6 +378,20 @@ class Lapse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnstoredOutputs:
+    """The output files of a generation's ranks that are not in S3."""
+
+    generation: Generation
+    outputs: tuple[UnstoredOutput, ...]
+    """At most `MAX_NAMED_OUTPUTS` of them."""
+    count: int
+
+
+MAX_NAMED_OUTPUTS = 50
+"""Maximum number of unstored outputs that a job's record names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memo:
     """The part of a job's record that the database stores in one JSON column.
 
@@ -467,6 +481,8 @@ class Memo:
     """Seconds from the end of the newest committed step to its commit, as the control plane observed them."""
     lapse: Lapse | None = None
     """Set while training goes on and the newest generation keeps no further step."""
+    unstored: UnstoredOutputs | None = None
+    """Outputs of the newest generation that left outputs which are not in S3."""
     final_checkpoint: Step | None = None
     """Step of the newest checkpoint when all ranks had ended with success; `NO_STEP` without a checkpoint.
 

@@ -877,9 +877,15 @@ def test_a_node_shows_its_memory_and_that_of_its_ranks(run):
 
 def test_outputs_are_downloaded(run, tmp_path):
     outputs = [{"Generation": 2, "Path": "rank=0/model.bin", "Key": "k", "Bytes": 3}]
-    answers = {"list_outputs": {"Outputs": outputs}, "get_output": lambda TrainingJobName, Key: body(b"abc")}
-    code, out, _, _ = run("jobs", "output", "gpt", "--to", str(tmp_path / "out"), **answers)
+    unstored = {"UnstoredOutputs": [{"Path": "rank=0/latest", "Cause": "Outside"}], "UnstoredOutputCount": 3}
+    answers = {
+        "list_outputs": {"Outputs": outputs},
+        "get_output": lambda TrainingJobName, Key: body(b"abc"),
+        "describe_training_job": {**JOB, **unstored},
+    }
+    code, out, err, _ = run("jobs", "output", "gpt", "--to", str(tmp_path / "out"), **answers)
     assert (code, out) == (0, f"1 file, 3 B, in {tmp_path / 'out'}\n")
+    assert "not in S3: rank=0/latest (Outside)\nnot in S3: 2 more" in err
     assert (tmp_path / "out/rank=0/model.bin").read_bytes() == b"abc"
 
 

@@ -19,15 +19,34 @@ export default function JobOutputsTab({ job }: { job: TrainingJob }) {
   const name = useJobAddress(job)
   const query = useQuery(outputsQuery(name))
   return (
-    <Shown query={query}>
-      {(outputs) =>
-        outputs.length ? (
-          <Outputs job={name} outputs={outputs} />
-        ) : (
-          <Empty title={OUTPUTS.empty.title}>{OUTPUTS.empty.text}</Empty>
-        )
-      }
-    </Shown>
+    <div className="stack">
+      <Unstored job={job} />
+      <Shown query={query}>
+        {(outputs) =>
+          outputs.length ? (
+            <Outputs job={name} outputs={outputs} />
+          ) : (
+            <Empty title={OUTPUTS.empty.title}>{OUTPUTS.empty.text}</Empty>
+          )
+        }
+      </Shown>
+    </div>
+  )
+}
+
+function Unstored({ job }: { job: TrainingJob }) {
+  const named = job.UnstoredOutputs ?? []
+  if (!named.length) return null
+  const left = (job.UnstoredOutputCount ?? 0) - named.length
+  return (
+    <Card title={OUTPUTS.unstored.title}>
+      <ul>
+        {named.map((each) => (
+          <li key={each.Path}>{OUTPUTS.unstored.line(each.Path, each.Cause)}</li>
+        ))}
+        {left > 0 && <li>{OUTPUTS.unstored.more(left)}</li>}
+      </ul>
+    </Card>
   )
 }
 

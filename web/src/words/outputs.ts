@@ -13,6 +13,11 @@ export const OUTPUTS = {
   downloadOf: (path: string) => `Download ${path}`,
   all: 'Download the newest generation with this command:',
   limited: (limit: number) => `The page lists the first ${count(limit)} files. The command downloads all of them.`,
+  unstored: {
+    title: 'Not in S3',
+    line: (path: string, cause: string) => `${path} (${cause})`,
+    more: (left: number) => `${count(left)} more. The agent of the node logs all names.`,
+  },
   none: 'No path matches the filter.',
   more: (hidden: number) => `${plural(hidden, 'more file')}. Filter by path to see them.`,
   empty: {

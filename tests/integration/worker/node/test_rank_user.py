@@ -297,7 +297,7 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
     folder = made.files().output_dir
     os.link(made.state / "promise", folder / "linked")
     told = await RankOutputs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
-    assert [sentence.partition(" is not in S3: ")[::2] for sentence in told] == [
+    assert [sentence.partition(" is not in S3: ")[::2] for _, sentence in told] == [
         ("output leak", "it is a link that leads out of the output folder"),
         ("jobs/job/output/gen=1/rank=0/linked", "[Errno 13] this is not a file of the rank in its output folder"),
     ]

@@ -601,6 +601,14 @@ def test_outputs_among_what_belongs_to_others_are_not_shown(client, job, service
         client.get_output(TrainingJobName="gpt", Key=key)["Body"].read()
 
 
+def test_a_job_names_its_outputs_that_are_not_in_s3(client, job):
+    unstored = {"generation": 1, "outputs": [{"rank": 0, "path": "latest", "cause": "Outside"}], "count": 3}
+    job.write(jobs.change, memo={"unstored": unstored})
+    shown = client.describe_training_job(TrainingJobName="gpt")
+    assert shown["UnstoredOutputs"] == [{"Path": "rank=0/latest", "Cause": "Outside"}]
+    assert shown["UnstoredOutputCount"] == 3
+
+
 def test_outputs_in_another_bucket_are_shown_and_keys_beside_them_are_not(client, job, service):
     move_outputs(service, job.run, f"s3://{USERS_BUCKET}/out/gpt/")
     for path in ("another/gen=1/rank=0/x", "gen=1/rank=0/", "gen=1/rank=0/x", "gen=2/rank=0/x", "of-another/gen=1/x"):

@@ -24,7 +24,7 @@ from control_plane.cloud.operator import Ec2State
 from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import JOIN_SECONDS, grace_seconds
-from control_plane.db import fleets, jobs, nodes
+from control_plane.db import events, fleets, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop import records
 from everstep.protocol.agent_messages import (
@@ -35,11 +35,13 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     NodeFault,
+    OutputCause,
     Prepare,
     Release,
     Start,
+    UnstoredOutput,
 )
-from everstep.protocol.ids import FleetName, NodeId, Step
+from everstep.protocol.ids import FleetName, NodeId, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World
@@ -777,6 +779,30 @@ async def test_an_end_whose_last_steps_nodes_did_not_keep_says_both_steps(world:
     assert (summary.training_job_status, summary.secondary_status) == ("Completed", "CompletedWithOlderCheckpoint")
     assert transitions[-1].status == "CompletedWithOlderCheckpoint"
     assert (summary.boundary, summary.final_checkpoint_step) == (10, 6)
+
+
+async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world: World) -> None:
+    world.submit()
+    await world.running()
+    await world.train(7)
+    for number, agent in enumerate(world.team()):
+        output = UnstoredOutput(
+            rank=Rank(number), path="latest", cause=OutputCause.OUTSIDE, omitted_count=60 if number else 0
+        )
+        agent.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=output),)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    stored = records.unstored_outputs_of(world.job())
+    assert stored is not None
+    assert [(each.rank, each.path, each.cause) for each in stored.outputs] == [
+        (number, "latest", OutputCause.OUTSIDE) for number in (0, 1)
+    ]
+    assert (stored.generation, stored.count) == (1, 62)
+    with world.database.read() as session:
+        found = events.page(session, events.EventFilter(), limit=1000)
+    messages = [event.message for event in found if event.type == "OutputsNotStored"]
+    assert messages[-1] == "outputs are not in S3: rank=0/latest (Outside), rank=1/latest (Outside) and 60 more"
+    assert len(messages) == 1
 
 
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.agent_messages import NodeFault, OutputCause
 from everstep.protocol.codec import encode
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.logs.bench import RUN, Bench
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.logs import outputs
-from worker.logs.outputs import MAX_SENTENCES, RankOutputs
+from worker.logs.outputs import MAX_UNSTORED, RankOutputs
 from worker.storage.object_store import StoredObject
 
 
@@ -50,22 +50,25 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
     os.mkfifo(out / "pipe")
     os.symlink(b"nowhere", os.fsencode(out) + b"/caf\xe9")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)
-    for sentence in missing:
-        # the agent sends this sentence in a report, and would end if the encoding failed
-        encode(NodeFault(code="output_missing", message=sentence, is_permanent=False))
+    for output, sentence in missing:
+        # the agent sends both in a report, and would end if the encoding failed
+        encode(NodeFault(code="output_missing", message=sentence, is_permanent=False, output=output))
     assert bench.stored == {"output/gen=3/rank=0/real.txt": b"real", "output/gen=3/rank=0/inside": b"real"}
-    assert sorted(sentence.split()[1] for sentence in missing) == [
-        *("'caf\\udce9'", "dangling", "folder", "loop", "outside", "pipe")
-    ]
+    # The link with the odd name is broken, too.
+    assert {output.path: output.cause for output, _ in missing} == {
+        **dict.fromkeys(("'caf\\udce9'", "dangling", "loop", "pipe"), OutputCause.NOT_A_FILE),
+        **dict.fromkeys(("folder", "outside"), OutputCause.OUTSIDE),
+    }
 
 
 async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
     """The agent names only some of many missing outputs, because the control plane rejects large reports."""
-    for number in range(MAX_SENTENCES + 5):
+    for number in range(MAX_UNSTORED + 5):
         (bench.files(0).output_dir / f"link-{number}").symlink_to("nowhere")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)
-    assert len(missing) == MAX_SENTENCES + 1
-    assert missing[-1] == "5 more outputs are not in S3; the agent's log names them"
+    assert len(missing) == MAX_UNSTORED
+    assert [output.omitted_count for output, _ in missing] == [*[0] * (MAX_UNSTORED - 1), 5]
+    assert missing[-1][1].endswith("; 5 more outputs are not in S3, which the agent's log names")
 
 
 async def test_a_refused_output_is_reported_and_the_others_are_uploaded(bench: Bench) -> None:
@@ -86,10 +89,8 @@ async def test_a_refused_output_is_reported_and_the_others_are_uploaded(bench: B
     for name in ("denied", "unavailable", "stored"):
         (bench.files(0).output_dir / name).write_text("x")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)
-    assert [sentence.partition(" is not in S3")[0].rpartition("/")[2] for sentence in missing] == [
-        "denied",
-        "unavailable",
-    ]
+    found = [(output.rank, output.path, output.cause) for output, _ in missing]
+    assert found == [(0, "denied", OutputCause.REFUSED), (0, "unavailable", OutputCause.REFUSED)]
     assert set(bench.stored) == {"output/gen=3/rank=0/stored"}
     assert (calls.count("denied"), calls.count("unavailable")) == (1, outputs.MAX_ATTEMPTS)
 
