@@ -787,7 +787,7 @@ async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world
     await world.train(7)
     for number, agent in enumerate(world.team()):
         output = UnstoredOutput(
-            rank=Rank(number), path="latest", cause=OutputCause.OUTSIDE, omitted_count=60 if number else 0
+            rank=Rank(number), path="latest", cause=OutputCause.OUTSIDE, omitted_count=20 if number else 0
         )
         agent.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=output),)
     world.finish()
@@ -795,13 +795,14 @@ async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world
     stored = records.unstored_outputs_of(world.job())
     assert stored is not None
     assert [(each.rank, each.path, each.cause) for each in stored.outputs] == [
-        (number, "latest", OutputCause.OUTSIDE) for number in (0, 1)
+        (number, "latest", OutputCause.OUTSIDE) for number in range(4)
     ]
-    assert (stored.generation, stored.count) == (1, 62)
+    assert (stored.generation, stored.count) == (1, 64)
     with world.database.read() as session:
         found = events.page(session, events.EventFilter(), limit=1000)
     messages = [event.message for event in found if event.type == "OutputsNotStored"]
-    assert messages[-1] == "outputs are not in S3: rank=0/latest (Outside), rank=1/latest (Outside) and 60 more"
+    names = ", ".join(f"rank={number}/latest (Outside)" for number in range(4))
+    assert messages[-1] == f"outputs are not in S3: {names} and 60 more"
     assert len(messages) == 1
 
 
