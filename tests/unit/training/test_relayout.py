@@ -28,7 +28,7 @@ from everstep.training.data import DataStream
 from everstep.training.earlier import EarlierTensors, LoadTarget, map_shard
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.host_copy import copy_into_live
-from everstep.training.relayout import Relaid, _Cover, _Piece, fetch_order, read_earlier, values_rank
+from everstep.training.relayout import Relaid, RelaidTensors, _Cover, _Piece, fetch_order, read_earlier, values_rank
 from everstep.training.restore import Expected
 from everstep.training.script import Environment
 from everstep.training.state import RankState
@@ -321,6 +321,23 @@ def test_parameters_with_other_step_counts_do_not_share_one_count(
         else nullcontext()
     ):
         assert _Cover(earlier, 1).add_all([target]) == []
+
+
+def test_padding_becomes_zeros(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    source = state_of(steps=1)
+    folder.add(source)
+    weight = source.parameters()["model/weight"].detach().flatten()
+    earlier = EarlierTensors()
+    earlier.add(map_shard(folder.path / "0", RUN, Rank(0), STEP), is_own=True)
+    parts = (whole("model/weight", tuple(source.parameters()["model/weight"].shape)),)
+    padded = LoadTarget("master", (weight.numel() + 3,), torch.float32, parts, is_padded=True)
+    cover = _Cover(earlier, 1)
+    assert cover.add_all([padded]) == []
+    tensors, live = RelaidTensors(cover, earlier), torch.full((weight.numel() + 3,), 9.0)
+    tensors.bring("master", live)
+    tensors.finish()
+    assert torch.equal(live, torch.cat([weight, torch.zeros(3)]))
 
 
 def test_gradients_that_each_rank_accumulates_are_refused(tmp_path: Path) -> None:

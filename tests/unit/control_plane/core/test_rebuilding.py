@@ -123,6 +123,28 @@ def test_a_node_without_a_share_of_the_base_has_a_free_slot_for_it() -> None:
     assert [(each.owner_rank, each.step) for each in restore.keep[A]] == [(0, 7), (0, 8), (share_owner(Rank(0)), 7)]
 
 
+@pytest.mark.parametrize(
+    ("shared", "unshared", "base"),
+    [
+        pytest.param((8, 9), (), 9, id="every share of the newest step is in memory"),
+        pytest.param((8,), (9,), 8, id="shares of the newest step are missing, and memory holds C"),
+        pytest.param((7,), (8, 9), 8, id="only a step older than C has shares, and memory holds C"),
+        pytest.param((7,), (9,), 9, id="only a step older than C has shares, and C is lost"),
+    ],
+)
+def test_a_relayout_never_goes_back_behind_the_committed_step(
+    shared: tuple[int, ...], unshared: tuple[int, ...], base: int
+) -> None:
+    """Step 8 is committed (C). After a relayout, the job restores C or a newer step, whether or not it has shares."""
+    inventories = {
+        node: (*slots, *(shard(rank, step) for step in unshared))
+        for rank, (node, slots) in enumerate(held(*shared, nodes=NODES).items())
+    }
+    restore = recovery.choose(survey(inventories, owners=[A, B], committed=Step(8)))
+    assert restore.relayout is not None
+    assert restore.base_step == base
+
+
 def test_a_shard_in_memory_is_preferred_to_its_rebuild() -> None:
     inventories = {**held(8), D: (shard(2, 8),)}
     assert [source.kind for source in recovery.choose(survey(inventories)).sources[2]] == ["local", "parity"]
