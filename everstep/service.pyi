@@ -289,6 +289,10 @@ class DeleteTrainingJobResponse(TypedDict):
     S3Uris: list[str]
     """S3 locations of the job's checkpoints, logs and outputs, below which the objects are."""
 
+class DescribeDutiesResponse(TypedDict):
+    """All jobs and fleets that need a person, the most urgent first."""
+    Duties: list[SubjectDuty]
+
 class DescribeProtectionResponse(TypedDict):
     """The current protection of a job's state."""
     TrainingJobName: str
@@ -335,6 +339,38 @@ class Drill(TypedDict):
     EndTime: NotRequired[datetime]
     IncidentId: NotRequired[str]
     Outcome: NotRequired[str]
+
+class Duty(TypedDict):
+    """What a person has to do for a job or a fleet. The service computes it when it answers. The command line, the dashboard and notifications show the same duty."""
+    Kind: Literal["Nothing", "JobFailed", "TakenOver", "ConsentToRepeat", "StoreUnreachable", "FleetFrozen", "LaunchesSuspended", "RecoveryLate", "Stalled", "FirstStepLate", "ProtectionLost", "CapacityWait", "NoCheckpoint", "HeldNodes", "Degraded", "Unconfirmed", "FewerNodes", "WithoutCopies", "Paused"]
+    Urgency: Literal["Now", "Later", "Optional", "None"]
+    """Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later."""
+    Sentence: str
+    Explanation: NotRequired[str]
+    """What follows from the situation, and what Everstep does by itself. Absent if there is nothing to do."""
+    Since: NotRequired[datetime]
+    """When the duty began. Absent if the service does not know it."""
+    Actions: list[DutyAction]
+    """What a person can do, the most urgent first."""
+
+class DutyAction(TypedDict):
+    """One thing that a person can do now."""
+    Kind: Literal["ReadLogs", "SubmitAgain", "HandBack", "Resume", "Pause", "Stop", "Shrink", "RepeatWork", "CheckStore", "CorrectGroup", "DescribeFleet", "ResumeLaunches", "ListEvents", "ShowProtection", "CreateCheckpoint", "SetCheckpoints", "DecideNode", "ReadServerLog"]
+    Urgency: Literal["Now", "Later", "Optional", "None"]
+    Description: str
+    """What the person should do and why, in one or two sentences."""
+    Command: str
+    """The command line with which the person begins the action."""
+    FurtherCommands: list[str]
+    """Alternative commands for the step after Command. The person runs one of them. Empty if Command completes the action."""
+    InstanceId: NotRequired[str]
+    """The held node that the action concerns. Absent if the action concerns the job or the fleet."""
+    IsRecommended: NotRequired[bool]
+    """Whether Everstep recommends the action instead of waiting for instances. false unless given."""
+    MinNodeCount: NotRequired[int]
+    """The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it."""
+    Step: NotRequired[int]
+    """The checkpoint from which the job continues after the action. Absent for other actions."""
 
 class ElasticConfig(TypedDict):
     """Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes."""
@@ -416,6 +452,8 @@ class Fleet(TypedDict):
     Project: str
     FleetStatus: Literal["active", "frozen", "deleting"]
     Reason: str
+    Duty: Duty
+    """What a person has to do for the fleet and its held nodes."""
     SpareCount: int
     SparePolicy: NotRequired[SparePolicy]
     """The rule that determines the number of spares. If set, SpareCount has no effect."""
@@ -662,27 +700,12 @@ class Incident(TypedDict):
     """What the incident costs from now on, in at most two sentences. Absent if it costs nothing or the cost is unknown. Only in DescribeIncident."""
     Wait: NotRequired[CapacityWait]
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
-    Actions: NotRequired[list[IncidentAction]]
+    DutySentence: NotRequired[str]
+    """Whether a person must act on the incident, and the most urgent action. Only in DescribeIncident."""
+    Actions: NotRequired[list[DutyAction]]
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
     Notes: NotRequired[list[Note]]
     """At most 100 notes, oldest first. Only in DescribeIncident."""
-
-class IncidentAction(TypedDict):
-    """An action that a person can take now because of an incident."""
-    Urgency: Literal["Now", "Later", "Optional"]
-    """Now: the job makes no progress until a person acts. Optional: nothing waits for a person. Later: the fleet lacks a node until a person acts, or the job waits long for instances."""
-    Description: str
-    """What the person should do and why, in one or two sentences."""
-    Command: str
-    """The command line with which the person begins the action."""
-    FurtherCommands: list[str]
-    """Alternative commands for the step after Command. The person runs one of them. Empty if Command completes the action."""
-    InstanceId: NotRequired[str]
-    """The held node that the action concerns. Absent if the action concerns the job."""
-    IsRecommended: NotRequired[bool]
-    """Whether Everstep recommends the action instead of waiting for instances. false unless given."""
-    MinNodeCount: NotRequired[int]
-    """The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it."""
 
 class InitialCheckpoint(TypedDict):
     """A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request."""
@@ -1254,6 +1277,15 @@ class StoreWait(TypedDict):
     """Number of failed attempts since then."""
     NextAttemptTime: datetime
 
+class SubjectDuty(TypedDict):
+    """The duty of one job or fleet."""
+    TrainingJobName: NotRequired[str]
+    """Absent for the duty of a fleet."""
+    RunId: NotRequired[str]
+    FleetName: str
+    Project: str
+    Duty: Duty
+
 class TimeSpan(TypedDict):
     """A period in which a job did one thing. Periods have no gaps between them."""
     Bucket: Literal["queue", "provision", "start", "train", "shortage", "stall", "detect", "replace", "restore", "rework", "stopping", "paused", "unaccounted"]
@@ -1299,6 +1331,8 @@ class TrainingJob(TypedDict):
     """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end."""
     Reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
+    Duty: Duty
+    """What a person has to do for the job."""
     RepeatChoice: NotRequired[RepeatChoice]
     """Absent unless the job waits for AcceptLoss."""
     CapacityWait: NotRequired[CapacityWait]
@@ -1493,6 +1527,8 @@ class TrainingJobSummary(TypedDict):
     """Number of the job's incidents. Only in lists."""
     OpenIncidentCount: NotRequired[int]
     """Number of incidents from which the job has not recovered yet. Only in lists."""
+    Duty: NotRequired[Duty]
+    """What a person has to do for the job, as in TrainingJob. Only in lists."""
 
 class UnstoredOutput(TypedDict):
     """A file, link or other entry of a rank's output directory that is not in S3."""
@@ -1709,6 +1745,8 @@ class EverstepClient(Protocol):
         """Return whether the service's automatic actions are active or paused, and who paused them."""
     def describe_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Describe one checkpoint: where its manifest is, whether it is complete and pinned, and its last verification. Until DeleteTrainingJob, the operation also describes a deleted checkpoint, with the status Deleted."""
+    def describe_duties(self) -> DescribeDutiesResponse:
+        """List the jobs and fleets that need a person now or later, the most urgent first, then the newest. A job that failed longer than a day ago needs nobody."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:

@@ -17,9 +17,8 @@ from enum import StrEnum
 from control_plane.accounts.held_nodes import advice, fault_in, hourly
 from control_plane.accounts.occurrences import listed, occurrence
 from control_plane.core import tracebacks
+from control_plane.core.duties import ActionKind, DutyAction, HeldNode, Urgency, choices
 from control_plane.core.incidents import absent_seconds, phase_moments
-from control_plane.core.observed.causes import Reason
-from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import HolderState, RepeatChoice
@@ -31,6 +30,7 @@ _SAME_PASS_SECONDS = 1.0
 _FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
 """Pattern of the evidence of a rank's end, as `core.faults` writes it."""
 _LOG_LINES = 50
+_CLAUSE_END = re.compile(r"[:,.](?= |$)")
 
 
 class IncidentOutcome(StrEnum):
@@ -77,16 +77,6 @@ def outcome_of(closed_at: float | None, job: JobCourse) -> IncidentOutcome:
     if any(abs(at - closed_at) <= _SAME_PASS_SECONDS for at in job.queued_at):
         return IncidentOutcome.JOB_PAUSED
     return IncidentOutcome.RECOVERED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldNode:
-    """A node of the incident that its fleet now keeps out of use, with the reason."""
-
-    node_id: str
-    hold: Hold
-    reason: Reason
-    """The stored reason for the hold, for example a fault that the node reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,23 +199,11 @@ def verdict(account: Account, now: float) -> str:
     return f"{_failure(account)} {_ending(account, now)}"
 
 
-class Urgency(StrEnum):
-    """The time by which a person must act.
-
-    - NOW: the job makes no progress until a person acts.
-    - LATER: the fleet lacks a node until a person acts, or the job waits long for instances. It is not urgent.
-    - OPTIONAL: nothing waits for a person.
-    """
-
-    NOW = "Now"
-    LATER = "Later"
-    OPTIONAL = "Optional"
-
-
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that a person can do about an incident now."""
+    """Something that a person can do now, in words."""
 
+    kind: ActionKind
     urgency: Urgency
     words: str
     """One or two imperative sentences that say what to do."""
@@ -239,6 +217,8 @@ class Action:
     """Whether Everstep recommends the action instead of waiting."""
     min_node_count: int | None = None
     """The MinNodeCount that the action gives the job. None for an action that leaves MinNodeCount unchanged."""
+    step: int | None = None
+    """The checkpoint from which the job continues after the action. None for the beginning and for other actions."""
 
 
 def actions(account: Account) -> tuple[Action, ...]:
@@ -248,12 +228,16 @@ def actions(account: Account) -> tuple[Action, ...]:
     return tuple(sorted(every, key=lambda each: tuple(Urgency).index(each.urgency)))
 
 
-def duty(account: Account) -> str:
-    """Return one or two sentences that say whether a person must act on an incident, and what is most urgent."""
+def duty(account: Account, *, is_brief: bool = False) -> str:
+    """Return whether a person must act on an incident, and what is most urgent.
+
+    The text has one or two sentences. If `is_brief` is true, it has one, without the reason for the action.
+    """
     first = next(iter(actions(account)), None)
     if first is None:
         return "Nothing to do."
-    step = f"{first.words[0].lower()}{first.words[1:]}"
+    words = f"{_CLAUSE_END.split(first.words, maxsplit=1)[0]}." if is_brief else first.words
+    step = f"{words[0].lower()}{words[1:]}"
     if account.wait is not None and first.command.startswith("everstep jobs"):
         attempt = moment_words(account.wait.next_attempt_at)
         if account.is_long_wait and first.is_recommended:
@@ -261,7 +245,8 @@ def duty(account: Account) -> str:
         if account.is_long_wait:
             return f"Decide: wait for the next attempt at {attempt} (recommended), or {step}"
         return f"Nothing to do: the next attempt is at {attempt}."
-    lead = {Urgency.NOW: "Act now", Urgency.LATER: "Not urgent", Urgency.OPTIONAL: "Nobody must act. Optional"}
+    optional = "Optional" if is_brief else "Nobody must act. Optional"
+    lead = {Urgency.NOW: "Act now", Urgency.LATER: "Not urgent", Urgency.OPTIONAL: optional}
     return f"{lead[first.urgency]}: {step}"
 
 
@@ -270,26 +255,31 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
     if account.outcome is IncidentOutcome.OPEN:
         if account.taken_over_by:
             return (
-                Action(Urgency.NOW, "Hand the job back, and Everstep recovers it.", f"everstep jobs hand-back {name}"),
+                Action(
+                    ActionKind.HAND_BACK,
+                    Urgency.NOW,
+                    "Hand the job back, and Everstep recovers it.",
+                    f"everstep jobs hand-back {name}",
+                ),
             )
-        return (*_of_a_repeat(account), *_of_a_wait(account))
+        repeat = () if account.repeat is None else (of_repeat(account.repeat, account.job_name),)
+        return (*repeat, *_of_a_wait(account))
     if account.outcome is IncidentOutcome.JOB_FAILED:
-        start = "the beginning" if account.kept_step is None else f"the checkpoint of step {account.kept_step:,}"
         wrong = "the cause" if account.script_error is None else "the script or its data"
         failed, rank = "the failed rank", ""
         if (number := account.failed_rank) is not None:
             failed, rank = f"rank {number}", f" --rank {number}"
-        words = f"Correct {wrong}, and submit the job again from {start}. The log of {failed} shows the error."
-        return (Action(Urgency.NOW, words, f"everstep jobs logs {name}{rank} --tail {_LOG_LINES}"),)
+        words = resubmission(account.kept_step, wrong, failed)
+        command = f"everstep jobs logs {name}{rank} --tail {_LOG_LINES}"
+        return (Action(ActionKind.SUBMIT_AGAIN, Urgency.NOW, words, command),)
     if account.outcome is IncidentOutcome.JOB_PAUSED:
-        return (Action(Urgency.OPTIONAL, "Resume the job if it is still paused.", f"everstep jobs resume {name}"),)
+        words = "Resume the job if it is still paused."
+        return (Action(ActionKind.RESUME, Urgency.OPTIONAL, words, f"everstep jobs resume {name}"),)
     return ()
 
 
-def _of_a_repeat(account: Account) -> Iterable[Action]:
-    """Yield the consent for which a job waits before it repeats much training."""
-    if (choice := account.repeat) is None:
-        return
+def of_repeat(choice: RepeatChoice, job: str) -> Action:
+    """Return the consent for which a job waits before it repeats much training, in words."""
     count = choice.newest_step - choice.base_step
     cost = "" if choice.seconds is None else f", about {choice.seconds / 60:.0f} minutes of training"
     start = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step:,}"
@@ -297,20 +287,41 @@ def _of_a_repeat(account: Account) -> Iterable[Action]:
     silent = [each.node_id for each in choice.holders if each.state is HolderState.SILENT]
     wait = f", or restore the connection of {listed(silent)}" if silent else ""
     words = f"{lost}Let the job repeat {count:,} steps{cost} from {start}{wait}."
-    yield Action(Urgency.NOW, words, f"everstep jobs accept-loss {account.job_name} --from-step {choice.base_step}")
+    command = f"everstep jobs accept-loss {job} --from-step {choice.base_step}"
+    return Action(ActionKind.REPEAT_WORK, Urgency.NOW, words, command, step=choice.base_step)
 
 
 def _of_a_wait(account: Account) -> Iterable[Action]:
     """Yield what a person can do instead of waiting for instances: continue on fewer nodes, or pause the job."""
     if account.wait is None:
         return
-    urgency = Urgency.LATER if account.is_long_wait else Urgency.OPTIONAL
-    name, left = account.job_name, account.node_count - account.wait.missing_count
-    if _may_shrink(account):
-        words = f"Continue on {left} {'node' if left == 1 else 'nodes'}. The job grows again when AWS launches a node."
-        command = f"everstep jobs update {name} --set ElasticConfig.MinNodeCount={left}"
-        yield Action(urgency, words, command, is_recommended=account.is_long_wait, min_node_count=left)
-    yield Action(urgency, "Pause the job, so that other jobs can use its nodes.", f"everstep jobs pause {name}")
+    least = account.least_node_count
+    for each in choices(account.wait, account.node_count, least, is_long=account.is_long_wait):
+        yield of_choice(each, account.job_name)
+
+
+def of_choice(choice: DutyAction, job: str) -> Action:
+    """Return what a person can do instead of waiting for instances, in words."""
+    if choice.kind is ActionKind.PAUSE:
+        words = "Pause the job, so that other jobs can use its nodes."
+        return Action(choice.kind, choice.urgency, words, f"everstep jobs pause {job}")
+    left = choice.node_count
+    words = f"Continue on {left} {'node' if left == 1 else 'nodes'}. The job grows again when AWS launches a node."
+    command = f"everstep jobs update {job} --set ElasticConfig.MinNodeCount={left}"
+    return Action(
+        choice.kind,
+        choice.urgency,
+        words,
+        command,
+        is_recommended=choice.is_recommended,
+        min_node_count=left,
+    )
+
+
+def resubmission(step: int | None, wrong: str = "the cause", failed: str = "the failed rank") -> str:
+    """Return what a person does about a failed job. `step`: its newest checkpoint, or None without one."""
+    start = "the beginning" if step is None else f"the checkpoint of step {step:,}"
+    return f"Correct {wrong}, and submit the job again from {start}. The log of {failed} shows the error."
 
 
 def _may_shrink(account: Account) -> bool:
@@ -320,13 +331,14 @@ def _may_shrink(account: Account) -> bool:
 
 def _of_a_node(node: HeldNode) -> Iterable[Action]:
     found = advice(node.node_id, node.hold, node.reason)
-    yield Action(Urgency.LATER, found.words, found.command, found.further_commands, node.node_id)
+    kind, further = ActionKind.DECIDE_NODE, found.further_commands
+    yield Action(kind, Urgency.LATER, found.words, found.command, further, node.node_id)
 
 
 def _of_the_control_plane(account: Account) -> Iterable[Action]:
     if absent_seconds(account.evidence) is not None:
         words = "Read Everstep's log, to find the outage's cause."
-        yield Action(Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
+        yield Action(ActionKind.READ_SERVER_LOG, Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
 
 
 def _failure(account: Account) -> str:

@@ -17,12 +17,13 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from control_plane.accounts import answers
-from control_plane.accounts.incidents import Account, HeldNode, IncidentOutcome, JobCourse, outcome_of, script_error
+from control_plane.accounts.incidents import Account, IncidentOutcome, JobCourse, outcome_of, script_error
 from control_plane.accounts.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote
 from control_plane.api import views
 from control_plane.api.deps import Services
 from control_plane.cloud.errors import CloudError
 from control_plane.core import accounting, capacity, hangs, similar_incidents
+from control_plane.core.duties import HeldNode
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.similar_incidents import Candidate

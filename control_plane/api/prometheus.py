@@ -17,7 +17,6 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from control_plane.api import views
 from control_plane.core import accounting
 from control_plane.db.exports import ExportRecord
 from control_plane.db.fleets import FleetRecord
@@ -25,6 +24,7 @@ from control_plane.db.incidents import Recoveries
 from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardRecord
+from control_plane.loop import standing
 from control_plane.loop.figures import LoopFigures
 from control_plane.loop.records import lapse_of
 from everstep.protocol.ids import NodeId
@@ -105,7 +105,7 @@ def families(facts: ServerFacts) -> Iterator[Metric]:
 
 def _of_jobs(facts: ServerFacts) -> Iterator[Metric]:
     statuses = GaugeMetricFamily("everstep_jobs", "Training jobs that have not ended.", labels=["status"])
-    for status, count in sorted(Counter(views.secondary_status_of(job) for job in facts.jobs).items()):
+    for status, count in sorted(Counter(standing.secondary_status_of(job) for job in facts.jobs).items()):
         statuses.add_metric([status], count)
     yield statuses
     of_job = ["job", "project", "fleet"]

@@ -1,6 +1,6 @@
-"""Converts database records into the response models of the API. Pure.
+"""Converts database records into the response models of the API.
 
-Invariant: only this module derives the API's status of a job from its stored state, with `core.states`.
+Invariant: pure.
 
 The module has more than 500 lines. It is not divided, because most conversions are flat lists of fields, and many of
 them use the same functions for a job's status, reason and protection.
@@ -8,19 +8,20 @@ them use the same functions for a job's status, reason and protection.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
-from control_plane.accounts import answers, held_nodes, reasons
+from control_plane.accounts import answers, duties, held_nodes, reasons
 from control_plane.accounts import incidents as accounts
-from control_plane.accounts.incidents import Account, IncidentOutcome
+from control_plane.accounts.incidents import Account, Action, IncidentOutcome
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import drills as drills_schemas
+from control_plane.api.schemas import duties as duties_schemas
 from control_plane.api.schemas import events as events_schemas
 from control_plane.api.schemas import fleets as fleets_schemas
 from control_plane.api.schemas import health as health_schemas
@@ -61,8 +62,6 @@ from control_plane.core.states import (
     JobState,
     NodeState,
     ProtectionState,
-    SecondaryStatus,
-    TrainingJobStatus,
 )
 from control_plane.core.strategies import Strategy, strategy_words
 from control_plane.core.verification import Blocked
@@ -79,7 +78,7 @@ from control_plane.db.incidents import IncidentTotals, SavedIncident
 from control_plane.db.jobs import JobInput, JobTotals, SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.db.notes import NoteRecord
-from control_plane.db.protection import ShardRecord, ShardTotals
+from control_plane.db.protection import ShardRecord
 from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop import records
@@ -92,6 +91,15 @@ from control_plane.loop.records import (
     lapse_of,
     suspicion_of,
     unstored_outputs_of,
+)
+from control_plane.loop.standing import (
+    JobStanding,
+    Standing,
+    has_older_checkpoint,
+    is_paused,
+    secondary_status_of,
+    status_of,
+    world_size,
 )
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId, Step
@@ -131,43 +139,6 @@ def _shared(stored: type[DataclassInstance], shape: type[Shape]) -> tuple[str, .
     return tuple(field.name for field in fields(stored) if field.name in shape.model_fields)
 
 
-def status_of(job: SavedJob) -> TrainingJobStatus:
-    """Return the job's status in SageMaker's terms, the API field `TrainingJobStatus`."""
-    return states.training_job_status(JobState(job.state), is_stop_requested=job.stop_requested_at is not None)
-
-
-def secondary_status_of(job: SavedJob) -> SecondaryStatus:
-    """Return the job's more detailed status in SageMaker's terms, the API field `SecondaryStatus`."""
-    return states.secondary_status(
-        JobState(job.state),
-        has_started=job.started_at is not None,
-        has_stepped=job.max_boundary > FIRST_STEP,
-        is_stepping=job.boundary > job.base_step,
-        is_stop_requested=job.stop_requested_at is not None,
-        is_pause_requested=job.pause_requested_at is not None,
-        has_older_checkpoint=_has_older_checkpoint(job),
-    )
-
-
-def _has_older_checkpoint(job: SavedJob) -> bool:
-    final = final_checkpoint_of(job)
-    return final is not None and final < job.boundary
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listed:
-    """Fields of a job that only a list of jobs contains. The list omits a field whose value is None."""
-
-    protection_state: ProtectionState | None = None
-    """How well the job's state is protected: result of `listed_protection`."""
-    survives_node_loss: bool | None = None
-    """Whether the job's state survives the loss of any one node: result of the function `survives_node_loss`."""
-    assigned_node_count: int | None = None
-    healthy_node_count: int | None = None
-    incident_count: int | None = None
-    open_incident_count: int | None = None
-
-
 def reason_of(job: SavedJob, now: datetime) -> str:
     """Return the reason of a job's state.
 
@@ -176,19 +147,33 @@ def reason_of(job: SavedJob, now: datetime) -> str:
     return hangs.shown(job.reason, suspicion_of(job), now.timestamp())
 
 
-def job_summary(job: SavedJob, now: datetime, listed: Listed = Listed()) -> jobs_schemas.TrainingJobSummary:
+def job_summary(
+    job: SavedJob, now: datetime, listed: JobStanding | None = None, incident_counts: tuple[int, int] = (0, 0)
+) -> jobs_schemas.TrainingJobSummary:
     """Return a job's entry in a list of jobs.
 
     Args:
         job: the job as stored, in any state.
         now: current time of the server.
-        listed: fields that only lists contain.
+        listed: result of `standing.of_jobs`, from which the fields follow that only lists contain. None: omit them.
+        incident_counts: number of the job's incidents, and of its open incidents.
 
     Returns:
         The summary.
     """
+    of_lists: dict[str, Any] = {}
+    if listed is not None:
+        of_lists = {
+            "protection_state": listed.protection_state,
+            "survives_node_loss": listed.survives_node_loss,
+            "assigned_node_count": len(listed.node_ids),
+            "healthy_node_count": listed.healthy_count,
+            "incident_count": incident_counts[0],
+            "open_incident_count": incident_counts[1],
+            "duty": duty(listed),
+        }
     return jobs_schemas.TrainingJobSummary(
-        **_alike(listed, jobs_schemas.TrainingJobSummary),
+        **of_lists,
         **_alike(job, jobs_schemas.TrainingJobSummary, "reason", "target_step"),
         training_job_name=job.name,
         training_job_status=status_of(job),
@@ -231,63 +216,6 @@ def _remaining_seconds(job: SavedJob) -> float | None:
     if job.state in states.ENDED_JOBS:
         return None
     return accounting.remaining_seconds(job.accounting, job.max_boundary, job.target_step)
-
-
-def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
-    """Return how many of the given nodes are healthy.
-
-    A node is healthy if its agent is connected and reports no fault of the node.
-    """
-    views = (agents.get(NodeId(node_id)) for node_id in node_ids)
-    return sum(view is not None and (view.report is None or not view.report.faults) for view in views)
-
-
-def holds_memory(job: SavedJob) -> bool:
-    """Return whether agents hold a job's snapshots: the job was launched, and is neither ended nor paused."""
-    return job.generation > 0 and job.state not in states.ENDED_JOBS and not _is_paused(job)
-
-
-def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionState:
-    """Return a job's protection state for a list of jobs, from the totals of its shards.
-
-    The result equals the state that `protection` computes from the single shards.
-
-    Args:
-        job: a job for which `holds_memory` is true.
-        totals: totals of its newest generation, or None if no shard was reported.
-
-    Returns:
-        The protection state.
-    """
-    is_everstep = job.spec.checkpoint_strategy is Strategy.EVERSTEP
-    if job.committed_step < 0 or totals is None or not is_everstep or lapse_of(job) is not None:
-        return ProtectionState.UNPROTECTED
-    size = job.spec.parity_group_size
-    has_holders = (
-        totals.fewest_in_view >= job.spec.copies
-        if size is None
-        else totals.fewest_in_view >= size and totals.most_out_of_view == 0
-    )
-    is_whole = (
-        totals.shard_count >= _world_size(job) and totals.least_committed >= 0 and has_holders and not totals.has_reason
-    )
-    return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
-
-
-def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
-    """Return whether memory keeps every shard of a job after the loss of any one node.
-
-    Args:
-        job: a job for which `holds_memory` is true.
-        totals: totals of its newest generation, or None if no shard was reported.
-
-    Returns:
-        True if no loss of a single node loses a shard. False also while a rank has reported no committed step.
-    """
-    if totals is None or totals.shard_count < _world_size(job) or totals.least_committed < 0:
-        return False
-    size = job.spec.parity_group_size
-    return totals.fewest_in_view >= 2 if size is None else totals.most_out_of_view == 0
 
 
 def queued_behind(turns: QueueSchedule, run: RunId, only_project: str | None) -> list[str]:
@@ -378,7 +306,7 @@ def job(
     *,
     now: datetime,
     turns: QueueSchedule,
-    healthy_node_count: int,
+    standing: JobStanding,
     conditions: Sequence[jobs_schemas.Condition] = (),
     wait: common_schemas.CapacityWait | None = None,
     only_project: str | None = None,
@@ -389,7 +317,7 @@ def job(
         found: the job with its plan and incidents, as stored.
         now: current time of the server.
         turns: the fleet's schedule, from which the description names the jobs ahead of a queued job.
-        healthy_node_count: result of `healthy_count` for the job's nodes.
+        standing: result of `standing.of_jobs` for the job.
         conditions: result of `job_conditions`.
         wait: result of `capacity_wait`.
         only_project: restrict names of other jobs to this project. None: show all.
@@ -477,10 +405,11 @@ def job(
         taken_over_by=job.taken_over_by or None,
         target_step=_target_step(job),
         estimated_remaining_seconds=_remaining_seconds(job),
-        healthy_node_count=healthy_node_count,
+        healthy_node_count=standing.healthy_count,
+        duty=duty(standing),
         assigned_node_count=len(found.node_ids),
-        node_ids=[] if plan is None or _is_paused(job) else [node.node_id for node in plan.nodes],
-        coordinator_node_id=None if plan is None or _is_paused(job) else plan.coordinator,
+        node_ids=[] if plan is None or is_paused(job) else [node.node_id for node in plan.nodes],
+        coordinator_node_id=None if plan is None or is_paused(job) else plan.coordinator,
         incident_count=incidents.count,
         open_incident_count=incidents.count - incidents.closed_count,
         open_drill_id=found.open_drill_id,
@@ -547,7 +476,7 @@ def protection(
         The description.
     """
     # Agents release the slots of an ended or paused job, so its reported shards are no longer in memory.
-    is_over = job.state in states.ENDED_JOBS or _is_paused(job)
+    is_over = job.state in states.ENDED_JOBS or is_paused(job)
     current = [shard for shard in shards if shard.generation == job.generation and not is_over]
     state, reason = _protection_state(job, current)
     losses = _fatal_losses(job, current)
@@ -626,7 +555,7 @@ def _fatal_losses(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[tuple[N
 
     Only holders in view count. The result is empty until all shards are reported and committed.
     """
-    if len(shards) < _world_size(job) or any(shard.committed_step < 0 for shard in shards):
+    if len(shards) < world_size(job) or any(shard.committed_step < 0 for shard in shards):
         return ()
     if job.spec.parity_group_size is not None:
         groups = {tuple(sorted(NodeId(holder.node_id) for holder in shard.holders)) for shard in shards}
@@ -771,18 +700,8 @@ def incident(
                 availability_zone=detail.account.availability_zone,
             ),
             "continuing_cost": accounts.continuing_cost(detail.account, detail.now) or None,
-            "actions": [
-                incidents_schemas.IncidentAction(
-                    urgency=each.urgency,
-                    description=each.words,
-                    command=each.command,
-                    further_commands=list(each.further_commands),
-                    instance_id=each.node_id,
-                    is_recommended=each.is_recommended,
-                    min_node_count=each.min_node_count,
-                )
-                for each in accounts.actions(detail.account)
-            ],
+            "duty_sentence": accounts.duty(detail.account, is_brief=True),
+            "actions": [_action(each) for each in accounts.actions(detail.account)],
             "notes": [note(each) for each in detail.notes],
         }
     return incidents_schemas.Incident(
@@ -828,6 +747,33 @@ def _repeat_choice(job: SavedJob) -> jobs_schemas.RepeatChoice | None:
         ended_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.ENDED],
         silent_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.SILENT],
         damaged_steps=[*choice.wrong_steps],
+    )
+
+
+def duty(standing: Standing) -> duties_schemas.Duty:
+    """Return the duty of a job or fleet, in the words that all pages, commands and notifications show."""
+    found, subject = standing.duty, standing.subject
+    return duties_schemas.Duty(
+        kind=found.kind,
+        urgency=found.urgency,
+        sentence=duties.sentence(found, subject),
+        explanation=duties.explanation(found, subject) or None,
+        since=None if found.since is None else records.at(found.since),
+        actions=[_action(duties.action(each, subject)) for each in found.actions],
+    )
+
+
+def _action(action: Action) -> duties_schemas.DutyAction:
+    return duties_schemas.DutyAction(
+        kind=action.kind,
+        urgency=action.urgency,
+        description=action.words,
+        command=action.command,
+        further_commands=list(action.further_commands),
+        instance_id=action.node_id,
+        is_recommended=action.is_recommended,
+        min_node_count=action.min_node_count,
+        step=action.step,
     )
 
 
@@ -936,7 +882,7 @@ def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
 
 
 def fleet(
-    record: FleetRecord, nodes: Sequence[SavedNode], agents: Sequence[AgentView], history: History
+    record: FleetRecord, nodes: Sequence[SavedNode], agents: Sequence[AgentView], history: History, standing: Standing
 ) -> fleets_schemas.Fleet:
     """Convert the record of a fleet into its response model.
 
@@ -945,6 +891,7 @@ def fleet(
         nodes: nodes of the fleet, without ended ones.
         agents: agents of all fleets that have connected to any server of the installation.
         history: totals of the fleet's jobs and incidents.
+        standing: result of `standing.of_fleets` for the fleet.
 
     Returns:
         The description.
@@ -958,6 +905,7 @@ def fleet(
             {node.instance_type for node in nodes} or {record.instance_type},
         ),
         fleet_name=record.name,
+        duty=duty(standing),
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
         spare_policy=None
         if record.spare_probability is None
@@ -1110,7 +1058,7 @@ def status_transitions(job: SavedJob) -> list[jobs_schemas.SecondaryStatusTransi
                 has_stepped=has_stepped,
                 is_stepping=is_stepping,
                 is_pause_requested=transition.is_paused,
-                has_older_checkpoint=_has_older_checkpoint(job),
+                has_older_checkpoint=has_older_checkpoint(job),
             )
             shown.append(
                 jobs_schemas.SecondaryStatusTransition(
@@ -1138,7 +1086,7 @@ def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[Pro
     if job.state in states.ENDED_JOBS:
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
     strategy = job.spec.checkpoint_strategy
-    if _is_paused(job) and strategy is not Strategy.NONE:
+    if is_paused(job) and strategy is not Strategy.NONE:
         return ProtectionState.UNPROTECTED, f"The job has no nodes; its state is in S3. {job.reason}"
     if words := strategy_words(strategy):
         return ProtectionState.UNPROTECTED, words
@@ -1157,11 +1105,11 @@ def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[Pro
             "reported its holders"
         )
         return ProtectionState.UNPROTECTED, f"{words}: {job.reason}"
-    missing = _world_size(job) - len(shards)
+    missing = world_size(job) - len(shards)
     if missing:
         return (
             ProtectionState.DEGRADED,
-            f"{missing} of {_world_size(job)} ranks have not reported their shard in this generation.",
+            f"{missing} of {world_size(job)} ranks have not reported their shard in this generation.",
         )
     if job.spec.parity_group_size is not None and (words := _incomplete_groups(shards)):
         return ProtectionState.DEGRADED, words
@@ -1197,17 +1145,8 @@ def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:
     return f"{count} cannot rebuild a lost shard; rank {first.rank} {cause}{detail}."
 
 
-def _world_size(job: SavedJob) -> int:
-    """Return the number of ranks of the newest generation. It can differ between generations of an elastic job."""
-    return generation_node_count(job) * job.spec.ranks_per_node
-
-
 def _refusal(shard: ShardRecord) -> str:
     return f"Rank {shard.rank}: {shard.reason}"
-
-
-def _is_paused(job: SavedJob) -> bool:
-    return job.started_at is not None and job.state in (JobState.QUEUED, JobState.ALLOCATING)
 
 
 def _last_checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.LastCheckpoint:

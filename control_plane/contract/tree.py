@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from control_plane.api.surface import API_VERSION, make_surface
+from control_plane.api.surface import API_VERSION, least_roles, make_surface
 from control_plane.contract import reference
 from control_plane.contract.service_model import endpoint_rules, paginators, service_model
 from control_plane.contract.stubs import stubs
@@ -35,7 +35,7 @@ def files() -> Mapping[Path, str]:
         MODEL / "waiters-2.json": _json(waits),
         MODEL / "endpoint-rule-set-1.json": _json(endpoint_rules()),
         Path("everstep/service.pyi"): stubs(model, pages, waits),
-        Path("web/src/contract.ts"): typescript(model),
+        Path("web/src/contract.ts"): typescript(model, least_roles()),
         **{REFERENCE / name: text for name, text in reference.pages(document, model, pages, waits).items()},
     }
 

@@ -6,7 +6,7 @@ Blob.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from control_plane.accounts.occurrences import occurrence
@@ -28,16 +28,19 @@ _TYPES = {
 }
 
 
-def typescript(model: Json) -> str:
+def typescript(model: Json, roles: Mapping[str, str]) -> str:
     """Return the text of `web/src/contract.ts`.
 
     Args:
         model: content of service-2.json, botocore's description of the API.
+        roles: least role that may call each operation. An operation without an entry needs no token.
 
     Returns:
         The module.
     """
-    return "\n".join([*_head(model), *_interfaces(model), *_operations(model), *_settings(model), *_words()]) + "\n"
+    return (
+        "\n".join([*_head(model), *_interfaces(model), *_operations(model, roles), *_settings(model), *_words()]) + "\n"
+    )
 
 
 def _head(model: Json) -> Iterator[str]:
@@ -67,25 +70,28 @@ def _interfaces(model: Json) -> Iterator[str]:
         yield "}\n"
 
 
-def _operations(model: Json) -> Iterator[str]:
+def _operations(model: Json, roles: Mapping[str, str]) -> Iterator[str]:
     yield "/** Types of the request and the response of each operation. */"
     yield "export interface Operations {"
     for name, operation in model["operations"].items():
         taken = operation["input"]["shape"] if "input" in operation else "Record<string, never>"
         yield f"  {name}: {{ request: {taken}; response: {operation['output']['shape']} }}"
     yield "}\n"
-    yield (
-        "/** HTTP method, path and query parameters of each operation. The body contains the request's other fields. */"
-    )
+    yield ("/** HTTP method, path, query parameters and least role of each operation. Other fields are in the body. */")
     yield "export const operations = {"
     for name, operation in model["operations"].items():
         members = model["shapes"][operation["input"]["shape"]]["members"] if "input" in operation else {}
         in_query = [repr(field) for field, member in members.items() if member.get("location") == "querystring"]
         http = operation["http"]
+        role = roles.get(name, "viewer")
         yield (
-            f"  {name}: {{ method: '{http['method']}', path: '{http['requestUri']}', query: [{', '.join(in_query)}] }},"
+            f"  {name}: {{ method: '{http['method']}', path: '{http['requestUri']}', "
+            f"query: [{', '.join(in_query)}], role: '{role}' }},"
         )
-    yield "} as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>"
+    yield (
+        "} as const satisfies Record<keyof Operations, "
+        "{ method: string; path: string; query: readonly string[]; role: string }>"
+    )
 
 
 def _settings(model: Json) -> Iterator[str]:

@@ -39,8 +39,7 @@ def failed_launches(group: GroupObserved) -> FailedLaunches | None:
     Return None while launches succeed. Everstep does not retry launches that a person suspended, so the result is None
     then, too.
     """
-    is_suspended_by_person = group.launch_suspension is not None and not group.is_suspension_administrative
-    if (schedule := _schedule(group)) is None or is_suspended_by_person or not group.launch_failure:
+    if (schedule := _schedule(group)) is None or group.is_launch_suspended_by_person or not group.launch_failure:
         return None
     at, failed = schedule
     return FailedLaunches(

@@ -7,7 +7,7 @@ Invariant: the row of a complete checkpoint contains an exact copy of the manife
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -339,9 +339,27 @@ def newest_complete(session: Session, run_id: str) -> SavedCheckpoint | None:
 
     Checkpoints in which a verification found faults do not count.
     """
-    kind = type_coerce(CheckpointRow.verdict, JSON)["kind"].as_string()
-    is_not_wrong = or_(CheckpointRow.verdict.is_(None), kind != VerdictKind.WRONG.value)
-    is_whole = (CheckpointRow.completed_at.is_not(None), CheckpointRow.state == COMPLETE, is_not_wrong)
-    query = select(CheckpointRow).where(CheckpointRow.run_id == run_id, *is_whole)
-    row = session.scalar(query.order_by(CheckpointRow.step.desc(), CheckpointRow.generation.desc()).limit(1))
+    query = select(CheckpointRow).where(CheckpointRow.run_id == run_id, *_IS_WHOLE)
+    row = session.scalar(query.order_by(*_NEWEST_FIRST).limit(1))
     return None if row is None else record_of(row, SavedCheckpoint)
+
+
+def newest_of(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, datetime]]:
+    """Return the step and the completion time of each run's newest complete checkpoint, by run id, in one query.
+
+    Runs without a complete checkpoint are missing in the result.
+    """
+    place = func.row_number().over(partition_by=CheckpointRow.run_id, order_by=_NEWEST_FIRST).label("place")
+    columns = CheckpointRow.run_id, CheckpointRow.step, CheckpointRow.completed_at
+    placed = select(*columns, place).where(CheckpointRow.run_id.in_(run_ids), *_IS_WHOLE).subquery()
+    rows = session.execute(select(placed).where(placed.c.place == 1)) if run_ids else ()
+    return {run_id: (step, completed_at) for run_id, step, completed_at, _ in rows}
+
+
+_VERDICT_KIND = type_coerce(CheckpointRow.verdict, JSON)["kind"].as_string()
+_IS_WHOLE = (
+    CheckpointRow.completed_at.is_not(None),
+    CheckpointRow.state == COMPLETE,
+    or_(CheckpointRow.verdict.is_(None), VerdictKind.WRONG.value != _VERDICT_KIND),
+)
+_NEWEST_FIRST = CheckpointRow.step.desc(), CheckpointRow.generation.desc()

@@ -8,7 +8,7 @@ most `KEPT` entries per node.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -70,6 +70,13 @@ _OF_FLEET: Final = (
     .where(ImplicationRow.__table__.c.fleet_name == bindparam("of_fleet"))
     .order_by(ImplicationRow.__table__.c.at, ImplicationRow.__table__.c.incident_id)
 )
+
+
+def runs_of(session: Session, node_ids: Collection[str]) -> tuple[tuple[str, str], ...]:
+    """Return pairs of run id and node id: the runs whose incidents involved the given nodes."""
+    query = select(IncidentRow.run_id, ImplicationRow.node_id).distinct()
+    query = query.join(IncidentRow, IncidentRow.id == ImplicationRow.incident_id)
+    return tuple((run, node) for run, node in session.execute(query.where(ImplicationRow.node_id.in_(node_ids))))
 
 
 def of_fleet(session: Session, fleet_name: str) -> Mapping[str, tuple[ImplicationRecord, ...]]:

@@ -374,6 +374,12 @@ def counts(session: Session, run_ids: Collection[str]) -> dict[str, tuple[int, i
     return {run_id: (count, open_count) for run_id, count, open_count in session.execute(query)}
 
 
+def closed_of(session: Session, run_ids: Collection[str]) -> tuple[SavedIncident, ...]:
+    """Return the closed incidents of several runs, in one query."""
+    query = select(IncidentRow).where(IncidentRow.run_id.in_(run_ids), IncidentRow.closed_at.is_not(None))
+    return tuple(record_of(row, SavedIncident) for row in session.scalars(query))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentFilter:
     """Conditions that select incidents. A field with the value None is no condition."""

@@ -16,13 +16,14 @@ from datetime import datetime
 from typing import Any, Final, TypedDict, Unpack
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.membership import Launch
 from control_plane.core.observed.jobs import JobSettings
+from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease
@@ -407,6 +408,14 @@ def unfinished(session: Session, fleet_name: str | None = None) -> tuple[SavedJo
     query = _UNFINISHED if fleet_name is None else _UNFINISHED_OF_FLEET
     found = session.execute(query, {"of_fleet": fleet_name})
     return tuple(record_of_row(row, project_quota=row.project_quota) for row in found)
+
+
+def ended(session: Session, *, failed_after: datetime, also: Collection[str] = ()) -> tuple[SavedJob, ...]:
+    """Return the jobs that failed after a time, and those ended jobs whose run ids are in `also`, oldest end first."""
+    has_failed = and_(JobRow.state == JobState.FAILED.value, JobRow.ended_at > failed_after)
+    is_named = and_(JobRow.run_id.in_(also), JobRow.ended_at.is_not(None))
+    query = select(JobRow).where(or_(has_failed, is_named)).order_by(JobRow.ended_at)
+    return tuple(record_of_row(row) for row in session.scalars(query))
 
 
 def starting_from(session: Session, run_id: str) -> tuple[SavedJob, ...]:

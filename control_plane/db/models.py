@@ -302,6 +302,17 @@ class FleetRow(Base):
     lease_counter: Mapped[int] = mapped_column(default=0)
 
 
+class DutyRow(Base):
+    """The duty of a job or fleet of which an event has told people. Without a row, none needs a person."""
+
+    __tablename__ = "duty"
+
+    subject: Mapped[str] = mapped_column(String(128), primary_key=True)
+    """`job/` and the run id, or `fleet/` and the name."""
+    kind: Mapped[str] = mapped_column(String(NAME_LENGTH))
+    urgency: Mapped[str] = mapped_column(String(NAME_LENGTH))
+
+
 class FleetHourRow(Base):
     """The time counters of a fleet's nodes without a job (`FleetRow.idle_microseconds`), as of a full hour.
 

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.fleets import HoldRelease
+from control_plane.core.states import NodeState
 from control_plane.db import leases
 from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.leases import Lease
@@ -191,6 +192,12 @@ def by_run(session: Session, run_ids: Collection[str]) -> dict[str, tuple[str, .
         if run_id is not None:
             found[run_id].append(node_id)
     return {run_id: tuple(node_ids) for run_id, node_ids in found.items()}
+
+
+def held(session: Session) -> tuple[SavedNode, ...]:
+    """Return the nodes of all fleets that Everstep keeps out of use until a person decides, oldest first."""
+    query = select(NodeRow).where(NodeRow.state == NodeState.HELD, NodeRow.hold.is_not(None))
+    return tuple(record_of(row, SavedNode) for row in session.scalars(query.order_by(NodeRow.created_at, NodeRow.id)))
 
 
 def failure_domains(session: Session, node_ids: Collection[str]) -> dict[str, str]:

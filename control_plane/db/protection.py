@@ -78,6 +78,8 @@ class ShardTotals:
     """The lowest committed step, over all shards. -1 if a rank has not committed a step in this generation."""
     has_reason: bool
     """Whether at least one owner reports a reason why its shard is not completely protected."""
+    changed_at: datetime | None = None
+    """When a holder last was added, or entered or left the view."""
 
 
 def record(session: Session, lease: Lease, shards: Sequence[ShardRecord], now: datetime) -> int:
@@ -118,7 +120,13 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
     """
     in_view = func.sum(case((_IN_VIEW, 1), else_=0)).label("in_view")
     held = (
-        select(ReplicaRow.run_id, ReplicaRow.rank, in_view, func.count().label("holders"))
+        select(
+            ReplicaRow.run_id,
+            ReplicaRow.rank,
+            in_view,
+            func.count().label("holders"),
+            func.max(ReplicaRow.changed_at).label("changed_at"),
+        )
         .where(ReplicaRow.run_id.in_(generations))
         .group_by(ReplicaRow.run_id, ReplicaRow.rank)
         .subquery()
@@ -134,6 +142,7 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
             most_out,
             func.min(ShardRow.committed_step),
             reasons,
+            func.max(held.c.changed_at),
         )
         .outerjoin(held, and_(held.c.run_id == ShardRow.run_id, held.c.rank == ShardRow.rank))
         .where(ShardRow.run_id.in_(generations))
@@ -146,8 +155,9 @@ def totals(session: Session, generations: Mapping[str, int]) -> dict[str, ShardT
             most_out_of_view=most_out_of_view,
             least_committed=least_committed,
             has_reason=reason_count > 0,
+            changed_at=changed_at,
         )
-        for run_id, generation, count, fewest_in_view, most_out_of_view, least_committed, reason_count in (
+        for run_id, generation, count, fewest_in_view, most_out_of_view, least_committed, reason_count, changed_at in (
             session.execute(query)
         )
         if generations[run_id] == generation

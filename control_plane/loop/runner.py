@@ -11,6 +11,7 @@ a job executes first, and a pass over a fleet stores first.
     keeper       deletes checkpoints
     orphans      deletes uploaded shards that no checkpoint can contain
     uploads      deletes uploads of sources that no client completed, once an hour
+    duties       tells people of a duty that begins or ends, every 5 s
     notices      reads AWS events from the queue, if one is configured
 
 Invariant: the leases are released only after all passes and all background calls have ended.
@@ -29,6 +30,7 @@ from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from control_plane.loop.cloud_watch import CloudWatch
 from control_plane.loop.context import LoopContext
 from control_plane.loop.decision_store import DecisionStore
+from control_plane.loop.duty_watch import DutyWatch
 from control_plane.loop.executor import Executor
 from control_plane.loop.figures import LOOPS, Loop
 from control_plane.loop.fleet_loop import FleetLoop
@@ -98,6 +100,7 @@ class Runner:
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
         self.orphans = OrphanKeeper(context.database, context.objects, context.now)
+        self.duties = DutyWatch(context.database, context.registry, context.now)
         self.uploads = UploadKeeper(context.objects, context.bucket, context.now)
         self.notices: NoticeReader | None = None
         if context.events is not None:
@@ -150,6 +153,7 @@ class Runner:
             group.create_task(self.keeper.run(stop))
             group.create_task(self.orphans.run(stop))
             group.create_task(self.uploads.run(stop))
+            group.create_task(self.duties.run(stop))
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))
             await stop.wait()

@@ -25,7 +25,7 @@ from everstep.cli.commands import (
 )
 from everstep.cli.confirm import confirmed
 from everstep.cli.names import FleetName
-from everstep.cli.output import FAILED, counted, moment, pairs, say, without_none
+from everstep.cli.output import FAILED, counted, duty_words, moment, pairs, say, without_none
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -353,6 +353,7 @@ def _facts(fleet: Json) -> Facts:
             ("name", fleet["FleetName"]),
             ("status", fleet["FleetStatus"]),
             ("reason", fleet["Reason"] or None),
+            ("to do", duty_words(fleet)),
             ("group", fleet["AutoScalingGroupName"]),
             ("nodes", ", ".join(f"{fleet[field]} {word}" for word, field in counts)),
             ("kept", f"at least {fleet['MinNodeCount']} and {_spares(fleet)}"),

@@ -42,6 +42,7 @@ from everstep.cli.output import (
     OLDER_CHECKPOINT,
     condition_words,
     counted,
+    duty_words,
     moment,
     pairs,
     protection_words,
@@ -367,6 +368,7 @@ def list_jobs(
         "COMMITTED": Detail(lambda job: step(job["CommittedStep"])),
         "FLEET": Detail("FleetName"),
         "CREATED (UTC)": Detail(lambda job: when(job["CreationTime"])),
+        "TO DO": Prose(duty_words),
         "REASON": Prose("Reason"),
     }
     return Shown(answer, Rows(found, columns, empty="No training jobs. Submit one: everstep jobs submit --help"))
@@ -708,6 +710,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("name", job["TrainingJobName"]),
         ("status", f"{job['TrainingJobStatus']} ({job['SecondaryStatus']})"),
         ("reason", job["Reason"]),
+        ("to do", duty_words(job)),
         ("conditions", condition_words(job)),
         ("queue", _queue(job) if "QueuePosition" in job else None),
         ("run", job["RunId"]),

@@ -43,6 +43,7 @@ NOUNS: Final[Mapping[str, tuple[str, str]]] = {
 VERBS: Final[Mapping[str, tuple[str, str]]] = {
     "configure": ("configure", "Connect this user's command line, SDK, boto3 and AWS CLI to a service."),
     "whoami": ("whoami", "Show the role and the project of your token, and when it expires."),
+    "status": ("status", "Show the jobs and fleets that need a person, and what to do."),
     "doctor": (
         "doctor",
         "Check this machine, the service and AWS, and suggest a repair for each problem. Exit code 1 if any is found.",

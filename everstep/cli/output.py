@@ -184,6 +184,11 @@ def to_do(action: Mapping[str, Any]) -> str:
     return "\n".join((action["Description"], *(f"    {command}" for command in commands)))
 
 
+def duty_words(described: Json) -> str:
+    """Return what a person has to do for a job or fleet, in the service's own sentence. `-` without an answer."""
+    return str(described.get("Duty", {}).get("Sentence", "-"))
+
+
 def condition_words(shown: Json) -> str | None:
     """Return the conditions of a job or a node as text, one line per condition; None without conditions."""
     lines = (

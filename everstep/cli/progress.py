@@ -17,7 +17,7 @@ from rich.status import Status
 
 from everstep.cli import steps
 from everstep.cli.commands import Pages
-from everstep.cli.output import Json, cell, counted, seconds, stderr, step
+from everstep.cli.output import Json, cell, counted, duty_words, seconds, stderr, step
 
 QUIET_SECONDS: Final = 10.0
 """Minimum seconds between printed lines if only the step, or the reason of a job that trains, has changed.
@@ -73,7 +73,7 @@ class Progress:
             self._live.update(cell(line))
             return
         status = job["SecondaryStatus"]
-        news = (status, job["Generation"], "" if status in _TRAINS else job["Reason"])
+        news = (status, job["Generation"], duty_words(job), "" if status in _TRAINS else job["Reason"])
         now = self._monotonic()
         if news != self._shown_state or now - self._shown_at >= QUIET_SECONDS:
             self._console.print(cell(line), soft_wrap=True)
@@ -91,14 +91,15 @@ class Progress:
 
 def line_of(job: Json) -> str:
     """Return the state of a job as one line."""
-    status = job["SecondaryStatus"]
+    status, duty = job["SecondaryStatus"], job.get("Duty", {})
+    needed = f" {duty['Sentence']}" if duty.get("Urgency") in ("Now", "Later") else ""
     if job["Boundary"] < 0 or status not in _TRAINS:
-        return f"{job['TrainingJobName']}: {status}: {job['Reason']}"
+        return f"{job['TrainingJobName']}: {status}: {job['Reason']}{needed}"
     incidents = f", {counted(job['IncidentCount'], 'incident')}" if job["IncidentCount"] else ""
     committed = f"committed {step(job['CommittedStep'])}"
     return (
         f"{job['TrainingJobName']}: {status}, {steps.words(job)}, {committed}, generation "
-        f"{job['Generation']}{incidents}; {job['Reason']}"
+        f"{job['Generation']}{incidents}; {job['Reason']}{needed}"
     )
 
 

@@ -17,6 +17,7 @@ from control_plane.api.memberships import Memberships
 from control_plane.api.peers import Peers
 from control_plane.api.routes import (
     drills,
+    duties,
     events,
     fleets,
     incidents,
@@ -105,6 +106,7 @@ def answers(world: World) -> Answers:
         path = f"/v1/incidents/{incident_id}"
         add(path, incidents.describe_incident(incident_id, _CALLER, services))
         add(f"{path}/similar", incidents.list_similar_incidents(incident_id, _CALLER, services))
+    add("/v1/duties", duties.describe_duties(_CALLER, services))
     add("/v1/fleets", fleets.list_fleets(_CALLER, services, max_results=MOST))
     add("/v1/nodes", nodes.list_nodes(_CALLER, services, include_ended=True))
     add("/v1/drills", drills.list_drills(_CALLER, services, max_results=MOST))

@@ -492,6 +492,11 @@ export interface DescribeCheckpointRequest {
   Generation?: number
 }
 
+/** All jobs and fleets that need a person, the most urgent first. */
+export interface DescribeDutiesResponse {
+  Duties: SubjectDuty[]
+}
+
 export interface DescribeFleetRequest {
   FleetName: string
 }
@@ -573,6 +578,40 @@ export interface Drill {
   EndTime?: Timestamp
   IncidentId?: string
   Outcome?: string
+}
+
+/** What a person has to do for a job or a fleet. The service computes it when it answers. The command line, the dashboard and notifications show the same duty. */
+export interface Duty {
+  Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
+  /** Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later. */
+  Urgency: 'Now' | 'Later' | 'Optional' | 'None'
+  Sentence: string
+  /** What follows from the situation, and what Everstep does by itself. Absent if there is nothing to do. */
+  Explanation?: string
+  /** When the duty began. Absent if the service does not know it. */
+  Since?: Timestamp
+  /** What a person can do, the most urgent first. */
+  Actions: DutyAction[]
+}
+
+/** One thing that a person can do now. */
+export interface DutyAction {
+  Kind: 'ReadLogs' | 'SubmitAgain' | 'HandBack' | 'Resume' | 'Pause' | 'Stop' | 'Shrink' | 'RepeatWork' | 'CheckStore' | 'CorrectGroup' | 'DescribeFleet' | 'ResumeLaunches' | 'ListEvents' | 'ShowProtection' | 'CreateCheckpoint' | 'SetCheckpoints' | 'DecideNode' | 'ReadServerLog'
+  Urgency: 'Now' | 'Later' | 'Optional' | 'None'
+  /** What the person should do and why, in one or two sentences. */
+  Description: string
+  /** The command line with which the person begins the action. */
+  Command: string
+  /** Alternative commands for the step after Command. The person runs one of them. Empty if Command completes the action. */
+  FurtherCommands: string[]
+  /** The held node that the action concerns. Absent if the action concerns the job or the fleet. */
+  InstanceId?: string
+  /** Whether Everstep recommends the action instead of waiting for instances. false unless given. */
+  IsRecommended?: boolean
+  /** The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it. */
+  MinNodeCount?: number
+  /** The checkpoint from which the job continues after the action. Absent for other actions. */
+  Step?: number
 }
 
 /** Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes. */
@@ -684,6 +723,8 @@ export interface Fleet {
   Project: string
   FleetStatus: 'active' | 'frozen' | 'deleting'
   Reason: string
+  /** What a person has to do for the fleet and its held nodes. */
+  Duty: Duty
   SpareCount: number
   /** The rule that determines the number of spares. If set, SpareCount has no effect. */
   SparePolicy?: SparePolicy
@@ -1035,28 +1076,12 @@ export interface Incident {
   ContinuingCost?: string
   /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
   Wait?: CapacityWait
+  /** Whether a person must act on the incident, and the most urgent action. Only in DescribeIncident. */
+  DutySentence?: string
   /** Actions that a person can take now, the most urgent first. Only in DescribeIncident. */
-  Actions?: IncidentAction[]
+  Actions?: DutyAction[]
   /** At most 100 notes, oldest first. Only in DescribeIncident. */
   Notes?: Note[]
-}
-
-/** An action that a person can take now because of an incident. */
-export interface IncidentAction {
-  /** Now: the job makes no progress until a person acts. Optional: nothing waits for a person. Later: the fleet lacks a node until a person acts, or the job waits long for instances. */
-  Urgency: 'Now' | 'Later' | 'Optional'
-  /** What the person should do and why, in one or two sentences. */
-  Description: string
-  /** The command line with which the person begins the action. */
-  Command: string
-  /** Alternative commands for the step after Command. The person runs one of them. Empty if Command completes the action. */
-  FurtherCommands: string[]
-  /** The held node that the action concerns. Absent if the action concerns the job. */
-  InstanceId?: string
-  /** Whether Everstep recommends the action instead of waiting for instances. false unless given. */
-  IsRecommended?: boolean
-  /** The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it. */
-  MinNodeCount?: number
 }
 
 /** A complete checkpoint of another job. Exactly one of TrainingJobName and RunId must be set in a request. */
@@ -1972,6 +1997,16 @@ export interface StoreWait {
   NextAttemptTime: Timestamp
 }
 
+/** The duty of one job or fleet. */
+export interface SubjectDuty {
+  /** Absent for the duty of a fleet. */
+  TrainingJobName?: string
+  RunId?: string
+  FleetName: string
+  Project: string
+  Duty: Duty
+}
+
 /** Puts a job under the control of a person. */
 export interface TakeOverTrainingJobRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
@@ -2027,6 +2062,8 @@ export interface TrainingJob {
   FinalCheckpointStep?: number
   /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
   Reason: string
+  /** What a person has to do for the job. */
+  Duty: Duty
   /** Absent unless the job waits for AcceptLoss. */
   RepeatChoice?: RepeatChoice
   /** The wait for instances that AWS does not launch. Absent if the job waits for none. */
@@ -2225,6 +2262,8 @@ export interface TrainingJobSummary {
   IncidentCount?: number
   /** Number of incidents from which the job has not recovered yet. Only in lists. */
   OpenIncidentCount?: number
+  /** What a person has to do for the job, as in TrainingJob. Only in lists. */
+  Duty?: Duty
 }
 
 export interface UndeleteCheckpointRequest {
@@ -2336,6 +2375,7 @@ export interface Operations {
   DeleteTrainingJob: { request: DeleteTrainingJobRequest; response: DeleteTrainingJobResponse }
   DescribeAutomation: { request: Record<string, never>; response: Automation }
   DescribeCheckpoint: { request: DescribeCheckpointRequest; response: Checkpoint }
+  DescribeDuties: { request: Record<string, never>; response: DescribeDutiesResponse }
   DescribeFleet: { request: DescribeFleetRequest; response: Fleet }
   DescribeIncident: { request: DescribeIncidentRequest; response: Incident }
   DescribeNode: { request: DescribeNodeRequest; response: Node }
@@ -2402,91 +2442,92 @@ export interface Operations {
   VerifyCheckpoint: { request: VerifyCheckpointRequest; response: Checkpoint }
 }
 
-/** HTTP method, path and query parameters of each operation. The body contains the request's other fields. */
+/** HTTP method, path, query parameters and least role of each operation. Other fields are in the body. */
 export const operations = {
-  AcceptLoss: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/accept-loss', query: [] },
-  AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [] },
-  BatchGetLossCurves: { method: 'GET', path: '/v1/loss-curves', query: ['RunIds', 'MaxPoints'] },
-  CompleteSource: { method: 'POST', path: '/v1/sources/{SourceId}/completion', query: [] },
-  CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [] },
-  CreateFleet: { method: 'POST', path: '/v1/fleets', query: [] },
-  CreateIncidentNote: { method: 'POST', path: '/v1/incidents/{IncidentId}/notes', query: [] },
-  CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [] },
-  CreateSource: { method: 'POST', path: '/v1/sources', query: [] },
-  CreateToken: { method: 'POST', path: '/v1/tokens', query: [] },
-  CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [] },
-  CreateTrainingJobNote: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [] },
-  DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation', 'SkipTrash'] },
-  DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [] },
-  DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [] },
-  DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'] },
-  DescribeAutomation: { method: 'GET', path: '/v1/automation', query: [] },
-  DescribeCheckpoint: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'] },
-  DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [] },
-  DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [] },
-  DescribeNode: { method: 'GET', path: '/v1/nodes/{NodeId}', query: [] },
-  DescribeProtection: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/protection', query: [] },
-  DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [] },
-  DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
-  DrainNode: { method: 'POST', path: '/v1/nodes/{NodeId}/drain', query: [] },
-  ExecuteCommand: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands', query: [] },
-  ExportIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}/export', query: ['Format'] },
-  FollowLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/follow', query: ['Rank', 'Generation', 'StartTime', 'FilterPattern', 'StartFromHead', 'NextToken'] },
-  GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [] },
-  GetHealth: { method: 'GET', path: '/v1/health', query: [] },
-  GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'] },
-  GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints', 'Series', 'ChangesSince'] },
-  GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'] },
-  GetReadiness: { method: 'GET', path: '/v1/ready', query: [] },
-  GetReport: { method: 'GET', path: '/v1/reports', query: ['StartTime', 'EndTime', 'Period', 'Project', 'FleetName', 'MaxJobs'] },
-  HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [] },
-  HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [] },
-  HoldSnapshot: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/snapshots', query: [] },
-  ListAuditEntries: { method: 'GET', path: '/v1/audit-entries', query: ['Operation', 'TokenId', 'Project', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken'] },
-  ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'Trashed', 'MaxResults', 'NextToken'] },
-  ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'] },
-  ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'] },
-  ListFleets: { method: 'GET', path: '/v1/fleets', query: ['MaxResults', 'NextToken'] },
-  ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'StatusEquals', 'MaxResults', 'NextToken', 'SortOrder'] },
-  ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: [] },
-  ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded', 'MaxResults', 'NextToken'] },
-  ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'] },
-  ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: ['MaxResults', 'NextToken'] },
-  ListSimilarIncidents: { method: 'GET', path: '/v1/incidents/{IncidentId}/similar', query: ['MaxResults'] },
-  ListTimeSpans: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/time-spans', query: ['MaxResults', 'NextToken'] },
-  ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'] },
-  ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: ['MaxResults', 'NextToken'] },
-  ListTrainingJobNotes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [] },
-  ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: ['MaxResults', 'NextToken'] },
-  ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder', 'ChangesSince'] },
-  PauseAutomation: { method: 'POST', path: '/v1/automation/pause', query: [] },
-  PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [] },
-  PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'] },
-  PutProjectQuota: { method: 'PUT', path: '/v1/quotas/{Project}', query: [] },
-  PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [] },
-  ReadSnapshot: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}/shards/{Rank}', query: ['Begin', 'End'] },
-  RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [] },
-  ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [] },
-  ReleaseSnapshot: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}', query: [] },
-  ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [] },
-  ResetNodeSession: { method: 'POST', path: '/v1/nodes/{NodeId}/reset-session', query: [] },
-  ResumeAutomation: { method: 'POST', path: '/v1/automation/resume', query: [] },
-  ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [] },
-  RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [] },
-  StartDrill: { method: 'POST', path: '/v1/drills', query: [] },
-  StartFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll', query: [] },
-  StopFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll/stop', query: [] },
-  StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [] },
-  TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [] },
-  UndeleteCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/undelete', query: ['Generation'] },
-  UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [] },
-  UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'] },
-  UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [] },
-  UpdateFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll/update', query: [] },
-  UpdateIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}', query: [] },
-  UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [] },
-  VerifyCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/verify', query: ['Generation'] },
-} as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[] }>
+  AcceptLoss: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/accept-loss', query: [], role: 'submitter' },
+  AcknowledgeIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}/acknowledge', query: [], role: 'submitter' },
+  BatchGetLossCurves: { method: 'GET', path: '/v1/loss-curves', query: ['RunIds', 'MaxPoints'], role: 'viewer' },
+  CompleteSource: { method: 'POST', path: '/v1/sources/{SourceId}/completion', query: [], role: 'submitter' },
+  CreateCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: [], role: 'submitter' },
+  CreateFleet: { method: 'POST', path: '/v1/fleets', query: [], role: 'admin' },
+  CreateIncidentNote: { method: 'POST', path: '/v1/incidents/{IncidentId}/notes', query: [], role: 'submitter' },
+  CreateJoinToken: { method: 'POST', path: '/v1/join-tokens', query: [], role: 'admin' },
+  CreateSource: { method: 'POST', path: '/v1/sources', query: [], role: 'submitter' },
+  CreateToken: { method: 'POST', path: '/v1/tokens', query: [], role: 'admin' },
+  CreateTrainingJob: { method: 'POST', path: '/v1/training-jobs', query: [], role: 'submitter' },
+  CreateTrainingJobNote: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [], role: 'submitter' },
+  DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation', 'SkipTrash'], role: 'submitter' },
+  DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [], role: 'admin' },
+  DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [], role: 'admin' },
+  DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'], role: 'submitter' },
+  DescribeAutomation: { method: 'GET', path: '/v1/automation', query: [], role: 'viewer' },
+  DescribeCheckpoint: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'], role: 'viewer' },
+  DescribeDuties: { method: 'GET', path: '/v1/duties', query: [], role: 'viewer' },
+  DescribeFleet: { method: 'GET', path: '/v1/fleets/{FleetName}', query: [], role: 'viewer' },
+  DescribeIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}', query: [], role: 'viewer' },
+  DescribeNode: { method: 'GET', path: '/v1/nodes/{NodeId}', query: [], role: 'viewer' },
+  DescribeProtection: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/protection', query: [], role: 'viewer' },
+  DescribeSource: { method: 'GET', path: '/v1/sources/{SourceId}', query: [], role: 'viewer' },
+  DescribeTrainingJob: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}', query: [], role: 'viewer' },
+  DrainNode: { method: 'POST', path: '/v1/nodes/{NodeId}/drain', query: [], role: 'admin' },
+  ExecuteCommand: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/ranks/{Rank}/commands', query: [], role: 'submitter' },
+  ExportIncident: { method: 'GET', path: '/v1/incidents/{IncidentId}/export', query: ['Format'], role: 'viewer' },
+  FollowLogs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/follow', query: ['Rank', 'Generation', 'StartTime', 'FilterPattern', 'StartFromHead', 'NextToken'], role: 'viewer' },
+  GetCallerIdentity: { method: 'GET', path: '/v1/caller-identity', query: [], role: 'viewer' },
+  GetHealth: { method: 'GET', path: '/v1/health', query: [], role: 'none' },
+  GetLogEvents: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/logs/events', query: ['Rank', 'Generation', 'StartTime', 'EndTime', 'FilterPattern', 'StartFromHead', 'Limit', 'NextToken'], role: 'viewer' },
+  GetMetricData: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metric-data', query: ['MetricName', 'FirstStep', 'LastStep', 'StartTime', 'EndTime', 'ResolutionInSteps', 'ResolutionInSeconds', 'MaxPoints', 'Series', 'ChangesSince'], role: 'viewer' },
+  GetOutput: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs/content', query: ['Key'], role: 'viewer' },
+  GetReadiness: { method: 'GET', path: '/v1/ready', query: [], role: 'none' },
+  GetReport: { method: 'GET', path: '/v1/reports', query: ['StartTime', 'EndTime', 'Period', 'Project', 'FleetName', 'MaxJobs'], role: 'viewer' },
+  HandBackTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/hand-back', query: [], role: 'submitter' },
+  HoldNode: { method: 'POST', path: '/v1/nodes/{NodeId}/hold', query: [], role: 'admin' },
+  HoldSnapshot: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/snapshots', query: [], role: 'submitter' },
+  ListAuditEntries: { method: 'GET', path: '/v1/audit-entries', query: ['Operation', 'TokenId', 'Project', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken'], role: 'admin' },
+  ListCheckpoints: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints', query: ['MinStep', 'Trashed', 'MaxResults', 'NextToken'], role: 'viewer' },
+  ListDrills: { method: 'GET', path: '/v1/drills', query: ['TrainingJobName', 'MaxResults', 'NextToken'], role: 'viewer' },
+  ListEvents: { method: 'GET', path: '/v1/events', query: ['TrainingJobName', 'FleetName', 'AfterEventId', 'TimeAfter', 'TimeBefore', 'MaxResults', 'NextToken', 'SortOrder'], role: 'viewer' },
+  ListFleets: { method: 'GET', path: '/v1/fleets', query: ['MaxResults', 'NextToken'], role: 'viewer' },
+  ListIncidents: { method: 'GET', path: '/v1/incidents', query: ['TrainingJobName', 'StatusEquals', 'MaxResults', 'NextToken', 'SortOrder'], role: 'viewer' },
+  ListMetrics: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/metrics', query: [], role: 'viewer' },
+  ListNodes: { method: 'GET', path: '/v1/nodes', query: ['FleetName', 'IncludeEnded', 'MaxResults', 'NextToken'], role: 'viewer' },
+  ListOutputs: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/outputs', query: ['MaxResults', 'NextToken'], role: 'viewer' },
+  ListProjectQuotas: { method: 'GET', path: '/v1/quotas', query: ['MaxResults', 'NextToken'], role: 'viewer' },
+  ListSimilarIncidents: { method: 'GET', path: '/v1/incidents/{IncidentId}/similar', query: ['MaxResults'], role: 'viewer' },
+  ListTimeSpans: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/time-spans', query: ['MaxResults', 'NextToken'], role: 'viewer' },
+  ListTokens: { method: 'GET', path: '/v1/tokens', query: ['Project', 'IncludeEnded', 'MaxResults', 'NextToken'], role: 'admin' },
+  ListTrainingJobNodes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/nodes', query: ['MaxResults', 'NextToken'], role: 'viewer' },
+  ListTrainingJobNotes: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/notes', query: [], role: 'viewer' },
+  ListTrainingJobRevisions: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/revisions', query: ['MaxResults', 'NextToken'], role: 'viewer' },
+  ListTrainingJobs: { method: 'GET', path: '/v1/training-jobs', query: ['MaxResults', 'NextToken', 'StatusEquals', 'NameContains', 'FleetName', 'Project', 'CreationTimeAfter', 'CreationTimeBefore', 'LastModifiedTimeAfter', 'LastModifiedTimeBefore', 'TagKey', 'TagValue', 'SortBy', 'SortOrder', 'ChangesSince'], role: 'viewer' },
+  PauseAutomation: { method: 'POST', path: '/v1/automation/pause', query: [], role: 'admin' },
+  PauseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/pause', query: [], role: 'submitter' },
+  PinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/pin', query: ['Generation'], role: 'submitter' },
+  PutProjectQuota: { method: 'PUT', path: '/v1/quotas/{Project}', query: [], role: 'admin' },
+  PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [], role: 'submitter' },
+  ReadSnapshot: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}/shards/{Rank}', query: ['Begin', 'End'], role: 'submitter' },
+  RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [], role: 'admin' },
+  ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [], role: 'admin' },
+  ReleaseSnapshot: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}', query: [], role: 'submitter' },
+  ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [], role: 'admin' },
+  ResetNodeSession: { method: 'POST', path: '/v1/nodes/{NodeId}/reset-session', query: [], role: 'admin' },
+  ResumeAutomation: { method: 'POST', path: '/v1/automation/resume', query: [], role: 'admin' },
+  ResumeTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/resume', query: [], role: 'submitter' },
+  RevokeToken: { method: 'POST', path: '/v1/tokens/{TokenId}/revoke', query: [], role: 'admin' },
+  StartDrill: { method: 'POST', path: '/v1/drills', query: [], role: 'admin' },
+  StartFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll', query: [], role: 'admin' },
+  StopFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll/stop', query: [], role: 'admin' },
+  StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [], role: 'submitter' },
+  TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [], role: 'submitter' },
+  UndeleteCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/undelete', query: ['Generation'], role: 'submitter' },
+  UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [], role: 'admin' },
+  UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'], role: 'submitter' },
+  UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [], role: 'admin' },
+  UpdateFleetRoll: { method: 'POST', path: '/v1/fleets/{FleetName}/roll/update', query: [], role: 'admin' },
+  UpdateIncident: { method: 'POST', path: '/v1/incidents/{IncidentId}', query: [], role: 'submitter' },
+  UpdateTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}', query: [], role: 'submitter' },
+  VerifyCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/verify', query: ['Generation'], role: 'submitter' },
+} as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[]; role: string }>
 
 /** Fields of a job that are also fields of the request for one. */
 export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]

@@ -6,14 +6,14 @@ import './styles/parts.css'
 import './styles/pages.css'
 
 import { createTheme, MantineProvider } from '@mantine/core'
-import { QueryCache, QueryClient, QueryClientProvider } from '@tanstack/react-query'
+import { QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { setNonce } from 'get-nonce'
 import { StrictMode, Suspense } from 'react'
 import { createRoot } from 'react-dom/client'
 import { createBrowserRouter, useRouteError } from 'react-router'
 import { RouterProvider } from 'react-router/dom'
 
-import { ApiError } from './api/client'
+import { ApiError, contact } from './api/client'
 import { loadAhead, lazyPart } from './api/pages'
 import { Empty, Loading, Problem } from './parts/Basics'
 import { Shell } from './parts/Shell'
@@ -33,14 +33,7 @@ const SubmitPage = lazyPart(() => import('./pages/Submit'))
 const SettingsPage = lazyPart(() => import('./pages/Settings'))
 const SignInPage = lazyPart(() => import('./pages/SignIn'))
 
-/** If the server refuses the session, this cache requests the session again. `Shell` then opens the sign-in page. */
-const queryCache = new QueryCache({
-  onError: (error) => {
-    if (error instanceof ApiError && error.status === 401) void client.invalidateQueries({ queryKey: ['session'] })
-  },
-})
-const client: QueryClient = new QueryClient({
-  queryCache,
+const client = new QueryClient({
   defaultOptions: {
     queries: {
       retry: (failures, error) => failures < 2 && error instanceof ApiError && error.isPassing,
@@ -51,6 +44,9 @@ const client: QueryClient = new QueryClient({
     },
   },
 })
+
+// If the server refuses the session for any request, request the session again. `Shell` then opens the sign-in page.
+contact.signedOut = () => void client.invalidateQueries({ queryKey: ['session'] })
 
 function Broken() {
   return (

@@ -10,6 +10,7 @@ import type {
   TrainingJobSummary,
 } from '../src/contract'
 import {
+  dutyHook,
   fleetFigures,
   formatted,
   holdsNodes,
@@ -18,7 +19,6 @@ import {
   jobFigures,
   nodeFigures,
   shown,
-  STALE_SECONDS,
 } from '../src/model/figures'
 import { timeline } from '../src/model/timeline'
 import { verdict } from '../src/model/verdict'
@@ -27,6 +27,7 @@ const NOW = 1_800_000_000
 const job = (changes: Partial<TrainingJob> = {}) =>
   ({
     TrainingJobName: 'gpt',
+    Duty: { Kind: 'Nothing', Urgency: 'None', Sentence: 'Nothing to do.', Actions: [] },
     RunId: 'run',
     FleetName: 'main',
     TrainingJobStatus: 'InProgress',
@@ -186,11 +187,11 @@ test('a fleet that waits for instances, and a node that is silent, are not green
 })
 
 test('nothing on a stale page is green', () => {
-  const staleSeconds = STALE_SECONDS + 1
-  const told = verdict({ job: job(), protection: protection(), staleSeconds, now: NOW })
-  expect([told.state, told.protection, told.act].map((each) => each.tone)).not.toContain('good')
-  expect([told.state.title, told.protection.title]).toEqual(['Unknown', 'Unknown'])
-  const figures = jobFigures(job(), { protection: protection(), staleSeconds })
+  const isStale = true
+  const told = verdict({ job: job(), protection: protection(), isStale, now: NOW })
+  expect([told.state, told.protection, told.line].map((each) => each.tone)).not.toContain('good')
+  expect(dutyHook(told.figures, told.duty)).toMatchObject({ 'data-tone': 'idle' })
+  const figures = jobFigures(job(), { protection: protection(), isStale })
   expect([figures.statusTone, figures.protectionTone, figures.healthyNodesTone]).toEqual(['idle', 'idle', 'idle'])
   expect(jobFigures(job(), { protection: protection() }).protectionTone).toBe('good')
 })

@@ -4,9 +4,16 @@ import { QueryClient, QueryClientProvider } from '@tanstack/react-query'
 import { cleanup, render } from '@testing-library/react'
 import type { ReactNode } from 'react'
 import { MemoryRouter } from 'react-router'
-import { afterEach, vi } from 'vitest'
+import { afterEach, beforeEach, vi } from 'vitest'
+
+import { contact } from '../src/api/client'
 
 afterEach(cleanup)
+// Without answers of its own, a test has a server that knows nothing. A missing server would turn actions off.
+beforeEach(() => {
+  Object.assign(contact, { at: Date.now(), isMissed: false })
+  served({})
+})
 
 // Replace browser functions that Mantine calls and jsdom lacks.
 window.matchMedia ??= (query) => ({

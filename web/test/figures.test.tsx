@@ -7,8 +7,7 @@ import { Route, Routes } from 'react-router'
 import { describe, expect, test, vi } from 'vitest'
 
 import { loaded } from '../src/api/pages'
-import type { CapacityWait, Fleet, Incident, Node, TrainingJob } from '../src/contract'
-import type { Act } from '../src/model/act'
+import type { CapacityWait, Duty, Fleet, Incident, Node, TrainingJob } from '../src/contract'
 import { inLineOrder } from '../src/model/printed'
 import { buckets } from '../src/model/time'
 import { fleetFigures, phaseLengths } from '../src/model/figures'
@@ -22,6 +21,7 @@ import { drawn } from './drawn'
 const NOW = Math.floor(Date.now() / 1000)
 const AWS =
   'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a)'
+const NOTHING: Duty = { Kind: 'Nothing', Urgency: 'None', Sentence: 'Nothing to do.', Actions: [] }
 const CapacityWait: CapacityWait = {
   MissingNodeCount: 1,
   InstanceType: 'p5.48xlarge',
@@ -69,6 +69,7 @@ const closed = (cause: Incident['Cause'], seconds: number, id: string) =>
 const recovering = (changes: Partial<Facts> = {}): Facts => ({
   job: {
     TrainingJobName: 'gpt',
+    Duty: NOTHING,
     RunId: 'run',
     FleetName: 'main',
     TrainingJobStatus: 'InProgress',
@@ -92,94 +93,33 @@ const recovering = (changes: Partial<Facts> = {}): Facts => ({
   ...changes,
 })
 
-const commands = (act: Act) => act.steps.flatMap((step) => step.commands)
-
-describe('a recovery', () => {
-  test('that waits for capacity needs no person, and says when the next attempt is and what can be done', () => {
-    for (const age of [56, 400, 86_400]) {
-      const { act } = verdict(
-        recovering({
-          incidents: [
-            closed('instance_terminated', 4, 'a'),
-            incident({ FailedAt: NOW - age - 2, OpenedAt: NOW - age }),
-          ],
-        }),
-      )
-      expect([act.urgency, act.title]).toEqual(['Optional', 'You need not act'])
-      expect(act.brief).toMatch(/^You need not act: Everstep tries again at \d\d:\d\d UTC\.$/)
-      expect(act.text).toMatch(
-        /^AWS has no p5\.48xlarge capacity in us-east-2a\. Everstep makes the next attempt in .* UTC\)\./,
-      )
-      expect(commands(act)).toEqual(['everstep fleets update main --spare-count 2'])
-    }
-  })
-  test('is compared with incidents of its own kind', () => {
-    const { recovery, act } = verdict(
-      recovering({ job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' } }),
-    )
-    expect(recovery).toMatchObject({ usualSeconds: undefined, lateAfterSeconds: 300, isLate: false })
-    expect(act.urgency).toBe('None')
-  })
-  test('names the job whose pause would free nodes', () => {
-    expect(commands(verdict(recovering({ pausable: 'small' })).act)[0]).toBe('everstep jobs pause small')
-  })
-  test('that is late shows the limit that it has passed, and commands', () => {
-    const late = incident({ FailedAt: NOW - 60, OpenedAt: NOW - 58 })
-    const { act } = verdict(
-      recovering({
-        job: { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' },
-        incidents: [closed('instance_terminated', 4, 'a'), late],
-      }),
-    )
-    expect(act.text).toBe('This phase has taken longer than 30 s: it usually takes 4.0 s after this kind of failure.')
-    expect(commands(act)).toEqual(['everstep fleets describe main', 'everstep events list --job gpt'])
-  })
+test('a recovery is compared with incidents of its own kind', () => {
+  const job = { ...recovering().job, CapacityWait: undefined, Reason: 'waits for i-b to prepare' }
+  expect(verdict(recovering({ job })).recovery).toMatchObject({ usualSeconds: undefined })
 })
 
-describe('a node whose GPU fell off the bus', () => {
+test('where the facts do not decide about a held node, nothing is chosen for a person', () => {
   const node = {
     NodeId: 'i-0123456789abcdef0',
     FleetName: 'main',
     NodeStatus: 'held',
     Hold: 'inspection',
-    HoldAdvice: {
-      Decision: 'Terminate',
-      Description: 'Terminate node i-0123456789abcdef0.',
-      Command: 'terminate it',
-      FurtherCommands: [],
-    },
+    HoldAdvice: { Decision: 'Terminate', Description: 'Terminate it.', Command: 'x', FurtherCommands: [] },
   } as unknown as Node
-  test('is terminated, by the job page and by its dialog', () => {
-    const { act } = verdict(
-      recovering({
-        job: { ...recovering().job, SecondaryStatus: 'Training', Reason: '', Boundary: 90 },
-        incidents: [],
-        heldNodes: [node],
-      }),
-    )
-    expect(act.steps[0]).toMatchObject({
-      text: node.HoldAdvice!.Description,
-      urgency: 'Later',
-      commands: ['terminate it'],
-    })
-    drawn(<NodeDialog node={node} onClose={() => undefined} />)
-    expect(screen.getByRole<HTMLInputElement>('radio', { name: /^Terminate/ }).checked).toBe(true)
-  })
-  test('and where the facts do not decide, nothing is chosen for a person', () => {
-    const unclear = { ...node, HoldAdvice: { ...node.HoldAdvice!, Decision: 'Inspect' as const } }
-    drawn(<NodeDialog node={unclear} onClose={() => undefined} />)
-    expect(screen.getAllByRole<HTMLInputElement>('radio').some((each) => each.checked)).toBe(false)
-    expect(screen.getByRole<HTMLButtonElement>('button', { name: 'Choose an action' }).disabled).toBe(true)
-  })
+  const { unmount } = drawn(<NodeDialog node={node} onClose={() => undefined} />)
+  expect(screen.getByRole<HTMLInputElement>('radio', { name: /^Terminate/ }).checked).toBe(true)
+  unmount()
+  const unclear = { ...node, HoldAdvice: { ...node.HoldAdvice!, Decision: 'Inspect' as const } }
+  drawn(<NodeDialog node={unclear} onClose={() => undefined} />)
+  expect(screen.getAllByRole<HTMLInputElement>('radio').some((each) => each.checked)).toBe(false)
+  expect(screen.getByRole<HTMLButtonElement>('button', { name: 'Choose an action' }).disabled).toBe(true)
 })
 
 test('an instance id never breaks inside, and a title with ids is one text', () => {
   const css = readFileSync(join(import.meta.dirname, '../src/styles/base.css'), 'utf8')
   expect(css).toMatch(/\.id \{[^}]*white-space: nowrap/)
-  const { act, figures } = verdict(
-    recovering({ job: { ...recovering().job, TakenOverTime: NOW, TakenOverBy: 'i-0123456789abcdef0' } }),
-  )
-  const { container } = drawn(<ActCard act={act} figures={figures} />)
+  const duty = { ...NOTHING, Explanation: 'Automation is off: a failure waits for i-0123456789abcdef0.' }
+  const { container } = drawn(<ActCard duty={duty} figures={verdict(recovering()).figures} runId="run" />)
   expect(container.querySelector('p .id')!.textContent).toBe('i-0123456789abcdef0')
 })
 
@@ -283,6 +223,7 @@ function* stories(count: number) {
       RanksPerNode: 1,
       IncidentCount: 1,
       OpenIncidentCount: 0,
+      Duty: NOTHING,
       AccountingSeconds: { train: 900 },
       AccountedUntil: NOW,
       Priority: 0,

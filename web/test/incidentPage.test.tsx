@@ -4,7 +4,7 @@ import { cleanup, fireEvent, screen, waitFor, within } from '@testing-library/re
 import { Route, Routes } from 'react-router'
 import { expect, test, vi } from 'vitest'
 
-import type { Event, Incident, IncidentAction, LogEvent, Node, SimilarIncident } from '../src/contract'
+import type { DutyAction, Event, Incident, LogEvent, Node, SimilarIncident } from '../src/contract'
 import IncidentPage from '../src/pages/Incident'
 import { contact } from '../src/api/client'
 import { drawn, served } from './drawn'
@@ -38,11 +38,13 @@ const incident: Incident = {
   Outcome: 'Recovered',
   Verdict: 'The ranks made no progress and hung. Everstep recovered the job in 80 s.',
   Actions: [],
+  DutySentence: 'Nothing to do.',
   Notes: [],
   Why: 'Cause unknown: all 4 ranks stood still.',
   Done: ['Everstep restarted all ranks.', 'Training resumed from step 10.'],
 }
-const action = (changes: Partial<IncidentAction>): IncidentAction => ({
+const action = (changes: Partial<DutyAction>): DutyAction => ({
+  Kind: 'Pause',
   Urgency: 'Optional',
   Description: '',
   Command: '',
@@ -120,6 +122,7 @@ test('the head says what happened and whether to act', () => {
 test('an urgent action leads the verdict and shows its command', () => {
   page({
     Outcome: 'JobFailed',
+    DutySentence: 'Act now: correct the script.',
     Actions: [
       action({ Urgency: 'Now', Description: 'Correct the script. Then run it.', Command: 'everstep jobs logs gpt' }),
     ],
@@ -128,7 +131,7 @@ test('an urgent action leads the verdict and shows its command', () => {
   screen.getByText('in recovery')
   expect(screen.getByRole('status').textContent).toBe('Act now: correct the script.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('bad')
-  card('What to do').getByText('Then run it.')
+  card('What to do').getByText('Correct the script. Then run it.')
   card('What to do').getByText('everstep jobs logs gpt')
 })
 
@@ -141,6 +144,7 @@ const Wait = {
   IsOutOfCapacity: true,
   FailedAttemptCount: 5,
 }
+const DECIDE = 'Decide: wait for the next attempt at 01:10:09 UTC, or (recommended) continue on 2 nodes.'
 const waiting: Partial<Incident> = {
   ClosedAt: undefined,
   Phase: 'replace',
@@ -162,10 +166,16 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
     }),
   )
   const asked = served({ '/v1/training-jobs/run': { body: {} } })
-  page({ ...waiting, Actions, CostUsd: 7, ContinuingCost: 'Waiting costs $110.08 per hour for 2 idle nodes.' })
+  page({
+    ...waiting,
+    Actions,
+    DutySentence: DECIDE,
+    CostUsd: 7,
+    ContinuingCost: 'Waiting costs $110.08 per hour for 2 idle nodes.',
+  })
   const head = screen.getByRole('status')
   expect(head.getAttribute('data-tone')).toBe('warn')
-  expect(head.textContent).toBe('Recommended now: continue on 2 nodes.')
+  expect(head.textContent).toBe(DECIDE)
   screen.getByTitle('for nodes that did not train')
   screen.getByText('downtime')
   expect(screen.getByText('Retries in 12 min').className).toBe('status tone-warn')
@@ -175,9 +185,8 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
   expect(quote.nextElementSibling!.textContent).toBe('Pauses between attempts double from 30 s up to 15 min.')
   const todo = card('What to do')
   expect(todo.getByText('Waiting costs $110.08 per hour for 2 idle nodes.').closest('details')!.open).toBe(false)
-  // The verdict states the choice, so only its button is unfolded.
-  expect(todo.queryByText('Recommended')).toBeNull()
-  expect(todo.getByText('It grows.').closest('details')!.open).toBe(false)
+  todo.getByText('Recommended')
+  todo.getByText('Continue on 2 nodes. It grows.')
   const undecided = todo.getByText('If nobody decides, Everstep tries again every 15 min.')
   expect(undecided.closest('details')!.open).toBe(false)
   expect(todo.queryByText('command 0')).toBeNull()
@@ -195,27 +204,16 @@ test('a long shortage leads with the recommendation and the next attempt, in amb
 
 test('without a recommended choice, the recommendation of a long shortage is to wait', () => {
   page({ ...waiting, Actions: [action({ Urgency: 'Later', Description: 'Pause the job, so that others run.' })] })
-  expect(screen.getByRole('status').textContent).toBe('Decide now: wait (recommended), or pause the job.')
   card('What to do').getByText('Wait for the next attempt (recommended).')
   expect(card('What to do').getByText('Other choices (1)').closest('details')!.open).toBe(false)
 })
 
-test.each([
-  ['i-a became unreachable', 'this node'],
-  ['2 nodes became unreachable', 'node i-a'],
-])('the verdict under "%s" says "terminate %s"', (Headline, node) => {
-  page({
-    Headline,
-    Actions: [action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })],
-  })
-  expect(screen.getByRole('status').textContent).toBe(`Not urgent: terminate ${node}.`)
-})
-
 test('a short wait demands nothing, although it has choices', () => {
   const Actions = [action({ Description: 'Pause the job, so that others run.', Command: 'everstep jobs pause gpt' })]
-  page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW + 30 }, Actions })
+  const DutySentence = 'Nothing to do: the next attempt is at 01:10:09 UTC.'
+  page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW + 30 }, Actions, DutySentence })
   const head = screen.getByRole('status')
-  expect(head.textContent).toBe('Nothing to do yet.')
+  expect(head.textContent).toBe(DutySentence)
   expect(head.getAttribute('data-tone')).toBe('busy')
   expect(screen.getByText(/^Retries in \d+ s$/).className).toBe('status tone-busy')
   card('What to do').getByText('Optional (1)')
@@ -225,13 +223,12 @@ test('a short wait demands nothing, although it has choices', () => {
 test('a held node is no choice during a wait', () => {
   const held = action({ Urgency: 'Later', Description: 'Terminate node i-a. It is silent.', InstanceId: 'i-a' })
   page({ ...waiting, Headline: 'A node failed', Actions: [held, action({ Description: 'Pause the job.' })] })
-  expect(screen.getByRole('status').textContent).toBe('Not urgent: terminate node i-a.')
+  expect(screen.getByRole('status').getAttribute('data-tone')).toBe('busy')
   expect(screen.getByText('Retries in 12 min').className).toBe('status tone-busy')
 })
 
 test('a shortage without a choice has nothing to do until the next attempt', () => {
   page({ ...waiting, Wait: { ...Wait, NextAttemptTime: NOW - 5 } })
-  expect(screen.getByRole('status').textContent).toBe('Nothing to do yet.')
   screen.getByText('Retries now')
   card('What to do').getByText(/^Nothing\./)
 })
@@ -278,7 +275,7 @@ test('an open incident shows its phase, and an optional action demands nothing',
     FromStep: undefined,
     Actions: [action({ Description: 'See it.', Command: 'everstep jobs describe gpt' })],
   })
-  expect(screen.getByRole('status').textContent).toBe('Optional: see it.')
+  expect(screen.getByRole('status').getAttribute('data-tone')).toBe('busy')
   screen.getByText('Recovering')
   screen.getByText('replacing nodes', { selector: '.status' })
   screen.getByText(/^Everstep is replacing nodes, for /)
@@ -298,7 +295,6 @@ test('a held node is decided about on the page', async () => {
       }),
     ],
   })
-  expect(screen.getByRole('status').textContent).toBe('Not urgent: inspect node i-a.')
   expect(screen.getByRole('status').getAttribute('data-tone')).toBe('idle')
   for (const command of ['describe i-a', 'release i-a --terminate', 'release i-a']) {
     card('What to do').getByText(`everstep nodes ${command}`)
@@ -312,14 +308,19 @@ test('a held node is decided about on the page', async () => {
 test('while the control plane does not answer, the page does not say that nothing is to do', () => {
   contact.at = Date.now() - 60_000
   page()
-  const { textContent: text } = screen.getByRole('status')
-  expect(text).toMatch(/^The control plane does not answer\. Act now: check the control plane\./)
+  const head = screen.getByRole('status')
+  expect([head.textContent, head.getAttribute('data-tone')]).toEqual(['Last known: Nothing to do.', 'idle'])
   contact.at = Date.now()
 })
 
 test('a failed job is submitted again from its checkpoint', async () => {
   const job = { TrainingJobStatus: 'Failed', SecondaryStatus: 'Failed', MaxBoundary: 12, TrainingEndTime: NOW - 20 }
-  const urgent = action({ Urgency: 'Now', Description: 'Read the last lines.', Command: 'everstep jobs logs gpt' })
+  const urgent = action({
+    Kind: 'SubmitAgain',
+    Urgency: 'Now',
+    Description: 'Read the last lines.',
+    Command: 'everstep jobs logs gpt',
+  })
   const { client } = page({ Outcome: 'JobFailed', Actions: [urgent], LostSteps: 0 }, { job })
   // No answer about checkpoints has arrived, so the page shows a dash in place of the number of lost steps.
   expect(document.querySelector('.losses li')!.textContent).toBe('– steps')

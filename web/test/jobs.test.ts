@@ -1,17 +1,16 @@
 /** The list of jobs sorts and filters jobs, saves views, and requests loss curves and renders rows only in view. */
 import { describe, expect, test } from 'vitest'
 
-import type { TrainingJobSummary } from '../src/contract'
+import type { Duty, TrainingJobSummary } from '../src/contract'
 import {
   addressesOf,
   arranged,
   columnsOf,
   columnsText,
   DEFAULT_COLUMNS,
-  FAILED_SECONDS,
+  groupCounts,
+  groupOf,
   orderOf,
-  troubleCounts,
-  troubleOf,
   viewsOf,
   withView,
   type View,
@@ -36,14 +35,14 @@ const job = (TrainingJobName: string, changes: Partial<TrainingJobSummary> = {})
     ...changes,
   }) as TrainingJobSummary
 
-describe('the trouble of a job', () => {
+const duty = (Urgency: Duty['Urgency']): Duty => ({ Kind: 'JobFailed', Urgency, Sentence: 'Act.', Actions: [] })
+
+describe('the group of a job', () => {
   test.each([
-    ['failed', { ...ENDED, TrainingEndTime: NOW - FAILED_SECONDS + 1 }],
-    ['finished', { ...ENDED, TrainingEndTime: NOW - FAILED_SECONDS }],
-    ['finished', { TrainingJobStatus: 'Completed', SecondaryStatus: 'Completed' }],
-    ['unprotected', { ProtectionState: 'Unprotected' }],
-    ['training', { ProtectionState: 'Unprotected', Boundary: 3 }],
-    ['degraded', { ProtectionState: 'Degraded' }],
+    ['attention', { Duty: duty('Now') }],
+    ['attention', { Duty: duty('Later') }],
+    ['training', { Duty: duty('Optional') }],
+    ['finished', { ...ENDED, Duty: duty('Optional') }],
     ['recovering', { SecondaryStatus: 'Restarting' }],
     ['recovering', { OpenIncidentCount: 1 }],
     ['queued', { SecondaryStatus: 'Interrupted' }],
@@ -51,9 +50,9 @@ describe('the trouble of a job', () => {
     ['starting', { SecondaryStatus: 'Downloading' }],
     ['paused', { SecondaryStatus: 'Pausing' }],
     ['training', {}],
-  ] as const)('is %s for %o', (trouble, changes) => expect(troubleOf(job('a', changes), NOW)).toBe(trouble))
+  ] as const)('is %s for %o', (group, changes) => expect(groupOf(job('a', changes))).toBe(group))
   test('is counted once per job', () => {
-    const counts = troubleCounts([job('a'), job('b'), job('c', { SecondaryStatus: 'Pending' })], NOW)
+    const counts = groupCounts([job('a'), job('b'), job('c', { SecondaryStatus: 'Pending' })])
     expect(Object.entries(counts).filter(([, number]) => number)).toEqual([
       ['queued', 1],
       ['training', 2],
@@ -64,12 +63,12 @@ describe('the trouble of a job', () => {
 describe('the list of jobs', () => {
   const jobs = [
     job('b', { Boundary: 5, CreationTime: 2, EstimatedRemainingSeconds: 9, IncidentCount: 1 }),
-    job('a', { ...ENDED, TrainingEndTime: NOW, Boundary: 9, CreationTime: 1, NodeCount: 8 }),
+    job('a', { ...ENDED, Duty: duty('Now'), Boundary: 9, CreationTime: 1, NodeCount: 8 }),
     job('c', { TrainingJobStatus: 'Completed', SecondaryStatus: 'Completed', Boundary: 1, CreationTime: 3 }),
   ]
   const all: View = { text: '', status: '', fleet: '', order: 'created', isReversed: false }
   const names = (changes: Partial<View>) =>
-    arranged(jobs, { ...all, ...changes }, NOW)
+    arranged(jobs, { ...all, ...changes })
       .map((each) => each.TrainingJobName)
       .join('')
   test.each([

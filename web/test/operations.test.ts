@@ -3,7 +3,6 @@ import { describe, expect, test } from 'vitest'
 
 import type { Drill, Event, Node, TrainingJobPlan, TrainingJobRevision, TrainingJobSummary } from '../src/contract'
 import { drillable, drillStatus, drillsVerdict } from '../src/model/drills'
-import { briefOf } from '../src/model/duty'
 import {
   actionsOf,
   arrangedNodes,
@@ -263,8 +262,3 @@ test.each([
 ])('the encryption %s of replicas says whether it is in force: %s', (setting, isInForce, words) => {
   expect(FLEET.encryption(setting, isInForce)).toBe(words)
 })
-
-test.each(['Pause the job, so that others run.', 'Pause the job: now.', 'Pause the job.'])(
-  'a choice in a headline has no reason: %s',
-  (text) => expect(briefOf({ text })).toBe('pause the job'),
-)

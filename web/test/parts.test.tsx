@@ -5,7 +5,17 @@ import { Route, Routes } from 'react-router'
 import { describe, expect, test, vi } from 'vitest'
 
 import { ApiError, call, contact } from '../src/api/client'
-import type { Checkpoint, Fleet, HoldAdvice, Incident, Node, TrainingJob, TrainingJobSummary } from '../src/contract'
+import type {
+  Checkpoint,
+  Duty,
+  DutyAction,
+  Fleet,
+  HoldAdvice,
+  Incident,
+  Node,
+  TrainingJob,
+  TrainingJobSummary,
+} from '../src/contract'
 import { incidentFigures } from '../src/model/figures'
 import { verdict, type Facts, type Verdict } from '../src/model/verdict'
 import FleetPage from '../src/pages/Fleet'
@@ -24,8 +34,10 @@ import { StatusStrip } from '../src/parts/StatusStrip'
 import { drawn, served } from './drawn'
 
 const NOW = Math.floor(Date.now() / 1000)
+const NOTHING: Duty = { Kind: 'Nothing', Urgency: 'None', Sentence: 'Nothing to do.', Actions: [] }
 const job: Facts['job'] = {
   TrainingJobName: 'gpt',
+  Duty: NOTHING,
   RunId: 'run',
   FleetName: 'main',
   TrainingJobStatus: 'InProgress',
@@ -94,44 +106,55 @@ const HOLD: HoldAdvice = {
 const card = (name: string) => within(screen.getByRole('region', { name }))
 
 describe('the card about what to do', () => {
-  const drawCard = (changes: Partial<Facts> = {}) => {
-    const { act, figures } = of(changes)
-    drawn(<ActCard act={act} figures={figures} fleet="main" />)
+  const action: DutyAction = {
+    Kind: 'SubmitAgain',
+    Urgency: 'Now',
+    Description: 'Correct the cause.',
+    Command: 'everstep jobs logs gpt --tail 50',
+    FurtherCommands: [],
+  }
+  const failed: Duty = {
+    Kind: 'JobFailed',
+    Urgency: 'Now',
+    Sentence: 'Act now: correct the cause, and submit the job again.',
+    Explanation: 'The job does not start again by itself.',
+    Actions: [action],
+  }
+  const drawCard = (duty: Duty, role = 'admin') => {
+    const again = { to: '/submit?from=run', label: 'Then submit again from the beginning…' }
+    const nodes = [{ NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', HoldAdvice: HOLD }]
+    const answers = { '["nodes","main",false]': nodes }
+    const { figures } = of()
+    drawn(<ActCard duty={duty} figures={figures} runId="run" fleet="main" again={again} />, { role, answers })
     return card('What to do')
   }
-  test('shows the steps in order, and links the section of the runbook', () => {
-    const act = drawCard({
-      job: {
-        ...job,
-        TrainingJobStatus: 'Failed',
-        SecondaryStatus: 'Failed',
-        FailureReason: 'the same failure 3 times',
-      },
-    })
+  test('shows the sentence and the actions of the server, and links the section of the runbook', () => {
+    const act = drawCard(failed)
     act.getByRole('heading', { name: 'Act now' })
-    act.getByText('The job does not start again by itself.')
+    act.getByText(`${failed.Sentence} ${failed.Explanation}`)
     expect(act.getAllByRole('listitem').map((item) => item.textContent)).toEqual([
-      expect.stringMatching(/^Correct the cause\..*everstep jobs logs gpt --rank 0 --tail 50/),
+      expect.stringMatching(/^Correct the cause\..*everstep jobs logs gpt --tail 50/),
     ])
     const links = act.getAllByRole('link').map((link) => [link.textContent, link.getAttribute('href')])
     expect(links).toContainEqual(['Then submit again from the beginning…', '/submit?from=run'])
     expect(links.map(([, href]) => href)).toContain('/runbook.html#failed')
   })
-  test('of a recovery names the cause in the runbook', () => {
-    const act = drawCard({ job: { ...job, SecondaryStatus: 'Restarting' }, incidents: [incident] })
-    act.getByRole('heading', { name: 'Nothing to do' })
-    expect(act.getByRole('link').getAttribute('href')).toBe('/runbook.html#node_fault')
-  })
-  test('of a job that trains has neither steps nor a link', () => {
-    const act = drawCard()
-    act.getByText('Everstep recovers the job by itself after a failure.')
-    expect([act.queryByRole('list'), act.queryByRole('link')]).toEqual([null, null])
-  })
-  test('links a held node', () => {
-    const act = drawCard({ heldNodes: [{ NodeId: 'i-a', HoldAdvice: HOLD }] })
-    act.getByRole('heading', { name: 'Not urgent' })
-    act.getByText('everstep nodes release i-a --terminate')
-    expect(act.getByRole('link', { name: 'Show the node' }).getAttribute('href')).toBe('/fleets/main#i-a')
+  test('offers each role only the buttons whose requests the server accepts', () => {
+    const held = { ...action, Kind: 'DecideNode' as const, Urgency: 'Later' as const, InstanceId: 'i-a' }
+    const shrink = { ...action, Kind: 'Shrink' as const, Description: 'Continue on 2 nodes.', MinNodeCount: 2 }
+    const duty = { ...failed, Actions: [held, shrink] }
+    for (const [role, terminates, continues] of [
+      ['viewer', 0, 0],
+      ['submitter', 0, 1],
+      ['admin', 1, 1],
+    ] as const) {
+      const act = drawCard(duty, role)
+      expect(act.queryAllByRole('button', { name: 'Terminate node…' })).toHaveLength(terminates)
+      expect(act.queryAllByRole('button', { name: 'Continue on 2 nodes' })).toHaveLength(continues)
+      expect(act.queryAllByRole('link', { name: 'Show the node' })).toHaveLength(1 - terminates)
+      cleanup()
+    }
+    expect(drawCard(failed, 'viewer').queryByRole('link', { name: /submit again/ })).toBeNull()
   })
 })
 
@@ -286,6 +309,7 @@ describe('the nodes of a fleet', () => {
   const fleet = {
     FleetName: 'main',
     FleetStatus: 'active',
+    Duty: NOTHING,
     NodeCount: 4,
     DesiredNodeCount: 4,
     MaxNodeCount: 8,
@@ -482,11 +506,12 @@ describe('actions on checkpoints', () => {
     const confirm = screen.getByRole('button', { name: 'Delete' })
     fireEvent.change(box, { target: { value: 'step 2' } })
     fireEvent.click(confirm)
-    expect(asked).toEqual([])
+    const changes = () => asked.filter(({ method }) => method !== 'GET')
+    expect(changes()).toEqual([])
     fireEvent.change(box, { target: { value: 'step 20' } })
     fireEvent.click(confirm)
     await waitFor(() => expect(screen.queryByRole('textbox')).toBeNull())
-    expect(asked[0]).toEqual({ method: 'DELETE', path: '/v1/training-jobs/run-7/checkpoints/20', body: undefined })
+    expect(changes()[0]).toEqual({ method: 'DELETE', path: '/v1/training-jobs/run-7/checkpoints/20', body: undefined })
   })
   test('show a requested step until the list contains the checkpoint', async () => {
     served({
@@ -553,7 +578,11 @@ describe('dialogs', () => {
   })
   test('are not needed for an action that can be undone: its button acts at once and shows a refusal', async () => {
     const does = vi.fn(() => Promise.reject(new ApiError(409, 'ConflictException', 'the fleet is frozen')))
-    drawn(<ActionButton action={does}>Pause</ActionButton>)
+    drawn(
+      <ActionButton operation="PauseTrainingJob" action={does}>
+        Pause
+      </ActionButton>,
+    )
     fireEvent.click(screen.getByRole('button', { name: 'Pause' }))
     expect((await screen.findByRole('alert')).textContent).toMatch(/the fleet is frozen/)
     expect(does).toHaveBeenCalledOnce()
@@ -687,7 +716,7 @@ test('the frame shows that the event stream is interrupted, but not before the f
       { CLOSED: 2 },
     ),
   )
-  const freshness = () => screen.queryByText(/^(Live|Polling|Stale.*)$/)?.textContent
+  const freshness = () => screen.queryByText(/^(Live|Polling|No answer)$/)?.textContent
   contact.at = Date.now()
   drawn(<Shell />, { answers: { '["incidents","","open"]': [] } })
   expect(freshness()).toBeUndefined()
@@ -695,6 +724,14 @@ test('the frame shows that the event stream is interrupted, but not before the f
   expect(freshness()).toBe('Live')
   act(() => stream.onerror!())
   expect(freshness()).toBe('Polling')
+})
+
+test('one refused request requests the session again, whoever sent it', async () => {
+  const signedOut = vi.spyOn(contact, 'signedOut')
+  served({ '/v1/training-jobs/run/pause': { status: 401, body: { Code: 'UnauthorizedException', Message: 'ended' } } })
+  await expect(call('PauseTrainingJob', { TrainingJobName: 'run' })).rejects.toThrow('ended')
+  expect(signedOut).toHaveBeenCalledOnce()
+  expect(contact.isMissed).toBe(false)
 })
 
 test('the badge of the incidents explains its number', () => {

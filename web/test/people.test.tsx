@@ -4,7 +4,6 @@ import { act, fireEvent, screen, waitFor, within } from '@testing-library/react'
 import { afterEach, describe, expect, test, vi } from 'vitest'
 
 import type { TrainingJob, TrainingJobSummary } from '../src/contract'
-import { alertsOf, newAlerts } from '../src/model/notifications'
 import SubmitPage from '../src/pages/Submit'
 import { JobButtons } from '../src/parts/JobButtons'
 import JobPeople from '../src/parts/JobPeople'
@@ -36,33 +35,11 @@ const failed = (RunId: string, changes: Partial<TrainingJobSummary> = {}) =>
   summary(RunId, {
     SecondaryStatus: 'Failed',
     TrainingJobStatus: 'Failed',
-    Reason: 'error',
-    TrainingEndTime: NOW,
+    Duty: { Kind: 'JobFailed', Urgency: 'Now', Sentence: 'Act now: correct the cause.', Actions: [] },
     ...changes,
   })
 
 afterEach(() => setWatching({ isOn: false, runIds: new Set() }))
-
-describe('alerts', () => {
-  test('name watched jobs that need a person now, and no others', () => {
-    const jobs = [summary('a'), failed('b'), failed('c'), summary('d', { ProtectionState: 'Unprotected' })]
-    const alerts = alertsOf(jobs, new Set(['a', 'b', 'd']), NOW)
-    expect(alerts.map(({ title, to }) => [title, to])).toEqual([
-      ['job b needs you now', '/jobs/job%20b'],
-      ['job d needs you now', '/jobs/job%20d'],
-    ])
-  })
-  test('are shown once, and not for needs that the first answer has', () => {
-    const alerts = alertsOf([failed('b')], new Set(['b']), NOW)
-    expect(newAlerts(alerts, undefined)).toEqual([])
-    expect(newAlerts(alerts, new Set())).toEqual(alerts)
-    expect(newAlerts(alerts, new Set(alerts.map(({ key }) => key)))).toEqual([])
-  })
-  test('of jobs with the same name in two projects lead to their own job', () => {
-    const jobs = [failed('b', { TrainingJobName: 'gpt' }), failed('c', { TrainingJobName: 'gpt', Project: 'speech' })]
-    expect(alertsOf(jobs, new Set(['c']), NOW).map(({ to }) => to)).toEqual(['/jobs/c'])
-  })
-})
 
 describe('the tags and notes of a job', () => {
   const part = (changes: object = {}, role?: string) =>

@@ -6,22 +6,28 @@ import { describe, expect, test } from 'vitest'
 import type {
   CapacityWait,
   DescribeProtectionResponse,
+  Duty,
   Fleet,
   Incident,
-  IncidentAction,
   SecondaryStatusTransition,
   TrainingJob,
 } from '../src/contract'
-import { RESUMED_BY_A_PERSON } from '../src/model/act'
-import type { HeldNode } from '../src/model/facts'
 import { phaseLengths, phaseTexts, type Phase } from '../src/model/figures'
 import { duration } from '../src/model/format'
 import { hitAlike, openIncident, usualRate, verdict, type Facts, type Progress } from '../src/model/verdict'
-import { OBSERVED } from '../src/model/standing'
+import { SECTIONS } from '../src/words/duty'
 
 const NOW = 1_800_000_000
+const NOTHING: Duty = { Kind: 'Nothing', Urgency: 'None', Sentence: 'Nothing to do.', Actions: [] }
+const duty = (Kind: Duty['Kind'], Urgency: Duty['Urgency'], Sentence = `${Urgency}: act.`): Duty => ({
+  Kind,
+  Urgency,
+  Sentence,
+  Actions: [],
+})
 const job = (changes: Partial<TrainingJob> = {}): Facts['job'] => ({
   TrainingJobName: 'gpt',
+  Duty: NOTHING,
   RunId: 'run',
   FleetName: 'main',
   TrainingJobStatus: 'InProgress',
@@ -45,12 +51,6 @@ const interrupted = (State: SecondaryStatusTransition['State']) =>
     Reason: 'place 1 in the queue',
     SecondaryStatusTransitions: [{ Status: 'Interrupted', State, StartTime: NOW - 30, StatusMessage: '' }],
   })
-/** Headings of the runbook, as its links name them. */
-const SECTIONS = new Set(
-  [...readFileSync(join(import.meta.dirname, '../../docs/runbook.md'), 'utf8').matchAll(/^### (.+)$/gm)].map(
-    ([, heading]) => heading!.toLowerCase().replaceAll(' ', '-'),
-  ),
-)
 const shard = (inView = 2) => ({
   Rank: 0,
   OwnerNodeId: 'i-a',
@@ -75,10 +75,8 @@ const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<
 })
 const progress = (changes: Partial<Progress> = {}): Progress => ({
   boundary: 1204,
-  movedAt: NOW - 1,
   rate: 2,
   usualRate: 2,
-  watchedSince: NOW - 100,
   ...changes,
 })
 const incident = (changes: Partial<Incident> = {}): Incident => ({
@@ -114,15 +112,6 @@ const closed = (seconds: number, id: string): Incident =>
     RestoreSeconds: 3,
     ReworkSeconds: 1,
   })
-const HELD: HeldNode = {
-  NodeId: 'i-a',
-  HoldAdvice: {
-    Decision: 'Inspect',
-    Description: 'Inspect node i-a.',
-    Command: 'look',
-    FurtherCommands: ['terminate', 'release'],
-  },
-}
 const facts = (changes: Partial<Facts> = {}): Facts => ({
   job: job(),
   protection: protection(),
@@ -169,56 +158,11 @@ describe('the state of a job', () => {
       /^Training at step 1,204\.$/,
     ],
     [
-      'a page that was just opened',
-      {
-        progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }),
-        protection: protection({ CommittedAt: undefined }),
-      },
-      'good',
-      'Training',
-      /^Training at step 1,204\.$/,
-    ],
-    [
-      'a new page and an old commit',
-      {
-        progress: progress({ movedAt: undefined, rate: undefined, watchedSince: NOW }),
-        protection: protection({ CommittedAt: NOW - 200 }),
-      },
-      'warn',
-      'Stalled',
-      /^Stalled at step 1,204: the last step was 3 min ago\./,
-    ],
-    [
-      'no step for a minute',
-      { progress: progress({ movedAt: NOW - 61 }), protection: protection({ CommittedAt: NOW - 90 }) },
+      'a job that the server calls stalled',
+      { job: job({ Duty: { ...duty('Stalled', 'Now'), Since: NOW - 61 } }) },
       'warn',
       'Stalled',
       /^Stalled at step 1,204: the last step was 1 min ago\. Trains from step 0\.$/,
-    ],
-    [
-      'a rank that waits by itself',
-      {
-        job: job({ Reason: 'trains; rank 0 on i-a waits deliberately (phase wait), for at most 600 s' }),
-        progress: progress({ movedAt: NOW - 61 }),
-        protection: protection({ CommittedAt: NOW - 90 }),
-      },
-      'warn',
-      'Stalled',
-      /1 min ago\. Trains; rank 0 on i-a waits deliberately \(phase wait\), for at most 600 s\.$/,
-    ],
-    [
-      'no step for a minute, with long steps',
-      { progress: progress({ movedAt: NOW - 61, usualRate: 0.05, rate: undefined }) },
-      'good',
-      'Training',
-      /step 1,204/,
-    ],
-    [
-      'no step since the page was opened',
-      { progress: progress({ movedAt: undefined, watchedSince: NOW - 120 }), protection: undefined },
-      'warn',
-      'Stalled',
-      /no step since this page was opened 2 min ago\./,
     ],
     [
       'nothing observed yet',
@@ -251,7 +195,7 @@ describe('the state of a job', () => {
     [
       'recovering for too long',
       {
-        job: job({ SecondaryStatus: 'Restarting', Reason: '' }),
+        job: job({ SecondaryStatus: 'Restarting', Reason: '', Duty: duty('RecoveryLate', 'Now') }),
         incidents: [incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 })],
       },
       'warn',
@@ -289,7 +233,15 @@ describe('the state of a job', () => {
     ],
     [
       'a first step that takes too long',
-      { job: job({ Boundary: 0, MaxBoundary: 0, BaseStep: 0, SecondaryStatusTransitions: running('running', 700) }) },
+      {
+        job: job({
+          Boundary: 0,
+          MaxBoundary: 0,
+          BaseStep: 0,
+          SecondaryStatusTransitions: running('running', 700),
+          Duty: duty('FirstStepLate', 'Now'),
+        }),
+      },
       'warn',
       'Stalled',
       /^Stalled: the ranks have run for 11 min 40 s without a step\.$/,
@@ -401,31 +353,18 @@ describe('the state of a job', () => {
     ],
     [
       'an answer without a status',
-      { job: { TrainingJobName: 'gpt' } },
+      { job: { TrainingJobName: 'gpt', Duty: NOTHING } },
       'idle',
       'Unknown',
       /^The control plane has not reported a status/,
     ],
+    ['an old answer', { isStale: true }, 'idle', 'Training', /^Training at step 1,204\.$/],
     [
-      'an old answer',
-      { staleSeconds: 40 },
-      'idle',
-      'Unknown',
-      /^The control plane has not answered for 40 s\. Last known: Training at step 1,204\.$/,
-    ],
-    [
-      'errors only',
-      { staleSeconds: 40, refusal: 'the database is locked' },
-      'idle',
-      'Unknown',
-      /^The control plane has returned errors for 40 s: The database is locked\. Last known: /,
-    ],
-    [
-      'an old answer about an ended job',
-      { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 },
-      'idle',
-      'Completed',
-      /^Completed after/,
+      'a failure that waits for the person who took the job over',
+      { job: job({ SecondaryStatus: 'Restarting', Duty: duty('TakenOver', 'Now') }), incidents: [incident()] },
+      'bad',
+      'Not recovering',
+      /^Not recovering: a person has taken over the job\. Training had reached step 1,204\.$/,
     ],
   ]
   test.each(cases)('%s', (_, changes, tone, title, text) => {
@@ -590,13 +529,7 @@ describe('the protection of a job', () => {
       'Unconfirmed',
       'Protection is unconfirmed: 3 of 4 nodes are healthy.',
     ],
-    [
-      'an old answer',
-      { staleSeconds: 60 },
-      'idle',
-      'Unknown',
-      'Last known: Any one node can fail without the loss of a step.',
-    ],
+    ['an old answer', { isStale: true }, 'idle', 'Protected', 'Any one node can fail without the loss of a step.'],
     [
       'a committed step without holders',
       {
@@ -616,20 +549,11 @@ describe('the protection of a job', () => {
 })
 
 describe('the verdict in one line', () => {
-  const short =
-    'We currently do not have sufficient c7i.2xlarge capacity in the Availability Zone you requested (us-east-1a)'
-  const retry = new Date((NOW + 120) * 1000).toISOString().slice(11, 19)
-  const fleet: Partial<Fleet> = {
-    FleetName: 'main',
-    FleetStatus: 'active',
-    InstanceType: 'c7i.2xlarge',
-    AvailabilityZone: 'us-east-1a',
-  }
-  const CapacityWait: CapacityWait = {
+  const wait: CapacityWait = {
     MissingNodeCount: 1,
     InstanceType: 'c7i.2xlarge',
     AvailabilityZone: 'us-east-1a',
-    Message: short,
+    Message: 'We currently do not have sufficient c7i.2xlarge capacity',
     IsOutOfCapacity: true,
     FailedAttemptCount: 2,
     NextAttemptTime: NOW + 120,
@@ -643,25 +567,12 @@ describe('the verdict in one line', () => {
     ],
     [
       'a shortage during a recovery',
-      { job: job({ SecondaryStatus: 'Restarting', CapacityWait }), incidents: [incident()], fleet },
-      'busy',
-      `Recovering: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`,
-    ],
-    [
-      'a shortage before the first launch',
       {
-        job: job({ SecondaryStatus: 'Starting', CapacityWait, Boundary: -1, MaxBoundary: -1, CommittedStep: -1 }),
-        protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }),
-        fleet,
+        job: job({ SecondaryStatus: 'Restarting', CapacityWait: wait, Duty: duty('CapacityWait', 'Later', 'Decide.') }),
+        incidents: [incident()],
       },
       'busy',
-      `Starting: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. You need not act: Everstep tries again at ${retry.slice(0, 5)} UTC.`,
-    ],
-    [
-      'a recovery',
-      { job: job({ SecondaryStatus: 'Restarting', Reason: '' }), incidents: [incident()] },
-      'busy',
-      'Recovering: replacing nodes for 10 s. | Nothing to do.',
+      'Recovering: waiting for 1 c7i.2xlarge in us-east-1a. | AWS is out of capacity; next attempt in 2 min. Decide.',
     ],
     [
       'a recovery without protection',
@@ -674,22 +585,10 @@ describe('the verdict in one line', () => {
       'Recovering: replacing nodes for 10 s. | Unprotected: no rank has reported its holders. Nothing to do.',
     ],
     [
-      'a frozen fleet',
-      { fleet: { FleetName: 'main', FleetStatus: 'frozen', Reason: '', Drift: [] } },
-      'warn',
-      'Training at step 1,204. | Any one node can fail without the loss of a step. Act now: find out why the fleet is frozen.',
-    ],
-    [
-      'failed',
-      { job: job({ TrainingJobStatus: 'Failed', FailureReason: 'rank 2 exits with 1' }) },
+      'an urgent duty',
+      { job: job({ Duty: duty('FleetFrozen', 'Now', 'Act now: find out why the fleet is frozen.') }) },
       'bad',
-      'Failed at step 1,204. | Rank 2 exits with 1. 4 steps after the checkpoint of step 1,200 are lost. Act now: correct the cause, and submit the job again.',
-    ],
-    [
-      'paused',
-      { job: job({ SecondaryStatus: 'Paused', Reason: '' }) },
-      'idle',
-      'Paused at step 1,204. | The checkpoint of step 1,200 is in S3. Resume the job to continue.',
+      'Training at step 1,204. | Any one node can fail without the loss of a step. Act now: find out why the fleet is frozen.',
     ],
     [
       'queued',
@@ -697,35 +596,17 @@ describe('the verdict in one line', () => {
       'idle',
       'Queued. | Place 2 of 2 in the queue. Nothing to do.',
     ],
-    [
-      'completed',
-      { job: job({ TrainingJobStatus: 'Completed' }) },
-      'good',
-      'Completed after 1,204 steps. | The checkpoint of step 1,200 is in S3. Nothing to do.',
-    ],
-    [
-      'taken over',
-      { job: job({ TakenOverTime: NOW, TakenOverBy: 'ada' }) },
-      'good',
-      'Training at step 1,204. | Any one node can fail without the loss of a step. Automation is off: a failure waits for ada.',
-    ],
-    [
-      'a held node',
-      { heldNodes: [HELD] },
-      'good',
-      'Training at step 1,204. | Any one node can fail without the loss of a step. Not urgent: inspect node i-a.',
-    ],
-    [
-      'an old answer',
-      { staleSeconds: 40 },
-      'warn',
-      'The control plane has not answered for 40 s. | Last known: Training at step 1,204. Act now: check the control plane.',
-    ],
   ]
   test.each(cases)('%s', (_, changes, tone, text) => {
     const { line } = all(changes)
     expect([line.tone, `${line.lead} | ${line.text}`]).toEqual([tone, text])
   })
+})
+
+test('every section of the runbook that a duty links to exists', () => {
+  const runbook = readFileSync(join(import.meta.dirname, '../../docs/runbook.md'), 'utf8')
+  const headings = [...runbook.matchAll(/^### (.+)$/gm)].map(([, heading]) => heading!.toLowerCase())
+  expect(Object.values(SECTIONS).filter((each) => !headings.includes(each.replaceAll('-', ' ')))).toEqual([])
 })
 
 describe('the phase of a recovery', () => {
@@ -735,363 +616,9 @@ describe('the phase of a recovery', () => {
   })
   test('has its length, and the usual length after the same cause', () => {
     const { recovery } = all({ incidents: [closed(5, 'a'), closed(9, 'b'), closed(7, 'c'), incident()] })
-    expect(recovery).toMatchObject({
-      phase: 'replace',
-      elapsedSeconds: 10,
-      usualSeconds: 7,
-      isLate: false,
-      incidentId: 'inc-1',
-    })
-    expect(all({ incidents: [incident()] }).recovery).toMatchObject({ usualSeconds: undefined, isLate: false })
+    expect(recovery).toMatchObject({ elapsedSeconds: 10, usualSeconds: 7 })
+    expect(all({ incidents: [incident()] }).recovery).toMatchObject({ usualSeconds: undefined })
   })
-  test('is late far beyond the usual length, and beyond a fixed limit without one', () => {
-    const isLate = (...incidents: Incident[]) => all({ incidents }).recovery!.isLate
-    const minute = incident({ FailedAt: NOW - 62, OpenedAt: NOW - 60 })
-    expect([isLate(closed(5, 'a'), minute), isLate(minute)]).toEqual([true, false])
-    expect(isLate(incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 }))).toBe(true)
-  })
-})
-
-describe('a wait for capacity', () => {
-  const short =
-    'We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-east-2a). Launching EC2 instance failed'
-  const midnight = Date.UTC(2026, 2, 1) / 1000
-  const asks = (NextAttemptTime: number, now: number, changes: Partial<CapacityWait> = {}) =>
-    all({
-      job: job({
-        SecondaryStatus: 'Starting',
-        CapacityWait: {
-          MissingNodeCount: 1,
-          InstanceType: 'p5.48xlarge',
-          AvailabilityZone: 'us-east-2a',
-          Message: short,
-          IsOutOfCapacity: true,
-          FailedAttemptCount: 1,
-          NextAttemptTime,
-          ...changes,
-        },
-      }),
-      now,
-    }).act
-  test('says what AWS lacks, when the next attempt is, and quotes AWS', () => {
-    const nine = midnight + 9 * 3600 + 20 * 60
-    expect(asks(nine + 19, nine + 7).text).toBe(
-      `AWS has no p5.48xlarge capacity in us-east-2a. Everstep makes the next attempt in 12 s (09:20:19 UTC). AWS reports: “${short}.”`,
-    )
-    expect(asks(midnight + 300, midnight - 655).text).toMatch(/next attempt in 16 min \(00:05:00 UTC\)/)
-    expect(asks(midnight - 60, midnight + 10).text).toMatch(/next attempt now \(23:59:00 UTC\)/)
-    expect(asks(nine, midnight, { Message: 'You have no permission', IsOutOfCapacity: false }).text).toMatch(
-      /^AWS launched no instance\..* AWS reports: “You have no permission\.”$/,
-    )
-    expect(asks(nine, midnight, { InstanceType: '', AvailabilityZone: '' }).text).toMatch(
-      /^AWS has no instance capacity in this zone\./,
-    )
-  })
-  test('that a person decides about has the title of a decision, and the recommended choice in its sentence', () => {
-    const choice: IncidentAction = {
-      Urgency: 'Later',
-      Description: 'Continue on 2 nodes. It grows.',
-      Command: 'x',
-      FurtherCommands: [],
-      IsRecommended: true,
-      MinNodeCount: 2,
-    }
-    const wait = {
-      MissingNodeCount: 1,
-      InstanceType: 'p5',
-      AvailabilityZone: 'us',
-      Message: short,
-      IsOutOfCapacity: true,
-      FailedAttemptCount: 5,
-      NextAttemptTime: midnight + 900,
-    }
-    const { act } = all({
-      job: job({ SecondaryStatus: 'Restarting', CapacityWait: wait }),
-      incidents: [incident()],
-      actions: [choice],
-      now: midnight,
-    })
-    expect([act.title, act.brief]).toEqual(['Decide', 'Recommended now: continue on 2 nodes.'])
-    expect(act.steps.map(({ shrink }) => shrink)).toEqual([{ runId: 'run', nodes: 2 }])
-  })
-})
-
-describe('what to do', () => {
-  const suspended: Partial<Fleet> = {
-    FleetName: 'main',
-    AutoScalingGroupName: 'asg-1',
-    FleetStatus: 'active',
-    Reason: `waits for 1 instance: its group's Launch process is suspended (User suspended): ${RESUMED_BY_A_PERSON}`,
-  }
-  const frozen: Partial<Fleet> = {
-    FleetName: 'main',
-    FleetStatus: 'frozen',
-    Reason: 'the group is not as needed',
-    Drift: ['ReplaceUnhealthy is not suspended'],
-  }
-  const cases: [string, Partial<Facts>, boolean, RegExp][] = [
-    ['training', {}, false, /^Everstep recovers the job by itself after a failure\.$/],
-    [
-      'recovering',
-      { job: job({ SecondaryStatus: 'Restarting' }), incidents: [incident()] },
-      false,
-      /^Everstep recovers the job by itself\.$/,
-    ],
-    [
-      'recovering for too long',
-      {
-        job: job({ SecondaryStatus: 'Restarting' }),
-        incidents: [incident({ FailedAt: NOW - 400, OpenedAt: NOW - 398 })],
-      },
-      true,
-      /longer than 5 min/,
-    ],
-    ['recovering in a frozen fleet', { incidents: [incident()], fleet: frozen }, true, /fleet is frozen/],
-    [
-      'training in a frozen fleet',
-      { fleet: frozen },
-      true,
-      /^The fleet is frozen: Everstep replaces no lost instance\. The group is not as needed\.$/,
-    ],
-    ['failed', { job: job({ TrainingJobStatus: 'Failed' }) }, true, /does not start again by itself/],
-    ['completed', { job: job({ TrainingJobStatus: 'Completed' }) }, false, /is complete/],
-    [
-      'recovering while a person has suspended launches',
-      { incidents: [incident()], fleet: suspended },
-      true,
-      /^This recovery may need an instance, and the Auto Scaling group launches none\.$/,
-    ],
-    [
-      'waiting for nodes while a person has suspended launches',
-      { job: job({ SecondaryStatus: 'Pending' }), fleet: suspended },
-      true,
-      /^The job waits for nodes, and the Auto Scaling group launches none\.$/,
-    ],
-    [
-      'stalled while a person has suspended launches',
-      {
-        progress: progress({ movedAt: NOW - 300 }),
-        protection: protection({ CommittedAt: NOW - 300 }),
-        fleet: suspended,
-      },
-      true,
-      /make no steps/,
-    ],
-    [
-      'training while a person has suspended launches',
-      { fleet: suspended },
-      true,
-      /launches no instances: Everstep replaces no lost instance/,
-    ],
-    [
-      'training while AWS has suspended launches',
-      {
-        fleet: {
-          ...suspended,
-          Reason: "its group's Launch process is suspended (…): AWS suspended it after failures and it is lifted",
-        },
-      },
-      false,
-      /recovers the job by itself/,
-    ],
-    [
-      'completed in a frozen fleet',
-      { job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen },
-      false,
-      /is complete/,
-    ],
-    ['stopped', { job: job({ TrainingJobStatus: 'Stopped' }) }, false, /was stopped/],
-    ['stopping', { job: job({ TrainingJobStatus: 'Stopping' }) }, false, /stop at the next step/],
-    [
-      'stalled',
-      { progress: progress({ movedAt: NOW - 300 }), protection: protection({ CommittedAt: NOW - 300 }) },
-      true,
-      /make no steps/,
-    ],
-    ['at a third of its rate', { progress: progress({ rate: 0.6 }) }, true, /less than half/],
-    ['at 60 % of its rate', { progress: progress({ rate: 1.2 }) }, false, /recovers the job by itself/],
-    ['queued', { job: job({ SecondaryStatus: 'Pending' }) }, false, /^The job starts by itself when its turn comes\.$/],
-    [
-      'queued with a limit',
-      { job: job({ SecondaryStatus: 'Pending', StoppingCondition: { MaxPendingTimeInSeconds: 7200 } }) },
-      false,
-      /It stops waiting in 1 h 00 min\.$/,
-    ],
-    ['before the first step', { job: job({ Boundary: 0, BaseStep: 0 }) }, false, /first step of a launch/],
-    [
-      'before the first commit',
-      {
-        job: job({ CommittedStep: -1, Boundary: 1, MaxBoundary: 1 }),
-        protection: protection({ CommittedStep: -1, ProtectionState: 'Unprotected', LastCheckpoint: undefined }),
-      },
-      false,
-      /^A failure now returns to the step from which this launch began\.$/,
-    ],
-    [
-      'degraded',
-      { protection: protection({ ProtectionState: 'Degraded' }) },
-      false,
-      /^Everstep makes the missing copies by itself\./,
-    ],
-    ['a silent holder', { job: job({ HealthyNodeCount: 3 }) }, false, /^Some nodes are silent or report a fault\./],
-    [
-      'one copy',
-      { protection: protection({ RecoveryOdds: [{ LostNodes: 1, Probability: 0 }] }) },
-      false,
-      /^The job keeps one copy/,
-    ],
-    [
-      'unprotected while it trains',
-      { protection: protection({ ProtectionState: 'Unprotected' }) },
-      true,
-      /^A failure now goes back to S3 or to the start\.$/,
-    ],
-    ['starting', { job: job({ SecondaryStatus: 'Starting' }) }, false, /^The job starts by itself\.$/],
-    ['no news', { staleSeconds: 40 }, true, /a recovery waits for it/],
-    [
-      'news of a failing server',
-      { staleSeconds: 40, refusal: 'the database is locked' },
-      true,
-      /a recovery waits for it/,
-    ],
-    [
-      'no news of a job that was done when there was some',
-      { job: job({ TrainingJobStatus: 'Completed' }), staleSeconds: 40 },
-      true,
-      /a recovery waits for it/,
-    ],
-    [
-      'paused',
-      { job: job({ SecondaryStatus: 'Paused' }) },
-      true,
-      /^A person paused the job\. It does not continue by itself\. /,
-    ],
-    ['pausing', { job: job({ SecondaryStatus: 'Pausing' }) }, false, /waits for a person to resume it/],
-    ['interrupted, and it queues', { job: interrupted('queued') }, false, /^The job continues from S3 by itself/],
-    [
-      'interrupted, and it still has its nodes',
-      { job: interrupted('pausing') },
-      false,
-      /^The job returns its nodes to another job\./,
-    ],
-    ['a short silence', { staleSeconds: 14 }, false, /recovers the job by itself/],
-  ]
-  test.each(cases)('%s', (name, changes, needed, text) => {
-    const { act } = all(changes)
-    const isPaused = name === 'paused'
-    expect(act.urgency).toBe(isPaused ? 'Later' : needed ? 'Now' : 'None')
-    expect(act.title).toBe(isPaused ? 'Paused by a person' : needed ? 'Act now' : 'Nothing to do')
-    const brief = isPaused ? /^Resume the job to continue\.$/ : needed ? /^Act now: .*\.$/ : /^Nothing to do\.$/
-    expect(act.brief).toMatch(brief)
-    expect(act.text).toMatch(text)
-    expect(act.steps.length > 0).toBe(needed)
-    expect(act.section === undefined || SECTIONS.has(act.section)).toBe(true)
-    expect(act.section !== undefined || !needed).toBe(true)
-  })
-  test('lost nodes that are held are no urgent matter, and the job continues', () => {
-    const { act } = all({ heldNodes: [HELD, { NodeId: 'i-b' }] })
-    expect(act).toMatchObject({
-      urgency: 'Later',
-      title: 'Not urgent',
-      tone: 'warn',
-      section: 'held-node',
-      brief: 'Not urgent: inspect node i-a.',
-      steps: [
-        { urgency: 'Later', text: 'Inspect node i-a.', nodeId: 'i-a', commands: ['look', 'terminate', 'release'] },
-      ],
-    })
-    expect(act.text).toBe('Everstep recovers the job by itself after a failure.')
-    expect(all({ heldNodes: [HELD, { ...HELD, NodeId: 'i-b' }] }).act.brief).toMatch(/decide about 2 nodes/)
-    const failed = all({ job: job({ TrainingJobStatus: 'Failed' }), heldNodes: [HELD] }).act
-    expect(failed).toMatchObject({ urgency: 'Now', section: 'failed' })
-    expect(failed.steps.at(-1)).toMatchObject({ nodeId: 'i-a' })
-  })
-  test('a failed job has the steps that the API names for its incident, and a link that submits it again', () => {
-    const actions = [
-      { Urgency: 'Now', Description: 'Read.', Command: 'everstep jobs logs gpt', FurtherCommands: [] },
-    ] as const
-    const [first, ...rest] = all({ job: job({ TrainingJobStatus: 'Failed' }), actions: actions as never }).act.steps
-    expect(first).toMatchObject({ text: 'Read.', commands: ['everstep jobs logs gpt'] })
-    expect(first!.link).toEqual({ to: '/submit?from=run&checkpoint=1200', label: 'Then submit again from step 1,200…' })
-    expect(rest).toEqual([])
-  })
-  test('a recovery without a control plane leaves an optional step, which the verdict names', () => {
-    const step = {
-      Urgency: 'Optional',
-      Description: 'Find out why.',
-      Command: 'everstep doctor',
-      FurtherCommands: [],
-    } as const
-    const { act, line } = all({ actions: [step] as never })
-    expect(act).toMatchObject({ urgency: 'Optional', title: 'You need not act', steps: [{ text: 'Find out why.' }] })
-    expect(line.text).toMatch(/ Optional: find out why\.$/)
-  })
-  test('no step contains a placeholder', () => {
-    const shown = cases.flatMap(([, changes]) =>
-      all(changes).act.steps.flatMap((step) => [step.text, ...step.commands]),
-    )
-    expect(shown.length).toBeGreaterThan(10)
-    expect(
-      shown.filter((text) => /\b[A-Z]{2,}\b/.test(text.replace(/\b(?:AWS|S3)\b/g, '')) || /…| $/.test(text)),
-    ).toEqual([])
-  })
-  test('the steps name the command, or what differs in AWS', () => {
-    expect(all({ fleet: suspended }).act.steps[0]!.commands[0]).toContain(
-      'aws autoscaling resume-processes --auto-scaling-group-name asg-1 ',
-    )
-    expect(readFileSync(join(import.meta.dirname, '../../control_plane/core/capacity.py'), 'utf8')).toContain(
-      RESUMED_BY_A_PERSON,
-    )
-    expect(all({ fleet: frozen }).act.steps.map((step) => step.text)).toEqual([
-      'Correct this in AWS: ReplaceUnhealthy is not suspended.',
-    ])
-  })
-})
-
-describe('a job that a person has taken over', () => {
-  const taken = (changes: Partial<TrainingJob> = {}) =>
-    job({
-      TakenOverTime: NOW - 60,
-      TakenOverBy: 'ada',
-      Reason: 'taken over by ada: Everstep observes and decides nothing',
-      ...changes,
-    })
-  test('with an open incident: nobody recovers it', () => {
-    const told = all({ job: taken({ SecondaryStatus: 'Restarting' }), incidents: [incident()] })
-    expect(told.act).toMatchObject({ urgency: 'Now', tone: 'bad', section: 'taken-over' })
-    expect(told.act.text).toMatch(/^Nothing recovers this job: ada has taken it over, and its ranks do not train\.$/)
-    expect(told.act.steps.at(-1)!.commands).toEqual(['everstep jobs hand-back gpt'])
-    expect(told.state).toEqual({
-      tone: 'bad',
-      title: 'Not recovering',
-      text: 'Not recovering: ada has taken over the job.',
-      detail: 'Training had reached step 1,204.',
-    })
-  })
-  test('with a failure, for which Everstep opens no incident', () => {
-    const { act } = all({
-      job: taken({ Reason: `taken over by ada: Everstep decides nothing${OBSERVED}i-a has ended` }),
-    })
-    expect(act).toMatchObject({ urgency: 'Now', tone: 'bad' })
-    expect(act.text).toMatch(/and i-a has ended\.$/)
-  })
-  test.each([
-    [{ TrainingJobStatus: 'Stopping', SecondaryStatus: 'Stopping' }, /asked to stop/],
-    [{ SecondaryStatus: 'Pausing' }, /asked to pause/],
-  ] as const)('a request waits: %o', (changes, text) => {
-    expect(all({ job: taken(changes) }).act).toMatchObject({ urgency: 'Now', text: expect.stringMatching(text) })
-  })
-  test('that trains: a failure would wait', () => {
-    expect(all({ job: taken() }).act).toMatchObject({
-      urgency: 'Optional',
-      tone: 'warn',
-      text: expect.stringMatching(/^Automation is off: a failure waits for ada\.$/),
-    })
-  })
-  test('that recomputes steps by itself', () =>
-    expect(all({ job: taken(), incidents: [incident({ Phase: 'rework' })] }).state.title).toBe('Recomputing steps'))
-  test('that has ended', () =>
-    expect(all({ job: taken({ TrainingJobStatus: 'Completed' }) }).act.text).toBe('The job is complete.'))
 })
 
 describe('other jobs that the same fault has hit', () => {
@@ -1120,26 +647,17 @@ describe('other jobs that the same fault has hit', () => {
 
 describe('banners', () => {
   const taken = { TakenOverTime: NOW, TakenOverBy: 'ada' }
-  const frozen: Partial<Fleet> = { FleetName: 'main', FleetStatus: 'frozen', Reason: 'blind', Drift: [] }
+  const frozen = { FleetName: 'main', Duty: duty('FleetFrozen', 'Now', 'Act now: see.') } satisfies Partial<Fleet>
   test('are absent without a fact beyond the job', () => expect(all({}).banners).toEqual([]))
   test('do not repeat the card about what to do', () => {
-    expect(all({ fleet: frozen }).banners).toEqual([])
-    expect(all({ fleet: { FleetName: 'main', FleetStatus: 'active', Reason: RESUMED_BY_A_PERSON } }).banners).toEqual(
-      [],
-    )
-    expect(all({ job: job(taken) }).banners).toEqual([])
+    expect(all({ job: job({ Duty: frozen.Duty }), fleet: frozen }).banners).toEqual([])
+    expect(all({ job: job({ ...taken, Duty: duty('TakenOver', 'Optional') }) }).banners).toEqual([])
+    expect(all({ job: job({ TrainingJobStatus: 'Completed' }), fleet: frozen }).banners).toEqual([])
   })
   test.each([
-    [{ job: job(taken), fleet: frozen }, 'Fleet main is frozen: Everstep ends no instance of it. Blind.'],
+    [{ fleet: frozen }, 'Fleet main needs a person: Act now: see.'],
     [
-      {
-        job: job({ SecondaryStatus: 'Paused' }),
-        fleet: { FleetName: 'main', FleetStatus: 'active', Reason: RESUMED_BY_A_PERSON },
-      },
-      /^Fleet main launches no instances: /,
-    ],
-    [
-      { job: job({ ...taken }), staleSeconds: 60 },
+      { job: job({ ...taken }) },
       'Automation is off for this job: ada has taken it over. Everstep makes no decision until the job is handed back.',
     ],
     [{ fleet: { FleetStatus: 'deleting' } }, 'The fleet is being deleted: Everstep ends its nodes one by one.'],

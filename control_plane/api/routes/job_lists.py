@@ -27,9 +27,10 @@ from control_plane.api.router import Router
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas.common import FieldError
 from control_plane.core.states import TrainingJobStatus
-from control_plane.db import incidents, job_lists, nodes, protection
+from control_plane.db import incidents, job_lists
 from control_plane.db.job_lists import JobFilter, SortBy
 from control_plane.db.jobs import SavedJob
+from control_plane.loop import standing
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -107,25 +108,10 @@ def _summaries(
 
     The number of database queries does not depend on the number of jobs.
     """
-    with_memory = {job.run_id: job.generation for job in shown if views.holds_memory(job)}
-    held = protection.totals(session, with_memory)
-    members = nodes.by_run(session, [job.run_id for job in shown if job.ended_at is None])
+    now = services.now()
+    standings = standing.of_jobs(session, shown, services.peers.agents().connected, now.timestamp())
     hit = incidents.counts(session, [job.run_id for job in shown])
-    agents = services.peers.agents().connected
-    lines = []
-    for job in shown:
-        count, open_count = hit.get(job.run_id, (0, 0))
-        is_held, totals, node_ids = job.run_id in with_memory, held.get(job.run_id), members.get(job.run_id, ())
-        listed = views.Listed(
-            protection_state=views.listed_protection(job, totals) if is_held else None,
-            survives_node_loss=views.survives_node_loss(job, totals) if is_held else None,
-            assigned_node_count=len(node_ids),
-            healthy_node_count=views.healthy_count(node_ids, agents),
-            incident_count=count,
-            open_incident_count=open_count,
-        )
-        lines.append(views.job_summary(job, services.now(), listed))
-    return lines
+    return [views.job_summary(job, now, standings[job.run_id], hit.get(job.run_id, (0, 0))) for job in shown]
 
 
 def _place(job: SavedJob, sort_by: SortBy, order: SortOrder) -> tuple[str, ...]:

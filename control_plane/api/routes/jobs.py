@@ -57,6 +57,7 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, NewJob, SavedJob, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
+from control_plane.loop import standing
 from control_plane.loop.records import capacity_wait_of, job_record
 from control_plane.loop.surroundings import schedule_of
 
@@ -138,6 +139,7 @@ def describe_training_job(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
 ) -> jobs_schemas.TrainingJob:
     """Describe one training job: its configuration, its state, and the reason for the state."""
+    agents = services.peers.agents().connected
     with services.database.read() as session:
         found = descriptions.find(session, training_job_name, caller.project_filter)
         job = found.job
@@ -151,12 +153,12 @@ def describe_training_job(
                 nodes.of_fleet(session, job.fleet_name),
                 services.now().timestamp(),
             )
-    agents = services.peers.agents().connected
+        standings = standing.of_jobs(session, [job], agents, services.now().timestamp())
     return views.job(
         found,
         now=services.now(),
         turns=turns,
-        healthy_node_count=views.healthy_count(found.node_ids, agents),
+        standing=standings[job.run_id],
         conditions=views.job_conditions(job, found.node_ids, agents, services.database.disk.full()),
         wait=views.capacity_wait(
             stored_wait,
@@ -309,7 +311,7 @@ def list_checkpoints(
     shown, more = page_of(page, max_results, lambda record: (record.step, record.generation))
     return checkpoints_schemas.ListCheckpointsResponse(
         checkpoints=[views.checkpoint(record) for record in shown],
-        training_job_status=views.status_of(job),
+        training_job_status=standing.status_of(job),
         trash_bytes=trash_bytes,
         next_token=more,
     )
@@ -443,7 +445,7 @@ def _protection_words(spec: SavedJobSpec) -> str:
 
 def _created(job: SavedJob) -> jobs_schemas.CreateTrainingJobResponse:
     return jobs_schemas.CreateTrainingJobResponse(
-        training_job_name=job.name, run_id=job.run_id, training_job_status=views.status_of(job)
+        training_job_name=job.name, run_id=job.run_id, training_job_status=standing.status_of(job)
     )
 
 

@@ -18,6 +18,7 @@ from control_plane.api.schemas.common import (
     Tags,
     Value,
 )
+from control_plane.api.schemas.duties import Duty
 from control_plane.api.schemas.jobs import Reliability
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
@@ -186,6 +187,8 @@ class Fleet(Shape):
     project: str
     fleet_status: FleetStatus
     reason: str
+    duty: Duty
+    """What a person has to do for the fleet and its held nodes."""
     spare_count: int
     spare_policy: SparePolicy | None
     """The rule that determines the number of spares. If set, SpareCount has no effect."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from control_plane.accounts.incidents import IncidentOutcome, Urgency
+from control_plane.accounts.incidents import IncidentOutcome
 from control_plane.api.schemas.common import CapacityWait, Request, Shape, ShortText
+from control_plane.api.schemas.duties import DutyAction
 from control_plane.api.schemas.notes import Note
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.similar_incidents import Likeness
@@ -19,31 +20,6 @@ class RankSource(Shape):
     source: Literal["local", "peer", "parity", "s3"]
     first_rank: int
     last_rank: int
-
-
-class IncidentAction(Shape):
-    """An action that a person can take now because of an incident."""
-
-    urgency: Urgency
-    """Now: the job makes no progress until a person acts. Optional: nothing waits for a person.
-
-    Later: the fleet lacks a node until a person acts, or the job waits long for instances.
-    """
-    description: str
-    """What the person should do and why, in one or two sentences."""
-    command: str
-    """The command line with which the person begins the action."""
-    further_commands: list[str]
-    """Alternative commands for the step after Command. The person runs one of them.
-
-    Empty if Command completes the action.
-    """
-    instance_id: str | None
-    """The held node that the action concerns. Absent if the action concerns the job."""
-    is_recommended: bool = False
-    """Whether Everstep recommends the action instead of waiting for instances."""
-    min_node_count: int | None = None
-    """The ElasticConfig.MinNodeCount that the action gives the job. Absent if the action does not change it."""
 
 
 class Incident(Shape):
@@ -150,7 +126,9 @@ class Incident(Shape):
     """
     wait: CapacityWait | None = None
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
-    actions: list[IncidentAction] | None = None
+    duty_sentence: str | None = None
+    """Whether a person must act on the incident, and the most urgent action. Only in DescribeIncident."""
+    actions: list[DutyAction] | None = None
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
     notes: list[Note] | None = None
     """At most 100 notes, oldest first. Only in DescribeIncident."""

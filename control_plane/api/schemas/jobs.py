@@ -41,6 +41,7 @@ from control_plane.api.schemas.common import (
     Value,
     VariableName,
 )
+from control_plane.api.schemas.duties import Duty
 from control_plane.api.schemas.plans import TrainingJobPlan
 from control_plane.api.schemas.results import UnstoredOutput
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
@@ -476,6 +477,8 @@ class TrainingJobSummary(Shape):
     """Number of the job's incidents. Only in lists."""
     open_incident_count: int | None = None
     """Number of incidents from which the job has not recovered yet. Only in lists."""
+    duty: Duty | None = None
+    """What a person has to do for the job, as in TrainingJob. Only in lists."""
 
 
 class ListTrainingJobsResponse(Shape):
@@ -635,6 +638,8 @@ class TrainingJob(Shape):
     """
     reason: str
     """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
+    duty: Duty
+    """What a person has to do for the job."""
     repeat_choice: RepeatChoice | None
     """Absent unless the job waits for AcceptLoss."""
     capacity_wait: CapacityWait | None

@@ -10,7 +10,7 @@ from control_plane.core.actions import Decision, JobAction
 from control_plane.core.evidence import NodeStanding
 from control_plane.core.job.outcome import stay
 from control_plane.core.job.progress import with_progress
-from control_plane.core.job.view import JobView, halt
+from control_plane.core.job.view import JobView, halt, with_record
 from control_plane.core.states import RUNNING_JOBS, JobState
 from everstep.protocol.agent_messages import MemberPhase
 
@@ -50,5 +50,6 @@ def observe_only(view: JobView, cause: str) -> Decision:
         if verdict.standing in _STANDING_WORDS
     ]
     observations += [fault.evidence for fault in faults.of_ranks(view.reports)]
+    view = with_record(view, left_alone=bool(observations))
     observed = f"; it observes: {'; '.join(observations)}" if observations else ""
     return stay(view, f"{cause}: Everstep decides nothing{observed}", (*actions, *ended))

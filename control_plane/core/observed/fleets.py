@@ -115,6 +115,11 @@ class GroupObserved:
     """Instances in service, sorted, that Auto Scaling may terminate because they lack protection from scale-in."""
 
     @property
+    def is_launch_suspended_by_person(self) -> bool:
+        """Whether a person suspended the group's launches. Everstep resumes only launches that AWS suspended."""
+        return self.launch_suspension is not None and not self.is_suspension_administrative
+
+    @property
     def staying(self) -> tuple[NodeId, ...]:
         """The ids of the instances that the Auto Scaling group contains and is not terminating."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)

@@ -490,6 +490,8 @@ class Memo:
     """
     pace: Pace = field(default_factory=Pace)
     suspicion: Suspicion | None = None
+    left_alone: bool = False
+    """Whether Everstep observes a fault that it must not handle, because it only observes the job."""
     unwatched: tuple[float, float] | None = None
     """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
     spans: tuple[Span, ...] = ()

@@ -34,8 +34,12 @@ export interface Session {
 
 const TIMEOUT_MS = 20_000
 
-/** Time in milliseconds, by this browser's clock, at which the server last answered or refused a request. */
-export const contact = { at: Date.now() }
+/**
+ * Contact with the server. `at`: time in milliseconds, by this browser's clock, of its last answer or refusal.
+ *
+ * `isMissed`: whether the newest request had no answer. `signedOut` is called when the server refuses the session.
+ */
+export const contact = { at: Date.now(), isMissed: false, signedOut: () => {} }
 
 /** Seconds by which the server's clock is ahead of this browser's. Pages count ages by the server's clock. */
 export const clock = { offset: 0 }
@@ -76,10 +80,13 @@ async function send(method: string, url: string, { body, signal, tag }: Sending 
   } catch (error) {
     if (signal?.aborted) throw error
     const why = limit.aborted ? `no answer within ${TIMEOUT_MS / 1000} s` : 'no connection'
-    const hint = 'Training continues without it. Is the server running, and this machine online?'
+    contact.isMissed = true
+    const hint = 'Is the server running, and this machine online?'
     throw new ApiError(0, 'NoAnswer', `The control plane does not answer: ${why}.`, '', hint)
   }
-  if (response.status < 500) contact.at = Date.now() // a 5xx response contains no data, so the page stays stale
+  contact.isMissed = response.status >= 500 // a 5xx response contains no data, so the page is stale
+  if (!contact.isMissed) contact.at = Date.now()
+  if (response.status === 401) contact.signedOut()
   if (!response.ok && response.status !== 304) throw await refusal(response)
   return response
 }

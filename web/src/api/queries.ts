@@ -1,9 +1,10 @@
 /** The queries of the pages: their requests, keys and poll intervals. Events renew queries at once (`live.ts`). */
 import { keepPreviousData, queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
 
-import type { Drill, Event, Incident, Operations, Token, TrainingJobSummary } from '../contract'
+import { operations, type Drill, type Event, type Incident, type Operations, type Token } from '../contract'
+import type { TrainingJobSummary } from '../contract'
 import { merged, newestFirst, START } from '../model/changes'
-import { all, call, session } from './client'
+import { all, call, session, type Operation } from './client'
 import { stream } from './live'
 
 const FAST_MS = 2_000
@@ -203,6 +204,13 @@ export const fleetsQuery = queryOptions({
   refetchInterval: told,
 })
 
+/** Query of the jobs and fleets that need a person, the most urgent first. */
+export const dutiesQuery = queryOptions({
+  queryKey: ['jobs', 'duties'],
+  queryFn: async ({ signal }) => (await call('DescribeDuties', {}, signal)).Duties ?? [],
+  refetchInterval: told,
+})
+
 /** Query of the nodes of one fleet, or of all fleets. `ended`: include nodes that have ended. */
 export const nodesQuery = (fleet?: string, ended = false) =>
   queryOptions({
@@ -308,8 +316,15 @@ export const tokensQuery = (ended: boolean) =>
       }),
   })
 
-/** Return the rights of the signed-in user's role. Pages show no button whose request the server would refuse. */
-export function useRole(): { mayRun: boolean; isAdmin: boolean } {
-  const role = useQuery(sessionQuery).data?.Role
-  return { mayRun: role === 'submitter' || role === 'admin', isAdmin: role === 'admin' }
+const ROLES = ['none', 'viewer', 'submitter', 'admin']
+
+/**
+ * Return the rights of the signed-in user's role. Pages show no button whose request the server would refuse.
+ *
+ * `may` compares the role with the least role of an operation in the contract. No other code compares roles.
+ */
+export function useRole(): { may: (operation: Operation) => boolean; mayRun: boolean; isAdmin: boolean } {
+  const role = useQuery(sessionQuery).data?.Role ?? 'none'
+  const may = (operation: Operation) => ROLES.indexOf(role) >= ROLES.indexOf(operations[operation].role)
+  return { may, mayRun: may('CreateTrainingJob'), isAdmin: may('CreateFleet') }
 }

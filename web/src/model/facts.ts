@@ -3,11 +3,8 @@
  *
  * The facts are answers of the API, observations of this page, and the time.
  */
-import type { DescribeProtectionResponse, Fleet, Incident, IncidentAction, Node, TrainingJob } from '../contract'
+import type { DescribeProtectionResponse, Fleet, Incident, TrainingJob } from '../contract'
 import type { Tone } from './standing'
-
-/** A node that an incident of the job lost and that still exists. */
-export type HeldNode = Pick<Node, 'NodeId' | 'Hold' | 'HoldAdvice'>
 
 export interface Statement {
   tone: Tone
@@ -25,48 +22,31 @@ export interface JobState extends Statement {
 
 /** The phase of the open incident. */
 export interface PhaseNow {
-  incidentId: string
-  phase: string
   /** What happens in the phase. */
   words: string
-  cause: string
   elapsedSeconds: number
   /** Median length of this phase in earlier incidents of the same cause. Absent without such incidents. */
   usualSeconds?: number
-  /** The length from which the phase is late. */
-  lateAfterSeconds: number
-  isLate: boolean
 }
 
 /** How the step of a job changed while this page was open. The API has no time of the last step. */
 export interface Progress {
   boundary: number
-  /** Unix seconds of the last observed change. */
-  movedAt?: number
   /** Steps per second over the last 30 s. */
   rate?: number
   /** Steps per second over the whole job. */
   usualRate?: number
-  /** Unix seconds of the first observation. */
-  watchedSince: number
 }
 
 export interface Facts {
-  job: Partial<TrainingJob> & Pick<TrainingJob, 'TrainingJobName'>
+  job: Partial<TrainingJob> & Pick<TrainingJob, 'TrainingJobName' | 'Duty'>
   protection?: Partial<DescribeProtectionResponse>
   incidents?: Incident[]
   fleet?: Partial<Fleet>
   progress?: Progress
   /** Names of other jobs that the same fault hit, from `hitAlike`. */
   othersHit?: string[]
-  heldNodes?: readonly HeldNode[]
-  /** Actions of the job's latest incident that still apply, from DescribeIncident. */
-  actions?: readonly IncidentAction[]
-  /** Another job of the fleet whose pause would free nodes, the least important one. */
-  pausable?: string
-  /** Seconds since the server last described the job. */
-  staleSeconds?: number
-  /** The server's error, if it answers with errors only. */
-  refusal?: string
+  /** Whether the last answer of the server is old. */
+  isStale?: boolean
   now: number
 }

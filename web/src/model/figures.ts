@@ -16,6 +16,7 @@
  */
 import type {
   DescribeProtectionResponse,
+  Duty,
   Fleet,
   Incident,
   Node,
@@ -23,11 +24,12 @@ import type {
   TrainingJob,
   TrainingJobSummary,
 } from '../contract'
+import { toneOfDuty } from '../words/duty'
 import { phaseWords } from './causes'
 import { count, dollars, duration, percent, plural } from './format'
 import { cutShortBy, hasReleasedNodes, isOver, reachedStep, STATUSES, statusWord, type Tone } from './standing'
 
-/** Age in seconds from which an answer is stale. A page shows no green state from a stale answer. */
+/** Age in seconds from which an answer is stale, if no request failed before. */
 export const STALE_SECONDS = 15
 
 /** Any job as the API describes or lists it. A list contains fewer fields. */
@@ -92,14 +94,13 @@ const PROTECTION_TONES: Record<ProtectionWord, Tone> = {
 export interface Context {
   /** The job's answer of DescribeProtection. */
   protection?: Protection
-  /** Seconds since the server last described the object. */
-  staleSeconds?: number
+  /** Whether the last answer of the server is old. A page shows no green state from such an answer. */
+  isStale?: boolean
 }
 
 /** Return the figures of a job from its description or its entry in a list. */
-export function jobFigures(job: AnyJob, { protection: any, staleSeconds = 0 }: Context = {}): JobFigures {
+export function jobFigures(job: AnyJob, { protection: any, isStale = false }: Context = {}): JobFigures {
   const protection = ofThisLaunch(any, job)
-  const isStale = staleSeconds > STALE_SECONDS
   const live = (tone: Tone): Tone => (isStale && tone === 'good' ? 'idle' : tone)
   const hasNodes = holdsNodes(job)
   const nodes = nodesOf(job)
@@ -314,6 +315,7 @@ const UNITS: readonly (readonly [below: number, unit: number, name: string])[] =
 
 export interface FleetFigures {
   of: string
+  isStale: boolean
   status: string
   statusTone: Tone
   nodes: number
@@ -329,14 +331,15 @@ export interface FleetFigures {
 }
 
 /** Return the figures of a fleet. An active fleet that lacks nodes waits for instances, and is not green. */
-export function fleetFigures(fleet: Fleet, { staleSeconds = 0 }: Context = {}): FleetFigures {
+export function fleetFigures(fleet: Fleet, { isStale = false }: Context = {}): FleetFigures {
   const missing = Math.max(0, fleet.DesiredNodeCount - fleet.ConnectedNodeCount)
   const waits = fleet.FleetStatus === 'active' && missing > 0
   const tone: Tone = fleet.FleetStatus !== 'active' ? 'warn' : waits ? 'busy' : 'good'
   return {
     of: `fleet/${fleet.FleetName}`,
+    isStale,
     status: waits ? `waits for ${plural(missing, 'instance')}` : fleet.FleetStatus,
-    statusTone: tone === 'good' && staleSeconds > STALE_SECONDS ? 'idle' : tone,
+    statusTone: tone === 'good' && isStale ? 'idle' : tone,
     nodes: fleet.NodeCount,
     connectedNodes: fleet.ConnectedNodeCount,
     desiredNodes: fleet.DesiredNodeCount,
@@ -370,8 +373,7 @@ const NODE_TONES: Record<Node['NodeStatus'], Tone> = {
 }
 
 /** Return the figures of a node. An assigned node is green only while its agent is connected and reports no problem. */
-export function nodeFigures(node: Node, { staleSeconds = 0 }: Context = {}): NodeFigures {
-  const isStale = staleSeconds > STALE_SECONDS
+export function nodeFigures(node: Node, { isStale = false }: Context = {}): NodeFigures {
   const live = (tone: Tone): Tone => (isStale && tone === 'good' ? 'idle' : tone)
   const isWell = node.Connected && !(node.Conditions ?? []).length
   const tone = NODE_TONES[node.NodeStatus] ?? 'idle'
@@ -397,6 +399,14 @@ export const statementHook = (figures: JobFigures, name: string, { tone, title }
   'data-of': figures.of,
   'data-value': title,
   'data-tone': tone,
+})
+
+/** Return the attributes of the element that shows the sentence of a job's or fleet's duty. */
+export const dutyHook = ({ of, isStale }: { of: string; isStale: boolean }, duty: Duty) => ({
+  'data-figure': 'duty',
+  'data-of': of,
+  'data-value': duty.Sentence,
+  'data-tone': isStale && toneOfDuty(duty) === 'good' ? 'idle' : toneOfDuty(duty),
 })
 
 type AnyFigures = JobFigures | IncidentFigures | FleetFigures | NodeFigures | ReturnType<typeof similarFigures>

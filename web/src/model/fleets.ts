@@ -1,10 +1,10 @@
 /** The sentence at the top of each page about fleets, and the settings of a fleet that a person can change. Pure. */
 import type { Fleet, Node, UpdateFleetRequest } from '../contract'
+import { toneOfDuty } from '../words/duty'
 import { FLEET, FLEETS } from '../words/fleets'
 import { fleetFigures } from './figures'
 import { count, percent } from './format'
-import { nodeSteps } from './duty'
-import { nodeNotices } from './nodes'
+import { isPressing } from './duty'
 import type { Tone } from './standing'
 
 interface Line {
@@ -27,17 +27,17 @@ export function fleetsVerdict(fleets: readonly Fleet[]): Line {
   return { tone: 'good', lead: words.all(fleets.length), text: words.complete }
 }
 
-/** Return the sentence at the top of a fleet's page: its state, and whether a person must decide something. */
-export function fleetVerdict(fleet: Fleet, nodes: readonly Node[]): Line {
+/** Return the sentences at the top of a fleet's page: its duty, and the instances for which it waits. */
+export function fleetVerdict(fleet: Fleet): Line {
   const words = FLEET.verdict
-  if (fleet.FleetStatus === 'frozen') return { tone: 'warn', lead: words.frozen, text: words.frozenText }
-  if (fleet.FleetStatus === 'deleting') return { tone: 'busy', lead: words.deleting, text: words.nothing }
+  const { Duty: duty } = fleet
   const missing = fleetFigures(fleet).missingNodes
   const waits = missing ? words.waiting(missing) : ''
-  const decisions = nodeSteps(nodes).length
-  if (decisions) return { tone: 'warn', lead: words.held(decisions), text: waits }
-  if (missing) return { tone: 'busy', lead: waits, text: words.nothing }
-  return { tone: 'good', lead: words.good, text: nodeNotices(nodes).length ? undefined : words.nothing }
+  if (fleet.FleetStatus === 'deleting') return { tone: 'busy', lead: words.deleting, text: duty.Sentence }
+  if (isPressing(duty)) return { tone: toneOfDuty(duty), lead: duty.Sentence, text: duty.Explanation ?? waits }
+  return missing
+    ? { tone: 'busy', lead: waits, text: duty.Sentence }
+    : { tone: 'good', lead: words.good, text: duty.Sentence }
 }
 
 type Desired = Pick<Fleet, 'SpareCount' | 'SparePolicy' | 'MinNodeCount'>
@@ -65,5 +65,25 @@ export function changesOf(fleet: Desired, form: FleetForm): Pick<UpdateFleetRequ
   return {
     ...(isChanged('spares') ? { SpareCount: Number(form.spares) } : {}),
     ...(isChanged('least') ? { MinNodeCount: Number(form.least) } : {}),
+  }
+}
+
+/** Numbers of nodes of a fleet that work for jobs, are spare or are held. Every node is counted exactly once. */
+export interface Capacity {
+  inUse: number
+  spare: number
+  held: number
+  /** Nodes that start, reboot or drain. */
+  other: number
+}
+
+export function capacityOf(fleet: Pick<Fleet, 'FleetName'>, nodes: readonly Node[]): Capacity {
+  const mine = nodes.filter((node) => node.FleetName === fleet.FleetName && node.NodeStatus !== 'gone')
+  const number = (...statuses: Node['NodeStatus'][]) => mine.filter((node) => statuses.includes(node.NodeStatus)).length
+  return {
+    inUse: number('assigned'),
+    spare: number('spare'),
+    held: number('held'),
+    other: number('joining', 'rebooting', 'draining'),
   }
 }

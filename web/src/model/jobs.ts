@@ -1,7 +1,7 @@
-/** The list of jobs: names in links, filters, sort orders, columns, and how urgent each job is (its trouble). Pure. */
+/** The list of jobs: names in links, filters, sort orders, columns, and counts. Pure. */
 import type { TrainingJobSummary } from '../contract'
-import { jobFigures } from './figures'
-import { isOver } from './standing'
+import { isPressing, URGENCIES } from './duty'
+import { isOver, STATUSES, statusWord, type Tone } from './standing'
 
 export type Named = Pick<TrainingJobSummary, 'TrainingJobName'> & Partial<Pick<TrainingJobSummary, 'RunId'>>
 
@@ -13,54 +13,18 @@ export function addressesOf(jobs: readonly TrainingJobSummary[]): (job: Named) =
   return (job) => (job.RunId !== undefined && ambiguous.has(job.TrainingJobName) ? job.RunId : job.TrainingJobName)
 }
 
-/** A failed job needs attention for this long after its end. */
-export const FAILED_SECONDS = 86_400
-/** Up to this step, a job does not count as unprotected, because the first commit takes a few steps. */
-const FIRST_STEPS = 3
+/** The groups into which the list's verdict counts jobs. `attention`: jobs whose duty is urgent or waits for a person. */
+const GROUPS = ['attention', 'recovering', 'queued', 'starting', 'training', 'paused', 'finished'] as const
+export type Group = (typeof GROUPS)[number]
 
-/** The urgencies of jobs, the most urgent first. A job that failed long ago is `finished`, not `failed`. */
-const TROUBLES = [
-  'failed',
-  'unprotected',
-  'recovering',
-  'degraded',
-  'queued',
-  'starting',
-  'training',
-  'paused',
-  'finished',
-] as const
-export type Trouble = (typeof TROUBLES)[number]
-
-/** Return how urgent a job is, as an entry of `TROUBLES`. `now`: Unix seconds. */
-export function troubleOf(job: TrainingJobSummary, now: number): Trouble {
-  if (isOver(job)) {
-    const isRecent = now - (job.TrainingEndTime ?? 0) < FAILED_SECONDS
-    return job.SecondaryStatus === 'Failed' && isRecent ? 'failed' : 'finished'
-  }
-  const { protection } = jobFigures(job)
-  if (job.SecondaryStatus === 'Training' && protection === 'Unprotected' && job.Boundary > FIRST_STEPS) {
-    return 'unprotected'
-  }
+/** Return the group of a job. The server decides whether it needs attention (`Duty`). */
+export function groupOf(job: TrainingJobSummary): Group {
+  if (job.Duty && isPressing(job.Duty)) return 'attention'
+  if (isOver(job)) return 'finished'
   if (job.SecondaryStatus === 'Restarting' || (job.OpenIncidentCount ?? 0) > 0) return 'recovering'
   if (job.SecondaryStatus === 'Interrupted' || job.SecondaryStatus === 'Pending') return 'queued'
   if (job.SecondaryStatus === 'Paused' || job.SecondaryStatus === 'Pausing') return 'paused'
-  if (job.SecondaryStatus !== 'Training') return 'starting'
-  return protection === 'Degraded' ? 'degraded' : 'training'
-}
-
-/**
- * Return the job of the same fleet whose pause costs least, or undefined without another job that has nodes.
- *
- * The job has the lowest priority, and is the newest among equals.
- */
-export function pausableJob(
-  jobs: readonly TrainingJobSummary[],
-  { RunId, FleetName }: Pick<TrainingJobSummary, 'RunId' | 'FleetName'>,
-): TrainingJobSummary | undefined {
-  return jobs
-    .filter((job) => job.FleetName === FleetName && job.RunId !== RunId && job.SecondaryStatus === 'Training')
-    .toSorted((a, b) => a.Priority - b.Priority || b.CreationTime - a.CreationTime)[0]
+  return job.SecondaryStatus === 'Training' ? 'training' : 'starting'
 }
 
 export const ORDERS = [
@@ -84,7 +48,11 @@ type Compare = (a: TrainingJobSummary, b: TrainingJobSummary) => number
 
 const newestFirst: Compare = (a, b) => b.CreationTime - a.CreationTime
 
-const COMPARE: Record<Exclude<Order, 'trouble'>, Compare> = {
+const rank = (job: TrainingJobSummary) =>
+  URGENCIES.indexOf(job.Duty?.Urgency ?? 'None') * GROUPS.length + GROUPS.indexOf(groupOf(job))
+
+const COMPARE: Record<Order, Compare> = {
+  trouble: (a, b) => rank(a) - rank(b),
   created: newestFirst,
   name: (a, b) => a.TrainingJobName.localeCompare(b.TrainingJobName),
   step: (a, b) => b.Boundary - a.Boundary,
@@ -107,9 +75,9 @@ export interface View {
 }
 
 /** Return the jobs that a view shows, in its order. Equal jobs are ordered by creation, the newest first. */
-export function arranged(jobs: readonly TrainingJobSummary[], view: View, now: number): TrainingJobSummary[] {
+export function arranged(jobs: readonly TrainingJobSummary[], view: View): TrainingJobSummary[] {
   const text = view.text.toLowerCase()
-  const compare = view.order === 'trouble' ? byTrouble(jobs, now) : COMPARE[view.order]
+  const compare = COMPARE[view.order]
   const sign = view.isReversed ? -1 : 1
   return jobs
     .filter((job) => !view.status || job.SecondaryStatus === view.status)
@@ -118,17 +86,31 @@ export function arranged(jobs: readonly TrainingJobSummary[], view: View, now: n
     .toSorted((a, b) => sign * (compare(a, b) || newestFirst(a, b)))
 }
 
-function byTrouble(jobs: readonly TrainingJobSummary[], now: number): Compare {
-  const places = new Map(jobs.map((job) => [job, TROUBLES.indexOf(troubleOf(job, now))]))
-  return (a, b) => places.get(a)! - places.get(b)!
-}
-
-/** Return the number of jobs of each urgency in `TROUBLES`. */
-export function troubleCounts(jobs: readonly TrainingJobSummary[], now: number): Record<Trouble, number> {
-  const counts = Object.fromEntries(TROUBLES.map((trouble) => [trouble, 0])) as Record<Trouble, number>
-  for (const job of jobs) counts[troubleOf(job, now)] += 1
+/** Return the number of jobs of each group. */
+export function groupCounts(jobs: readonly TrainingJobSummary[]): Record<Group, number> {
+  const counts = Object.fromEntries(GROUPS.map((group) => [group, 0])) as Record<Group, number>
+  for (const job of jobs) counts[groupOf(job)] += 1
   return counts
 }
+
+/** How many jobs have a status. `word`: what the pages call the status. */
+export interface StatusCount {
+  status: string
+  word: string
+  tone: Tone
+  count: number
+}
+
+/** Return the number of jobs of each status, in the order of urgency, without statuses that no job has. */
+export const jobsByStatus = (jobs: readonly TrainingJobSummary[]): StatusCount[] =>
+  Object.entries(STATUSES)
+    .map(([status, tone]) => ({
+      status,
+      word: statusWord(status),
+      tone,
+      count: jobs.filter((job) => job.SecondaryStatus === status).length,
+    }))
+    .filter(({ count }) => count > 0)
 
 /** Columns of the list, in the order of the table. */
 export const COLUMNS = [

@@ -32,19 +32,15 @@ export function sampled(samples: readonly Sample[], next: Sample): Sample[] {
 
 /** Return the pace from the samples. undefined without samples. `usualRate`: steps per second over the whole job. */
 export function progressOf(samples: readonly Sample[], usualRate: number | undefined): Progress | undefined {
-  const first = samples[0]
   const last = samples.at(-1)
-  if (!first || !last) return undefined
-  const moves = samples.filter((sample, index) => index > 0 && sample.boundary > samples[index - 1]!.boundary)
+  if (!last) return undefined
   const recent = samples.filter((sample) => sample.at >= last.at - WINDOW_SECONDS)
   const span = last.at - recent[0]!.at
   const steps = last.boundary - recent[0]!.boundary
   return {
     boundary: last.boundary,
-    movedAt: moves.at(-1)?.at,
     rate: span >= 5 && steps > 0 ? steps / span : undefined,
     usualRate,
-    watchedSince: first.at,
   }
 }
 

@@ -54,22 +54,6 @@ export const hasReleasedNodes = (job: JobStatus): boolean =>
 export const isQueued = (job: JobStatus): boolean =>
   job.SecondaryStatus === 'Pending' || (job.SecondaryStatus === 'Interrupted' && job.QueuePosition !== undefined)
 
-/**
- * Return the reason for which Everstep would act on a job if no person had taken it over.
- *
- * undefined: no person has taken the job over, or it needs no action, for example because its ranks train.
- */
-export function unrecoveredReason(job: Partial<TrainingJob>): string | undefined {
-  if (job.TakenOverTime === undefined || isOver(job)) return undefined
-  const observed = job.Reason?.split(OBSERVED)[1]
-  if (observed) return observed
-  if (job.TrainingJobStatus === 'Stopping') return 'the job was asked to stop'
-  if (job.SecondaryStatus === 'Pausing') return 'the job was asked to pause'
-  return job.SecondaryStatus === 'Training' || stateOf(job) === 'running' ? undefined : 'its ranks do not train'
-}
-/** Words before Everstep's observations in the Reason of a job (`control_plane/core/job/taken_over.py`). */
-export const OBSERVED = '; it observes: '
-
 /** Return the highest step of all launches of a job, or -1. */
 export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>): number =>
   Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)

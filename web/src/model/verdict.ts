@@ -1,37 +1,32 @@
 /**
- * The verdict on a job: its state, what protects it, what a person must do, and one line that says all three. Pure.
+ * The verdict on a job: its state, what protects it, and what a person must do, in one line. Pure.
  *
- * The verdict contains only what the API reports. A fact that the API does not report is left out, or is "unknown".
+ * The server decides what a person must do (`Duty`). This module states the facts that the API reports, and decides
+ * nothing. A fact that the API does not report is left out, or is "unknown".
  */
-import type { CapacityWait, Incident, TrainingJob } from '../contract'
+import type { CapacityWait, Duty, Incident, TrainingJob } from '../contract'
 import { BANNERS, KEPT, STATE } from '../words/job'
-import { actOf, isLaunchSuspended, LATE_FACTOR, LATE_SECONDS, LEAST_LATE_SECONDS, type Act } from './act'
+import { toneOfDuty } from '../words/duty'
 import { phaseWords } from './causes'
 import type { Facts, JobState, PhaseNow, Progress, Statement } from './facts'
-import { jobFigures, phaseLengths, shown, STALE_SECONDS, type JobFigures } from './figures'
+import { jobFigures, phaseLengths, shown, type JobFigures } from './figures'
 import { ago, count, duration, headline, percent, plural, sentence } from './format'
 import { attemptWords, missingWords } from './incident'
-import { isOver, reachedStep, hasReleasedNodes, stateOf, unrecoveredReason, type Tone } from './standing'
+import { isOver, reachedStep, hasReleasedNodes, stateOf, type Tone } from './standing'
 
-export { isOver, STALE_SECONDS }
-export type { Act, Facts, JobState, PhaseNow, Progress, Statement, Tone }
+export { isOver }
+export type { Facts, JobState, PhaseNow, Progress, Statement, Tone }
 
 export interface Verdict {
   figures: JobFigures
   state: JobState
   protection: Statement
   recovery?: PhaseNow
-  act: Act
+  duty: Duty
   banners: Statement[]
   /** The one line at the top of the page. `lead` is set in the color of `tone`. */
-  line: { tone: Tone; lead: string; text: string; namesOutage: boolean }
+  line: { tone: Tone; lead: string; text: string }
 }
-
-/** A running job is stalled after this many seconds without a step, or after ten usual steps if these take longer. */
-const STALLED_SECONDS = 60
-const STALLED_STEPS = 10
-/** The limit in seconds for the first step of a launch, which includes imports, compilation and the first batches. */
-const FIRST_STEP_SECONDS = 600
 
 const TITLES = STATE.titles
 
@@ -41,48 +36,26 @@ export const openIncident = (incidents: Incident[] = []): Incident | undefined =
 
 export function verdict(facts: Facts): Verdict {
   const { job } = facts
+  const { Duty: duty } = job
   const figures = jobFigures(job, facts)
   const recovery = recoveryOf(facts)
   const hasNodes = isOver(job) || job.SecondaryStatus === 'Training'
   const wait = hasNodes ? undefined : job.CapacityWait
-  const fresh = stateOfJob(facts, figures, recovery, wait)
+  const stated = stateOfJob(facts, figures, recovery, wait)
+  const state = facts.isStale && stated.tone === 'good' ? { ...stated, tone: 'idle' as const } : stated
   const protection = protectionOf(facts, figures)
-  const act = actOf(facts, {
-    state: fresh,
-    protection,
-    recovery,
-    wait,
-    checkpointStep: figures.checkpointStep,
-    isBeforeFirstStep: isBeforeFirstStep(job),
-  })
-  const isOld = (facts.staleSeconds ?? 0) > STALE_SECONDS
-  const isStale = isOld && !isOver(job)
-  const faded = isOld && fresh.tone === 'good' ? { ...fresh, tone: 'idle' as const } : fresh
-  const state = isStale ? staleState(fresh, facts) : faded
-  const kept = isStale
-    ? { tone: 'idle' as const, title: TITLES.unknown, text: STATE.lastKnown(protection.text) }
-    : protection
   const line = {
-    tone: act.urgency === 'Now' ? act.tone : state.tone,
+    tone: duty.Urgency === 'Now' ? toneOfDuty(duty) : state.tone,
     lead: state.text,
-    text: [state.detail, isStale ? '' : protectionInLine(facts, protection, recovery), act.brief]
-      .filter(Boolean)
-      .join(' '),
-    namesOutage: isOld,
+    text: [state.detail, protectionInLine(facts, protection, recovery), duty.Sentence].filter(Boolean).join(' '),
   }
-  return { figures, state, protection: kept, recovery, act, banners: bannersOf(facts, act), line }
+  return { figures, state, protection, recovery, duty, banners: bannersOf(facts), line }
 }
 
 /** Return the sentence about protection. It is empty for a waiting, starting or recovering job that risks no steps. */
 function protectionInLine({ job }: Facts, protection: Statement, recovery?: PhaseNow): string {
   if (job.SecondaryStatus === 'Pending' || (recovery !== undefined && protection.tone !== 'bad')) return ''
   return protection.title === 'Not yet protected' && job.SecondaryStatus !== 'Training' ? '' : protection.text
-}
-
-function staleState(known: JobState, { staleSeconds = 0, refusal }: Facts): JobState {
-  const time = duration(staleSeconds)
-  const text = refusal ? STATE.refused(time, sentence(refusal)) : STATE.stale(time)
-  return { tone: 'idle', title: TITLES.unknown, text, detail: STATE.lastKnown(known.text) }
 }
 
 const stated = (tone: Tone, title: string, text: string, detail = ''): JobState => ({ tone, title, text, detail })
@@ -129,7 +102,7 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
     return wait ? stateOfWait('warn', title, wait, now) : stated('warn', title, STATE.atStep(title, reached), why)
   }
   if (recovery || job.SecondaryStatus === 'Restarting') {
-    if (unrecoveredReason(job)) {
+    if (job.Duty.Kind === 'TakenOver' && job.Duty.Urgency === 'Now') {
       const text = STATE.notRecovering(job.TakenOverBy ?? STATE.person)
       return stated('bad', TITLES.notRecovering, text, reached ? STATE.reached(reached) : '')
     }
@@ -138,7 +111,7 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
     const { words, elapsedSeconds, usualSeconds } = recovery
     const usual = usualSeconds === undefined ? undefined : duration(usualSeconds)
     const text = STATE.recovering(words, duration(elapsedSeconds), usual)
-    return stated(recovery.isLate ? 'warn' : 'busy', TITLES.recovering, text, why)
+    return stated(job.Duty.Kind === 'RecoveryLate' ? 'warn' : 'busy', TITLES.recovering, text, why)
   }
   if (wait) return stateOfWait('busy', TITLES.starting, wait, now)
   return stated('busy', TITLES.starting, STATE.atStep(TITLES.starting, step), why)
@@ -155,7 +128,7 @@ function stateBeforeFirstStep({ job, now }: Facts, isRecovering: boolean): JobSt
   const time = age === undefined ? STATE.unknownTime : duration(age)
   const highest = reachedStep(job)
   const detail = highest > (job.Boundary ?? -1) ? STATE.reached(count(highest)) : ''
-  if (age !== undefined && age > FIRST_STEP_SECONDS) {
+  if (job.Duty.Kind === 'FirstStepLate') {
     return stated('warn', TITLES.stalled, STATE.stalledAtStart(time), detail)
   }
   return isRecovering
@@ -163,17 +136,10 @@ function stateBeforeFirstStep({ job, now }: Facts, isRecovering: boolean): JobSt
     : stated('busy', TITLES.starting, STATE.firstStep(time), detail)
 }
 
-function stateInTraining({ job, progress, protection, now }: Facts, isRecovering: boolean): JobState {
+function stateInTraining({ job, progress, now }: Facts, isRecovering: boolean): JobState {
   const step = (job.Boundary ?? -1) >= 0 ? count(job.Boundary!) : undefined
-  const moved = newest(progress?.movedAt, protection?.CommittedAt)
-  const watched = progress === undefined ? 0 : now - progress.watchedSince
-  const limit = Math.max(STALLED_SECONDS, progress?.usualRate ? STALLED_STEPS / progress.usualRate : 0)
-  if ((moved === undefined ? watched : now - moved) > limit) {
-    const at = step ?? '0'
-    const text =
-      moved === undefined
-        ? STATE.stalledUnseen(at, ago(progress!.watchedSince, now))
-        : STATE.stalled(at, ago(Math.min(moved, now), now))
+  if (job.Duty.Kind === 'Stalled') {
+    const text = STATE.stalled(step ?? '0', ago(Math.min(job.Duty.Since ?? now, now), now))
     return stated('warn', TITLES.stalled, text, sentence(job.Reason ?? ''))
   }
   if (isRecovering && step !== undefined) {
@@ -195,11 +161,6 @@ function isBeforeFirstStep(job: Partial<TrainingJob>): boolean {
   const isStarting = status === 'Starting' || status === 'Restarting'
   const doRanksRun = status === 'Training' || (isStarting && stateOf(job) === 'running')
   return doRanksRun && job.TrainingJobStatus === 'InProgress' && (job.Boundary ?? -1) <= (job.BaseStep ?? -1)
-}
-
-function newest(...moments: (number | undefined)[]): number | undefined {
-  const present = moments.filter((at): at is number => at !== undefined)
-  return present.length ? Math.max(...present) : undefined
 }
 
 /** Return steps per second over the whole job. undefined before 10 steps and 30 s of training. */
@@ -272,40 +233,25 @@ function lossOf(figures: JobFigures): Statement {
 function recoveryOf({ incidents = [], now }: Facts): PhaseNow | undefined {
   const incident = openIncident(incidents)
   if (incident === undefined) return undefined
-  const current = phaseLengths(incident, now).at(-1)!
+  const { phase, seconds } = phaseLengths(incident, now).at(-1)!
   const earlier = incidents
     .filter((each) => each.ClosedAt !== undefined && each.Cause === incident.Cause)
-    .map((each) => phaseLengths(each, now).find((length) => length.phase === current.phase)?.seconds)
-    .filter((seconds): seconds is number => seconds !== undefined)
+    .map((each) => phaseLengths(each, now).find((length) => length.phase === phase)?.seconds)
+    .filter((length): length is number => length !== undefined)
     .sort((a, b) => a - b)
   const usualSeconds = earlier.length ? earlier[Math.floor((earlier.length - 1) / 2)] : undefined
-  const lateAfterSeconds =
-    usualSeconds === undefined ? LATE_SECONDS : Math.max(LEAST_LATE_SECONDS, LATE_FACTOR * usualSeconds)
-  return {
-    incidentId: incident.IncidentId,
-    phase: incident.Phase,
-    words: phaseWords(incident.Phase, incident),
-    cause: incident.Cause,
-    elapsedSeconds: current.seconds,
-    usualSeconds,
-    lateAfterSeconds,
-    isLate: current.seconds > lateAfterSeconds,
-  }
+  return { words: phaseWords(incident.Phase, incident), elapsedSeconds: seconds, usualSeconds }
 }
 
-/** Return banners about a takeover, the job's fleet and other jobs, without the banner whose subject `act` states. */
-function bannersOf({ job, fleet, othersHit = [] }: Facts, act: Act): Statement[] {
+/** Return banners about a takeover, the job's fleet and other jobs, without the subject of the job's duty. */
+function bannersOf({ job, fleet, othersHit = [] }: Facts): Statement[] {
   const banners: Statement[] = []
   const add = (title: string, text: string) => banners.push({ tone: 'warn', title, text: text.trim() })
-  if (job.TakenOverTime !== undefined && act.about !== 'takenOver' && !isOver(job)) {
+  if (job.TakenOverTime !== undefined && job.Duty.Kind !== 'TakenOver' && !isOver(job)) {
     add(BANNERS.takenOver.title, BANNERS.takenOver.text(job.TakenOverBy ?? BANNERS.takenOver.person))
   }
-  if (fleet?.FleetStatus === 'frozen' && act.about !== 'frozen') {
-    const drift = (fleet.Drift ?? []).map(sentence).join(' ')
-    add(BANNERS.frozen.title(fleet.FleetName ?? ''), `${BANNERS.frozen.text} ${sentence(fleet.Reason ?? '')} ${drift}`)
-  }
-  if (isLaunchSuspended(fleet) && act.about !== 'suspended') {
-    add(BANNERS.suspended.title(fleet?.FleetName ?? ''), sentence(fleet?.Reason ?? ''))
+  if (fleet?.Duty && !isOver(job) && fleet.Duty.Urgency === 'Now' && fleet.Duty.Kind !== job.Duty.Kind) {
+    add(BANNERS.fleet(fleet.FleetName ?? ''), `${fleet.Duty.Sentence} ${fleet.Duty.Explanation ?? ''}`)
   }
   if (fleet?.FleetStatus === 'deleting') add(BANNERS.deleting.title, BANNERS.deleting.text)
   if (othersHit.length) {

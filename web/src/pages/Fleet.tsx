@@ -13,7 +13,7 @@ import { fleetFigures, hook, shown, type FleetFigures } from '../model/figures'
 import { changesOf, fleetVerdict, formOf, spares } from '../model/fleets'
 import { count, dollars, plural, sentence } from '../model/format'
 import { exposures, nodeNotices, noticesIn, transportsOf } from '../model/nodes'
-import { Ago, Empty, FactList, NodeLink, Problem, Shown, Status, useStaleSeconds, type Fact } from '../parts/Basics'
+import { Ago, Empty, FactList, NodeLink, Problem, Shown, Status, useIsStale, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { FleetNodes } from '../parts/FleetNodes'
@@ -49,7 +49,7 @@ function NotFound({ name }: { name: string }) {
 
 function FleetView({ fleet }: { fleet: Fleet }) {
   const { isAdmin } = useRole()
-  const figures = fleetFigures(fleet, { staleSeconds: useStaleSeconds() })
+  const figures = fleetFigures(fleet, { isStale: useIsStale() })
   const nodes = useQuery(nodesQuery(fleet.FleetName)).data ?? []
   const badge = (
     <span {...hook(figures, 'status')}>
@@ -64,7 +64,7 @@ function FleetView({ fleet }: { fleet: Fleet }) {
         title={fleet.FleetName}
         status={badge}
         actions={canUnfreeze && <Unfreeze fleet={fleet} />}
-        verdict={fleetVerdict(fleet, nodes)}
+        verdict={fleetVerdict(fleet)}
       />
       {fleet.Reason && <p className="dim">{sentence(fleet.Reason)}</p>}
       {(fleet.Drift ?? []).length > 0 && <Drift differences={fleet.Drift} />}

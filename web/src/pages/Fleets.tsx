@@ -8,7 +8,7 @@ import type { Fleet } from '../contract'
 import { fleetFigures, hook, shown } from '../model/figures'
 import { fleetsVerdict, spares } from '../model/fleets'
 import { sentence } from '../model/format'
-import { Empty, Shown, Status, useStaleSeconds } from '../parts/Basics'
+import { Empty, Shown, Status, useIsStale } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { PageHead } from '../parts/PageHead'
 import { FLEETS } from '../words/fleets'
@@ -66,7 +66,7 @@ function FleetTable({ fleets }: { fleets: Fleet[] }) {
 }
 
 function FleetRow({ fleet }: { fleet: Fleet }) {
-  const figures = fleetFigures(fleet, { staleSeconds: useStaleSeconds() })
+  const figures = fleetFigures(fleet, { isStale: useIsStale() })
   const columns = FLEETS.columns
   const figure = (field: 'connectedNodes' | 'nodes' | 'desiredNodes') => (
     <span {...hook(figures, field)}>{shown(figures, field)}</span>

@@ -13,12 +13,11 @@ import {
   printedQuery,
   protectionQuery,
   similarIncidentsQuery,
-  useRole,
 } from '../api/queries'
-import type { Incident, SimilarIncident } from '../contract'
+import type { DutyAction, Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
 import { phaseColor, phaseWords, sourceWords } from '../model/causes'
-import { incidentLine, isPressing, statedStep, stepsOf, urgencyOf, withResubmission, type Step } from '../model/duty'
+import { incidentLine, isPressing, resubmission, urgencyOf } from '../model/duty'
 import {
   hook,
   incidentFigures,
@@ -77,11 +76,10 @@ function Described({ incident }: { incident: Incident }) {
   const shared: Shared = { incident, figures, fleet: job?.FleetName }
   const { checkpointStep } = jobFigures(job ?? {}, { protection })
   // Until the answer about checkpoints arrives, offer no new submission, because its first step is unknown.
-  const named = stepsOf(incident.Actions, incident.RunId)
-  const steps = withResubmission(named, protection === undefined ? {} : job!, checkpointStep)
+  const again = job && protection && isOver(job) ? resubmission(job, checkpointStep) : undefined
   return (
     <div className="stack">
-      <Head {...shared} steps={steps} address={address} />
+      <Head {...shared} address={address} />
       <div className="incident">
         <div className="stack">
           <Card label={INCIDENT.happened.title}>
@@ -89,7 +87,7 @@ function Described({ incident }: { incident: Incident }) {
           </Card>
         </div>
         <div className="stack">
-          <ToDo incident={incident} steps={steps} fleet={job?.FleetName} />
+          <ToDo incident={incident} fleet={job?.FleetName} again={again} />
         </div>
       </div>
       <Phases {...shared} />
@@ -111,7 +109,7 @@ function Described({ incident }: { incident: Incident }) {
   )
 }
 
-function Head({ incident, figures, steps, address }: Shared & { steps: readonly Step[]; address: string }) {
+function Head({ incident, figures, address }: Shared & { address: string }) {
   const now = useNow()
   const save = async () => {
     const document = await call('ExportIncident', { IncidentId: incident.IncidentId, Format: 'markdown' })
@@ -144,7 +142,9 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
       actions={
         <>
           <Acknowledge incident={incident} />
-          <ActionButton action={save}>{INCIDENT.export}</ActionButton>
+          <ActionButton operation="ExportIncident" action={save}>
+            {INCIDENT.export}
+          </ActionButton>
           <Button
             component="a"
             size="xs"
@@ -157,17 +157,17 @@ function Head({ incident, figures, steps, address }: Shared & { steps: readonly 
           </Button>
         </>
       }
-      verdict={incidentLine(incident, steps)}
+      verdict={incidentLine(incident)}
     />
   )
 }
 
 /** The button that acknowledges an incident, for a role that may do so, until a person has used it. */
 function Acknowledge({ incident }: { incident: Incident }) {
-  const { mayRun } = useRole()
-  if (!mayRun || incident.AcknowledgementTime !== undefined) return null
+  if (incident.AcknowledgementTime !== undefined) return null
   return (
     <ActionButton
+      operation="AcknowledgeIncident"
       title={INCIDENT.acknowledgeNote}
       action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
     >
@@ -186,20 +186,28 @@ function Acknowledged({ incident }: { incident: Incident }) {
   )
 }
 
-function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly Step[]; fleet?: string }) {
-  const isChoice = incident.Wait !== undefined && steps.every((step) => step.nodeId === undefined)
-  const isDecision = isPressing(urgencyOf(steps))
-  const stated = statedStep(steps, incident.Wait !== undefined)
+interface ToDoProps {
+  incident: Incident
+  fleet?: string
+  /** A link to the form that submits a failed job again. */
+  again?: { to: string; label: string }
+}
+
+function ToDo({ incident, ...context }: ToDoProps) {
+  const { Actions: actions = [], RunId: runId, Wait } = incident
+  const urgency = urgencyOf(actions)
+  const isDecision = isPressing({ Urgency: urgency })
+  const isChoice = Wait !== undefined && actions.every((each) => each.InstanceId === undefined)
   return (
     <div className={isDecision ? 'pressing' : undefined}>
       <Card title={DUTY.title} label={DUTY.title}>
-        {steps.length === 0 && <p className="dim">{DUTY.none}</p>}
+        {actions.length === 0 && <p className="dim">{DUTY.none}</p>}
         {isChoice ? (
-          <Choices incident={incident} steps={steps} stated={stated} isDecision={isDecision} />
+          <Choices incident={incident} actions={actions} isDecision={isDecision} />
         ) : (
           <>
-            <Steps steps={steps} fleet={fleet} urgency={urgencyOf(steps)} stated={stated} />
-            <ContinuingCost incident={incident} fleet={fleet} />
+            <Steps actions={actions} runId={runId} urgency={urgency} {...context} />
+            <ContinuingCost incident={incident} fleet={context.fleet} />
           </>
         )}
       </Card>
@@ -209,26 +217,25 @@ function ToDo({ incident, steps, fleet }: { incident: Incident; steps: readonly 
 
 interface ChoicesProps {
   incident: Incident
-  steps: readonly Step[]
-  stated?: Step
+  actions: readonly DutyAction[]
   isDecision: boolean
 }
 
-/** The steps that a person can take instead of waiting for AWS. Only the recommended step is unfolded. */
-function Choices({ incident, steps, stated, isDecision }: ChoicesProps) {
+/** The actions that a person can take instead of waiting for AWS. Only the recommended action is unfolded. */
+function Choices({ incident, actions, isDecision }: ChoicesProps) {
   const words = INCIDENT.wait
-  const recommended = steps.filter((step) => step.isRecommended)
-  const others = steps.filter((step) => !step.isRecommended)
+  const recommended = actions.filter((each) => each.IsRecommended)
+  const others = actions.filter((each) => !each.IsRecommended)
   return (
     <>
       {recommended.length === 0 && isDecision && <p>{words.recommended}</p>}
-      <Steps steps={recommended} isChoice stated={stated} />
+      <Steps actions={recommended} runId={incident.RunId} isChoice />
       {others.length === 0 && <ContinuingCost incident={incident} />}
       {others.length > 0 && (
         <details>
           <summary className="dim">{words.other(others.length, isDecision)}</summary>
           {isDecision && <p>{words.undecided}</p>}
-          <Steps steps={others} isChoice />
+          <Steps actions={others} runId={incident.RunId} isChoice />
           <ContinuingCost incident={incident} />
         </details>
       )}

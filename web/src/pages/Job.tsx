@@ -138,11 +138,16 @@ function JobActions({ job }: { job: TrainingJob }) {
   return (
     <div className="row" role="group" aria-label={words.label}>
       {job.TakenOverTime === undefined ? (
-        <ActionButton action={() => call('TakeOverTrainingJob', name)} title={words.takeOverTitle}>
+        <ActionButton
+          operation="TakeOverTrainingJob"
+          action={() => call('TakeOverTrainingJob', name)}
+          title={words.takeOverTitle}
+        >
           {words.takeOver}
         </ActionButton>
       ) : (
         <ActionButton
+          operation="HandBackTrainingJob"
           action={() => call('HandBackTrainingJob', name)}
           title={words.handBackTitle(job.TakenOverBy ?? '')}
         >
@@ -150,11 +155,19 @@ function JobActions({ job }: { job: TrainingJob }) {
         </ActionButton>
       )}
       {job.PauseRequestedTime === undefined ? (
-        <ActionButton action={() => call('PauseTrainingJob', name)} title={words.pauseTitle}>
+        <ActionButton
+          operation="PauseTrainingJob"
+          action={() => call('PauseTrainingJob', name)}
+          title={words.pauseTitle}
+        >
           {words.pause}
         </ActionButton>
       ) : (
-        <ActionButton action={() => call('ResumeTrainingJob', name)} title={words.resumeTitle}>
+        <ActionButton
+          operation="ResumeTrainingJob"
+          action={() => call('ResumeTrainingJob', name)}
+          title={words.resumeTitle}
+        >
           {words.resume}
         </ActionButton>
       )}

@@ -66,6 +66,7 @@ function Create({ job, checkpoints }: { job: TrainingJob; checkpoints: readonly 
   return (
     <div className="row">
       <ActionButton
+        operation="CreateCheckpoint"
         action={async () => setRequested(await call('CreateCheckpoint', { TrainingJobName: job.RunId }))}
         title={createTitle}
       >
@@ -136,6 +137,7 @@ function CheckpointTable({ job, checkpoints, label = JOB.tabs.checkpoints }: Tab
                     )}
                     {each.Status === 'Trashed' && (
                       <ActionButton
+                        operation="UndeleteCheckpoint"
                         action={() => call('UndeleteCheckpoint', addressOf(job.RunId, each))}
                         title={actions.undeleteTitle}
                         label={actions.of(actions.undelete, each.Step, each.Generation)}
@@ -229,6 +231,7 @@ function Actions({ runId, checkpoint, onDelete }: ActionsProps) {
     <div className="row">
       {checkpoint.Verification !== 'Verifying' && (
         <ActionButton
+          operation="VerifyCheckpoint"
           action={() => call('VerifyCheckpoint', address)}
           title={words.verifyTitle}
           label={label(words.verify)}
@@ -237,12 +240,21 @@ function Actions({ runId, checkpoint, onDelete }: ActionsProps) {
         </ActionButton>
       )}
       {checkpoint.IsPinned ? (
-        <ActionButton action={() => call('UnpinCheckpoint', address)} label={label(words.unpin)}>
+        <ActionButton
+          operation="UnpinCheckpoint"
+          action={() => call('UnpinCheckpoint', address)}
+          label={label(words.unpin)}
+        >
           {words.unpin}
         </ActionButton>
       ) : (
         <>
-          <ActionButton action={() => call('PinCheckpoint', address)} title={words.pinTitle} label={label(words.pin)}>
+          <ActionButton
+            operation="PinCheckpoint"
+            action={() => call('PinCheckpoint', address)}
+            title={words.pinTitle}
+            label={label(words.pin)}
+          >
             {words.pin}
           </ActionButton>
           <Button size="xs" color="red" variant="outline" onClick={onDelete} aria-label={label(words.delete)}>

@@ -11,6 +11,7 @@ import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
 import type { TrainingJob } from '../contract'
 import { conditionLines } from '../model/conditions'
+import { resubmission } from '../model/duty'
 import { hook, incidentFigures, shown } from '../model/figures'
 import { count, duration } from '../model/format'
 import { isRecent } from '../model/incident'
@@ -33,12 +34,13 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
   const now = useNow()
   const { verdict, protection, incidents, incident } = known
   const problems = conditionLines(job.Conditions)
-  const { act, banners, figures } = verdict
+  const { duty, banners, figures } = verdict
   const isFirst = incident !== undefined && isRecent(incident, now)
   const latest = incident && (
     <LatestIncident incident={incident} figures={incidentFigures(incident, now, job, { protection })} job={job} />
   )
-  const toDo = <ActCard act={act} figures={figures} fleet={job.FleetName} />
+  const again = protection && duty.Kind === 'JobFailed' ? resubmission(job, figures.checkpointStep) : undefined
+  const toDo = <ActCard duty={duty} figures={figures} runId={job.RunId} fleet={job.FleetName} again={again} />
   const traceback = job.FailureReason?.includes('\n') ? job.FailureReason : undefined
   return (
     <div className="stack">
@@ -56,7 +58,7 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
           {toDo}
         </div>
       ) : (
-        act.steps.length > 0 && toDo
+        duty.Kind !== 'Nothing' && toDo
       )}
       <Card label={JOB.figures.title}>
         <FactList facts={factsOf(job, known, now)} />

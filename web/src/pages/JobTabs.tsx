@@ -11,7 +11,7 @@ import { count, percent, plural } from '../model/format'
 import { losses, survivesOneLoss } from '../model/matrix'
 import type { Tone } from '../model/standing'
 import { ActionButton } from '../parts/ActionButton'
-import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, useStaleSeconds, type Fact } from '../parts/Basics'
+import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, useIsStale, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { Stacks } from '../parts/Stacks'
 import { JOB } from '../words/job'
@@ -19,11 +19,11 @@ import { EVENTS_TAB, PROTECTION_TAB } from '../words/jobTabs'
 
 export function ProtectionTab({ job }: { job: TrainingJob }) {
   const query = useQuery(protectionQuery(useJobAddress(job)))
-  const staleSeconds = useStaleSeconds()
+  const isStale = useIsStale()
   return (
     <Shown query={query}>
       {(protection) => {
-        const figures = jobFigures(job, { protection, staleSeconds })
+        const figures = jobFigures(job, { protection, isStale })
         return (
           <div className="stack">
             <Card>
@@ -169,7 +169,9 @@ export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; 
             {matches.length > most && <p className="dim">{words.newest(most, count(matches.length))}</p>}
             {older !== undefined && (
               <div className="row">
-                <ActionButton action={() => olderEvents(client, scope)}>{words.older}</ActionButton>
+                <ActionButton operation="ListEvents" action={() => olderEvents(client, scope)}>
+                  {words.older}
+                </ActionButton>
                 <span className="dim">
                   {words.loaded(count(events.length))} <Ago at={events[0]?.Time} />.
                 </span>

@@ -10,20 +10,20 @@ import { useLossCurves } from '../api/lossCurves'
 import { lazyPart } from '../api/pages'
 import { jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
-import { jobsByStatus } from '../model/attention'
 import { count } from '../model/format'
 import {
   addressesOf,
   arranged,
   columnsOf,
   columnsText,
+  groupCounts,
+  jobsByStatus,
   orderOf,
-  troubleCounts,
   type Column,
   type Order,
 } from '../model/jobs'
 import { isOver } from '../model/standing'
-import { Empty, Filter, Shown, ToneIcon, useNow } from '../parts/Basics'
+import { Empty, Filter, Shown, ToneIcon } from '../parts/Basics'
 import { ConfirmByName } from '../parts/ConfirmByName'
 import { ActionButton } from '../parts/ActionButton'
 import { JobRow } from '../parts/JobRow'
@@ -40,14 +40,11 @@ const ViewsMenu = lazyPart(() => import('../parts/ViewsMenu'))
 /** Heights in pixels of a table row, and of a card on a phone. `jobs.css` sets the same heights. */
 const ROW_HEIGHT = 44
 const CARD_HEIGHT = 116
-/** Seconds between two computations of the order by urgency, which depends on the time. */
-const ORDER_SECONDS = 60
 
 export default function JobsPage() {
   useDocumentTitle('Jobs, Everstep')
   const query = useQuery(jobsQuery)
   const { mayRun } = useRole()
-  const now = useCoarseNow()
   const submit = mayRun && (
     <Button component={Link} to="/submit" size="xs">
       {JOBS.submit}
@@ -55,11 +52,11 @@ export default function JobsPage() {
   )
   return (
     <div className="stack">
-      <PageHead title={JOBS.title} actions={submit} verdict={query.data && verdictOf(query.data, now)} />
+      <PageHead title={JOBS.title} actions={submit} verdict={query.data && verdictOf(query.data)} />
       <Shown query={query} rows={12}>
         {(jobs) =>
           jobs.length ? (
-            <JobList jobs={jobs} now={now} />
+            <JobList jobs={jobs} />
           ) : (
             <Empty title={JOBS.empty.title} command={FIRST_COMMAND}>
               {JOBS.empty.text}
@@ -71,14 +68,10 @@ export default function JobsPage() {
   )
 }
 
-/** The server's time in Unix seconds, renewed once a minute. */
-const useCoarseNow = (): number => Math.floor(useNow() / ORDER_SECONDS) * ORDER_SECONDS
-
-function verdictOf(jobs: readonly TrainingJobSummary[], now: number): VerdictLine | undefined {
+function verdictOf(jobs: readonly TrainingJobSummary[]): VerdictLine | undefined {
   const words = JOBS.verdict
-  const counts = troubleCounts(jobs, now)
-  const attention = counts.failed + counts.unprotected
-  const trains = counts.training + counts.degraded
+  const counts = groupCounts(jobs)
+  const { attention, training: trains } = counts
   const isRunning = trains + counts.recovering + counts.starting > 0
   const isRecoveringFirst = !attention && counts.recovering > 0
   const text = [
@@ -90,13 +83,15 @@ function verdictOf(jobs: readonly TrainingJobSummary[], now: number): VerdictLin
   ]
     .filter(Boolean)
     .join(' ')
-  if (attention) return { tone: 'bad', lead: words.attention(attention), text }
+  if (attention) return { tone: isUrgent(jobs) ? 'bad' : 'warn', lead: words.attention(attention), text }
   if (isRecoveringFirst) return { tone: 'busy', lead: words.recovering(counts.recovering), text }
   if (!jobs.length) return undefined
   return { tone: isRunning ? 'good' : 'idle', lead: isRunning ? words.calm : words.idle, text }
 }
 
-function JobList({ jobs, now }: { jobs: TrainingJobSummary[]; now: number }) {
+const isUrgent = (jobs: readonly TrainingJobSummary[]) => jobs.some((job) => job.Duty?.Urgency === 'Now')
+
+function JobList({ jobs }: { jobs: TrainingJobSummary[] }) {
   const [search, set] = useAddress()
   const { mayRun } = useRole()
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set())
@@ -108,8 +103,8 @@ function JobList({ jobs, now }: { jobs: TrainingJobSummary[]; now: number }) {
   const columns = columnsOf(search.get('columns') ?? '')
   const addressOf = useMemo(() => addressesOf(jobs), [jobs])
   const rows = useMemo(
-    () => arranged(jobs, { text, status, fleet, order, isReversed }, now),
-    [jobs, text, status, fleet, order, isReversed, now],
+    () => arranged(jobs, { text, status, fleet, order, isReversed }),
+    [jobs, text, status, fleet, order, isReversed],
   )
   const fleets = [...new Set(jobs.map((job) => job.FleetName))].sort()
   const canStop = rows.filter((job) => chosen.has(job.RunId) && !isOver(job) && job.TrainingJobStatus !== 'Stopping')
@@ -207,6 +202,7 @@ function BulkActions({ jobs, onDone }: { jobs: TrainingJobSummary[]; onDone: () 
   return (
     <>
       <ActionButton
+        operation="PauseTrainingJob"
         action={async () => {
           for (const job of jobs) await call('PauseTrainingJob', { TrainingJobName: job.RunId })
           onDone()

@@ -4,16 +4,18 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
 import { serverTime } from '../api/client'
-import { fleetsQuery, jobsQuery, nodesQuery, openIncidentsQuery, reportQuery } from '../api/queries'
-import type { Fleet, Incident, Node, TrainingJobSummary } from '../contract'
-import { attention, capacityOf, jobsByStatus, type AttentionItem } from '../model/attention'
+import { dutiesQuery, fleetsQuery, jobsQuery, nodesQuery, openIncidentsQuery, reportQuery } from '../api/queries'
+import type { Fleet, Incident, Node, SubjectDuty, TrainingJobSummary } from '../contract'
+import { capacityOf } from '../model/fleets'
+import { addressesOf, jobsByStatus } from '../model/jobs'
 import { count, duration } from '../model/format'
-import { fleetFigures, hook, shown } from '../model/figures'
+import { dutyHook, fleetFigures, hook, shown } from '../model/figures'
 import { hours, money, ratio, startOfDay } from '../model/reports'
 import { causeWords, phaseWords } from '../model/causes'
-import { Ago, Empty, Shown, Status, ToneIcon, Unbroken, useNow, useStaleSeconds } from '../parts/Basics'
+import { Ago, Empty, Shown, Status, ToneIcon, Unbroken, useNow, useIsStale } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { toneOfDuty } from '../words/duty'
 import { OVERVIEW } from '../words/overview'
 import { FIRST_COMMAND } from '../words/commands'
 
@@ -23,9 +25,10 @@ export default function OverviewPage() {
   const fleets = useQuery(fleetsQuery)
   const nodes = useQuery(nodesQuery())
   const incidents = useQuery(openIncidentsQuery)
+  const duties = useQuery(dutiesQuery)
   const now = useNow()
-  const queries = [jobs, fleets, nodes, incidents]
-  if (!jobs.data || !fleets.data || !nodes.data || !incidents.data) {
+  const queries = [jobs, fleets, nodes, incidents, duties]
+  if (!jobs.data || !fleets.data || !nodes.data || !incidents.data || !duties.data) {
     const waiting = queries.find((query) => query.error) ?? jobs
     return (
       <div className="stack">
@@ -36,17 +39,16 @@ export default function OverviewPage() {
       </div>
     )
   }
-  const items = attention(jobs.data, fleets.data, nodes.data, now)
   return (
     <div className="stack">
-      <PageHead title={OVERVIEW.title} verdict={verdictOf(items, jobs.data, incidents.data)} />
+      <PageHead title={OVERVIEW.title} verdict={verdictOf(duties.data, jobs.data, incidents.data)} />
       {jobs.data.length === 0 ? (
         <Empty title={OVERVIEW.verdict.empty} command={FIRST_COMMAND} />
       ) : (
         <JobCounts jobs={jobs.data} />
       )}
       <div className="split">
-        <Attention items={items} />
+        <Attention duties={duties.data} jobs={jobs.data} />
         <OpenIncidents incidents={incidents.data} now={now} />
       </div>
       <Today />
@@ -56,7 +58,7 @@ export default function OverviewPage() {
 }
 
 function verdictOf(
-  items: readonly AttentionItem[],
+  duties: readonly SubjectDuty[],
   jobs: readonly TrainingJobSummary[],
   incidents: readonly Incident[],
 ): VerdictLine {
@@ -66,7 +68,7 @@ function verdictOf(
   const text = [training ? words.training(training) : '', recovering ? words.recovering(recovering) : '']
     .filter(Boolean)
     .join(' ')
-  if (items.length) return { tone: items[0]!.tone, lead: words.act(items.length), text }
+  if (duties.length) return { tone: toneOfDuty(duties[0]!.Duty), lead: words.act(duties.length), text }
   return { tone: recovering ? 'busy' : training ? 'good' : 'idle', lead: words.calm, text }
 }
 
@@ -119,29 +121,38 @@ function Today() {
   )
 }
 
-function Attention({ items }: { items: AttentionItem[] }) {
+/** The jobs and fleets that need a person, in the order of the server. */
+function Attention({ duties, jobs }: { duties: readonly SubjectDuty[]; jobs: readonly TrainingJobSummary[] }) {
+  const addressOf = addressesOf(jobs)
+  const isStale = useIsStale()
   return (
     <Card title={OVERVIEW.attention.title}>
-      {items.length === 0 ? (
+      {duties.length === 0 ? (
         <p className="dim">{OVERVIEW.attention.none}</p>
       ) : (
         <ul className="rows">
-          {items.map((item) => (
-            <li key={`${item.to} ${item.text}`} className={`tone-${item.tone}`}>
-              <ToneIcon tone={item.tone} />
-              <span className="grow">
-                <Link to={item.to}>
-                  <Unbroken text={item.title} />
-                </Link>{' '}
-                <Unbroken text={item.text} />
-              </span>
-              {item.at !== undefined && (
-                <span className="when">
-                  <Ago at={item.at} />
+          {duties.map(({ TrainingJobName: name, RunId, FleetName, Duty: duty }) => {
+            const of = name === undefined ? `fleet/${FleetName}` : `job/${RunId}`
+            const job = name === undefined ? undefined : addressOf({ TrainingJobName: name, RunId })
+            const to =
+              job === undefined ? `/fleets/${encodeURIComponent(FleetName)}` : `/jobs/${encodeURIComponent(job)}`
+            return (
+              <li key={of} className={`tone-${toneOfDuty(duty)}`} {...dutyHook({ of, isStale }, duty)}>
+                <ToneIcon tone={toneOfDuty(duty)} />
+                <span className="grow">
+                  <Link to={to}>
+                    <Unbroken text={name ?? FleetName} />
+                  </Link>{' '}
+                  <Unbroken text={duty.Sentence} />
                 </span>
-              )}
-            </li>
-          ))}
+                {duty.Since !== undefined && (
+                  <span className="when">
+                    <Ago at={duty.Since} />
+                  </span>
+                )}
+              </li>
+            )
+          })}
         </ul>
       )}
     </Card>
@@ -175,7 +186,7 @@ function OpenIncidents({ incidents, now }: { incidents: Incident[]; now: number 
 
 function CapacityTable({ fleets, nodes }: { fleets: Fleet[]; nodes: Node[] }) {
   const { title, none, columns } = OVERVIEW.capacity
-  const staleSeconds = useStaleSeconds()
+  const isStale = useIsStale()
   return (
     <Card title={title} isFlush>
       {fleets.length === 0 ? (
@@ -196,7 +207,7 @@ function CapacityTable({ fleets, nodes }: { fleets: Fleet[]; nodes: Node[] }) {
             </thead>
             <tbody>
               {fleets.map((fleet) => {
-                const figures = fleetFigures(fleet, { staleSeconds })
+                const figures = fleetFigures(fleet, { isStale })
                 const { inUse, spare, held } = capacityOf(fleet, nodes)
                 return (
                   <tr key={fleet.FleetName}>

@@ -3,7 +3,7 @@ import { useQuery } from '@tanstack/react-query'
 import { useMemo } from 'react'
 
 import { useJobAddress } from '../api/addresses'
-import { ApiError, serverTime } from '../api/client'
+import { serverTime } from '../api/client'
 import {
   fleetsQuery,
   incidentQuery,
@@ -14,13 +14,10 @@ import {
   protectionQuery,
 } from '../api/queries'
 import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
-import { lostBy } from '../model/act'
 import type { Progress } from '../model/facts'
 import { progressOf, sampled, type Sample } from '../model/progress'
-import { isRecent } from '../model/incident'
-import { pausableJob } from '../model/jobs'
 import { hitAlike, openIncident, usualRate, verdict, type Verdict } from '../model/verdict'
-import { useNow, useStaleSeconds } from '../parts/Basics'
+import { useIsStale, useNow } from '../parts/Basics'
 
 /** The steps of each job that this browser has observed, by RunId. */
 const observed = new Map<string, Sample[]>()
@@ -41,8 +38,7 @@ export interface JobVerdict {
 export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unknown): JobVerdict {
   const now = useNow()
   const at = serverTime(dataUpdatedAt)
-  const staleSeconds = Math.max(useStaleSeconds(), now - at)
-  const refusal = error instanceof ApiError && error.status > 0 ? error.message : undefined
+  const isStale = useIsStale() || error !== null
   const address = useJobAddress(job)
   const protection = useQuery(protectionQuery(address)).data
   const open = useQuery(openIncidentsQuery).data ?? []
@@ -68,13 +64,9 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
     incidents,
     fleet,
     progress,
-    staleSeconds,
-    refusal,
+    isStale,
     now,
     othersHit: hitAlike(job, openIncident(incidents), open, neighbours),
-    heldNodes: lostBy(incidents, nodes ?? []),
-    actions: incident && isRecent(incident, now) && incident.Outcome !== 'JobPaused' ? incident.Actions : undefined,
-    pausable: pausableJob(jobs ?? [], job)?.TrainingJobName,
   })
   return { verdict: result, progress, protection, incidents, incident, nodes }
 }

@@ -1,36 +1,40 @@
-import { statementHook, type JobFigures } from '../model/figures'
-import type { Act } from '../model/act'
+import type { Duty } from '../contract'
 import { isPressing } from '../model/duty'
-import { DUTY } from '../words/duty'
+import { dutyHook, type JobFigures } from '../model/figures'
+import { DUTIES, DUTY, SECTIONS, toneOfDuty } from '../words/duty'
 import { RunbookLink, ToneIcon, Unbroken } from './Basics'
 import { Steps } from './Steps'
 
 interface Props {
-  act: Act
+  duty: Duty
   figures: JobFigures
-  /** The fleet of the nodes that the steps name. */
+  runId: string
+  /** The fleet of the nodes that the actions name. */
   fleet?: string
+  /** A link to the form that submits a failed job again. */
+  again?: { to: string; label: string }
 }
 
-/** What a person must do for a job, or can do: the reason, and the steps. */
-export function ActCard({ act, figures, fleet }: Props) {
+/** What a person must do for a job, or can do: the reason, and the actions. */
+export function ActCard({ duty, figures, ...context }: Props) {
+  const section = SECTIONS[duty.Kind]
   return (
     <section
-      className={`card act tone-${act.tone}${isPressing(act.urgency) ? ' pressing' : ''}`}
+      className={`card act tone-${toneOfDuty(duty)}${isPressing(duty) ? ' pressing' : ''}`}
       aria-live="polite"
       aria-label={DUTY.title}
-      {...statementHook(figures, 'act', act)}
+      {...dutyHook(figures, duty)}
     >
       <header>
         <h2>
-          <ToneIcon tone={act.tone} /> {act.title}
+          <ToneIcon tone={toneOfDuty(duty)} /> {DUTIES[duty.Urgency].title}
         </h2>
-        {act.section && <RunbookLink section={act.section} />}
+        {section && <RunbookLink section={section} />}
       </header>
       <p>
-        <Unbroken text={act.text} />
+        <Unbroken text={[duty.Sentence, duty.Explanation].filter(Boolean).join(' ')} />
       </p>
-      <Steps steps={act.steps} fleet={fleet} urgency={act.urgency} />
+      <Steps actions={duty.Actions} urgency={duty.Urgency} {...context} />
     </section>
   )
 }

@@ -2,9 +2,13 @@ import { Button } from '@mantine/core'
 import { useQueryClient } from '@tanstack/react-query'
 import { useState, type ReactNode } from 'react'
 
-import { Problem } from './Basics'
+import type { Operation } from '../api/client'
+import { useRole } from '../api/queries'
+import { Problem, useIsStale } from './Basics'
 
 interface Props {
+  /** The operation of the request. A role that may not call it gets no button. */
+  operation: Operation
   /** Sends the request. */
   action: () => Promise<unknown>
   title?: string
@@ -17,12 +21,15 @@ interface Props {
 /**
  * A button that sends one request at once, shows the error if the server rejects it, and renews all queries.
  *
- * For actions that can be undone. Other actions ask for a name first (`ConfirmByName`).
+ * It is off while the page shows old answers. For actions that can be undone. Other actions ask for a name first (`ConfirmByName`).
  */
-export function ActionButton({ action, title, label, isPrimary = false, children }: Props) {
+export function ActionButton({ operation, action, title, label, isPrimary = false, children }: Props) {
   const client = useQueryClient()
   const [isBusy, setBusy] = useState(false)
   const [error, setError] = useState<unknown>()
+  const { may } = useRole()
+  const isStale = useIsStale()
+  if (!may(operation)) return null
   const start = () => {
     setBusy(true)
     setError(undefined)
@@ -36,6 +43,7 @@ export function ActionButton({ action, title, label, isPrimary = false, children
         size="xs"
         variant={isPrimary ? 'filled' : 'default'}
         loading={isBusy}
+        disabled={isStale}
         onClick={start}
         title={title}
         aria-label={label}

@@ -107,12 +107,13 @@ function subscribe(listener: () => void): () => void {
 /** The server's time in Unix seconds, renewed every second. */
 export const useNow = (): number => useSyncExternalStore(subscribe, () => Math.floor(serverTime()))
 
-/** Seconds since the server last answered. */
-export const useStaleSeconds = (): number => Math.max(0, useNow() - serverTime(contact.at))
-
-/** Whether the page shows old answers, so that no state may be green. Renders again only when the result changes. */
+/**
+ * Whether the page shows old answers: the newest request had no answer, or no answer arrived for `STALE_SECONDS`.
+ *
+ * No state may then be green, and actions are off. Renders again only when the result changes.
+ */
 export const useIsStale = (): boolean =>
-  useSyncExternalStore(subscribe, () => serverTime() - serverTime(contact.at) > STALE_SECONDS)
+  useSyncExternalStore(subscribe, () => contact.isMissed || serverTime() - serverTime(contact.at) > STALE_SECONDS)
 
 /** A text that depends on the time. Its component renders only when the text changes: a page may have 1,000 texts. */
 export const useTimeText = (text: (now: number) => string): string =>

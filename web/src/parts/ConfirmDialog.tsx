@@ -2,7 +2,7 @@ import { Button, TextInput } from '@mantine/core'
 import { useState } from 'react'
 
 import { DIALOGS } from '../words/dialogs'
-import { Problem } from './Basics'
+import { Problem, useIsStale } from './Basics'
 import { Dialog } from './Dialog'
 import type { Confirmation } from './confirmation'
 
@@ -11,6 +11,7 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
   const [typed, setTyped] = useState('')
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
+  const isStale = useIsStale()
   return (
     <Dialog onClose={onClose} title={DIALOGS.question(verb, name)}>
       <form
@@ -38,7 +39,7 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
           <Button variant="default" onClick={onClose}>
             {DIALOGS.cancel}
           </Button>
-          <Button type="submit" color="red" disabled={typed !== name} loading={isBusy}>
+          <Button type="submit" color="red" disabled={typed !== name || isStale} loading={isBusy}>
             {verb}
           </Button>
         </div>

@@ -14,7 +14,7 @@ import { bytes, count, sentence } from '../model/format'
 import { actionsOf, arrangedNodes } from '../model/nodes'
 import { FLEET } from '../words/fleets'
 import { NODES } from '../words/nodes'
-import { Ago, JobLink, Shown, Status, useStaleSeconds } from './Basics'
+import { Ago, JobLink, Shown, Status, useIsStale } from './Basics'
 import { Card } from './Card'
 import { CopyId } from './CopyId'
 
@@ -122,7 +122,7 @@ interface NodeRowProps {
 }
 
 function NodeRow({ node, isTarget, onAct }: NodeRowProps) {
-  const figures = nodeFigures(node, { staleSeconds: useStaleSeconds() })
+  const figures = nodeFigures(node, { isStale: useIsStale() })
   const columns = WORDS.columns
   const requested = node.Request ? `${sentence(NODES.requested(node.Request))} ` : ''
   return (

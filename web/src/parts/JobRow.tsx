@@ -4,12 +4,14 @@ import { Link } from 'react-router'
 
 import { Sparkline } from '../charts/Sparkline'
 import type { TrainingJobSummary } from '../contract'
-import { hook, jobFigures, shown, type JobFigures } from '../model/figures'
+import { isPressing } from '../model/duty'
+import { dutyHook, hook, jobFigures, shown, type JobFigures } from '../model/figures'
 import { count, duration, headline } from '../model/format'
 import type { Column } from '../model/jobs'
 import { isOver } from '../model/standing'
+import { toneOfDuty } from '../words/duty'
 import { JOBS } from '../words/jobs'
-import { Ago, JobLink, Lasting, Status, useIsStale } from './Basics'
+import { Ago, JobLink, Lasting, Status, ToneIcon, useIsStale } from './Basics'
 import { Progress } from './Progress'
 
 interface Props {
@@ -27,7 +29,7 @@ interface Props {
 
 export const JobRow = memo(function JobRow({ job, index, address, columns, curve, isChosen, onChoose }: Props) {
   const name = job.TrainingJobName
-  const figures = jobFigures(job, { staleSeconds: useIsStale() ? Infinity : 0 })
+  const figures = jobFigures(job, { isStale: useIsStale() })
   return (
     <tr aria-rowindex={index + 2}>
       {onChoose && (
@@ -67,7 +69,7 @@ function Cell({ column, job, figures, address, curve }: CellProps) {
     case 'name':
       return cell(<JobLink name={job.TrainingJobName} address={address} />, { title: job.TrainingJobName })
     case 'status':
-      return cell(<Status tone={figures.statusTone} word={figures.status} />, hook(figures, 'status'))
+      return cell(<JobStatus job={job} figures={figures} />)
     case 'reason':
       return cell(headline(job.Reason), { title: job.Reason })
     case 'progress':
@@ -102,6 +104,23 @@ function Cell({ column, job, figures, address, curve }: CellProps) {
     case 'created':
       return cell(<Ago at={job.CreationTime} />)
   }
+}
+
+/** A job's status. A job that needs a person has the sentence of its duty beside it. */
+function JobStatus({ job: { Duty: duty }, figures }: { job: TrainingJobSummary; figures: JobFigures }) {
+  return (
+    <>
+      <span {...hook(figures, 'status')}>
+        <Status tone={figures.statusTone} word={figures.status} />
+      </span>
+      {duty && isPressing(duty) && (
+        <span className={`tone-text tone-${toneOfDuty(duty)}`} title={duty.Sentence} {...dutyHook(figures, duty)}>
+          <ToneIcon tone={toneOfDuty(duty)} size={13} />
+          <span className="visually-hidden">{duty.Sentence}</span>
+        </span>
+      )}
+    </>
+  )
 }
 
 /** The cell with the loss curve. It has its full size before the values arrive, so that the row does not move. */

@@ -2,7 +2,6 @@ import { Link } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
 import { call } from '../api/client'
-import { useRole } from '../api/queries'
 import type { Incident, TrainingJob } from '../contract'
 import type { IncidentFigures } from '../model/figures'
 import { standingOf } from '../model/incident'
@@ -22,7 +21,6 @@ interface Props {
 
 /** The open incident of a job, or its latest one, in the layout of the incident's page. */
 export function LatestIncident({ incident, figures, job }: Props) {
-  const { mayRun } = useRole()
   const now = useNow()
   const address = useJobAddress(incident)
   const words = JOB.incident
@@ -35,14 +33,13 @@ export function LatestIncident({ incident, figures, job }: Props) {
           {JOB.acknowledgedBy(incident.AcknowledgedBy ?? '')} <Ago at={incident.AcknowledgementTime} />
         </span>
       ) : (
-        mayRun && (
-          <ActionButton
-            title={INCIDENT.acknowledgeNote}
-            action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
-          >
-            {JOB.acknowledge}
-          </ActionButton>
-        )
+        <ActionButton
+          operation="AcknowledgeIncident"
+          title={INCIDENT.acknowledgeNote}
+          action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
+        >
+          {JOB.acknowledge}
+        </ActionButton>
       )}
       <Link className="link" to={`/jobs/${encodeURIComponent(address)}/logs?failure=${id}`}>
         {words.log}

@@ -10,7 +10,7 @@ import type { Node } from '../contract'
 import { actionsOf, preselectedVerb, recommendedVerb, type NodeOperation } from '../model/nodes'
 import { DIALOGS } from '../words/dialogs'
 import { NODES } from '../words/nodes'
-import { Problem } from './Basics'
+import { Problem, useIsStale } from './Basics'
 import { Dialog } from './Dialog'
 
 interface Props {
@@ -31,6 +31,7 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
   const [typed, setTyped] = useState('')
   const [error, setError] = useState<unknown>()
   const [isBusy, setBusy] = useState(false)
+  const isStale = useIsStale()
   const action = actions.find((each) => each.verb === verb)
   const words = NODES.dialog
   const advice = words.recommended(node.HoldAdvice?.Description ?? '')
@@ -90,7 +91,12 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
           <Button variant="default" onClick={onClose}>
             {DIALOGS.cancel}
           </Button>
-          <Button type="submit" color="red" disabled={action === undefined || typed !== node.NodeId} loading={isBusy}>
+          <Button
+            type="submit"
+            color="red"
+            disabled={action === undefined || typed !== node.NodeId || isStale}
+            loading={isBusy}
+          >
             {action?.verb ?? words.choose}
           </Button>
         </div>

@@ -3,9 +3,10 @@ import { useQuery } from '@tanstack/react-query'
 import { useEffect, useRef } from 'react'
 import { useNavigate } from 'react-router'
 
-import { serverTime } from '../api/client'
 import { jobsQuery } from '../api/queries'
-import { alertsOf, newAlerts } from '../model/notifications'
+import type { TrainingJobSummary } from '../contract'
+import { addressesOf } from '../model/jobs'
+import { WATCH } from '../words/people'
 
 /** Poll interval of the list of jobs. A hidden tab, which has no event stream, also polls. */
 const INTERVAL_MS = 10_000
@@ -16,15 +17,19 @@ export default function Notifier({ runIds }: { runIds: ReadonlySet<string> }) {
   const known = useRef<ReadonlySet<string>>(undefined)
   useEffect(() => {
     if (jobs === undefined) return
-    const alerts = alertsOf(jobs, runIds, serverTime())
-    for (const alert of newAlerts(alerts, known.current)) {
-      const shown = new Notification(alert.title, { body: alert.body, tag: alert.key })
+    const addressOf = addressesOf(jobs)
+    const urgent = jobs.filter((job) => runIds.has(job.RunId) && job.Duty?.Urgency === 'Now')
+    const keyOf = (job: TrainingJobSummary) => `${job.RunId} ${job.Duty!.Kind}`
+    // The first answer causes no notification, because its duties may be hours old and the page shows them.
+    for (const job of known.current ? urgent.filter((each) => !known.current!.has(keyOf(each))) : []) {
+      const title = WATCH.heading(job.TrainingJobName)
+      const shown = new Notification(title, { body: job.Duty!.Sentence, tag: keyOf(job) })
       shown.onclick = () => {
         window.focus()
-        void navigate(alert.to)
+        void navigate(`/jobs/${encodeURIComponent(addressOf(job))}`)
       }
     }
-    known.current = new Set(alerts.map((alert) => alert.key))
+    known.current = new Set(urgent.map(keyOf))
   }, [jobs, runIds, navigate])
   return null
 }

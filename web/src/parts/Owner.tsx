@@ -28,7 +28,9 @@ export function Owner({ incident }: { incident: Pick<Incident, 'IncidentId' | 'O
           maxLength={MAX_CHARACTERS}
           onChange={(event) => setDraft(event.currentTarget.value)}
         />
-        <ActionButton action={() => set(draft)}>{WORDS.save}</ActionButton>
+        <ActionButton operation="UpdateIncident" action={() => set(draft)}>
+          {WORDS.save}
+        </ActionButton>
         <Button size="xs" variant="subtle" onClick={() => setDraft(undefined)}>
           {WORDS.cancel}
         </Button>
@@ -42,12 +44,18 @@ export function Owner({ incident }: { incident: Pick<Incident, 'IncidentId' | 'O
       {mayRun && (
         <>
           {me && incident.Owner === undefined && (
-            <ActionButton action={() => set(me.Description || me.TokenId)}>{WORDS.take}</ActionButton>
+            <ActionButton operation="UpdateIncident" action={() => set(me.Description || me.TokenId)}>
+              {WORDS.take}
+            </ActionButton>
           )}
           <Button size="xs" variant="default" onClick={() => setDraft(incident.Owner ?? '')}>
             {WORDS.change}
           </Button>
-          {incident.Owner !== undefined && <ActionButton action={() => set('')}>{WORDS.clear}</ActionButton>}
+          {incident.Owner !== undefined && (
+            <ActionButton operation="UpdateIncident" action={() => set('')}>
+              {WORDS.clear}
+            </ActionButton>
+          )}
         </>
       )}
     </div>

@@ -2,7 +2,7 @@
 import type { ReactNode } from 'react'
 
 import type { Tone } from '../model/standing'
-import { DUTY } from '../words/duty'
+import { SHELL } from '../words/shell'
 import { ToneIcon, Unbroken, useIsStale } from './Basics'
 
 /** The verdict in a page's head: `lead` is shown in the color of its tone, and `text` follows. */
@@ -10,11 +10,7 @@ export interface VerdictLine {
   tone: Tone
   lead: string
   text?: string
-  /** Whether the line itself says that the control plane does not answer. */
-  namesOutage?: boolean
 }
-
-const OUTAGE: VerdictLine = { tone: 'bad', ...DUTY.outage }
 
 interface Head {
   /** Links to the pages above, separated by slashes. */
@@ -26,7 +22,7 @@ interface Head {
   verdict?: VerdictLine
 }
 
-/** While the control plane does not answer, the head reports this in place of the verdict, which may be out of date. */
+/** While the control plane does not answer, the head shows the last known verdict in grey. `Shell` says why. */
 export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
   const isStale = useIsStale()
   return (
@@ -39,7 +35,7 @@ export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
         </div>
         {actions && <div className="row">{actions}</div>}
       </div>
-      {verdict && <Verdict line={isStale && !verdict.namesOutage ? OUTAGE : verdict} />}
+      {verdict && <Verdict line={isStale ? { tone: 'idle', lead: SHELL.lastKnown(verdict.lead) } : verdict} />}
     </div>
   )
 }

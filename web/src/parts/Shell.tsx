@@ -4,14 +4,13 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { Suspense, useEffect, useLayoutEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
-import { session } from '../api/client'
+import { contact, serverTime, session } from '../api/client'
 import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
 import { lazyPart } from '../api/pages'
-import { duration } from '../model/format'
-import { STALE_SECONDS } from '../model/figures'
+import { clock } from '../model/format'
 import { SHELL } from '../words/shell'
-import { Loading, Problem, Status, useStaleSeconds } from './Basics'
+import { Loading, Problem, Status, useIsStale } from './Basics'
 import { NavIcon, type NavIconName } from './NavIcons'
 import { isNotifying, useWatching } from './watching'
 import { moveRowFocus } from './rowFocus'
@@ -24,8 +23,7 @@ const KeyHelp = lazyPart(() => import('./KeyHelp'))
 
 /** Whether the server answers, and whether its events arrive. */
 function Freshness({ liveness }: { liveness: Liveness }) {
-  const stale = useStaleSeconds()
-  if (stale > STALE_SECONDS) return <Status tone="bad" {...SHELL.stale(duration(stale))} />
+  if (useIsStale()) return <Status tone="idle" {...SHELL.stale} />
   if (liveness === 'connecting') return null
   return liveness === 'cut' ? <Status tone="warn" {...SHELL.cut} /> : <Status tone="good" {...SHELL.live} />
 }
@@ -79,7 +77,7 @@ export function Shell() {
   /** The page disappears before its session ends, so that it sends no request without a session. */
   const isShown = Boolean(signedIn.data) && !ending.isPending
   const liveness = useLive(client, isShown)
-  const isStale = useStaleSeconds() > STALE_SECONDS
+  const isStale = useIsStale()
   const watching = useWatching()
 
   useEffect(() => {
@@ -180,6 +178,11 @@ export function Shell() {
       </header>
       <main id="main" tabIndex={-1}>
         <div className="page">
+          {isStale && (
+            <p className="outage" role="status">
+              {SHELL.outage(clock(serverTime(contact.at)))}
+            </p>
+          )}
           {ending.error && <Problem error={ending.error} title={SHELL.notSignedOut} retry={() => ending.mutate()} />}
           {isShown && isNotifying(watching) && (
             <Suspense fallback={null}>

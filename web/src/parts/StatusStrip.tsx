@@ -1,11 +1,12 @@
-import { hook, shown, statementHook } from '../model/figures'
+import { dutyHook, hook, shown, statementHook } from '../model/figures'
 import type { Verdict } from '../model/verdict'
+import { DUTIES, toneOfDuty } from '../words/duty'
 import { JOB } from '../words/job'
 import { Status } from './Basics'
 
 /** The state of a job in one line at the top of every tab except Overview. `rate`: steps per second, as text. */
 export function StatusStrip({ name, verdict, rate }: { name: string; verdict: Verdict; rate?: string }) {
-  const { figures, state, protection, act } = verdict
+  const { figures, state, protection, duty } = verdict
   const words = JOB.strip
   return (
     <div className="strip" role="group" tabIndex={0} aria-label={words.label} title={verdict.line.lead}>
@@ -24,8 +25,8 @@ export function StatusStrip({ name, verdict, rate }: { name: string; verdict: Ve
       <span {...statementHook(figures, 'safe', protection)}>
         <Status tone={protection.tone} word={protection.title} title={protection.text} />
       </span>
-      <span {...statementHook(figures, 'act', act)}>
-        <Status tone={act.tone} word={act.title} title={act.text} />
+      <span {...dutyHook(figures, duty)}>
+        <Status tone={toneOfDuty(duty)} word={DUTIES[duty.Urgency].title} title={duty.Sentence} />
       </span>
     </div>
   )

@@ -1,4 +1,4 @@
-/** What a person can do: each step with its urgency, its commands, and a button for its node or its page. */
+/** What a person can do: each action with its urgency, its commands, and a button for its node or its page. */
 import { Button } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { Suspense, useState } from 'react'
@@ -7,7 +7,7 @@ import { Link } from 'react-router'
 import { call } from '../api/client'
 import { lazyPart } from '../api/pages'
 import { nodesQuery, useRole } from '../api/queries'
-import { restOf, urgentFirst, type Step } from '../model/duty'
+import type { Duty, DutyAction } from '../contract'
 import { actionsOf } from '../model/nodes'
 import { DUTIES, DUTY } from '../words/duty'
 import { ActionButton } from './ActionButton'
@@ -16,80 +16,79 @@ import { Command, Status, Unbroken } from './Basics'
 const NodeDialog = lazyPart(() => import('./NodeDialog'))
 
 interface Props {
-  steps: readonly Step[]
-  /** The fleet of the nodes that the steps name. */
+  actions: readonly DutyAction[]
+  /** RunId of the job of the actions. */
+  runId?: string
+  /** The fleet of the nodes that the actions name. */
   fleet?: string
-  /** The urgency that the card's title names. A step of another urgency, or an optional step, shows its own urgency. */
-  urgency?: Step['urgency'] | 'None'
-  /** Whether the steps are alternatives, of which the person picks one. Alternatives show no urgency. */
+  /** A link to the form that submits a failed job again. */
+  again?: { to: string; label: string }
+  /** The urgency that the card's title names. An action of another urgency shows its own. */
+  urgency?: Duty['Urgency']
+  /** Whether the actions are alternatives, of which the person picks one. Alternatives show no urgency. */
   isChoice?: boolean
-  /** The step whose first sentence the top of the page (its verdict) states already. */
-  stated?: Step
 }
 
-export function Steps({ steps, fleet, urgency, isChoice = false, stated }: Props) {
-  if (!steps.length) return null
+export function Steps({ actions, urgency, isChoice = false, ...context }: Props) {
+  if (!actions.length) return null
   return (
     <ul className="plain actions">
-      {urgentFirst(steps).map((step) => (
-        <li key={step.text}>
-          {!isChoice && step !== stated && (step.urgency !== urgency || urgency === 'Optional') && (
-            <Status tone={DUTIES[step.urgency].tone} word={DUTIES[step.urgency].word} />
+      {actions.map((action) => (
+        <li key={action.Description}>
+          {!isChoice && action.Urgency !== urgency && (
+            <Status tone={DUTIES[action.Urgency].tone} word={DUTIES[action.Urgency].title} />
           )}
-          {step.isRecommended && step !== stated && <strong>{DUTY.recommended}</strong>}
-          <What step={step} fleet={fleet} isStated={step === stated} />
+          {action.IsRecommended && <strong>{DUTY.recommended}</strong>}
+          <p>
+            <Unbroken text={action.Description} />
+          </p>
+          <What action={action} {...context} />
         </li>
       ))}
     </ul>
   )
 }
 
-/** A step's text, button and commands. If the top of the page states the step, only its button is unfolded. */
-function What({ step, fleet, isStated }: { step: Step; fleet?: string; isStated: boolean }) {
-  const { mayRun } = useRole()
-  const { text, commands, nodeId, shrink, link } = step
-  const isOfNode = nodeId !== undefined && fleet !== undefined
-  const button = isOfNode ? (
-    <NodeButton id={nodeId} fleet={fleet} />
-  ) : shrink && mayRun ? (
-    <Shrink {...shrink} />
-  ) : (
-    link && (
-      <Button component={Link} to={link.to} size="xs" variant="default">
-        {link.label}
-      </Button>
+/** An action's button and commands. The commands are folded behind the button of a node. */
+function What({ action, runId, fleet, again }: { action: DutyAction } & Pick<Props, 'runId' | 'fleet' | 'again'>) {
+  const { may } = useRole()
+  const { InstanceId: node, MinNodeCount: least } = action
+  const texts = [action.Command, ...action.FurtherCommands].filter(Boolean)
+  const commands = texts.map((text) => <Command key={text} text={text} />)
+  if (node !== undefined && fleet !== undefined) {
+    return (
+      <>
+        <div className="row">
+          <NodeButton id={node} fleet={fleet} />
+        </div>
+        <details>
+          <summary className="dim">{DUTY.commands(texts.length)}</summary>
+          {commands}
+        </details>
+      </>
     )
-  )
-  const isTextFolded = isStated && Boolean(button)
-  const isFolded = isTextFolded || isOfNode
-  const shownText = isStated ? restOf(step) : text
-  const words = shownText && (
-    <p>
-      <Unbroken text={shownText} />
-    </p>
-  )
-  const shown = shrink && mayRun ? null : <Commands texts={commands} />
+  }
+  if (least !== undefined && runId !== undefined && may('UpdateTrainingJob')) {
+    return <Shrink runId={runId} nodes={least} />
+  }
   return (
     <>
-      {!isTextFolded && words}
-      {!isFolded && shown}
-      {button && <div className="row">{button}</div>}
-      {isFolded && (
-        <details>
-          <summary className="dim">{isTextFolded ? DUTY.details : DUTY.commands(commands.length)}</summary>
-          {isTextFolded && words}
-          {shown}
-        </details>
+      {commands}
+      {again && action.Kind === 'SubmitAgain' && may('CreateTrainingJob') && (
+        <div className="row">
+          <Button component={Link} to={again.to} size="xs" variant="default">
+            {again.label}
+          </Button>
+        </div>
       )}
     </>
   )
 }
 
-const Commands = ({ texts }: { texts: readonly string[] }) => texts.map((text) => <Command key={text} text={text} />)
-
 /** Lets a waiting job continue on the nodes that it has. The job can grow again, so the button asks no confirmation. */
-const Shrink = ({ runId, nodes }: NonNullable<Step['shrink']>) => (
+const Shrink = ({ runId, nodes }: { runId: string; nodes: number }) => (
   <ActionButton
+    operation="UpdateTrainingJob"
     isPrimary
     action={() => call('UpdateTrainingJob', { TrainingJobName: runId, ElasticConfig: { MinNodeCount: nodes } })}
   >
@@ -99,10 +98,11 @@ const Shrink = ({ runId, nodes }: NonNullable<Step['shrink']>) => (
 
 /** Opens the dialog of a held node. A role that cannot act on nodes gets a link to the node instead. */
 function NodeButton({ id, fleet }: { id: string; fleet: string }) {
-  const { isAdmin } = useRole()
+  const mayDecide = useRole().may('ReleaseNode')
   const [isOpen, setOpen] = useState(false)
-  const node = useQuery({ ...nodesQuery(fleet), enabled: isAdmin }).data?.find((each) => each.NodeId === id)
-  if (node === undefined || !actionsOf(node).length) {
+  // Another part of the page may have requested the nodes, so check the role and not only whether they are known.
+  const node = useQuery({ ...nodesQuery(fleet), enabled: mayDecide }).data?.find((each) => each.NodeId === id)
+  if (!mayDecide || node === undefined || !actionsOf(node).length) {
     return (
       <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}#${id}`}>
         {DUTY.showNode}

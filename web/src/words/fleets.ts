@@ -31,13 +31,9 @@ export const FLEETS = {
 export const FLEET = {
   notFound: (name: string) => ({ title: 'Fleet not found', text: `No fleet has the name ${name}.` }),
   verdict: {
-    frozen: 'The fleet is frozen.',
-    frozenText: 'Everstep ends no instance until the cause is removed.',
     waiting: (nodes: number) => `The fleet waits for ${plural(nodes, 'instance')}.`,
-    held: (nodes: number) => `${plural(nodes, 'node')} ${nodes === 1 ? 'needs' : 'need'} a decision.`,
     good: 'All desired nodes are connected.',
     deleting: 'Everstep deletes the fleet.',
-    nothing: 'Nothing to do.',
   },
   drift: {
     title: 'The Auto Scaling group has wrong settings',

@@ -30,8 +30,6 @@ export const STATE = {
   grows: 'The job grows again when capacity returns.',
   recomputing: (step: string, reached: string) => `Recomputing steps: at step ${step} of ${reached}.`,
   stalled: (step: string, last: string) => `Stalled at step ${step}: the last step was ${last}.`,
-  stalledUnseen: (step: string, opened: string) =>
-    `Stalled at step ${step}: no step since this page was opened ${opened}.`,
   stalledAtStart: (time: string) => `Stalled: the ranks have run for ${time} without a step.`,
   firstStep: (time: string) => `Starting: the ranks have run for ${time}, before the first step.`,
   firstStepAgain: (time: string) => `Recovering: the ranks have run for ${time}, before the first new step.`,
@@ -45,9 +43,6 @@ export const STATE = {
   notRecovering: (person: string) => `Not recovering: ${person} has taken over the job.`,
   person: 'a person',
   unknown: 'The control plane has not reported a status for this job.',
-  lastKnown: (state: string) => `Last known: ${state}`,
-  stale: (time: string) => `The control plane has not answered for ${time}.`,
-  refused: (time: string, error: string) => `The control plane has returned errors for ${time}: ${error}`,
   rate: { perSecond: (steps: string) => `${steps} steps/s`, perStep: (time: string) => `${time} per step` },
 } as const
 
@@ -73,108 +68,6 @@ export const KEPT = {
   lostAll: (lost: string) => `${lost} ${lost.startsWith('1 ') ? 'is' : 'are'} lost: no checkpoint is in S3.`,
 } as const
 
-/** What the reader must do. `brief`: a clause that follows "Act now", or a sentence. `duty.ts` has the urgencies. */
-export const ACT = {
-  noNews: {
-    brief: 'check the control plane',
-    text: 'Training continues without the control plane, but a recovery waits for it.',
-    check: 'Check that the control plane runs: everstep server answers at /v1/health.',
-    log: 'Search the log of the control plane for the request id of the error.',
-  },
-  failed: {
-    brief: 'correct the cause, and submit the job again',
-    text: 'The job does not start again by itself.',
-    read: 'Correct the cause. The command shows the last lines of the failed rank. Then submit the job again.',
-  },
-  ended: { completed: 'The job is complete.', stopped: 'The job was stopped.' },
-  takenOver: {
-    brief: 'hand the job back',
-    undone: (person: string, undone: string) =>
-      `Nothing recovers this job: ${person} has taken it over, and ${undone}.`,
-    ask: (person: string) =>
-      `Ask ${person} who works on the job. Then hand the job back, so that Everstep recovers it.`,
-    handBack: 'Hand the job back, so that Everstep decides again.',
-    waits: (person: string) => `Automation is off: a failure waits for ${person}.`,
-  },
-  paused: {
-    title: 'Paused by a person',
-    brief: 'Resume the job to continue.',
-    text: 'A person paused the job. It does not continue by itself.',
-    resume: 'Resume the job.',
-    keep: 'A paused job keeps its checkpoint in S3.',
-    notStarted: 'The job has not started yet.',
-  },
-  stopping: 'All ranks stop at the next step that they agree on.',
-  frozen: {
-    brief: 'find out why the fleet is frozen',
-    briefOfDrift: 'correct the Auto Scaling group',
-    recovering: 'The fleet is frozen, and this recovery may need to end an instance.',
-    training: 'The fleet is frozen: Everstep replaces no lost instance.',
-    drift: (drift: string) => `Correct this in AWS: ${drift}`,
-    see: 'Read the reason. The runbook explains what ends the freeze.',
-  },
-  suspended: {
-    brief: 'let the group launch instances',
-    recovering: 'This recovery may need an instance, and the Auto Scaling group launches none.',
-    waiting: 'The job waits for nodes, and the Auto Scaling group launches none.',
-    training: 'The Auto Scaling group launches no instances: Everstep replaces no lost instance.',
-    resume: 'Ask who suspended the launches of the Auto Scaling group. Then let it launch instances again.',
-    command: (group: string) =>
-      `aws autoscaling resume-processes --auto-scaling-group-name ${group} --scaling-processes Launch`,
-  },
-  shortage: {
-    brief: (time: string) => `You need not act: Everstep tries again at ${time}.`,
-    text: (type: string, zone: string) => `AWS has no ${type} capacity in ${zone}.`,
-    none: 'AWS launched no instance.',
-    type: 'instance',
-    zone: 'this zone',
-    attempt: (when: string, time: string) => `Everstep makes the next attempt ${when} (${time} UTC).`,
-    said: (message: string) => `AWS reports: “${message}”`,
-    free: (job: string) => `Pause the job ${job}, so that its nodes become free now.`,
-    spare: 'Keep a spare node from now on, so that the next failure waits for no instance.',
-  },
-  late: {
-    brief: 'find out what the recovery waits for',
-    text: (limit: string, why: string) => `This phase has taken longer than ${limit}: ${why}.`,
-    usual: (usual: string) => `it usually takes ${usual} after this kind of failure`,
-    noUsual: 'no earlier incident of this kind shows how long it takes',
-    fleet: 'Show the nodes that the fleet waits for, and the reason.',
-    logs: 'Show the output of the ranks.',
-    events: 'Show the decisions since the failure.',
-  },
-  recovering: 'Everstep recovers the job by itself.',
-  stalled: {
-    brief: 'find out why the ranks make no steps',
-    text: 'The ranks run but make no steps.',
-    logs: 'Read the logs of the ranks. Some scripts evaluate or load data for a long time.',
-    stop: 'Stop the job if it hangs.',
-  },
-  slow: {
-    brief: 'find out why training is slow',
-    text: 'Training runs at less than half of its usual rate.',
-    compare: 'Compare the step times of the nodes in the Metrics tab. One slow node slows down all others.',
-  },
-  queued: (limit?: string) =>
-    `The job starts by itself when its turn comes.${limit === undefined ? '' : ` It stops waiting ${limit}.`}`,
-  interrupted: 'The job continues from S3 by itself when it has nodes again.',
-  returning: 'The job returns its nodes to another job. It continues by itself when it has nodes again.',
-  pausing: 'All ranks stop at one step, which goes to S3. Then the job waits for a person to resume it.',
-  unprotected: {
-    brief: 'find out why memory protects no step',
-    text: 'A failure now goes back to S3 or to the start.',
-    see: 'Open the Protection tab. Each shard names the reason.',
-  },
-  weak: {
-    degraded: 'Everstep makes the missing copies by itself. Open the Protection tab if this lasts.',
-    unconfirmed: 'Some nodes are silent or report a fault. Everstep replaces them if this lasts.',
-    oneCopy: 'The job keeps one copy of each shard, so a lost node costs steps.',
-  },
-  starting: 'The job starts by itself.',
-  firstStep: 'The first step of a launch takes longer than later steps.',
-  beforeCommit: 'A failure now returns to the step from which this launch began.',
-  training: 'Everstep recovers the job by itself after a failure.',
-} as const
-
 /** Banners about a takeover of the job, its fleet, and other jobs. */
 export const BANNERS = {
   takenOver: {
@@ -182,8 +75,7 @@ export const BANNERS = {
     text: (person: string) => `${person} has taken it over. Everstep makes no decision until the job is handed back.`,
     person: 'A person',
   },
-  frozen: { title: (fleet: string) => `Fleet ${fleet} is frozen`, text: 'Everstep ends no instance of it.' },
-  suspended: { title: (fleet: string) => `Fleet ${fleet} launches no instances` },
+  fleet: (fleet: string) => `Fleet ${fleet} needs a person`,
   deleting: { title: 'The fleet is being deleted', text: 'Everstep ends its nodes one by one.' },
   wider: {
     title: 'More jobs failed',

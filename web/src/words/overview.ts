@@ -38,10 +38,4 @@ export const OVERVIEW = {
       limit: 'Limit',
     },
   },
-  items: {
-    failed: 'The job failed and does not restart by itself.',
-    unprotected: 'No step of the running job is kept in memory.',
-    frozen: (reason: string) => `The fleet is frozen: Everstep ends no instance. ${reason}`.trim(),
-    launchSuspended: (reason: string) => `The Auto Scaling group launches no instances. ${reason}`.trim(),
-  },
 } as const

@@ -23,7 +23,10 @@ export const SHELL = {
     word: 'Polling',
     title: 'The event stream is interrupted. The page asks for all data every 2 s until the stream is back.',
   },
-  stale: (time: string) => ({ word: `Stale, ${time}`, title: 'The control plane has not answered for this long.' }),
+  stale: { word: 'No answer', title: 'The control plane does not answer. This page shows old data.' },
+  outage: (time: string) =>
+    `The control plane does not answer. This page shows its answers of ${time} UTC; nothing later is known.`,
+  lastKnown: (state: string) => `Last known: ${state}`,
   notSignedOut: 'You are still signed in',
   broken: 'This page has an error',
   notFound: {

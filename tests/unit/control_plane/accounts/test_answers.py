@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from control_plane.accounts.answers import done, headline, why
-from control_plane.accounts.incidents import Account, HeldNode, IncidentOutcome, verdict
+from control_plane.accounts.incidents import Account, IncidentOutcome, verdict
+from control_plane.core.duties import HeldNode
 from control_plane.core.observed.causes import NOTHING
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause

@@ -287,7 +287,7 @@ def test_types_for_people_and_programs():
     for line in ('Name: Literal["a", "b"]', "At: datetime", "Sizes: dict[str, int]", "Maybe: NotRequired[list[str]]"):
         assert f"    {line}\n" in stub
     compile(stub, "service.pyi", "exec")
-    script = typescript(model)
+    script = typescript(model, {"DescribeThing": "admin"})
     for line in (
         "/** Its * / name. */",
         "Name: 'a' | 'b'",
@@ -296,7 +296,7 @@ def test_types_for_people_and_programs():
         "Maybe?: string[]",
     ):
         assert f"  {line}\n" in script
-    assert "DescribeThing: { method: 'GET', path: '/v1/things', query: ['Id'] }" in script
+    assert "DescribeThing: { method: 'GET', path: '/v1/things', query: ['Id'], role: 'admin' }" in script
     reference = pages(described, model, {"pagination": {}}, {"waiters": {}})
     assert "| `Id` | string | Required. |" in reference["things.md"]
     assert "One of `a`, `b`." in reference["types.md"]

@@ -10,6 +10,7 @@ from control_plane.api import views
 from control_plane.api.schemas.checkpoints import DescribeProtectionResponse
 from control_plane.core.states import JobState
 from control_plane.db import events, protection
+from control_plane.loop import standing
 from control_plane.loop.protection_watch import WRITE_SECONDS
 from everstep.protocol.ids import Rank
 from everstep.protocol.rank_messages import UnkeptCause
@@ -26,9 +27,9 @@ def described(world: World) -> DescribeProtectionResponse:
         shards = protection.of_run(session, job.run_id)
         totals = protection.totals(session, {job.run_id: job.generation}).get(job.run_id)
     answer = views.protection(job, shards, None, {})
-    assert views.listed_protection(job, totals) is answer.protection_state
+    assert standing.listed_protection(job, totals) is answer.protection_state
     single = [odds.probability for odds in answer.recovery_odds if odds.lost_nodes == 1]
-    assert views.survives_node_loss(job, totals) == (single == [1.0])
+    assert standing.survives_node_loss(job, totals) == (single == [1.0])
     return answer
 
 

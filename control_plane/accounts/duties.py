@@ -1,0 +1,204 @@
+"""The sentences and commands of duties: what a person has to do for a job or a fleet.
+
+Invariant: pure. `core.duties` has decided whether and when a person must act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from control_plane.accounts.held_nodes import advice
+from control_plane.accounts.incidents import Action, duration, moment_words, of_choice, of_repeat, resubmission
+from control_plane.core.duties import ActionKind, Duty, DutyAction, DutyKind, FleetFacts, Urgency
+from control_plane.core.observed.jobs import CapacityWait
+
+_LOG_LINES: Final = 50
+_LEADS: Final[Mapping[Urgency, str]] = {
+    Urgency.NOW: "Act now",
+    Urgency.LATER: "Not urgent",
+    Urgency.OPTIONAL: "Optional",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """The job or fleet of a duty, with the names that sentences and commands contain."""
+
+    fleet: FleetFacts
+    job: str = ""
+    """Name of the job. Empty for the duty of a fleet."""
+    person: str = ""
+    """The person who controls the job. Empty while Everstep controls it."""
+    wait: CapacityWait | None = None
+    is_waiting: bool = False
+    """Whether the job waits for its first nodes."""
+
+
+def sentence(duty: Duty, subject: Subject) -> str:
+    """Return the one sentence that says what a person has to do. All pages, commands and notifications show it."""
+    if duty.kind is DutyKind.NOTHING:
+        return "Nothing to do."
+    if duty.kind is DutyKind.CAPACITY_WAIT:
+        return _of_wait(duty, subject)
+    return f"{_LEADS[duty.urgency]}: {_brief(duty)}."
+
+
+def _of_wait(duty: Duty, subject: Subject) -> str:
+    at = "" if duty.next_attempt_at is None else f" at {moment_words(duty.next_attempt_at)}"
+    if duty.urgency is not Urgency.LATER:
+        return f"You need not act: Everstep tries again{at}."
+    first = duty.actions[0]
+    text = action(first, subject).words.partition(".")[0].partition(",")[0]
+    choice = f"{text[0].lower()}{text[1:]}"
+    if first.is_recommended:
+        return f"Decide: wait for the next attempt{at}, or (recommended) {choice}."
+    return f"Decide: wait for the next attempt{at} (recommended), or {choice}."
+
+
+def _brief(duty: Duty) -> str:
+    match duty.kind:
+        case DutyKind.FLEET_FROZEN if duty.actions[0].kind is ActionKind.CORRECT_GROUP:
+            return "correct the Auto Scaling group"
+        case DutyKind.HELD_NODES:
+            nodes = [each.node.node_id for each in duty.actions if each.node is not None]
+            return f"decide about node {nodes[0]}" if len(nodes) == 1 else f"decide about {len(nodes)} nodes"
+        case DutyKind.NO_CHECKPOINT if duty.actions[0].kind is ActionKind.SET_CHECKPOINTS:
+            return "let the job make checkpoints in S3"
+        case DutyKind.DEGRADED if duty.urgency is Urgency.LATER:
+            return "find out why copies of some shards are missing"
+        case _:
+            return _BRIEFS[duty.kind]
+
+
+_BRIEFS: Final[Mapping[DutyKind, str]] = {
+    DutyKind.JOB_FAILED: "correct the cause, and submit the job again",
+    DutyKind.TAKEN_OVER: "hand the job back",
+    DutyKind.CONSENT_TO_REPEAT: "decide whether the job repeats its lost work",
+    DutyKind.STORE_UNREACHABLE: "find out why S3 does not answer",
+    DutyKind.FLEET_FROZEN: "find out why the fleet is frozen",
+    DutyKind.LAUNCHES_SUSPENDED: "let the group launch instances",
+    DutyKind.RECOVERY_LATE: "find out what the recovery waits for",
+    DutyKind.STALLED: "find out why the ranks make no steps",
+    DutyKind.FIRST_STEP_LATE: "find out why the ranks make no first step",
+    DutyKind.PROTECTION_LOST: "find out why memory protects no step",
+    DutyKind.NO_CHECKPOINT: "find out why the job has no new checkpoint in S3",
+    DutyKind.DEGRADED: "see which copies are missing",
+    DutyKind.UNCONFIRMED: "see which nodes are silent or report a fault",
+    DutyKind.FEWER_NODES: "see which nodes the fleet waits for",
+    DutyKind.WITHOUT_COPIES: "see what the loss of a node costs",
+    DutyKind.PAUSED: "resume the job",
+}
+
+
+def explanation(duty: Duty, subject: Subject) -> str:
+    """Return what follows from the situation, and what Everstep does by itself. Empty if there is nothing to do."""
+    fleet, person = subject.fleet, subject.person or "a person"
+    match duty.kind:
+        case DutyKind.TAKEN_OVER if duty.urgency is Urgency.NOW:
+            return f"Nothing recovers this job: {person} has taken it over."
+        case DutyKind.TAKEN_OVER:
+            return f"Automation is off: a failure waits for {person}."
+        case DutyKind.FLEET_FROZEN:
+            effect = "this recovery may need to end an instance" if duty.is_recovering else "it replaces no lost node"
+            return f"The fleet {fleet.name} is frozen, and {effect}."
+        case DutyKind.LAUNCHES_SUSPENDED:
+            effect = "The job waits for nodes" if subject.is_waiting else "A lost node stays without a replacement"
+            effect = "This recovery may need an instance" if duty.is_recovering else effect
+            return f"{effect}, because the Auto Scaling group of {fleet.name} launches no instances."
+        case DutyKind.RECOVERY_LATE if duty.limit_seconds is not None:
+            usual = duty.usual_seconds
+            why = (
+                "no earlier incident of this kind shows how long it takes"
+                if usual is None
+                else f"it usually takes {duration(usual)} after this kind of failure"
+            )
+            return f"This phase has taken longer than {duration(duty.limit_seconds)}: {why}."
+        case DutyKind.CAPACITY_WAIT if subject.wait is not None:
+            return f"AWS reports: “{subject.wait.message.rstrip('.')}.”"
+        case DutyKind.NO_CHECKPOINT if duty.since is not None:
+            return f"The job has stored no new checkpoint since {moment_words(duty.since)}. {_NO_CHECKPOINT}"
+        case _:
+            return _EXPLANATIONS.get(duty.kind, "")
+
+
+_NO_CHECKPOINT: Final = "If all copies in memory are lost, training returns to the newest checkpoint or to the start."
+_EXPLANATIONS: Final[Mapping[DutyKind, str]] = {
+    DutyKind.JOB_FAILED: "The job does not start again by itself.",
+    DutyKind.CONSENT_TO_REPEAT: "The job keeps its nodes until you decide.",
+    DutyKind.STORE_UNREACHABLE: "The job keeps its nodes, and continues when S3 answers.",
+    DutyKind.STALLED: "The ranks run but make no steps.",
+    DutyKind.FIRST_STEP_LATE: "The ranks run, and the first step of this launch takes unusually long.",
+    DutyKind.PROTECTION_LOST: "A failure now goes back to S3 or to the start.",
+    DutyKind.NO_CHECKPOINT: _NO_CHECKPOINT,
+    DutyKind.DEGRADED: "Everstep makes the missing copies by itself.",
+    DutyKind.UNCONFIRMED: "Everstep replaces these nodes if this lasts.",
+    DutyKind.FEWER_NODES: "The job grows again when capacity returns.",
+    DutyKind.WITHOUT_COPIES: "By its settings, the job keeps no second copy, so a lost node costs steps.",
+    DutyKind.PAUSED: "A person paused the job. It does not continue by itself.",
+}
+
+
+def action(done: DutyAction, subject: Subject) -> Action:
+    """Return an action in words, with all names filled in."""
+    if done.node is not None:
+        found = advice(done.node.node_id, done.node.hold, done.node.reason, subject.fleet.price_usd_per_hour)
+        node = done.node.node_id
+        return Action(done.kind, done.urgency, found.words, found.command, found.further_commands, node)
+    if done.repeat is not None:
+        return of_repeat(done.repeat, subject.job)
+    if done.kind in (ActionKind.SHRINK, ActionKind.PAUSE):
+        return of_choice(done, subject.job)
+    if done.kind is ActionKind.SUBMIT_AGAIN:
+        words, command = resubmission(done.step), _ACTIONS[ActionKind.READ_LOGS][1]
+    else:
+        words, command = _ACTIONS[done.kind]
+    values: Mapping[str, object] = {
+        "job": subject.job,
+        "fleet": subject.fleet.name,
+        "group": subject.fleet.auto_scaling_group_name,
+        "person": subject.person or "the person",
+        "setting": done.setting,
+    }
+    return Action(done.kind, done.urgency, words.format_map(values), command.format_map(values), step=done.step)
+
+
+_ACTIONS: Final[Mapping[ActionKind, tuple[str, str]]] = {
+    ActionKind.READ_LOGS: (
+        "Read the logs of the ranks. Some scripts evaluate or load data for a long time.",
+        f"everstep jobs logs {{job}} --tail {_LOG_LINES}",
+    ),
+    ActionKind.HAND_BACK: (
+        "Ask {person} who works on the job. Then hand the job back, so that Everstep decides again.",
+        "everstep jobs hand-back {job}",
+    ),
+    ActionKind.RESUME: ("Resume the job.", "everstep jobs resume {job}"),
+    ActionKind.STOP: ("Stop the job if it hangs.", "everstep jobs stop {job}"),
+    ActionKind.CHECK_STORE: (
+        "Check the bucket, its key and the role's permissions. The job's reason has the answer of S3.",
+        "everstep jobs describe {job}",
+    ),
+    ActionKind.CORRECT_GROUP: ("Correct this in AWS: {setting}.", "everstep fleets describe {fleet}"),
+    ActionKind.DESCRIBE_FLEET: (
+        "Show the fleet's nodes and its reason. The runbook explains what ends each situation.",
+        "everstep fleets describe {fleet}",
+    ),
+    ActionKind.RESUME_LAUNCHES: (
+        "Ask who suspended the launches of the Auto Scaling group. Then let it launch instances again.",
+        "aws autoscaling resume-processes --auto-scaling-group-name {group} --scaling-processes Launch",
+    ),
+    ActionKind.LIST_EVENTS: ("Show the decisions since the failure.", "everstep events list --job {job}"),
+    ActionKind.SHOW_PROTECTION: (
+        "Show the holders of each shard. Each shard names the reason for a missing copy.",
+        "everstep protection describe {job}",
+    ),
+    ActionKind.CREATE_CHECKPOINT: (
+        "Make a checkpoint now, and read why the last upload did not end.",
+        "everstep checkpoints create {job}",
+    ),
+    ActionKind.SET_CHECKPOINTS: (
+        "Let the job make a checkpoint every 30 minutes.",
+        "everstep jobs update {job} --set CheckpointConfig.IntervalInSeconds=1800",
+    ),
+}

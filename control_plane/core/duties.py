@@ -1,0 +1,473 @@
+"""Decides what a person has to do for a job and for a fleet, and how urgent it is.
+
+    facts about a job or fleet, and the time  ──▶  Duty: kind, urgency, actions with their arguments
+
+Every answer of the API, the command line, the dashboard and every notification show this duty. `accounts.duties` turns
+it into sentences and commands.
+
+Invariant: pure. No other module decides whether a person must act for a job or a fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from statistics import median_low
+
+from control_plane.core.capacity import is_long
+from control_plane.core.observed.causes import Reason
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.steps import RepeatChoice
+from control_plane.core.states import (
+    FleetStatus,
+    IncidentPhase,
+    JobState,
+    ProtectionState,
+    SecondaryStatus,
+    TrainingJobStatus,
+)
+from everstep.protocol.ids import FIRST_STEP, Step
+
+FAILED_SECONDS = 86_400.0
+"""A failed job needs a person for this long after its end. Later, nobody waits for it."""
+STALLED_SECONDS = 60.0
+STALLED_STEPS = 10
+"""A running job is stalled after `STALLED_SECONDS` without a step, or after ten usual steps if these take longer."""
+FIRST_STEP_SECONDS = 600.0
+"""Limit for the first step of a launch, which includes imports, compilation and the first batches."""
+FIRST_STEPS = 3
+"""Up to this step, an unprotected job needs nobody, because the first commit takes a few steps."""
+LATE_FACTOR = 3.0
+"""A phase of a recovery is late after this many times its usual length."""
+LATE_SECONDS = 300.0
+"""A phase is late after this time if the job had no earlier incident of the same cause."""
+LEAST_LATE_SECONDS = 30.0
+"""Before this time, no phase is late, however short its usual length is."""
+DEGRADED_SECONDS = 600.0
+"""Everstep makes missing copies by itself. After this time without all copies, a person should find out why."""
+UNSAVED_SECONDS = 3_600.0
+UNSAVED_STEPS = 10_000
+"""A job without a new checkpoint for this time, or for this many steps, needs a person."""
+OVERDUE_FACTOR = 2.0
+"""A checkpoint is overdue after this many times its own interval, however long the interval is."""
+
+
+class Urgency(StrEnum):
+    """The time by which a person must act.
+
+    - NOW: the job makes no progress, or loses its protection, until a person acts.
+    - LATER: something waits for a person. It is not urgent.
+    - OPTIONAL: nothing waits for a person, but a person can do something useful.
+    - NONE: there is nothing to do.
+    """
+
+    NOW = "Now"
+    LATER = "Later"
+    OPTIONAL = "Optional"
+    NONE = "None"
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Whether the job or fleet counts as one that needs attention."""
+        return self in (Urgency.NOW, Urgency.LATER)
+
+
+class DutyKind(StrEnum):
+    """Why a person has something to do.
+
+    - NOTHING: there is nothing to do.
+    - JOB_FAILED: the job failed, and does not start again by itself.
+    - TAKEN_OVER: a person controls the job, so Everstep recovers nothing.
+    - CONSENT_TO_REPEAT: the job waits for consent, because it would repeat much work.
+    - STORE_UNREACHABLE: the job waits, because S3 does not answer or refuses its reads.
+    - FLEET_FROZEN: the fleet ends no instance, and so replaces none.
+    - LAUNCHES_SUSPENDED: a person suspended the launches of the Auto Scaling group.
+    - RECOVERY_LATE: a phase of the recovery takes much longer than usual.
+    - STALLED: the ranks run, but make no steps.
+    - FIRST_STEP_LATE: the ranks run, and have not made the first step of their launch.
+    - PROTECTION_LOST: a running job keeps no step in memory.
+    - CAPACITY_WAIT: AWS launches no instance for the job.
+    - NO_CHECKPOINT: the job trains without a new checkpoint in S3.
+    - HELD_NODES: nodes that the job lost, or nodes of the fleet, wait for a person's decision.
+    - DEGRADED: some shards have too few copies.
+    - UNCONFIRMED: a node is silent or reports a fault, so the copies on it are uncertain.
+    - FEWER_NODES: the job trains on fewer nodes than it asks for.
+    - WITHOUT_COPIES: by its settings, the job loses steps with the loss of one node.
+    - PAUSED: a person paused the job.
+    """
+
+    NOTHING = "Nothing"
+    JOB_FAILED = "JobFailed"
+    TAKEN_OVER = "TakenOver"
+    CONSENT_TO_REPEAT = "ConsentToRepeat"
+    STORE_UNREACHABLE = "StoreUnreachable"
+    FLEET_FROZEN = "FleetFrozen"
+    LAUNCHES_SUSPENDED = "LaunchesSuspended"
+    RECOVERY_LATE = "RecoveryLate"
+    STALLED = "Stalled"
+    FIRST_STEP_LATE = "FirstStepLate"
+    PROTECTION_LOST = "ProtectionLost"
+    CAPACITY_WAIT = "CapacityWait"
+    NO_CHECKPOINT = "NoCheckpoint"
+    HELD_NODES = "HeldNodes"
+    DEGRADED = "Degraded"
+    UNCONFIRMED = "Unconfirmed"
+    FEWER_NODES = "FewerNodes"
+    WITHOUT_COPIES = "WithoutCopies"
+    PAUSED = "Paused"
+
+
+class ActionKind(StrEnum):
+    """What a person can do. `accounts.duties` has the sentence and the command of each kind."""
+
+    READ_LOGS = "ReadLogs"
+    SUBMIT_AGAIN = "SubmitAgain"
+    HAND_BACK = "HandBack"
+    RESUME = "Resume"
+    PAUSE = "Pause"
+    STOP = "Stop"
+    SHRINK = "Shrink"
+    REPEAT_WORK = "RepeatWork"
+    CHECK_STORE = "CheckStore"
+    CORRECT_GROUP = "CorrectGroup"
+    DESCRIBE_FLEET = "DescribeFleet"
+    RESUME_LAUNCHES = "ResumeLaunches"
+    LIST_EVENTS = "ListEvents"
+    SHOW_PROTECTION = "ShowProtection"
+    CREATE_CHECKPOINT = "CreateCheckpoint"
+    SET_CHECKPOINTS = "SetCheckpoints"
+    DECIDE_NODE = "DecideNode"
+    READ_SERVER_LOG = "ReadServerLog"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldNode:
+    """A node that the fleet keeps out of use until a person decides."""
+
+    node_id: str
+    hold: Hold
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DutyAction:
+    """One thing that a person can do, with its arguments."""
+
+    kind: ActionKind
+    urgency: Urgency
+    node: HeldNode | None = None
+    step: Step | None = None
+    """The checkpoint from which the job continues."""
+    node_count: int | None = None
+    repeat: RepeatChoice | None = None
+    """The work for which the job needs a person's consent."""
+    setting: str = ""
+    """A difference between the Auto Scaling group and its required settings."""
+    is_recommended: bool = False
+    """Whether Everstep recommends the action instead of waiting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duty:
+    """What a person has to do for one job or fleet, and the values that its sentences state."""
+
+    kind: DutyKind
+    urgency: Urgency
+    actions: tuple[DutyAction, ...] = ()
+    """What a person can do, the most urgent first."""
+    since: float | None = None
+    """Unix time since which the duty exists. None if it is unknown."""
+    next_attempt_at: float | None = None
+    """Unix time of the next attempt to launch instances."""
+    limit_seconds: float | None = None
+    """The limit that the phase of the recovery exceeded."""
+    usual_seconds: float | None = None
+    is_recovering: bool = False
+
+
+NOTHING = Duty(kind=DutyKind.NOTHING, urgency=Urgency.NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFacts:
+    """The stored facts about a fleet from which its duty follows."""
+
+    name: str
+    auto_scaling_group_name: str
+    status: FleetStatus
+    drift: tuple[str, ...] = ()
+    is_launch_suspended: bool = False
+    """Whether a person suspended the launches of the Auto Scaling group. Everstep ends suspensions by AWS."""
+    price_usd_per_hour: float | None = None
+    held: tuple[HeldNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """The open incident of a job: its present phase, and the lengths of this phase in earlier incidents."""
+
+    phase: IncidentPhase
+    elapsed_seconds: float
+    earlier_seconds: Sequence[float] = ()
+    """Lengths of the same phase in earlier incidents of the job with the same cause."""
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """The median of the earlier lengths. None without an earlier incident."""
+        return median_low(self.earlier_seconds) if self.earlier_seconds else None
+
+    @property
+    def late_after_seconds(self) -> float:
+        """The length from which the phase is late."""
+        usual = self.usual_seconds
+        return LATE_SECONDS if usual is None else max(LEAST_LATE_SECONDS, LATE_FACTOR * usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """How well the memory of the nodes protects a running job."""
+
+    state: ProtectionState
+    survives_node_loss: bool = True
+    is_whole: bool = True
+    """Whether all nodes of the launch are connected and report no fault."""
+    is_by_choice: bool = False
+    """Whether the job's strategy keeps no step in memory."""
+    changed_at: float | None = None
+    """Unix time of the newest change of a holder. None if no holder is stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """The checkpoints of a job in S3, and its schedule."""
+
+    newest_step: Step | None = None
+    newest_at: float | None = None
+    """Unix time at which the newest checkpoint was complete."""
+    every_steps: int = 0
+    interval_seconds: float | None = None
+    is_scheduled: bool = True
+    """Whether the job's settings make checkpoints due while it trains."""
+    are_stored: bool = True
+    """False for a strategy that stores nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """The stored facts about a job from which its duty follows. Times are Unix seconds."""
+
+    name: str
+    fleet: FleetFacts
+    state: JobState
+    status: TrainingJobStatus
+    secondary: SecondaryStatus
+    state_since: float
+    started_at: float | None = None
+    ended_at: float | None = None
+    taken_over_at: float | None = None
+    taken_over_by: str = ""
+    left_alone: bool = False
+    """Whether Everstep observes a fault and does not handle it, because a person controls the job."""
+    boundary: Step = FIRST_STEP
+    base_step: Step = FIRST_STEP
+    max_boundary: Step = FIRST_STEP
+    moved_at: float | None = None
+    """Time of the newest step or commit of this launch, or the end of the last time without a control plane."""
+    is_heard: bool = True
+    """Whether an agent of the job is connected. Without one, nothing is known about steps."""
+    steps_per_second: float | None = None
+    """Rate over the whole job. None until it is meaningful."""
+    recovery: Recovery | None = None
+    wait: CapacityWait | None = None
+    node_count: int = 0
+    least_node_count: int = 0
+    launched_count: int = 0
+    """Number of nodes of the newest launch."""
+    protection: Protection | None = None
+    """None while the job has no nodes."""
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    held: tuple[HeldNode, ...] = ()
+    """Held nodes that incidents of the job involved."""
+    store_unreachable_since: float | None = None
+    """Time since which the job waits for S3. None while S3 answers."""
+    work_to_repeat: RepeatChoice | None = None
+    """The choice for which the job waits, because it would repeat much training."""
+
+
+def of_job(facts: JobFacts, now: float) -> Duty:
+    """Return what a person has to do for a job at the time `now` (Unix seconds): its most urgent duty.
+
+    Optional and less urgent actions of other duties follow the actions of the most urgent one.
+    """
+    held = () if facts.ended_at is not None else _of_nodes(facts.held)
+    return _most_urgent((*_of_job(facts, now), *held))
+
+
+def of_fleet(facts: FleetFacts) -> Duty:
+    """Return what a person has to do for a fleet."""
+    return _most_urgent((*_of_fleet(facts), *_of_nodes(facts.held)))
+
+
+def _most_urgent(found: Sequence[Duty]) -> Duty:
+    if not found:
+        return NOTHING
+    first = min(found, key=lambda each: _RANK[each.urgency])
+    others = (action for each in found if each is not first for action in each.actions)
+    further = (action for action in others if action.urgency is not Urgency.NOW)
+    actions = dict.fromkeys((*first.actions, *further))
+    return replace(first, actions=tuple(sorted(actions, key=lambda each: _RANK[each.urgency])))
+
+
+_RANK: Mapping[Urgency, int] = {urgency: number for number, urgency in enumerate(Urgency)}
+
+
+def _of_job(facts: JobFacts, now: float) -> Iterator[Duty]:
+    if facts.ended_at is not None:
+        if facts.status is TrainingJobStatus.FAILED:
+            yield _of_failure(facts, facts.ended_at, now)
+        return
+    if facts.taken_over_at is not None:
+        yield _of_takeover(facts, facts.taken_over_at)
+        return
+    if facts.secondary is SecondaryStatus.PAUSED:
+        yield _duty(DutyKind.PAUSED, Urgency.OPTIONAL, ActionKind.RESUME, since=facts.state_since)
+        return
+    if facts.status is TrainingJobStatus.STOPPING:
+        return
+    if (work := facts.work_to_repeat) is not None:
+        action = DutyAction(kind=ActionKind.REPEAT_WORK, urgency=Urgency.NOW, repeat=work)
+        yield Duty(kind=DutyKind.CONSENT_TO_REPEAT, urgency=Urgency.NOW, actions=(action,), since=work.since)
+    if (since := facts.store_unreachable_since) is not None:
+        yield _duty(DutyKind.STORE_UNREACHABLE, Urgency.NOW, ActionKind.CHECK_STORE, since=since)
+    yield from (replace(each, is_recovering=facts.recovery is not None) for each in _of_fleet(facts.fleet))
+    if facts.wait is not None and facts.secondary is not SecondaryStatus.TRAINING:
+        yield _of_shortage(facts, facts.wait, now)
+    elif facts.recovery is not None:
+        yield from _of_recovery(facts.recovery)
+    if facts.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING:
+        yield from _of_progress(facts, now)
+    if facts.secondary is SecondaryStatus.TRAINING:
+        yield from _of_training(facts, now)
+
+
+def _of_failure(facts: JobFacts, ended_at: float, now: float) -> Duty:
+    is_recent = now - ended_at < FAILED_SECONDS
+    urgency = Urgency.NOW if is_recent else Urgency.OPTIONAL
+    again = DutyAction(kind=ActionKind.SUBMIT_AGAIN, urgency=urgency, step=facts.checkpoints.newest_step)
+    return Duty(kind=DutyKind.JOB_FAILED, urgency=urgency, actions=(again,), since=ended_at)
+
+
+def _of_takeover(facts: JobFacts, since: float) -> Duty:
+    trains = facts.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING
+    is_undone = facts.left_alone or facts.status is TrainingJobStatus.STOPPING or not trains
+    return _duty(DutyKind.TAKEN_OVER, Urgency.NOW if is_undone else Urgency.OPTIONAL, ActionKind.HAND_BACK, since=since)
+
+
+def _of_fleet(fleet: FleetFacts) -> Iterator[Duty]:
+    if fleet.status is FleetStatus.FROZEN:
+        drift = tuple(
+            DutyAction(kind=ActionKind.CORRECT_GROUP, urgency=Urgency.NOW, setting=each) for each in fleet.drift
+        )
+        see = DutyAction(kind=ActionKind.DESCRIBE_FLEET, urgency=Urgency.NOW)
+        yield Duty(kind=DutyKind.FLEET_FROZEN, urgency=Urgency.NOW, actions=drift or (see,))
+    elif fleet.is_launch_suspended and fleet.status is FleetStatus.ACTIVE:
+        yield _duty(DutyKind.LAUNCHES_SUSPENDED, Urgency.NOW, ActionKind.RESUME_LAUNCHES)
+
+
+def _of_nodes(held: Sequence[HeldNode]) -> Iterator[Duty]:
+    actions = tuple(DutyAction(kind=ActionKind.DECIDE_NODE, urgency=Urgency.LATER, node=each) for each in held)
+    if actions:
+        yield Duty(kind=DutyKind.HELD_NODES, urgency=Urgency.LATER, actions=actions)
+
+
+def _of_shortage(facts: JobFacts, wait: CapacityWait, now: float) -> Duty:
+    """Return the choices of a person while AWS launches no instance: continue on fewer nodes, or pause the job."""
+    is_decision = is_long(wait, now) and facts.recovery is not None
+    return Duty(
+        kind=DutyKind.CAPACITY_WAIT,
+        urgency=Urgency.LATER if is_decision else Urgency.OPTIONAL,
+        actions=choices(wait, facts.node_count, facts.least_node_count, is_long=is_decision),
+        next_attempt_at=wait.next_attempt_at,
+        is_recovering=facts.recovery is not None,
+    )
+
+
+def choices(wait: CapacityWait, node_count: int, least_node_count: int, *, is_long: bool) -> tuple[DutyAction, ...]:
+    """Return what a person can do instead of waiting for instances: continue on fewer nodes, or pause the job.
+
+    `is_long`: whether Everstep asks for a decision, because the next attempt is far away.
+    """
+    urgency = Urgency.LATER if is_long else Urgency.OPTIONAL
+    left = node_count - wait.missing_count
+    shrink = DutyAction(kind=ActionKind.SHRINK, urgency=urgency, node_count=left, is_recommended=is_long)
+    pause = DutyAction(kind=ActionKind.PAUSE, urgency=urgency)
+    return (shrink, pause) if 0 < left < least_node_count else (pause,)
+
+
+def _of_recovery(recovery: Recovery) -> Iterator[Duty]:
+    limit = recovery.late_after_seconds
+    if recovery.elapsed_seconds > limit:
+        first = ActionKind.DESCRIBE_FLEET if recovery.phase is IncidentPhase.REPLACE else ActionKind.READ_LOGS
+        late = _duty(DutyKind.RECOVERY_LATE, Urgency.NOW, first, ActionKind.LIST_EVENTS)
+        yield replace(late, limit_seconds=limit, usual_seconds=recovery.usual_seconds, is_recovering=True)
+
+
+def _of_progress(facts: JobFacts, now: float) -> Iterator[Duty]:
+    """Yield the duty of a job whose ranks run and make no step. Nothing is known while no agent is connected."""
+    moved = max(facts.moved_at or 0.0, facts.state_since)
+    if not facts.is_heard:
+        return
+    if facts.boundary <= facts.base_step:
+        if now - moved > FIRST_STEP_SECONDS:
+            yield _duty(DutyKind.FIRST_STEP_LATE, Urgency.NOW, ActionKind.READ_LOGS, since=moved)
+    elif now - moved > max(STALLED_SECONDS, STALLED_STEPS / facts.steps_per_second if facts.steps_per_second else 0.0):
+        stop = DutyAction(kind=ActionKind.STOP, urgency=Urgency.OPTIONAL)
+        stalled = _duty(DutyKind.STALLED, Urgency.NOW, ActionKind.READ_LOGS, since=moved)
+        yield replace(stalled, actions=(*stalled.actions, stop))
+
+
+def _of_training(facts: JobFacts, now: float) -> Iterator[Duty]:
+    see, found = ActionKind.SHOW_PROTECTION, facts.protection
+    if found is not None and found.is_by_choice:
+        yield _duty(DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL, see)
+    elif found is not None and found.state is ProtectionState.UNPROTECTED:
+        if facts.boundary > FIRST_STEPS:
+            yield _duty(DutyKind.PROTECTION_LOST, Urgency.NOW, see, since=found.changed_at)
+    elif found is not None and found.state is ProtectionState.DEGRADED:
+        since = max(facts.state_since, found.changed_at or 0.0)
+        lasts = now - since > DEGRADED_SECONDS
+        yield _duty(DutyKind.DEGRADED, Urgency.LATER if lasts else Urgency.OPTIONAL, see, since=since)
+    elif found is not None and not found.is_whole:
+        yield _duty(DutyKind.UNCONFIRMED, Urgency.OPTIONAL, see)
+    elif found is not None and not found.survives_node_loss:
+        yield _duty(DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL, see)
+    if 0 < facts.launched_count < facts.node_count:
+        yield _duty(DutyKind.FEWER_NODES, Urgency.OPTIONAL, ActionKind.DESCRIBE_FLEET)
+    if _is_checkpoint_missing(facts, now):
+        make = ActionKind.CREATE_CHECKPOINT if facts.checkpoints.is_scheduled else ActionKind.SET_CHECKPOINTS
+        yield _duty(DutyKind.NO_CHECKPOINT, Urgency.LATER, make, since=facts.checkpoints.newest_at or facts.started_at)
+
+
+def _is_checkpoint_missing(facts: JobFacts, now: float) -> bool:
+    """Return whether the newest checkpoint is older than the job's settings and `UNSAVED_SECONDS` permit."""
+    kept = facts.checkpoints
+    since = kept.newest_at or facts.started_at
+    if not kept.are_stored or since is None:
+        return False
+    steps = facts.max_boundary - (kept.newest_step or FIRST_STEP)
+    if steps < OVERDUE_FACTOR * kept.every_steps or steps <= 0:
+        return False
+    if kept.interval_seconds is not None and now - since < OVERDUE_FACTOR * kept.interval_seconds:
+        return False
+    return steps >= UNSAVED_STEPS or now - since >= UNSAVED_SECONDS
+
+
+def _duty(kind: DutyKind, urgency: Urgency, *actions: ActionKind, since: float | None = None) -> Duty:
+    return Duty(
+        kind=kind,
+        urgency=urgency,
+        actions=tuple(DutyAction(kind=each, urgency=urgency) for each in actions),
+        since=since,
+    )

@@ -1,0 +1,387 @@
+"""The status, the protection and the duty of jobs and fleets, from the database and the agents' newest reports.
+
+    rows of jobs, fleets, nodes, incidents, checkpoints ─┐
+    agents that are connected now ───────────────────────┼──▶ Standing of each job, with its `Duty` ──▶ every answer
+    the time ────────────────────────────────────────────┘
+
+Invariant: only this module derives the API's status of a job from its stored state, with `core.states`. The number of
+queries does not depend on the number of jobs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy.orm import Session
+
+from control_plane.accounts.duties import Subject
+from control_plane.core import duties, incidents, states
+from control_plane.core.duties import Checkpoints, Duty, FleetFacts, HeldNode, JobFacts, Protection, Recovery
+from control_plane.core.observed.causes import LacksInstances, Reason
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.spans import Bucket
+from control_plane.core.states import (
+    INCIDENT_PHASES,
+    FleetStatus,
+    JobState,
+    ProtectionState,
+    SecondaryStatus,
+    TrainingJobStatus,
+)
+from control_plane.core.strategies import Strategy
+from control_plane.db import checkpoints, fleets, implications, jobs, nodes, protection
+from control_plane.db import incidents as db_incidents
+from control_plane.db.fleets import FleetRecord
+from control_plane.db.incidents import SavedIncident
+from control_plane.db.jobs import SavedJob
+from control_plane.db.nodes import SavedNode
+from control_plane.db.protection import ShardTotals
+from control_plane.loop.agents import AgentView
+from control_plane.loop.records import (
+    final_checkpoint_of,
+    generation_node_count,
+    job_record,
+    lapse_of,
+    repeat_choice_of,
+    store_wait_of,
+)
+from everstep.protocol.ids import FIRST_STEP, NodeId, Step
+
+_MICRO = 1_000_000
+_LEAST_SECONDS, _LEAST_STEPS = 30.0, 10
+"""A job's mean rate is meaningful from this training time and this number of steps on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The duty of a job or a fleet, with the names that its sentences and the service's lists contain."""
+
+    duty: Duty
+    subject: Subject
+    fleet_name: str
+    project: str
+    job_name: str = ""
+    """Name of the job. Empty for a fleet."""
+    run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStanding(Standing):
+    """What a list of jobs states about one job, in addition to its row."""
+
+    node_ids: tuple[str, ...]
+    healthy_count: int
+    protection_state: ProtectionState | None
+    """None while no agent holds a snapshot of the job."""
+    survives_node_loss: bool | None
+
+
+def everything(
+    session: Session, agents: Mapping[NodeId, AgentView], now: float, *, also: Collection[str] = ()
+) -> dict[str, Standing]:
+    """Return the standing of each fleet, of each unfinished job and of each job that failed a short time ago.
+
+    The key is `fleet/` and the name, or `job/` and the run id. Only these can need a person. `also` contains run ids of
+    ended jobs that the result contains too.
+    """
+    failed_after = datetime.fromtimestamp(now - duties.FAILED_SECONDS, UTC)
+    shown = (*jobs.unfinished(session), *jobs.ended(session, failed_after=failed_after, also=also))
+    of_fleet, of_job = of_fleets(session, fleets.every(session)), of_jobs(session, shown, agents, now)
+    found: dict[str, Standing] = {f"fleet/{name}": each for name, each in of_fleet.items()}
+    return found | {f"job/{run_id}": each for run_id, each in of_job.items()}
+
+
+def of_fleets(session: Session, shown: Sequence[FleetRecord]) -> dict[str, Standing]:
+    """Return the standing of several fleets, by name."""
+    held = _held_by_fleet(nodes.held(session))
+    found = {}
+    for fleet in shown:
+        facts = _fleet_facts(fleet, held.get(fleet.name, ()))
+        duty, subject = duties.of_fleet(facts), Subject(fleet=facts)
+        found[fleet.name] = Standing(duty=duty, subject=subject, fleet_name=fleet.name, project=fleet.project)
+    return found
+
+
+def of_jobs(
+    session: Session, shown: Sequence[SavedJob], agents: Mapping[NodeId, AgentView], now: float
+) -> dict[str, JobStanding]:
+    """Return the standing of several jobs, by run id.
+
+    Args:
+        session: from `Database.read` or `Database.write`.
+        shown: the jobs, in any state.
+        agents: agents that are connected to any server now.
+        now: Unix seconds.
+
+    Returns:
+        One entry for each job.
+    """
+    runs = [job.run_id for job in shown if job.ended_at is None]
+    with_memory = {job.run_id: job.generation for job in shown if holds_memory(job)}
+    totals = protection.totals(session, with_memory) if with_memory else {}
+    members = nodes.by_run(session, runs) if runs else {}
+    kept = checkpoints.newest_of(session, [job.run_id for job in shown if _needs_checkpoint(job)])
+    held = _held_by_run(session, runs)
+    facts_of = {fleet.name: _fleet_facts(fleet, ()) for fleet in fleets.every(session)}
+    recovering = [job.run_id for job in shown if job.ended_at is None and job.memo.get("incident") is not None]
+    earlier = _by_run(db_incidents.closed_of(session, recovering)) if recovering else {}
+    found = {}
+    for job in shown:
+        node_ids, is_held, record = members.get(job.run_id, ()), job.run_id in with_memory, job_record(job)
+        # A user may have deleted the fleet of a job that has ended.
+        fleet = facts_of.get(job.fleet_name) or FleetFacts(
+            name=job.fleet_name, auto_scaling_group_name="", status=FleetStatus.ACTIVE
+        )
+        healthy = healthy_count(node_ids, agents)
+        state = listed_protection(job, totals.get(job.run_id)) if is_held else None
+        survives = survives_node_loss(job, totals.get(job.run_id)) if is_held else None
+        launched, lapse = generation_node_count(job), lapse_of(job)
+        facts = JobFacts(
+            name=job.name,
+            fleet=fleet,
+            state=record.state,
+            status=status_of(job),
+            secondary=secondary_status_of(job),
+            state_since=record.state_since,
+            started_at=record.started_at,
+            ended_at=record.ended_at,
+            taken_over_at=None if job.taken_over_at is None else job.taken_over_at.timestamp(),
+            left_alone=bool(record.left_alone),
+            boundary=record.boundary,
+            base_step=record.base_step,
+            max_boundary=record.max_boundary,
+            moved_at=_moved_at(record),
+            is_heard=any(node_id in agents for node_id in node_ids),
+            steps_per_second=_rate(record),
+            recovery=_recovery(record, earlier.get(job.run_id, ()), now),
+            wait=None if record.ended_at is not None else record.capacity_wait,
+            node_count=job.spec.node_count,
+            least_node_count=job.spec.min_node_count or job.spec.node_count,
+            launched_count=launched,
+            protection=None
+            if state is None
+            else Protection(
+                state=state,
+                survives_node_loss=bool(survives),
+                is_whole=healthy >= max(launched, len(node_ids)),
+                is_by_choice=job.spec.checkpoint_strategy is not Strategy.EVERSTEP,
+                changed_at=lapse.since if lapse is not None else _changed_at(totals.get(job.run_id)),
+            ),
+            checkpoints=_checkpoints(job, kept.get(job.run_id)),
+            held=held.get(job.run_id, ()),
+            store_unreachable_since=None if (blocked := store_wait_of(job)) is None else blocked.since,
+            work_to_repeat=repeat_choice_of(job),
+        )
+        found[job.run_id] = JobStanding(
+            duty=duties.of_job(facts, now),
+            subject=Subject(
+                fleet=fleet,
+                job=job.name,
+                person=job.taken_over_by if job.taken_over_at is not None else "",
+                wait=facts.wait,
+                is_waiting=record.state in (JobState.QUEUED, JobState.ALLOCATING),
+            ),
+            fleet_name=job.fleet_name,
+            project=job.project,
+            job_name=job.name,
+            run_id=job.run_id,
+            node_ids=node_ids,
+            healthy_count=healthy,
+            protection_state=state,
+            survives_node_loss=survives,
+        )
+    return found
+
+
+def _fleet_facts(fleet: FleetRecord, held: tuple[HeldNode, ...]) -> FleetFacts:
+    return FleetFacts(
+        name=fleet.name,
+        auto_scaling_group_name=fleet.auto_scaling_group_name,
+        status=FleetStatus.DELETING if fleet.delete_requested_at is not None else FleetStatus(fleet.state),
+        drift=fleet.drift,
+        is_launch_suspended=any(_is_suspended_by_person(each) for each in fleet.reasons),
+        price_usd_per_hour=fleet.price_usd_per_hour,
+        held=held,
+    )
+
+
+def _is_suspended_by_person(reason: Reason) -> bool:
+    return (
+        isinstance(reason, LacksInstances)
+        and reason.because.suspension is not None
+        and not reason.because.is_suspension_administrative
+    )
+
+
+def _held_node(node: SavedNode) -> HeldNode:
+    assert node.hold is not None
+    return HeldNode(node_id=node.id, hold=Hold(node.hold), reason=node.reason)
+
+
+def _held_by_fleet(held: Sequence[SavedNode]) -> dict[str, tuple[HeldNode, ...]]:
+    found: defaultdict[str, list[HeldNode]] = defaultdict(list)
+    for node in held:
+        found[node.fleet_name].append(_held_node(node))
+    return {name: tuple(each) for name, each in found.items()}
+
+
+def _held_by_run(session: Session, runs: Sequence[str]) -> dict[str, tuple[HeldNode, ...]]:
+    """Return the held nodes that incidents of unfinished jobs involved, by run id."""
+    held = {node.id: _held_node(node) for node in nodes.held(session)} if runs else {}
+    found: defaultdict[str, list[HeldNode]] = defaultdict(list)
+    for run_id, node_id in implications.runs_of(session, held) if held else ():
+        if run_id in runs:
+            found[run_id].append(held[node_id])
+    return {run_id: tuple(each) for run_id, each in found.items()}
+
+
+def _by_run(found: Sequence[SavedIncident]) -> dict[str, tuple[SavedIncident, ...]]:
+    runs: defaultdict[str, list[SavedIncident]] = defaultdict(list)
+    for each in found:
+        runs[each.run_id].append(each)
+    return {run_id: tuple(each) for run_id, each in runs.items()}
+
+
+def _moved_at(record: JobRecord) -> float | None:
+    """Return when training last moved. Time without a control plane counts, because nobody observed it."""
+    absence = None if record.unwatched is None else record.unwatched[1]
+    committed = record.committed_at if record.committed > record.base_step else None
+    moments = [at for at in (record.boundary_at, record.stepped_at, committed, absence) if at is not None]
+    return max(moments, default=None)
+
+
+def _rate(record: JobRecord) -> float | None:
+    seconds = record.microseconds.get(Bucket.TRAIN, 0) / _MICRO
+    is_known = seconds >= _LEAST_SECONDS and record.max_boundary >= _LEAST_STEPS
+    return record.max_boundary / seconds if is_known else None
+
+
+def _recovery(record: JobRecord, earlier: Sequence[SavedIncident], now: float) -> Recovery | None:
+    incident = record.incident
+    if incident is None or incident.closed_at is not None or record.ended_at is not None:
+        return None
+    phase = INCIDENT_PHASES[incident.state]
+    key = f"{phase}_seconds"
+    lengths = (getattr(each, key) for each in earlier if each.cause == incident.cause.value)
+    return Recovery(
+        phase=phase,
+        elapsed_seconds=incidents.phase_seconds(incident, now)[key],
+        earlier_seconds=tuple(seconds for seconds in lengths if seconds),
+    )
+
+
+def _needs_checkpoint(job: SavedJob) -> bool:
+    """Return whether the duty of a job depends on its checkpoints: it may train without one, or it failed."""
+    return job.state in (JobState.RUNNING, JobState.FAILED)
+
+
+def _checkpoints(job: SavedJob, newest: tuple[int, datetime] | None) -> Checkpoints:
+    spec = job.spec
+    initial = None if spec.initial is None else Step(spec.initial.step)
+    is_scheduled = bool(spec.checkpoint_every_steps or spec.checkpoint_interval_seconds or spec.checkpoint_max_overhead)
+    return Checkpoints(
+        newest_step=initial if newest is None else Step(newest[0]),
+        newest_at=None if newest is None else newest[1].timestamp(),
+        every_steps=spec.checkpoint_every_steps,
+        interval_seconds=spec.checkpoint_interval_seconds,
+        is_scheduled=is_scheduled,
+        are_stored=spec.checkpoint_strategy is not Strategy.NONE,
+    )
+
+
+def _changed_at(totals: ShardTotals | None) -> float | None:
+    return None if totals is None or totals.changed_at is None else totals.changed_at.timestamp()
+
+
+def status_of(job: SavedJob) -> TrainingJobStatus:
+    """Return the job's status in SageMaker's terms, the API field `TrainingJobStatus`."""
+    return states.training_job_status(JobState(job.state), is_stop_requested=job.stop_requested_at is not None)
+
+
+def secondary_status_of(job: SavedJob) -> SecondaryStatus:
+    """Return the job's more detailed status in SageMaker's terms, the API field `SecondaryStatus`."""
+    return states.secondary_status(
+        JobState(job.state),
+        has_started=job.started_at is not None,
+        has_stepped=job.max_boundary > FIRST_STEP,
+        is_stepping=job.boundary > job.base_step,
+        is_stop_requested=job.stop_requested_at is not None,
+        is_pause_requested=job.pause_requested_at is not None,
+        has_older_checkpoint=has_older_checkpoint(job),
+    )
+
+
+def has_older_checkpoint(job: SavedJob) -> bool:
+    """Return whether the final checkpoint of a job lies before its last step."""
+    final = final_checkpoint_of(job)
+    return final is not None and final < job.boundary
+
+
+def healthy_count(node_ids: Collection[str], agents: Mapping[NodeId, AgentView]) -> int:
+    """Return how many of the given nodes are healthy.
+
+    A node is healthy if its agent is connected and reports no fault of the node.
+    """
+    views = (agents.get(NodeId(node_id)) for node_id in node_ids)
+    return sum(view is not None and (view.report is None or not view.report.faults) for view in views)
+
+
+def holds_memory(job: SavedJob) -> bool:
+    """Return whether agents hold a job's snapshots: the job was launched, and is neither ended nor paused."""
+    return job.generation > 0 and job.state not in states.ENDED_JOBS and not is_paused(job)
+
+
+def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionState:
+    """Return a job's protection state for a list of jobs, from the totals of its shards.
+
+    The result equals the state that `protection` computes from the single shards.
+
+    Args:
+        job: a job for which `holds_memory` is true.
+        totals: totals of its newest generation, or None if no shard was reported.
+
+    Returns:
+        The protection state.
+    """
+    is_everstep = job.spec.checkpoint_strategy is Strategy.EVERSTEP
+    if job.committed_step < 0 or totals is None or not is_everstep or lapse_of(job) is not None:
+        return ProtectionState.UNPROTECTED
+    size = job.spec.parity_group_size
+    has_holders = (
+        totals.fewest_in_view >= job.spec.copies
+        if size is None
+        else totals.fewest_in_view >= size and totals.most_out_of_view == 0
+    )
+    is_whole = (
+        totals.shard_count >= world_size(job) and totals.least_committed >= 0 and has_holders and not totals.has_reason
+    )
+    return ProtectionState.PROTECTED if is_whole else ProtectionState.DEGRADED
+
+
+def survives_node_loss(job: SavedJob, totals: ShardTotals | None) -> bool:
+    """Return whether memory keeps every shard of a job after the loss of any one node.
+
+    Args:
+        job: a job for which `holds_memory` is true.
+        totals: totals of its newest generation, or None if no shard was reported.
+
+    Returns:
+        True if no loss of a single node loses a shard. False also while a rank has reported no committed step.
+    """
+    if totals is None or totals.shard_count < world_size(job) or totals.least_committed < 0:
+        return False
+    size = job.spec.parity_group_size
+    return totals.fewest_in_view >= 2 if size is None else totals.most_out_of_view == 0
+
+
+def world_size(job: SavedJob) -> int:
+    """Return the number of ranks of the newest generation. It can differ between generations of an elastic job."""
+    return generation_node_count(job) * job.spec.ranks_per_node
+
+
+def is_paused(job: SavedJob) -> bool:
+    return job.started_at is not None and job.state in (JobState.QUEUED, JobState.ALLOCATING)

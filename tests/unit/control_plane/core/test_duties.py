@@ -1,0 +1,288 @@
+"""What a person has to do: one duty for each situation, from stored facts and the time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from control_plane.accounts.duties import Subject, action, explanation, sentence
+from control_plane.core.duties import (
+    NOTHING,
+    ActionKind,
+    Checkpoints,
+    Duty,
+    DutyKind,
+    FleetFacts,
+    HeldNode,
+    JobFacts,
+    Protection,
+    Recovery,
+    Urgency,
+    of_fleet,
+    of_job,
+)
+from control_plane.core.observed.causes import NOTHING as CAUSELESS
+from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.steps import RepeatChoice
+from control_plane.core.states import (
+    FleetStatus,
+    IncidentPhase,
+    JobState,
+    ProtectionState,
+    SecondaryStatus,
+    TrainingJobStatus,
+)
+from everstep.protocol.ids import Generation, Step
+
+NOW = 1_800_000_000.0
+REPEAT = RepeatChoice(
+    base_step=Step(200), newest_step=Step(900), after=Generation(1), seconds=3_600.0, since=NOW, is_stored=True
+)
+FLEET = FleetFacts(name="estuary", auto_scaling_group_name="estuary-asg", status=FleetStatus.ACTIVE)
+HELD = HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=CAUSELESS)
+TRAINING = JobFacts(
+    name="atlas",
+    fleet=FLEET,
+    state=JobState.RUNNING,
+    status=TrainingJobStatus.IN_PROGRESS,
+    secondary=SecondaryStatus.TRAINING,
+    state_since=NOW - 900,
+    started_at=NOW - 1800,
+    boundary=Step(612),
+    max_boundary=Step(612),
+    moved_at=NOW - 1,
+    steps_per_second=2.0,
+    node_count=3,
+    least_node_count=3,
+    launched_count=3,
+    protection=Protection(state=ProtectionState.PROTECTED),
+    checkpoints=Checkpoints(newest_step=Step(600), newest_at=NOW - 10, every_steps=60),
+)
+RECOVERING = replace(
+    TRAINING,
+    state=JobState.PREPARING,
+    secondary=SecondaryStatus.RESTARTING,
+    recovery=Recovery(phase=IncidentPhase.REPLACE, elapsed_seconds=20.0),
+    protection=None,
+)
+WAIT = CapacityWait(missing_count=1, message="no capacity", failed_count=5, next_attempt_at=NOW + 600)
+
+
+def duty(facts: JobFacts = TRAINING, now: float = NOW, **changes: Any) -> tuple[DutyKind, Urgency]:
+    """Return the kind and the urgency of the duty for a job with some facts changed."""
+    found = of_job(replace(facts, **changes), now)
+    return found.kind, found.urgency
+
+
+def protected(**changes: Any) -> Protection:
+    return replace(Protection(state=ProtectionState.PROTECTED), **changes)
+
+
+def test_a_job_that_trains_with_all_copies_needs_nobody() -> None:
+    assert of_job(TRAINING, NOW) == NOTHING
+    assert duty(RECOVERING) == (DutyKind.NOTHING, Urgency.NONE)
+    assert sentence(NOTHING, Subject(fleet=FLEET)) == "Nothing to do."
+
+
+def test_a_failed_job_needs_a_person_for_a_day() -> None:
+    failed = replace(TRAINING, status=TrainingJobStatus.FAILED, state=JobState.FAILED, ended_at=NOW)
+    assert duty(failed, NOW + 86_399) == (DutyKind.JOB_FAILED, Urgency.NOW)
+    assert duty(failed, NOW + 86_400) == (DutyKind.JOB_FAILED, Urgency.OPTIONAL)
+    assert duty(failed, status=TrainingJobStatus.COMPLETED, state=JobState.COMPLETED) == (
+        DutyKind.NOTHING,
+        Urgency.NONE,
+    )
+    assert [each.step for each in of_job(failed, NOW).actions] == [600], "the job continues from its checkpoint"
+
+
+def test_a_job_that_has_ended_has_no_other_duty() -> None:
+    ended = replace(TRAINING, ended_at=NOW, status=TrainingJobStatus.STOPPED, held=(HELD,), taken_over_at=NOW)
+    assert duty(ended) == (DutyKind.NOTHING, Urgency.NONE)
+
+
+def test_a_takeover_is_urgent_once_a_failure_waits_for_the_person() -> None:
+    assert duty(taken_over_at=NOW) == (DutyKind.TAKEN_OVER, Urgency.OPTIONAL)
+    for undone in (
+        {"left_alone": True},
+        {"status": TrainingJobStatus.STOPPING},
+        {"secondary": SecondaryStatus.PAUSING},
+        {"state": JobState.PREPARING},
+    ):
+        assert duty(taken_over_at=NOW, **undone) == (DutyKind.TAKEN_OVER, Urgency.NOW), undone
+
+
+def test_a_person_decides_about_a_long_wait_for_capacity() -> None:
+    long = of_job(replace(RECOVERING, wait=WAIT), NOW)
+    assert (long.kind, long.urgency) == (DutyKind.CAPACITY_WAIT, Urgency.LATER)
+    assert [(each.kind, each.node_count, each.is_recommended) for each in long.actions] == [
+        (ActionKind.SHRINK, 2, True),
+        (ActionKind.PAUSE, None, False),
+    ]
+    short = replace(WAIT, next_attempt_at=NOW + 299)
+    assert duty(RECOVERING, wait=short) == (DutyKind.CAPACITY_WAIT, Urgency.OPTIONAL)
+    queued = replace(TRAINING, state=JobState.ALLOCATING, secondary=SecondaryStatus.STARTING, wait=WAIT)
+    assert duty(queued) == (DutyKind.CAPACITY_WAIT, Urgency.OPTIONAL), "a job that never trained loses nothing"
+    assert of_job(replace(RECOVERING, wait=WAIT, least_node_count=2), NOW).actions[0].kind is ActionKind.PAUSE
+
+
+@pytest.mark.parametrize(
+    ("earlier", "late_after"), [((), 300.0), ((20.0, 60.0, 40.0), 120.0), ((2.0,), 30.0), ((40.0, 90.0), 120.0)]
+)
+def test_a_phase_of_a_recovery_is_late_far_beyond_its_usual_length(
+    earlier: tuple[float, ...], late_after: float
+) -> None:
+    def after(seconds: float) -> tuple[DutyKind, Urgency]:
+        recovery = Recovery(phase=IncidentPhase.RESTORE, elapsed_seconds=seconds, earlier_seconds=earlier)
+        return duty(RECOVERING, recovery=recovery)
+
+    assert after(late_after) == (DutyKind.NOTHING, Urgency.NONE)
+    assert after(late_after + 1) == (DutyKind.RECOVERY_LATE, Urgency.NOW)
+
+
+def test_a_job_is_stalled_after_a_minute_or_ten_usual_steps_without_a_step() -> None:
+    assert duty(now=NOW + 59) == (DutyKind.NOTHING, Urgency.NONE)
+    assert duty(now=NOW + 60) == (DutyKind.STALLED, Urgency.NOW)
+    assert duty(now=NOW + 99, steps_per_second=0.1) == (DutyKind.NOTHING, Urgency.NONE)
+    assert duty(now=NOW + 100, steps_per_second=0.1) == (DutyKind.STALLED, Urgency.NOW)
+    assert duty(now=NOW + 3600, steps_per_second=None) == (DutyKind.STALLED, Urgency.NOW)
+
+
+def test_nothing_is_known_about_steps_while_no_agent_is_connected() -> None:
+    assert duty(now=NOW + 600, is_heard=False) == (DutyKind.NOTHING, Urgency.NONE)
+
+
+def test_the_first_step_of_a_launch_may_take_ten_minutes() -> None:
+    started = replace(
+        TRAINING,
+        secondary=SecondaryStatus.STARTING,
+        boundary=Step(0),
+        base_step=Step(0),
+        moved_at=None,
+        state_since=NOW,
+    )
+    assert duty(started, NOW + 600) == (DutyKind.NOTHING, Urgency.NONE)
+    assert duty(started, NOW + 601) == (DutyKind.FIRST_STEP_LATE, Urgency.NOW)
+
+
+def test_a_running_job_without_a_step_in_memory_is_urgent_after_its_first_steps() -> None:
+    lost = protected(state=ProtectionState.UNPROTECTED)
+    assert duty(protection=lost) == (DutyKind.PROTECTION_LOST, Urgency.NOW)
+    assert duty(protection=lost, boundary=Step(3)) == (DutyKind.NOTHING, Urgency.NONE)
+    by_choice = replace(lost, is_by_choice=True)
+    assert duty(protection=by_choice) == (DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL), "the user chose the strategy"
+
+
+def test_a_degraded_job_never_has_nothing_to_do() -> None:
+    degraded = protected(state=ProtectionState.DEGRADED, changed_at=NOW)
+    assert duty(protection=degraded, now=NOW, moved_at=NOW) == (DutyKind.DEGRADED, Urgency.OPTIONAL)
+    later = NOW + 601
+    assert duty(protection=degraded, now=later, moved_at=later) == (DutyKind.DEGRADED, Urgency.LATER)
+    assert duty(protection=protected(is_whole=False)) == (DutyKind.UNCONFIRMED, Urgency.OPTIONAL)
+    assert duty(protection=protected(survives_node_loss=False)) == (DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL)
+    assert duty(launched_count=2) == (DutyKind.FEWER_NODES, Urgency.OPTIONAL)
+
+
+def test_a_job_of_many_steps_without_a_checkpoint_has_a_duty() -> None:
+    never = Checkpoints(is_scheduled=False)
+    unsaved = replace(TRAINING, max_boundary=Step(48_210), boundary=Step(48_210), checkpoints=never)
+    found = of_job(unsaved, NOW)
+    assert (found.kind, found.urgency) == (DutyKind.NO_CHECKPOINT, Urgency.LATER)
+    assert [each.kind for each in found.actions] == [ActionKind.SET_CHECKPOINTS]
+    assert duty(unsaved, checkpoints=replace(never, are_stored=False)) == (DutyKind.NOTHING, Urgency.NONE)
+
+
+@pytest.mark.parametrize(
+    ("kept", "steps", "seconds", "is_missing"),
+    [
+        (Checkpoints(), 9_999, 3_599, False),
+        (Checkpoints(), 10_000, 10, True),
+        (Checkpoints(), 1, 3_600, True),
+        (Checkpoints(), 0, 7_200, False),
+        (Checkpoints(every_steps=6_000), 11_999, 7_200, False),
+        (Checkpoints(every_steps=6_000), 12_000, 7_200, True),
+        (Checkpoints(interval_seconds=7_200.0), 20_000, 14_399, False),
+        (Checkpoints(interval_seconds=7_200.0), 20_000, 14_400, True),
+    ],
+)
+def test_a_checkpoint_is_missing_after_an_hour_or_twice_its_interval(
+    kept: Checkpoints, steps: int, seconds: float, is_missing: bool
+) -> None:
+    facts = replace(TRAINING, checkpoints=kept, max_boundary=Step(steps), started_at=NOW - seconds)
+    assert (of_job(facts, NOW).kind is DutyKind.NO_CHECKPOINT) == is_missing
+    later = replace(facts, checkpoints=replace(kept, newest_at=NOW - seconds, newest_step=Step(0)), started_at=0.0)
+    assert (of_job(later, NOW).kind is DutyKind.NO_CHECKPOINT) == is_missing
+
+
+def test_a_frozen_fleet_and_suspended_launches_are_duties_of_the_fleet_and_of_its_jobs() -> None:
+    frozen = replace(FLEET, status=FleetStatus.FROZEN, drift=("AZRebalance is on",))
+    assert (of_fleet(frozen).kind, of_fleet(frozen).urgency) == (DutyKind.FLEET_FROZEN, Urgency.NOW)
+    assert [each.setting for each in of_fleet(frozen).actions] == ["AZRebalance is on"]
+    assert duty(fleet=frozen) == (DutyKind.FLEET_FROZEN, Urgency.NOW)
+    assert of_job(replace(RECOVERING, fleet=frozen), NOW).is_recovering
+    suspended = replace(FLEET, is_launch_suspended=True)
+    assert of_fleet(suspended).kind is DutyKind.LAUNCHES_SUSPENDED
+    assert duty(fleet=suspended) == (DutyKind.LAUNCHES_SUSPENDED, Urgency.NOW)
+    assert of_fleet(replace(suspended, status=FleetStatus.DELETING)) == NOTHING
+
+
+def test_held_nodes_wait_for_a_person_without_hurry() -> None:
+    assert duty(held=(HELD,)) == (DutyKind.HELD_NODES, Urgency.LATER)
+    assert of_fleet(replace(FLEET, held=(HELD,))).urgency is Urgency.LATER
+    urgent = of_job(replace(TRAINING, held=(HELD,), protection=protected(state=ProtectionState.UNPROTECTED)), NOW)
+    assert [each.kind for each in urgent.actions] == [ActionKind.SHOW_PROTECTION, ActionKind.DECIDE_NODE]
+
+
+def test_consent_and_an_unreachable_store_are_urgent() -> None:
+    waiting = replace(RECOVERING, store_unreachable_since=NOW - 60)
+    assert duty(waiting) == (DutyKind.STORE_UNREACHABLE, Urgency.NOW)
+    assert duty(waiting, work_to_repeat=REPEAT) == (DutyKind.CONSENT_TO_REPEAT, Urgency.NOW)
+
+
+def test_a_paused_job_waits_for_its_person_only() -> None:
+    assert duty(state=JobState.QUEUED, secondary=SecondaryStatus.PAUSED) == (DutyKind.PAUSED, Urgency.OPTIONAL)
+    assert duty(status=TrainingJobStatus.STOPPING) == (DutyKind.NOTHING, Urgency.NONE)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DutyKind if kind is not DutyKind.NOTHING])
+@pytest.mark.parametrize("urgency", [Urgency.NOW, Urgency.LATER, Urgency.OPTIONAL])
+def test_every_duty_has_one_sentence_and_an_explanation(kind: DutyKind, urgency: Urgency) -> None:
+    subject = Subject(fleet=FLEET, job="atlas", wait=WAIT)
+    example = of_job(replace(RECOVERING, wait=WAIT), NOW) if kind is DutyKind.CAPACITY_WAIT else NOTHING
+    found = replace(example, kind=kind, urgency=urgency, actions=example.actions or of_fleet(_HELD_FLEET).actions)
+    found = replace(found, limit_seconds=120.0, since=NOW)
+    text = sentence(found, subject)
+    assert text.endswith("."), text
+    assert text != "Nothing to do."
+    assert ". " not in text
+    assert kind is DutyKind.HELD_NODES or explanation(found, subject)
+
+
+_HELD_FLEET = replace(FLEET, held=(HELD,))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ActionKind if kind is not ActionKind.READ_SERVER_LOG])
+def test_every_action_has_words_and_a_command_with_all_names(kind: ActionKind) -> None:
+    node = HELD if kind is ActionKind.DECIDE_NODE else None
+    base = of_fleet(_HELD_FLEET).actions[0]
+    base = replace(base, repeat=REPEAT if kind is ActionKind.REPEAT_WORK else None)
+    words = action(replace(base, kind=kind, node=node, node_count=2, setting="x"), Subject(fleet=FLEET, job="atlas"))
+    assert words.words.endswith(".")
+    assert words.command
+    assert "{" not in words.words + words.command
+
+
+def test_the_words_of_a_long_wait_offer_the_choice() -> None:
+    subject = Subject(fleet=FLEET, job="atlas", wait=WAIT)
+
+    def words(found: Duty) -> str:
+        return sentence(found, subject)
+
+    long = of_job(replace(RECOVERING, wait=WAIT), NOW)
+    assert words(long) == "Decide: wait for the next attempt at 08:10:00 UTC, or (recommended) continue on 2 nodes."
+    pause = replace(long, actions=long.actions[1:])
+    assert words(pause) == "Decide: wait for the next attempt at 08:10:00 UTC (recommended), or pause the job."
+    short = replace(long, urgency=Urgency.OPTIONAL)
+    assert words(short) == "You need not act: Everstep tries again at 08:10:00 UTC."
