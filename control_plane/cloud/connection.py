@@ -218,8 +218,6 @@ def translated() -> Iterator[None]:
     except (BotoCoreError, HTTPError, HTTPException, OSError) as error:
         # BotoCoreError includes connection errors and timeouts. While a body is read, urllib3's errors also get here.
         raise CloudUnavailable(str(error)) from error
-    except (KeyError, TypeError, ValueError) as error:
-        raise GarbledAnswer(f"an answer of AWS lacks a field or has an invalid one: {error!r}") from error
 
 
 def from_client_error(error: ClientError) -> CloudError:

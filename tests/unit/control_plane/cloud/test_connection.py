@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http.client import IncompleteRead
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
+from urllib3.exceptions import ProtocolError
 
 from control_plane.cloud import errors
 from control_plane.cloud.aws import SETTINGS_TTL_SECONDS, AwsOperator, _failures_since_success
@@ -31,6 +33,7 @@ from control_plane.cloud.errors import (
     CapacityError,
     CloudError,
     CloudUnavailable,
+    GarbledAnswer,
     InvalidRequest,
     NoCredentials,
     NotFound,
@@ -82,7 +85,11 @@ def test_every_answer_has_its_kind(error: ClientError, kind: type[CloudError]) -
     [
         (EndpointConnectionError(endpoint_url="http://x"), CloudUnavailable),
         (ConnectTimeoutError(endpoint_url="http://x"), CloudUnavailable),
-        (ResponseParserError("an HTML page"), CloudUnavailable),
+        (ResponseParserError("an HTML page"), GarbledAnswer),
+        (TimeoutError("while the body was read"), CloudUnavailable),
+        (ConnectionResetError("reset by peer"), CloudUnavailable),
+        (IncompleteRead(b"half"), CloudUnavailable),
+        (ProtocolError("connection broken"), CloudUnavailable),
         (NoCredentialsError(), NoCredentials),
         (PartialCredentialsError(provider="env", cred_var="AWS_SECRET_ACCESS_KEY"), AccessDenied),
         (ParamValidationError(report="bad"), InvalidRequest),
@@ -104,6 +111,7 @@ def test_what_may_be_repeated_is_a_property_of_the_type() -> None:
     assert {kind.__name__ for kind in kinds if kind.retryable} == {
         "Throttled",
         "CloudUnavailable",
+        "GarbledAnswer",
         "ResourceContended",
         "CapacityError",
     }
