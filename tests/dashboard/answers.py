@@ -94,6 +94,7 @@ def answers(world: World) -> Answers:
         add(path, jobs.describe_training_job(name, _CALLER, services))
         add(f"{path}/protection", jobs.describe_protection(name, _CALLER, services))
         add(f"{path}/nodes", jobs.list_training_job_nodes(name, _CALLER, services, max_results=MOST))
+        add(f"{path}/time-spans", jobs.list_time_spans(name, _CALLER, services, max_results=MOST))
         add(f"{path}/checkpoints", jobs.list_checkpoints(name, _CALLER, services, max_results=MOST))
         add(f"{path}/revisions", revisions.list_training_job_revisions(name, _CALLER, services))
         add(f"{path}/notes", notes.list_training_job_notes(name, _CALLER, services))

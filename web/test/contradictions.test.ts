@@ -168,7 +168,7 @@ describe('an incident', () => {
 
 test('a lost node works until its failure, also while it still counts to the job', () => {
   const nodes = ['i-a', 'i-b'].map((NodeId) => ({ NodeId, StartTime: NOW - 800 }))
-  const { lanes } = timeline(job(), [incident()], nodes, NOW)
+  const { lanes } = timeline(job(), [incident()], [], nodes, NOW)
   expect(lanes.find((each) => each.id === 'i-b')!.spans.map((each) => each.to)).toEqual([NOW - 60])
   expect(lanes.find((each) => each.id === 'i-a')!.spans.map((each) => each.to)).toEqual([NOW])
 })

@@ -251,7 +251,7 @@ test.each([
   ['Replacing nodes', { InstanceIds: [], ReplacementInstanceIds: ['i-b'] }],
   ['Replacing nodes', { InstanceIds: ['i-a'], ReplacementInstanceIds: [] }],
   ['Waiting for nodes', { InstanceIds: ['i-a'], ReplacementInstanceIds: [], NodeCountBefore: 4, NodeCountAfter: 3 }],
-  ['Control plane was down', { ControlPlaneAbsentSeconds: 45 }],
+  ['Without a control plane', { ControlPlaneAbsentSeconds: 45 }],
   ['Detecting the failure', { ControlPlaneAbsentSeconds: 20 }],
 ])('a phase has the name of what happened: %s', (name, changes) => {
   page({ ReplaceSeconds: 7, ...changes })
@@ -263,7 +263,7 @@ test.each([
 test('an absence of the control plane has its own color', () => {
   page({ ControlPlaneAbsentSeconds: 45, ReplaceSeconds: 7 })
   const keys = [...document.querySelectorAll<HTMLElement>('.legend .key')].map((key) => key.style.background)
-  expect(keys.slice(0, 2)).toEqual(['var(--b-unaccounted)', 'var(--b-replace)'])
+  expect(keys.slice(0, 3)).toEqual(['var(--b-unaccounted)', 'var(--b-detect)', 'var(--b-replace)'])
 })
 
 test('an open incident shows its phase, and an optional action demands nothing', () => {

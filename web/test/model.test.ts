@@ -143,70 +143,74 @@ describe('the timeline', () => {
     { NodeId: 'i-d', StartTime: NOW - 70, EndTime: NOW - 60 },
   ]
   test('nodes with faults come first; a span ends at a failure or departure', () => {
-    const { lanes } = timeline(job, [incident()], spans, NOW)
-    expect(lanes.map((lane) => lane.id)).toEqual(['job', 'recovery', 'i-a', 'i-b', 'i-c', 'i-d'])
-    expect(lanes[2]).toMatchObject({ spans: [{ from: NOW - 90, to: NOW - 60 }], faults: [{ at: NOW - 60 }] })
-    expect(lanes[3]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 90, NOW]])
-    expect(lanes[4]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 59, NOW]])
-    expect(lanes[5]!.spans.map(({ from, to }) => [from, to])).toEqual([
+    const { lanes } = timeline(job, [incident()], [], spans, NOW)
+    expect(lanes.map((lane) => lane.id)).toEqual(['job', 'i-a', 'i-b', 'i-c', 'i-d'])
+    expect(lanes[1]).toMatchObject({ spans: [{ from: NOW - 90, to: NOW - 60 }], faults: [{ at: NOW - 60 }] })
+    expect(lanes[2]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 90, NOW]])
+    expect(lanes[3]!.spans.map(({ from, to }) => [from, to])).toEqual([[NOW - 59, NOW]])
+    expect(lanes[4]!.spans.map(({ from, to }) => [from, to])).toEqual([
       [NOW - 90, NOW - 80],
       [NOW - 70, NOW - 60],
     ])
   })
   test('a node that failed and stayed works on', () => {
-    const { lanes } = timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: ['i-b'] })], spans, NOW)
-    expect(lanes[2]).toMatchObject({ id: 'i-b', spans: [{ from: NOW - 90, to: NOW }], faults: [{ at: NOW - 60 }] })
+    const { lanes } = timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: ['i-b'] })], [], spans, NOW)
+    expect(lanes[1]).toMatchObject({ id: 'i-b', spans: [{ from: NOW - 90, to: NOW }], faults: [{ at: NOW - 60 }] })
   })
   test('a node that came during a recovery and failed in it is marked where it came', () => {
-    const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-c', 'i-a', 'i-z'] })], spans, NOW)
-    expect(lanes.slice(2, 5).map((lane) => [lane.id, lane.faults[0]!.at])).toEqual([
+    const { lanes } = timeline(job, [incident({ FaultedInstanceIds: ['i-c', 'i-a', 'i-z'] })], [], spans, NOW)
+    expect(lanes.slice(1, 4).map((lane) => [lane.id, lane.faults[0]!.at])).toEqual([
       ['i-c', NOW - 59],
       ['i-a', NOW - 60],
       ['i-z', NOW - 60],
     ])
   })
-  test('the phases of a recovery follow each other', () => {
-    expect(
-      timeline(job, [incident()], spans, NOW).lanes[1]!.spans.map((span) => [
-        span.kind,
-        span.from - NOW,
-        span.to - NOW,
-      ]),
-    ).toEqual([
-      ['detect', -60, -59],
-      ['replace', -59, -57],
-      ['restore', -57, -51],
-      ['rework', -51, -50],
+  test('the spans of the accounting are the lane of the job, and a span within an incident leads to it', () => {
+    const times = [-100, -60, -59, -50]
+    const done = (['train', 'unaccounted', 'restore', 'train'] as const).map((Bucket, index) => ({
+      Bucket,
+      StartTime: NOW + times[index]!,
+      MissingNodeCount: 0,
+      ...(index < 3 && { EndTime: NOW + times[index + 1]! }),
+    }))
+    const [lane] = timeline(job, [incident()], done, spans, NOW).lanes
+    expect(lane!.spans.map((span) => [span.kind, span.word, span.from - NOW, span.to - NOW, span.incidentId])).toEqual([
+      ['train', 'Train', -100, -60, undefined],
+      ['unaccounted', 'Unaccounted', -60, -59, incident().IncidentId],
+      ['restore', 'Restore', -59, -50, incident().IncidentId],
+      ['train', 'Train', -50, 0, undefined],
     ])
   })
-  test('a fault of no node in particular is on the lane of recoveries', () =>
+  test('a fault of no node in particular is on the lane of the job', () =>
     expect(
-      timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: [] })], spans, NOW).lanes[1]!.faults,
+      timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: [] })], [], spans, NOW).lanes[0]!.faults,
     ).toHaveLength(1))
   test('a fault is on the lane of each node where it happened, with the evidence about that node', () => {
     const { lanes } = timeline(
       job,
       [incident({ FaultedInstanceIds: ['i-b', 'i-c'], Evidence: ['rank 1 on i-b ended', 'a drill'] })],
+      [],
       spans,
       NOW,
     )
-    expect(lanes.slice(1, 4).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label)])).toEqual([
-      ['recovery'],
+    expect(lanes.slice(0, 3).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label)])).toEqual([
+      ['job'],
       ['i-b', 'an instance was terminated. Rank 1 on i-b ended.'],
       ['i-c', 'an instance was terminated. Rank 1 on i-b ended. A drill.'],
     ])
   })
-  test('a job without data has its two lanes', () => expect(timeline({}, [], [], NOW).lanes).toHaveLength(2))
+  test('a job without data has its lane', () => expect(timeline({}, [], [], [], NOW).lanes).toHaveLength(1))
   test('lanes have a limit', () =>
     expect(
       timeline(
         {},
         [],
+        [],
         Array.from({ length: 300 }, (_, index) => ({ NodeId: `i-${index}`, StartTime: NOW })),
         NOW,
         64,
       ),
-    ).toMatchObject({ lanes: { length: 66 }, hiddenCount: 236 }))
+    ).toMatchObject({ lanes: { length: 65 }, hiddenCount: 236 }))
   test.each([
     [10, 5],
     [3600, 8],
@@ -217,14 +221,6 @@ describe('the timeline', () => {
     expect(found.length).toBeGreaterThan(1)
     expect(found.length).toBeLessThanOrEqual(most + 1)
   })
-})
-
-test('the bar of a recovery has the words of what happened', () => {
-  const restarted = incident({ InstanceIds: [], ReplacementInstanceIds: [], ReplaceSeconds: 5 })
-  const lane = timeline({}, [restarted], [], NOW, 9).lanes.find((each) => each.id === 'recovery')!
-  const span = lane.spans.find((each) => each.kind === 'replace')!
-  expect(span).toMatchObject({ word: 'restarting', label: 'restarting ranks, incident inc-1' })
-  for (const each of lane.spans) expect(each.label).toContain(each.word)
 })
 
 describe('whether an incident is over', () => {

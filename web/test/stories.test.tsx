@@ -96,6 +96,7 @@ describe('the rules find', () => {
         'GET /v1/training-jobs': { TrainingJobSummaries: [job] },
         'GET /v1/training-jobs/a': job,
         'GET /v1/training-jobs/a/nodes': { Nodes: [] },
+        'GET /v1/training-jobs/a/time-spans': { TimeSpans: [] },
         'GET /v1/incidents': {
           Incidents: [
             { Cause: 'hang', LostSteps: 3 },

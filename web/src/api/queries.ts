@@ -244,6 +244,18 @@ export const jobNodesQuery = (name: string) =>
     refetchInterval: told,
   })
 
+/** Query of what a job did in each second of its life. */
+export const timeSpansQuery = (name: string) =>
+  queryOptions({
+    queryKey: ['job', name, 'spans'],
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call('ListTimeSpans', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
+        return { items: page.TimeSpans ?? [], next: page.NextToken }
+      }),
+    refetchInterval: told,
+  })
+
 /** Query of a job's checkpoints, or of those in its trash. */
 export const checkpointsQuery = (name: string, isTrash = false) =>
   queryOptions({

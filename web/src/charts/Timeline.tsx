@@ -1,34 +1,16 @@
-/** The timeline of a job: statuses, recoveries in phases, and one lane for each node. */
+/** The timeline of a job: what the job did, and one lane for each node. */
 import { Button } from '@mantine/core'
 import { useElementSize } from '@mantine/hooks'
 import { useState, type ReactNode } from 'react'
 import { Link } from 'react-router'
 
-import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
+import type { Incident, TimeSpan, TrainingJob, TrainingJobNode } from '../contract'
 import { count, duration, local, moment, plural, utc } from '../model/format'
 import { MOST_NODES, ticks, timeline, type Fault, type Lane, type Span } from '../model/timeline'
+import { wordsOf } from '../model/time'
 import { TIMELINE } from '../words/jobTabs'
 
-const COLORS: Readonly<Record<string, string>> = {
-  training: 'train',
-  pending: 'queue',
-  starting: 'start',
-  downloading: 'start',
-  restarting: 'replace',
-  stopping: 'stopping',
-  detect: 'detect',
-  replace: 'replace',
-  restore: 'restore',
-  rework: 'rework',
-  node: 'node',
-  completed: 'train',
-  failed: 'detect',
-  stopped: 'stopping',
-  pausing: 'stopping',
-  paused: 'paused',
-  interrupted: 'paused',
-}
-const color = (kind: string) => `var(--b-${COLORS[kind] ?? 'rest'})`
+const color = (kind: string) => `var(--b-${kind}, var(--b-rest))`
 
 const LANE = 28
 const BAR = 16
@@ -37,21 +19,22 @@ const TOP = 6
 const TICK = 96
 const LETTER = 7
 const AXIS = 20
-const KEYS = ['training', 'starting', 'detect', 'replace', 'restore', 'rework'] as const
+const KEYS = ['train', 'start', 'detect', 'replace', 'restore', 'rework', 'unaccounted'] as const
 
 interface Props {
   job: Partial<TrainingJob>
   incidents: Incident[]
+  spans: TimeSpan[]
   nodes: TrainingJobNode[]
   now: number
   /** Unix seconds at which the visible range begins. By default, the job's whole life is visible. */
   from?: number
 }
 
-export function TimelineChart({ job, incidents, nodes, now, from: rangeFrom }: Props) {
+export function TimelineChart({ job, incidents, spans, nodes, now, from: rangeFrom }: Props) {
   const { ref, width } = useElementSize()
   const [most, setMost] = useState(MOST_NODES)
-  const data = timeline(job, incidents, nodes, now, most)
+  const data = timeline(job, incidents, spans, nodes, now, most)
   const { to, lanes, hiddenCount } = data
   const from = Math.max(data.from, rangeFrom ?? data.from)
   const isNarrow = width < 500
@@ -62,8 +45,8 @@ export function TimelineChart({ job, incidents, nodes, now, from: rangeFrom }: P
   const hasLocal = local(to) !== ''
   const axis = hasLocal ? 2 * AXIS : AXIS
   const bottom = lanes.length * LANE
-  const total = plural(lanes.length - 2 + hiddenCount, 'node')
-  const drawn = hiddenCount ? TIMELINE.some(count(lanes.length - 2), total) : total
+  const total = plural(lanes.length - 1 + hiddenCount, 'node')
+  const drawn = hiddenCount ? TIMELINE.some(count(lanes.length - 1), total) : total
   const label = TIMELINE.label(drawn, plural(incidents.length, 'incident'), duration(to - from))
   return (
     <div ref={ref} className="timelinebox">
@@ -103,7 +86,7 @@ export function TimelineChart({ job, incidents, nodes, now, from: rangeFrom }: P
       )}
       <div className="keys">
         {KEYS.map((kind) => (
-          <Key key={kind} kind={kind} word={kind} />
+          <Key key={kind} kind={kind} word={wordsOf(kind).label} />
         ))}
         <Key kind="node" word={TIMELINE.nodeKey} />
         <span>
@@ -170,7 +153,13 @@ function LaneMarks({ lane, y, isNarrow, from, x }: LaneProps) {
       {lane.spans
         .filter((span) => span.to >= from)
         .map((span) => (
-          <Bar key={`${span.from} ${span.kind}`} span={span} y={y} least={lane.id === 'recovery' ? 3 : 1} x={x} />
+          <Bar
+            key={`${span.from} ${span.kind}`}
+            span={span}
+            y={y}
+            least={span.incidentId === undefined ? 1 : 3}
+            x={x}
+          />
         ))}
       {lane.faults
         .filter((fault) => fault.at >= from)

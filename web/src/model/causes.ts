@@ -24,16 +24,8 @@ export const phaseWords = (phase: string, incident: Incident): string =>
 export const phaseColor = (phase: string, incident: Incident): string =>
   `var(--b-${happeningIn(phase, incident)?.color ?? phase})`
 
-/** Return the word inside a bar of a timeline. `phaseWords`, the name of the bar, contains it. */
-export const phaseWord = (phase: string, incident: Incident): string =>
-  happeningIn(phase, incident)?.short ?? phaseWords(phase, incident).split(' ')[0]!
-
 function happeningIn(phase: string, incident: Incident): (typeof HAPPENINGS)[keyof typeof HAPPENINGS] | undefined {
-  if (phase === 'detect') {
-    const { ControlPlaneAbsentSeconds: absent = 0, DetectSeconds: seconds = 0 } = incident
-    if (absent > 0 && absent >= seconds / 2) return HAPPENINGS.absent
-    return incident.Cause === 'grown' ? HAPPENINGS.stop : undefined
-  }
+  if (phase === 'detect') return incident.Cause === 'grown' ? HAPPENINGS.stop : undefined
   if (phase === 'replace' && incident.Cause === 'grown') return HAPPENINGS.grow
   if (phase !== 'replace' || incident.ReplacementInstanceIds.length) return undefined
   if (!incident.InstanceIds.length) return HAPPENINGS.restart

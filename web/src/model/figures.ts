@@ -202,7 +202,7 @@ function survivesNodeLoss(job: AnyJob, protection?: Protection): boolean {
   return odds === undefined ? (job.SurvivesNodeLoss ?? true) : odds.Probability >= 1
 }
 
-export type Phase = 'detect' | 'replace' | 'restore' | 'rework'
+export type Phase = 'unaccounted' | 'detect' | 'replace' | 'restore' | 'rework'
 export interface PhaseLength {
   phase: Phase
   seconds: number
@@ -266,24 +266,27 @@ export const similarFigures = (incident: SimilarIncident): { of: string; recompu
   recomputedSteps: incident.LostSteps,
 })
 
-const PHASES: readonly Phase[] = ['detect', 'replace', 'restore', 'rework']
+const PHASES: readonly Phase[] = ['unaccounted', 'detect', 'replace', 'restore', 'rework']
 
 /**
  * Return the length of each phase of an incident until `now`, in seconds.
  *
- * A phase that has not begun is absent, and so is a phase of a closed incident that took no time.
+ * A phase that has not begun is absent, and so is a phase of a closed incident that took no time. The time before the
+ * detection without a control plane is a phase of its own.
  */
 export function phaseLengths(incident: Incident, now: number): PhaseLength[] {
   const open = incident.ClosedAt === undefined ? Math.max(0, PHASES.indexOf(incident.Phase as Phase)) : undefined
   const detect = incident.DetectSeconds ?? Math.max(0, incident.OpenedAt - incident.FailedAt)
-  const seconds = [detect, incident.ReplaceSeconds, incident.RestoreSeconds, incident.ReworkSeconds]
+  const absent = Math.min(detect, incident.ControlPlaneAbsentSeconds ?? 0)
+  const seconds = [absent, detect - absent, incident.ReplaceSeconds, incident.RestoreSeconds, incident.ReworkSeconds]
   const lengths: PhaseLength[] = []
   let spent = 0
   for (const [index, phase] of PHASES.entries()) {
     if (open !== undefined && index > open) break
     const isOpen = index === open
     const length = isOpen ? Math.max(0, now - incident.FailedAt - spent) : (seconds[index] ?? 0)
-    if (isOpen || length > 0 || open !== undefined) lengths.push({ phase, seconds: length, isOpen })
+    if (isOpen || length > 0 || (open !== undefined && phase !== 'unaccounted'))
+      lengths.push({ phase, seconds: length, isOpen })
     spent += length
   }
   return lengths

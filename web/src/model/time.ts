@@ -14,6 +14,9 @@ export interface Bucket {
 type Words = Omit<Bucket, 'name' | 'seconds'>
 const WORDS: Readonly<Record<string, Words>> = TIME.buckets
 
+/** Return the words for an accounting bucket. A bucket that only a newer server knows is shown by its own name. */
+export const wordsOf = (bucket: string): Words => WORDS[bucket] ?? { label: bucket, owner: TIME.unknownOwner, what: '' }
+
 /** Uncounted time up to these limits results from rounding and is not shown. */
 const LEAST_REST_SECONDS = 0.5
 const LEAST_REST_RATIO = 0.001
@@ -42,7 +45,7 @@ export function buckets(
     .map((name) => ({
       name,
       seconds: Math.max(0, seconds[name] ?? 0),
-      ...(WORDS[name] ?? { label: name, owner: TIME.unknownOwner, what: '' }),
+      ...wordsOf(name),
     }))
     .filter((bucket) => bucket.seconds > 0)
   const sum = parts.reduce((total, bucket) => total + bucket.seconds, 0)

@@ -1,16 +1,15 @@
-/** The timeline of a job as spans on lanes: its statuses, its recoveries in phases, and its nodes. Pure. */
-import type { Incident, TrainingJob, TrainingJobNode } from '../contract'
+/** The timeline of a job as spans on lanes: what the job did, and its nodes. Pure. */
+import type { Incident, TimeSpan, TrainingJob, TrainingJobNode } from '../contract'
 import { TIMELINE } from '../words/jobTabs'
-import { causeWords, phaseWord, phaseWords } from './causes'
-import { statusWord } from './standing'
-import { phaseLengths } from './figures'
+import { causeWords } from './causes'
 import { sentence } from './format'
+import { wordsOf } from './time'
 
 export interface Span {
   /** Unix seconds. */
   from: number
   to: number
-  /** A status in lower case, a phase, or "node". */
+  /** An accounting bucket, or "node". */
   kind: string
   /** The word inside the bar. Empty for nodes. */
   word: string
@@ -46,12 +45,13 @@ export const MOST_NODES = 64
 /**
  * Compute the spans and lanes of a job's timeline.
  *
- * Lanes: statuses, recoveries, then at most `maxNodes` nodes. Nodes with faults come first, then current nodes.
+ * Lanes: the spans of the job's accounting, then at most `maxNodes` nodes. Nodes with faults come first, then current nodes.
  * A node's span ends when the node left the job. If the job lost the node, the span ends at the failure.
  */
 export function timeline(
   job: Partial<TrainingJob>,
   incidents: Incident[],
+  timeSpans: readonly TimeSpan[],
   nodeSpans: readonly TrainingJobNode[],
   now: number,
   maxNodes = MOST_NODES,
@@ -59,18 +59,14 @@ export function timeline(
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
   const within = (at: number) => Math.min(to, Math.max(from, at))
-  const statuses: Span[] = (job.SecondaryStatusTransitions ?? []).map((each) => ({
-    from: within(each.StartTime),
-    to: within(each.EndTime ?? to),
-    kind: each.Status.toLowerCase(),
-    word: statusWord(each.Status),
-    label: `${statusWord(each.Status)}: ${sentence(each.StatusMessage)}`,
-  }))
-  const recoveries = incidents.flatMap((incident) => recoverySpans(incident, now, within))
   const unplaced = incidents.filter((each) => !(each.FaultedInstanceIds ?? []).length)
   const lanes: Lane[] = [
-    { id: 'job', label: TIMELINE.job, spans: statuses, faults: [] },
-    { id: 'recovery', label: TIMELINE.recovery, spans: recoveries, faults: unplaced.map((each) => faultOf(each)) },
+    {
+      id: 'job',
+      label: TIMELINE.job,
+      spans: timeSpans.map((each) => spanOf(each, incidents, to, within)),
+      faults: unplaced.map((each) => faultOf(each)),
+    },
   ]
   const faulted = grouped(incidents.flatMap((each) => (each.FaultedInstanceIds ?? []).map((id) => [id, each] as const)))
   const worked = grouped(nodeSpans.map((span) => [span.NodeId, span] as const))
@@ -96,20 +92,19 @@ function grouped<T>(pairs: readonly (readonly [string, T])[]): Map<string, T[]> 
   return groups
 }
 
-function recoverySpans(incident: Incident, now: number, within: (at: number) => number): Span[] {
-  let at = incident.FailedAt
-  return phaseLengths(incident, now).map(({ phase, seconds }) => {
-    const span = {
-      from: within(at),
-      to: within(at + seconds),
-      kind: phase,
-      word: phaseWord(phase, incident),
-      label: TIMELINE.phase(phaseWords(phase, incident), incident.IncidentId),
-      incidentId: incident.IncidentId,
-    }
-    at += seconds
-    return span
-  })
+/** Return the bar of a span of the job's accounting. A span within an incident leads to the incident's page. */
+function spanOf(span: TimeSpan, incidents: Incident[], to: number, within: (at: number) => number): Span {
+  const end = span.EndTime ?? to
+  const cause = incidents.find((each) => each.FailedAt <= span.StartTime && end <= (each.ClosedAt ?? to))
+  const { label, what } = wordsOf(span.Bucket)
+  return {
+    from: within(span.StartTime),
+    to: within(end),
+    kind: span.Bucket,
+    word: label,
+    label: [label, what].filter(Boolean).join(': '),
+    incidentId: cause?.IncidentId,
+  }
 }
 
 /** Return the span in which a node worked. A lost node's span ends at the failure, its record at the next launch. */

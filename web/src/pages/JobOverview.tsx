@@ -6,7 +6,7 @@ import { Link } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
 import { lazyPart } from '../api/pages'
-import { jobNodesQuery } from '../api/queries'
+import { jobNodesQuery, timeSpansQuery } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
 import type { TrainingJob } from '../contract'
@@ -149,7 +149,9 @@ const RANGES = [
 ] as const
 
 function JobTimeline({ job, known: { incidents }, now }: { job: TrainingJob; known: JobVerdict; now: number }) {
-  const nodes = useQuery(jobNodesQuery(useJobAddress(job))).data ?? []
+  const address = useJobAddress(job)
+  const nodes = useQuery(jobNodesQuery(address)).data ?? []
+  const spans = useQuery(timeSpansQuery(address)).data ?? []
   const [minutes, setMinutes] = useState<number>()
   const end = job.TrainingEndTime ?? now
   const ranges = (
@@ -172,6 +174,7 @@ function JobTimeline({ job, known: { incidents }, now }: { job: TrainingJob; kno
       <TimelineChart
         job={job}
         incidents={incidents}
+        spans={spans}
         nodes={nodes}
         now={now}
         from={minutes === undefined ? undefined : end - minutes * 60}
