@@ -9,40 +9,37 @@ unknown" with the evidence.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from control_plane.accounts.held_nodes import fault_in
+from control_plane.accounts.facts import fault_name, hang, hardware_fault, sentence
 from control_plane.accounts.incidents import Account, IncidentOutcome
 from control_plane.accounts.occurrences import brief_occurrence, capital, listed
-from control_plane.core.incidents import ABSENCE, SOURCES, absent_seconds
+from control_plane.core.incidents import SOURCES, absent_seconds
+from control_plane.core.observed.facts import (
+    AgentSilent,
+    ControlPlaneAbsent,
+    Fact,
+    Faulty,
+    InstanceEnded,
+    RankEnded,
+    Standstill,
+)
+from control_plane.core.observed.incidents import Grows, LeavesNodes, Tries
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.ids import FIRST_STEP
 
 _MOST_NAMED: Final = 2
-_SIGNALS: Final[Mapping[str, str]] = {
-    "4": "SIGILL, an illegal instruction",
-    "6": "SIGABRT, the process aborted itself",
-    "7": "SIGBUS, a bus error",
-    "8": "SIGFPE, an arithmetic error",
-    "9": "SIGKILL, another process or the kernel killed it",
-    "11": "SIGSEGV, an invalid memory access",
-    "15": "SIGTERM, a request to end",
+_SIGNALS: Final[Mapping[int, str]] = {
+    4: "SIGILL, an illegal instruction",
+    6: "SIGABRT, the process aborted itself",
+    7: "SIGBUS, a bus error",
+    8: "SIGFPE, an arithmetic error",
+    9: "SIGKILL, another process or the kernel killed it",
+    11: "SIGSEGV, an invalid memory access",
+    15: "SIGTERM, a request to end",
 }
 """Names and meanings of signals, by number on Linux."""
-_ENDED: Final = re.compile(r"(?P<rank>rank \d+) on (?P<node>\S+) ended: \w+, (?P<kind>signal|code) (?P<number>\d+)")
-_OUT_OF_MEMORY: Final = re.compile(r" ran out of (?:GPU )?memory: ")
-_SILENT: Final = re.compile(r"the agent of \S+ was silent for (?P<time>[\d.]+ s)\b")
-_TERMINATED: Final = re.compile(r"EC2 reports (?P<node>\S+) as (?P<state>[\w-]+)(?: \((?P<reason>.*)\))?", re.DOTALL)
-_GPU: Final = re.compile(r"\bgpu (?P<index>\d+)\b", re.IGNORECASE)
-_REPEATED: Final = re.compile(r"the same failure occurred (?P<count>\d+) times ")
-_NO_PROGRESS: Final = re.compile(r"(?P<count>\d+) failures occurred since ")
-_TRIAL: Final = re.compile(
-    r"(?:(?P<node>i-\S+) is replaced|step (?P<step>\d+) is skipped) once, to find out whether the (?P<what>\w+) or the "
-    r"script is at fault"
-)
-"""Pattern of the sentence about a trial: a change of node or state after repeated failures."""
 _ENDINGS: Final[Mapping[str, str]] = {
     "Client.UserInitiatedShutdown": "someone outside Everstep terminated it",
     "Client.InstanceInitiatedShutdown": "the operating system of the instance shut the instance down",
@@ -56,7 +53,7 @@ _BY_API: Final = "Client.UserInitiatedShutdown"
 """State reason code of an instance that any caller of EC2's API terminated, Everstep included."""
 
 
-def headline(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error: str | None) -> str:
+def headline(cause: Cause, evidence: Sequence[Fact], nodes: Sequence[str], error: str | None) -> str:
     """Return what failed, in a few words without a full stop.
 
     Args:
@@ -72,14 +69,18 @@ def headline(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error:
     return f"{_failed(cause, evidence, nodes, error)}{down}"
 
 
-def _failed(cause: Cause, evidence: Sequence[str], nodes: Sequence[str], error: str | None) -> str:
+def _failed(cause: Cause, evidence: Sequence[Fact], nodes: Sequence[str], error: str | None) -> str:
     if error is not None:
         return f"The training script raised {error.partition(':')[0]}"
-    hardware = _hardware(evidence) if cause is Cause.NODE_FAULT else None
-    if hardware is None:
+    found = hardware_fault(evidence) if cause is Cause.NODE_FAULT else None
+    if found is None:
         return brief_occurrence(cause, nodes)
-    part, fault = hardware
-    return f"{part} failed" if part.startswith("GPU ") else f"{part} reported {fault}"
+    gpu = _gpu(found.fault)
+    return f"{found.node_id} reported {fault_name(found.fault)}" if gpu is None else f"{gpu} of {found.node_id} failed"
+
+
+def _gpu(fault: Faulty) -> str | None:
+    return f"GPU {fault.gpu}" if fault.gpu is not None else None
 
 
 def why(account: Account) -> str:
@@ -109,19 +110,19 @@ def _of_ranks(account: Account) -> str:
         place = "" if account.error_place is None else f" at {account.error_place}"
         rank = "" if account.failed_rank is None else f", rank {account.failed_rank}"
         return f"{account.script_error.rstrip('.')}{place}{rank}"
-    known = [each for each in account.evidence if _OUT_OF_MEMORY.search(each)]
-    if known:
-        return known[0]
-    ends = [_end_words(found) for each in account.evidence if (found := _ENDED.match(each))]
+    ended = [each for each in account.evidence if isinstance(each, RankEnded)]
+    if (lacking := next((each for each in ended if each.memory is not None), None)) is not None:
+        return sentence(lacking)
+    ends = [_end_words(each) for each in ended]
     return f"cause unknown: {' and '.join(ends[:_MOST_NAMED])}" if ends else _unknown(account)
 
 
-def _end_words(found: re.Match[str]) -> str:
-    number = found["number"]
-    if found["kind"] == "signal":
-        name = f" ({_SIGNALS[number]})" if number in _SIGNALS else ""
-        return f"{found['rank']} on {found['node']} ended by signal {number}{name}"
-    return f"{found['rank']} on {found['node']} ended with exit code {number}"
+def _end_words(ended: RankEnded) -> str:
+    rank = f"rank {ended.rank} on {ended.node_id}"
+    if ended.code >= 0:
+        return f"{rank} ended with exit code {ended.code}"
+    name = f" ({_SIGNALS[-ended.code]})" if -ended.code in _SIGNALS else ""
+    return f"{rank} ended by signal {-ended.code}{name}"
 
 
 def _progress(account: Account) -> str:
@@ -132,54 +133,40 @@ def _progress(account: Account) -> str:
 
 
 def _of_hardware(account: Account) -> str:
-    if (hardware := _hardware(account.evidence)) is None:
+    if (found := hardware_fault(account.evidence)) is None:
         return _other(account)
-    part, fault = hardware
-    if fault.startswith("Xid "):
-        return fault
-    return f"{'it' if part.startswith('GPU ') else part} reported {fault}"
-
-
-def _hardware(evidence: Sequence[str]) -> tuple[str, str] | None:
-    """Return the part that failed (`GPU 5 of i-1`, or `i-1`) and its reported fault. None without such a report."""
-    line = next((each for each in evidence if " reports " in each), "")
-    fault = fault_in(line)
-    node = re.search(r"\bthe agent of (\S+) reports ", line)
-    if fault is None or node is None:
-        return None
-    gpu = _GPU.search(line)
-    return (node[1] if gpu is None else f"GPU {gpu[1]} of {node[1]}"), fault
+    if found.fault.xid is not None:
+        return fault_name(found.fault)
+    return f"{'it' if _gpu(found.fault) else found.node_id} reported {fault_name(found.fault)}"
 
 
 def _of_an_instance(account: Account) -> str:
     if (found := _termination(account)) is None:
         return _other(account)
-    reason = found["reason"] or ""
-    code = reason.partition(":")[0]
-    if code == _BY_API and found["node"] in account.terminated_ids:
+    if found.code == _BY_API and found.node_id in account.terminated_ids:
         return "Everstep terminated the instance"
-    if code in _ENDINGS:
-        return _ENDINGS[code]
-    clause = f"gives the reason “{reason}”, but" if reason else "gives no reason and"
-    return f"cause unknown: EC2 reports {found['node']} as {found['state']}, {clause} does not say who ended it"
+    if found.code in _ENDINGS:
+        return _ENDINGS[found.code]
+    clause = f"gives the reason “{found.text}”, but" if found.text else "gives no reason and"
+    return f"cause unknown: EC2 reports {found.node_id} as {found.state}, {clause} does not say who ended it"
 
 
-def _termination(account: Account) -> re.Match[str] | None:
-    """Return EC2's report about an instance that ended: the groups `node`, `state` and `reason`."""
-    return next((found for each in account.evidence if (found := _TERMINATED.match(each))), None)
+def _termination(account: Account) -> InstanceEnded | None:
+    """Return EC2's report about an instance that ended."""
+    return next((each for each in account.evidence if isinstance(each, InstanceEnded)), None)
 
 
 def _ended_from_outside(account: Account) -> str | None:
     """Return the lost instance that a caller of EC2's API other than Everstep terminated, or None."""
     found = _termination(account) if account.cause is Cause.INSTANCE_TERMINATED else None
-    if found is None or (found["reason"] or "").partition(":")[0] != _BY_API:
+    if found is None or found.code != _BY_API or found.node_id in account.terminated_ids:
         return None
-    return None if found["node"] in account.terminated_ids else found["node"]
+    return found.node_id
 
 
 def _of_silence(account: Account) -> str:
-    found = next((match for each in account.evidence if (match := _SILENT.match(each))), None)
-    return _unknown(account) if found is None else f"cause unknown: no message for {found['time']}"
+    found = next((each for each in account.evidence if isinstance(each, AgentSilent)), None)
+    return _unknown(account) if found is None else f"cause unknown: no message for {found.seconds:.1f} s"
 
 
 def _other(account: Account) -> str:
@@ -187,13 +174,13 @@ def _other(account: Account) -> str:
 
 
 def _unknown(account: Account) -> str:
-    evidence = next(iter(_facts(account)), "no evidence was recorded").removeprefix("hang: ")
-    return f"cause unknown: {evidence}"
+    return f"cause unknown: {next(iter(_facts(account)), 'no evidence was recorded')}"
 
 
 def _facts(account: Account) -> tuple[str, ...]:
     """Return the evidence of an incident, without the sentences which state that the control plane was not running."""
-    return tuple(each for each in account.evidence if not each.startswith(ABSENCE))
+    facts = (each for each in account.evidence if not isinstance(each, ControlPlaneAbsent))
+    return tuple(hang(each) if isinstance(each, Standstill) else sentence(each) for each in facts)
 
 
 _CAUSES: Final[Mapping[Cause, Callable[[Account], str]]] = {
@@ -267,7 +254,7 @@ def _details(account: Account) -> Iterator[str]:
             yield f"Everstep also tried {listed(account.replacement_instance_ids)} in place of a node."
     if account.held and account.replacement_instance_ids:
         yield f"Everstep took {listed(node.node_id for node in account.held)} out of use."
-    if account.decision.startswith("stop at an agreed step") and account.reached_step is not None:
+    if isinstance(account.attempted, LeavesNodes | Grows) and account.reached_step is not None:
         yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
     if (ended := _ended_from_outside(account)) is not None:
         yield f"AWS CloudTrail records who called TerminateInstances for {ended}."
@@ -286,15 +273,14 @@ def _restarts(account: Account) -> int | None:
     """
     if account.script_error is None or account.outcome is not IncidentOutcome.JOB_FAILED:
         return None
-    found = _REPEATED.match(account.job_reason) or _NO_PROGRESS.match(account.job_reason)
-    if found is None:
+    if account.repeated is None:
         return None
-    return (int(found["count"]) - 1) or None  # after the last failure, Everstep did not restart the job
+    return (account.repeated.count - 1) or None  # after the last failure, Everstep did not restart the job
 
 
 def _skipped_step(account: Account) -> str | None:
-    trial = _TRIAL.match(account.decision)
-    return None if trial is None or trial["step"] is None else f"{int(trial['step']):,}"
+    step = account.attempted.change.skipped_step if isinstance(account.attempted, Tries) else None
+    return None if step is None else f"{step:,}"
 
 
 def _newer(account: Account) -> str:

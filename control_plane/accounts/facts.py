@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, assert_never
 
-from control_plane.core import out_of_memory
+from control_plane.accounts import out_of_memory
 from control_plane.core.observed.drills import DrillKind
 from control_plane.core.observed.facts import (
     Absence,
     AgentRestarted,
     AgentSilent,
+    AloneFailedToLoad,
     AloneStuck,
     Announced,
     ControlPlaneAbsent,
@@ -47,6 +48,7 @@ from control_plane.core.observed.facts import (
     SilenceProof,
     Standstill,
 )
+from control_plane.core.remedies import is_of_hardware, xid_words
 
 _MAX_FRAMES = 3
 _SILENT: Final[Mapping[SilenceProof, str]] = {
@@ -122,12 +124,14 @@ def sentence(fact: Fact) -> str:
             return f"rank {fact.rank} on {fact.node_id} ended: {fact.exit_class.value}, {how}"
         case LoadFailed():
             return f"{fact.node_id} failed to load its shards: {fact.text}"
+        case AloneFailedToLoad():
+            return f"{fact.node_id} alone could not load step {fact.step}"
         case ShardsLost():
             return _SHARDS[fact.how].format(ranks=listed_ranks(fact.ranks))
         case Standstill(proof=None):
             return standstill(fact)
         case Standstill():
-            return f"hang: {standstill(fact)}: {hang_proof(fact)}"
+            return f"hang: {hang(fact)}"
         case AloneStuck():
             ranks, are = ("rank", "is") if len(fact.ranks) == 1 else ("ranks", "are")
             return f"{fact.node_id} alone is stuck: its {ranks} {listed_ranks(fact.ranks)} {are} {_ODD[fact.how]}"
@@ -164,6 +168,22 @@ def lemon(fact: Lemon) -> str:
     """Return in which incidents a lemon (a node with too many incidents) was involved."""
     involvements = ", ".join(f"{each.what} ({each.incident_id})" for each in fact.involvements)
     return f"it was involved in {len(fact.involvements)} incidents within {fact.hours:g} h: {involvements}"
+
+
+def hang(fact: Standstill) -> str:
+    """Return a standstill with the proof of a hang."""
+    return f"{standstill(fact)}: {hang_proof(fact)}"
+
+
+def hardware_fault(facts: Iterable[Fact]) -> NodeFaulty | None:
+    """Return the first fault of a node's hardware in evidence: its remedy is a reboot or other hardware."""
+    faults = (each for each in facts if isinstance(each, NodeFaulty))
+    return next((each for each in faults if is_of_hardware(each.fault)), None)
+
+
+def fault_name(fault: Faulty) -> str:
+    """Return the name of a fault, such as `gpu_lost`, or an Xid with its meaning."""
+    return fault.code if fault.xid is None else xid_words(fault.xid)
 
 
 def standstill(fact: Standstill) -> str:

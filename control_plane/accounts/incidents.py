@@ -14,21 +14,23 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from control_plane.accounts.held_nodes import advice, fault_in, hourly
+from control_plane.accounts import jobs
+from control_plane.accounts.facts import fault_name, hardware_fault
+from control_plane.accounts.held_nodes import advice, hourly
 from control_plane.accounts.occurrences import listed, occurrence
-from control_plane.core import tracebacks
 from control_plane.core.duties import ActionKind, DutyAction, HeldNode, Urgency, choices
 from control_plane.core.incidents import absent_seconds, phase_moments
+from control_plane.core.observed.facts import Fact, RankEnded
+from control_plane.core.observed.incidents import GivesUp, Repeated, Response
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import GaveUp, JobReason
 from control_plane.core.observed.steps import HolderState, RepeatChoice
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
 _SAME_PASS_SECONDS = 1.0
 """If two stored times differ by at most so many seconds, both count as times of the same decision of the job loop."""
-_FAILED_RANK = re.compile(r"rank (?P<rank>\d+) on ")
-"""Pattern of the evidence of a rank's end, as `core.faults` writes it."""
 _LOG_LINES = 50
 _CLAUSE_END = re.compile(r"[:,.](?= |$)")
 
@@ -89,14 +91,10 @@ class Account:
     fleet_name: str
     cause: Cause
     outcome: IncidentOutcome
-    evidence: tuple[str, ...]
-    decision: str
-    reason: str
-    job_reason: str
-    """Reason of the job's current state, for example `waits for 1 node: …`.
-
-    For a failed job, this is the reason of the failure. The script's traceback follows if the script failed.
-    """
+    evidence: tuple[Fact, ...]
+    decision: Response
+    job_reason: JobReason
+    """Reason of the job's current state. For a failed job, this is the reason of the failure."""
     taken_over_by: str = ""
     """The person who controls the job. Empty while Everstep controls it."""
     reached_step: Step | None = None
@@ -149,7 +147,17 @@ class Account:
     @property
     def failed_rank(self) -> int | None:
         """The first rank whose end is part of the evidence. None without such a rank."""
-        return next((int(found["rank"]) for each in self.evidence if (found := _FAILED_RANK.match(each))), None)
+        return next((each.rank for each in self.evidence if isinstance(each, RankEnded)), None)
+
+    @property
+    def attempted(self) -> Response:
+        """Everstep's response before it gave the job up, if it did."""
+        return self.decision.after if isinstance(self.decision, GivesUp) else self.decision
+
+    @property
+    def repeated(self) -> Repeated | None:
+        """The repeated failures for which Everstep gave the job up, or None."""
+        return self.job_reason.because if isinstance(self.job_reason, GaveUp) else None
 
     @property
     def script_error(self) -> str | None:
@@ -159,7 +167,7 @@ class Account:
     @property
     def error_place(self) -> str | None:
         """The file and the line of the job's code in which the script's exception arose: `train.py:48`, or None."""
-        return None if self.script_error is None else tracebacks.place(self.job_reason)
+        return None if self.repeated is None or self.script_error is None else self.repeated.failure.error_place
 
     @property
     def has_ended_the_job(self) -> bool:
@@ -183,15 +191,14 @@ class Account:
         return moments[-1] - moments[0]
 
 
-def script_error(cause: Cause, outcome: IncidentOutcome, job_reason: str) -> str | None:
+def script_error(cause: Cause, outcome: IncidentOutcome, job_reason: JobReason) -> str | None:
     """Return the exception (class and message) with which the script ended the job of an incident.
 
-    `job_reason` is the reason of the job's state. Its last line is the last line of the script's traceback. None if the
-    job has not failed by an exception of its script.
+    None if the job has not failed by an exception of its script.
     """
     if outcome is not IncidentOutcome.JOB_FAILED or cause is not Cause.RANK_EXIT:
         return None
-    return tracebacks.exception(job_reason)
+    return job_reason.because.failure.error if isinstance(job_reason, GaveUp) else None
 
 
 def verdict(account: Account, now: float) -> str:
@@ -345,10 +352,10 @@ def _failure(account: Account) -> str:
     where = account.faulted_instance_ids or account.instance_ids
     if (error := account.script_error) is not None:
         return f"The training script failed{_of_rank(account)}: {error.rstrip('.')}."
-    fault = next((found for each in account.evidence if (found := fault_in(each))), None)
+    fault = hardware_fault(account.evidence)
     words = occurrence(account.cause, where)
     if account.cause is Cause.NODE_FAULT and fault is not None and where:
-        words = f"{listed(where)} reported {fault}"
+        words = f"{listed(where)} reported {fault_name(fault.fault)}"
     absent = absent_seconds(account.evidence)
     down = "" if absent is None else f" while the control plane was down for {duration(absent)}"
     return f"{words}{down}."
@@ -384,8 +391,8 @@ def _waiting(account: Account) -> str:
     """Return a clause for users: that Everstep is recovering the job, or what the job waits for."""
     if account.wait is not None:
         return f"The job waits for {missing(account)}"
-    wait, _, _ = account.job_reason.partition(": ")
-    return f"The job {wait}" if wait.startswith("waits ") else "Everstep is recovering the job"
+    waits = jobs.waiting(account.job_reason)
+    return "Everstep is recovering the job" if waits is None else f"The job {waits}"
 
 
 def _loss(account: Account) -> str:

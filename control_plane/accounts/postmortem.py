@@ -22,7 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from control_plane.accounts.facts import sentence
 from control_plane.accounts.incidents import Account, Action, IncidentOutcome, actions, duty, verdict
+from control_plane.accounts.jobs import response, restore_reason
 from control_plane.core.incidents import PHASES, SOURCES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -93,14 +95,16 @@ class PostMortem:
 def markdown(post_mortem: PostMortem) -> str:
     """Return the post-mortem as a Markdown document. Every line ends with a line feed."""
     account = post_mortem.account
+    evidence = map(sentence, account.evidence)
+    decided = (response(account.decision), restore_reason(account.from_step, account.restore_source))
     blocks = [
         f"# Post-mortem: job {_inline(account.job_name)}, {_minute(account.failed_at)} UTC",
         f"**{_inline(verdict(account, post_mortem.written_at))}** {_inline(duty(account))}",
         _identity(post_mortem),
         *_section("Impact", _impact(account, post_mortem.written_at)),
         *_section("Timeline", _timeline(post_mortem)),
-        *_section("Evidence", "\n".join(f"- {_inline(each)}" for each in account.evidence) or "None was recorded."),
-        *_section("Decision", "\n\n".join(_inline(each) for each in (account.decision, account.reason) if each)),
+        *_section("Evidence", "\n".join(f"- {_inline(each)}" for each in evidence) or "None was recorded."),
+        *_section("Decision", "\n\n".join(map(_inline, decided))),
         *_section("Last lines before the failure", _lines(post_mortem)),
         *_section("Stacks", "\n\n".join(_stack(each) for each in post_mortem.stacks)),
         *_section("Notes", "\n\n".join(_note(each) for each in post_mortem.notes)),

@@ -34,7 +34,7 @@ from control_plane.db.incidents import IncidentFilter, JobOfIncident, SavedIncid
 from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
-from control_plane.loop.records import capacity_wait_of, job_record, prefix_of, repeat_choice_of
+from control_plane.loop.records import capacity_wait_of, job_record, prefix_of, reason_of, repeat_choice_of
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
@@ -75,7 +75,7 @@ def headlines(session: Session, found: Sequence[SavedIncident]) -> list[str]:
 
 def _headline(record: SavedIncident, job: JobOfIncident) -> str:
     cause = Cause(record.cause)
-    error = script_error(cause, _outcome(record, job), job.reason)
+    error = script_error(cause, _outcome(record, job), reason_of(job))
     return answers.headline(cause, record.evidence, record.faulted_instance_ids, error)
 
 
@@ -113,8 +113,7 @@ def account(session: Session, record: SavedIncident, now: datetime) -> Account:
         outcome=outcome,
         evidence=record.evidence,
         decision=record.decision,
-        reason=record.reason,
-        job_reason=job.reason,
+        job_reason=reason_of(job),
         taken_over_by=job.taken_over_by if job.taken_over_at is not None else "",
         reached_step=None if reached is None else Step(reached),
         from_step=None if record.from_step is None else Step(record.from_step),

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from control_plane.accounts import answers, duties, held_nodes, reasons
 from control_plane.accounts import incidents as accounts
+from control_plane.accounts import jobs as job_accounts
+from control_plane.accounts.facts import sentence
 from control_plane.accounts.incidents import Account, Action, IncidentOutcome
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
@@ -38,7 +40,6 @@ from control_plane.core import (
     accounting,
     domain_loss,
     encryption,
-    hangs,
     parity,
     placement,
     rolls,
@@ -144,7 +145,7 @@ def reason_of(job: SavedJob, now: datetime) -> str:
 
     If the control plane suspects a hang, the text also states for how long the ranks have made no progress.
     """
-    return hangs.shown(job.reason, suspicion_of(job), now.timestamp())
+    return job_accounts.reason_now(records.reason_of(job), suspicion_of(job), now.timestamp())
 
 
 def job_summary(
@@ -709,6 +710,8 @@ def incident(
             record,
             incidents_schemas.Incident,
             "cost_usd",
+            "evidence",
+            "decision",
             "rank_sources",
             "node_count_before",
             "node_count_after",
@@ -716,6 +719,9 @@ def incident(
             "acknowledgement",
             "owner",
         ),
+        evidence=[sentence(fact) for fact in record.evidence],
+        decision=job_accounts.response(record.decision),
+        reason=job_accounts.restore_reason(record.from_step, record.restore_source),
         node_count_before=record.node_count_before or None,
         node_count_after=record.node_count_after or None,
         incident_id=record.id,
@@ -810,7 +816,8 @@ def store_wait(wait: Blocked | None) -> common_schemas.StoreWait | None:
 def similar_incident(found: Similar) -> incidents_schemas.SimilarIncident:
     """Convert a similar incident into its response model."""
     return incidents_schemas.SimilarIncident(
-        **_alike(found.record, incidents_schemas.SimilarIncident),
+        **_alike(found.record, incidents_schemas.SimilarIncident, "decision"),
+        decision=job_accounts.response(found.record.decision),
         incident_id=found.record.id,
         training_job_name=found.record.job_name,
         fleet_name=found.fleet_name,
@@ -991,7 +998,7 @@ def node(
                 incident_id=line.incident_id,
                 time=line.at,
                 cause=line.what,
-                evidence=line.evidence,
+                evidence=sentence(line.evidence),
                 remedy=Remedy(line.remedy),
             )
             for line in history

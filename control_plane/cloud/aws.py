@@ -449,6 +449,7 @@ def _instance(instance: dict[str, Any]) -> InstanceState:
     return InstanceState(
         instance_id=NodeId(instance["InstanceId"]),
         state=Ec2State(instance["State"]["Name"]),
+        state_code=reason.get("Code", ""),
         state_reason=reason.get("Message") or reason.get("Code") or instance.get("StateTransitionReason", ""),
         private_ip=instance.get("PrivateIpAddress"),
         instance_type=instance.get("InstanceType", ""),

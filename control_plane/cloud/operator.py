@@ -65,6 +65,8 @@ class InstanceState:
     state: Ec2State
     state_reason: str = ""
     """EC2's reason for the state, for example `Client.UserInitiatedShutdown: User initiated shutdown`."""
+    state_code: str = ""
+    """EC2's code of the reason, for example `Client.UserInitiatedShutdown`. Empty without a code."""
     private_ip: str | None = None
     instance_type: str = ""
     availability_zone: str = ""

@@ -16,6 +16,7 @@ from control_plane.core.observed.fleets import NodeRecord, Vacancies
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Implication
+from control_plane.core.observed.reasons import JobReason, Message
 from control_plane.core.observed.rolls import RollProgress
 from control_plane.core.observed.spans import Span
 from control_plane.core.observed.steps import DoubtedCheckpoint
@@ -181,7 +182,7 @@ class EventDraft:
     """One entry for the event history."""
 
     type: str
-    message: str
+    message: Message
     """What happened. Without `reason`, the whole message."""
     reason: Reason | None = None
     """Why it happened. The stored message contains its sentence after a colon."""
@@ -218,7 +219,7 @@ class Decision:
     requeue_after_seconds: float = 1.0
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> JobReason:
         """The reason for the job's current state."""
         return self.record.reason
 

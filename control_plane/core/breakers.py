@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 
-from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.incidents import Change, FailureRecord, Repeated
 from control_plane.core.observed.jobs import JobSpec, Trial
 from everstep.protocol.ids import Generation, Step
 
@@ -56,8 +55,8 @@ class Ruling:
     """The way in which a job continues or ends after a failure, with the reason."""
 
     course: BreakerCourse
-    why: str = ""
-    """The reason for `course`, as a sentence. Empty if the job simply restarts (AGAIN)."""
+    why: Repeated | None = None
+    """The failures that are the reason for `course`. None if the job simply restarts (AGAIN)."""
 
 
 def rule(
@@ -82,7 +81,7 @@ def rule(
             function chooses the older state before the other node.
 
     Returns:
-        The ruling. Its reason contains the counts and describes the last failure.
+        The ruling. Its reason contains the counts and the last failure.
     """
     attempts = max(1, spec.max_attempts)
     if not failures:
@@ -91,24 +90,16 @@ def rule(
     alike = _alike(failures)
     tried = [trial for trial in trials if _looks_like(trial.failure, last)]
     if len(alike) >= attempts + len(tried):
-        reason = f"the same failure occurred {len(alike)} times {_where(last.step)}"
         changes = (_other_node(alike, tried, has_spare=has_spare), _older_state(alike, tried, older_base))
         for course in changes if last.max_boundary <= last.step and not is_sole_holder else reversed(changes):
             if course is not None and attempts > 1:
-                return Ruling(course=course, why=f"{reason}: {_how(last)}")
-        story = "".join(f", also {_story(trial)}" for trial in tried)
-        return Ruling(course=BreakerCourse.GIVE_UP, why=f"{reason}{story}: {_how(last)}")
+                return Ruling(course=course, why=Repeated(count=len(alike), failure=last))
+        why = Repeated(count=len(alike), failure=last, tried=tuple(map(change_of, tried)))
+        return Ruling(course=BreakerCourse.GIVE_UP, why=why)
     limit = attempts * NO_PROGRESS_TIMES
     if len(failures) >= limit and all(failure.max_boundary == last.max_boundary for failure in failures[-limit:]):
-        since = f"{datetime.fromtimestamp(failures[-limit].at, UTC):%H:%M:%S} UTC"
-        which = "the last" if len(alike) == 1 else f"the last {len(alike)} are identical"
-        return Ruling(
-            course=BreakerCourse.GIVE_UP,
-            why=(
-                f"{limit} failures occurred since {since} without a step beyond {last.max_boundary}, {which}: "
-                f"{_how(last)}"
-            ),
-        )
+        why = Repeated(count=limit, failure=last, since=failures[-limit].at, alike_count=len(alike))
+        return Ruling(course=BreakerCourse.GIVE_UP, why=why)
     return Ruling(course=BreakerCourse.AGAIN)
 
 
@@ -199,24 +190,6 @@ def _looks_like(one: FailureRecord, other: FailureRecord) -> bool:
     )
 
 
-def _where(step: Step) -> str:
-    return "before its first step" if step <= 0 else f"after step {step}"
-
-
-def _story(trial: Trial) -> str:
-    return (
-        f"without {trial.node_id}"
-        if trial.kind == "node"
-        else f"from an older state than step {trial.failure.base_step}"
-    )
-
-
-def _how(failure: FailureRecord) -> str:
-    if failure.is_hang:
-        return "its ranks were hung"
-    how = (
-        "a node failed to load its shards"
-        if failure.exit_class is None
-        else failure.words or f"{failure.exit_class.value} ({failure.code})"
-    )
-    return f"{how}\n{failure.last_lines}".rstrip() if failure.last_lines else how
+def change_of(trial: Trial) -> Change:
+    """Return the change that a trial made."""
+    return Change(node_id=trial.node_id) if trial.kind == "node" else Change(skipped_step=trial.failure.base_step)

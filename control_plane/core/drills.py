@@ -25,6 +25,7 @@ from types import MappingProxyType
 
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
+from control_plane.core.observed.facts import DrillOrdered
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
@@ -102,7 +103,7 @@ def follow(
         return Followed(drill=drill)
     struck_at = drill.struck_at
     assert struck_at is not None  # A drill in the state STRUCK always has a `struck_at`.
-    if record.incident is not None and drill.incident_id == "" and in_words(drill) in record.incident.evidence:
+    if record.incident is not None and drill.incident_id == "" and ordered(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
     if drill.incident_id and (record.incident is None or record.incident.id != drill.incident_id):
@@ -187,7 +188,7 @@ def attributed(
     )
     drill_fault = Fault(
         cause=Cause.DRILL,
-        evidence=in_words(drill),
+        evidence=ordered(drill),
         at=min(found[number].at for number in followed),
         seen_on=(drill.node_id,),
     )
@@ -220,7 +221,7 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
         The incident, with the cause DRILL if its rank failed because of the rank or instance that the drill struck.
         Otherwise the incident is unchanged.
     """
-    if drill is None or incident.generation_before != drill.generation or in_words(drill) in incident.evidence:
+    if drill is None or incident.generation_before != drill.generation or ordered(drill) in incident.evidence:
         return incident
     if all(fault.cause is not Cause.DRILL for fault in found):
         return incident
@@ -231,10 +232,11 @@ def recast(drill: DrillObserved | None, incident: IncidentRecord, found: tuple[F
     return replace(incident, cause=Cause.DRILL) if is_of_it else incident
 
 
-def in_words(drill: DrillObserved) -> str:
-    """Return the sentence of evidence that names a drill as the cause of an incident."""
-    what = f"rank {drill.rank} on {drill.node_id}" if drill.kind is DrillKind.KILL_RANK else drill.node_id
-    return f"a drill ({drill.id}): {drill.requested_by} requested {drill.kind} on {what}"
+def ordered(drill: DrillObserved) -> DrillOrdered:
+    """Return the evidence that names a drill as the cause of an incident."""
+    return DrillOrdered(
+        drill_id=drill.id, by=drill.requested_by, drill=drill.kind, node_id=drill.node_id, rank=drill.rank
+    )
 
 
 def _is_explained(drill: DrillObserved, fault: Fault, *, is_struck: bool, has_struck_rank: bool) -> bool:

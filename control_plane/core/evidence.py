@@ -18,7 +18,7 @@ The classes of evidence are a silent control link, a silent data plane, and a fa
 Silence means that the control plane receives no message from the node's agent. A fleet is blind while most of its
 agents are silent although AWS reports their instances running.
 
-Invariant: every verdict except ALIVE contains its evidence in sentences. Silence counts only while this control plane
+Invariant: every verdict except ALIVE contains its evidence. Silence counts only while this control plane
 could have received a report, and never in a blind fleet. While training advances, only AWS's report makes a node GONE.
 """
 
@@ -30,6 +30,15 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from control_plane.core import remedies
+from control_plane.core.observed.facts import (
+    NOTHING,
+    AgentSilent,
+    Fact,
+    InstanceEnded,
+    NodeFaulty,
+    OutOfView,
+    SilenceProof,
+)
 from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Remedy
 from everstep.protocol.agent_messages import FaultCode, MemberReport
@@ -79,7 +88,7 @@ class NodeVerdict:
 
     node_id: NodeId
     standing: NodeStanding
-    evidence: str = ""
+    evidence: Fact = NOTHING
     cause: Cause = Cause.NODE_UNREACHABLE
     """The cause of the resulting incident. Used only if the node is GONE."""
     is_final: bool = False
@@ -143,14 +152,13 @@ def judge(
         is_blamed: whether `blamed` chose this node as the unreachable member that the job should give up.
 
     Returns:
-        The verdict. Unless it is ALIVE, it contains the evidence as a sentence.
+        The verdict. Unless it is ALIVE, it contains the evidence.
     """
     if node.instance is InstanceCondition.ENDED:
-        words = f"EC2 reports {node.node_id} as {node.instance_words or 'ended'}"
         return NodeVerdict(
             node_id=node.node_id,
             standing=NodeStanding.GONE,
-            evidence=words,
+            evidence=node.ended or InstanceEnded(node_id=node.node_id, state="ended"),
             cause=Cause.INSTANCE_TERMINATED,
             is_final=True,
             may_terminate=True,
@@ -177,24 +185,27 @@ def judge(
         return NodeVerdict(node_id=node.node_id, standing=NodeStanding.ALIVE)
     # The wall clock may jump. Limit the silence to the age of the agent's last report by the monotonic clock.
     lasted = min(now - silence.since, node.silent_seconds)
-    words = f"the agent of {node.node_id} was silent for {lasted:.1f} s"
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
-    silent = NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=words, since=spoken_for)
+
+    def silent(standing: NodeStanding, proof: SilenceProof) -> NodeVerdict:
+        fact = AgentSilent(
+            node_id=node.node_id,
+            seconds=round(lasted, 1),
+            proof=proof,
+            limit_seconds=timeouts.exclude_seconds if proof is SilenceProof.LIMIT else 0.0,
+            text=node.complaint if proof is SilenceProof.CHECK else "",
+        )
+        return NodeVerdict(node_id=node.node_id, standing=standing, evidence=fact, since=spoken_for)
+
     if is_blind:
-        return replace(
-            silent, evidence=f"{words}, and so is most of the fleet, so this silence is no evidence of a lost node"
-        )
+        return silent(NodeStanding.UNCLEAR, SilenceProof.BLIND)
     if out_of_view and lasted > timeouts.lease_seconds:
-        return replace(silent, standing=NodeStanding.GONE, evidence=f"{words} and other nodes could not reach it")
+        return silent(NodeStanding.GONE, SilenceProof.PEERS)
     if node.complaint and lasted > timeouts.lease_seconds:
-        return replace(silent, standing=NodeStanding.GONE, evidence=f"{words} and {node.complaint}")
+        return silent(NodeStanding.GONE, SilenceProof.CHECK)
     if lasted > timeouts.exclude_seconds:
-        return replace(
-            silent,
-            standing=NodeStanding.GONE,
-            evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, and no step advanced",
-        )
-    return silent
+        return silent(NodeStanding.GONE, SilenceProof.LIMIT)
+    return silent(NodeStanding.UNCLEAR, SilenceProof.NONE)
 
 
 def _own_word(
@@ -218,7 +229,7 @@ def _own_word(
     verdict = NodeVerdict(
         node_id=node.node_id,
         standing=NodeStanding.GONE,
-        evidence=f"the agent of {node.node_id} reports {remedies.fault_words(found.fault)}",
+        evidence=NodeFaulty(node_id=node.node_id, fault=found.fault),
         cause=Cause.NODE_FAULT,
         is_final=True,
         may_terminate=True,
@@ -236,13 +247,13 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
     the job (`is_final` stays False), because the node may hold the only copy of its own shards.
     """
     lasted = now - impairment.since
-    words = f"the replicas on {node.node_id} have not responded to their owners for {lasted:.0f} s"
     if lasted <= timeouts.exclude_seconds:
-        return NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=words)
+        fact = OutOfView(node_id=node.node_id, seconds=round(lasted))
+        return NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=fact)
     verdict = NodeVerdict(
         node_id=node.node_id,
         standing=NodeStanding.GONE,
-        evidence=f"{words}, longer than {timeouts.exclude_seconds:g} s, although its agent still reports",
+        evidence=OutOfView(node_id=node.node_id, seconds=round(lasted), limit_seconds=timeouts.exclude_seconds),
         # Only other members report this problem, which does not justify a termination. A person decides on the node.
         remedy=Remedy.RETIRE,
     )

@@ -3,7 +3,7 @@
 The job loop's decision (`core.job`) calls these functions with the agents' reports and the verdict on each node
 (`core.evidence`: whether the job keeps the node), and then decides how the job continues.
 
-Invariant: this module only describes faults. Each fault has a cause, a time and one sentence of evidence.
+Invariant: this module only describes faults. Each fault has a cause, a time and its evidence.
 """
 
 from __future__ import annotations
@@ -11,9 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from control_plane.core import out_of_memory
+from control_plane.core import tracebacks
 from control_plane.core.evidence import NODE_FAULTS, NodeStanding, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
+from control_plane.core.observed.facts import (
+    AgentRestarted,
+    AgentSilent,
+    CutOff,
+    LoadFailed,
+    NodeRemoved,
+    RankEnded,
+    ShardLoss,
+    ShardsLost,
+    SilenceProof,
+)
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import AgentSilence
 from control_plane.core.observed.nodes import Cause, Implication, NodeObserved, Remedy
@@ -24,7 +35,6 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
     NodeFault,
-    RankExit,
     RankStatus,
 )
 from everstep.protocol.ids import NO_STEP, NodeId, Rank, RunId, Step
@@ -63,9 +73,15 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
     """
     for node, rank in failing_ranks(reports):
         if rank.exit is not None and only in (None, rank.rank):
-            words = _how_ended(node, rank.rank, rank.exit)
+            ended = RankEnded(
+                rank=rank.rank,
+                node_id=node,
+                exit_class=rank.exit.exit_class,
+                code=rank.exit.code,
+                memory=rank.exit.memory,
+            )
             return (
-                Fault(cause=Cause.RANK_EXIT, evidence=words, at=rank.exit.at_seconds, seen_on=(node,), rank=rank.rank),
+                Fault(cause=Cause.RANK_EXIT, evidence=ended, at=rank.exit.at_seconds, seen_on=(node,), rank=rank.rank),
             )
     return ()
 
@@ -100,7 +116,10 @@ def failure_of_ranks(
                 at=rank.exit.at_seconds,
                 max_boundary=max_boundary,
                 last_lines=rank.exit.last_lines,
-                words=_out_of_memory(node, rank.rank, rank.exit),
+                error=tracebacks.exception(rank.exit.last_lines),
+                error_place=tracebacks.place(rank.exit.last_lines),
+                rank=rank.rank,
+                memory=rank.exit.memory,
                 node_id=node,
                 base_step=plan.base_step,
             )
@@ -180,13 +199,9 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
     taken = [rank for rank in plan.ranks if _is_taken(rank, lost)]
     if not taken:
         return ()
-    ranks = ", ".join(str(rank.rank) for rank in taken)
-    words = (
-        f"two nodes of a parity group are lost, and with them the shard of rank {ranks}"
-        if any(rank.stripe for rank in taken)
-        else f"every node that held the shard of rank {ranks} is lost"
-    )
-    return (Fault(cause=Cause.GROUP_LOST, evidence=words, at=at),)
+    how = ShardLoss.PARITY if any(rank.stripe for rank in taken) else ShardLoss.HOLDERS
+    fact = ShardsLost(ranks=tuple(rank.rank for rank in taken), how=how)
+    return (Fault(cause=Cause.GROUP_LOST, evidence=fact, at=at),)
 
 
 def _is_taken(rank: RankPlan, lost: Sequence[NodeId]) -> bool:
@@ -210,8 +225,8 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
     """
     if not forgotten:
         return ()
-    ranks = ", ".join(str(rank) for rank in forgotten)
-    return (Fault(cause=Cause.GROUP_LOST, evidence=f"no remaining node holds the shard of rank {ranks}", at=at),)
+    fact = ShardsLost(ranks=tuple(forgotten), how=ShardLoss.MEMORY)
+    return (Fault(cause=Cause.GROUP_LOST, evidence=fact, at=at),)
 
 
 def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObserved], now: float) -> tuple[Fault, ...]:
@@ -225,27 +240,22 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
         if node is None or not node.is_connected or not node.has_reported:
             continue
         report = node.member
-        if report is None or report.run != run:
-            words = f"the agent of {member.node_id} has restarted and has no state of this job"
-        elif report.generation != plan.generation:
-            words = (
-                f"the agent of {member.node_id} reports generation {report.generation}, not generation "
-                f"{plan.generation}"
-            )
-        else:
+        reported = report.generation if report is not None and report.run == run else None
+        if reported == plan.generation:
             continue
+        fact = AgentRestarted(node_id=member.node_id, generation=plan.generation, reported_generation=reported)
         line = Implication(
             node_id=member.node_id,
             incident_id="",
             at=now,
             what=Cause.AGENT_LOST.value,
-            evidence=words,
+            evidence=fact,
             remedy=Remedy.RESTART,
         )
         faults.append(
             Fault(
                 cause=Cause.AGENT_LOST,
-                evidence=words,
+                evidence=fact,
                 at=_last_sign(nodes, member.node_id, now),
                 seen_on=(member.node_id,),
                 implicates=line,
@@ -268,20 +278,17 @@ def of_coordinator(
         or committed_by_others > silence.committed
     ):
         return ()
-    words = (
-        f"the coordinator {plan.coordinator} was silent for {now - silence.since:.1f} s and no step "
-        "was committed meanwhile"
-    )
+    fact = AgentSilent(node_id=plan.coordinator, seconds=round(now - silence.since, 1), proof=SilenceProof.COORDINATOR)
     line = Implication(
         node_id=plan.coordinator,
         incident_id="",
         at=now,
         what=Cause.AGENT_LOST.value,
-        evidence=words,
+        evidence=fact,
         remedy=Remedy.RESTART,
     )
     return (
-        Fault(cause=Cause.AGENT_LOST, evidence=words, at=silence.since, seen_on=(plan.coordinator,), implicates=line),
+        Fault(cause=Cause.AGENT_LOST, evidence=fact, at=silence.since, seen_on=(plan.coordinator,), implicates=line),
     )
 
 
@@ -301,12 +308,11 @@ def of_cut_off_members(
     ]
     if not messages:
         return ()
-    words = f"{'; '.join((message for _, message in messages))}: no step was committed meanwhile"
     at = now - timeouts.coordinator_deadline_seconds
     return (
         Fault(
             cause=Cause.AGENT_LOST,
-            evidence=words,
+            evidence=CutOff(texts=tuple(message for _, message in messages)),
             at=at,
             seen_on=tuple(node for node, _ in messages),
             unreached=plan.coordinator,
@@ -325,8 +331,11 @@ def of_silence(
     return tuple(
         Fault(
             cause=Cause.NODE_UNREACHABLE,
-            evidence=f"the agent of {member.node_id} was silent for {nodes[member.node_id].silent_seconds:.1f} s "
-            "during the launch",
+            evidence=AgentSilent(
+                node_id=member.node_id,
+                seconds=round(nodes[member.node_id].silent_seconds, 1),
+                proof=SilenceProof.LAUNCH,
+            ),
             at=now - nodes[member.node_id].silent_seconds,
             seen_on=(member.node_id,),
         )
@@ -342,7 +351,7 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
-            evidence=f"{node} failed to load its shards: {_words(report)}",
+            evidence=LoadFailed(node_id=node, text=_words(report)),
             at=now,
             seen_on=(node,),
         )
@@ -430,24 +439,17 @@ def reached(reports: Mapping[NodeId, MemberReport]) -> Step:
     return max(steps, default=NO_STEP)
 
 
-def gone(verdict: NodeVerdict, why: str) -> NodeVerdict:
+def gone(verdict: NodeVerdict) -> NodeVerdict:
     """Return the final verdict (conclusion) GONE on a member that the fleet has removed from the job.
 
-    A verdict that is already GONE keeps its evidence. Any other verdict becomes GONE, with `why` as its evidence.
+    A verdict that is already GONE keeps its evidence.
     """
     if verdict.standing is NodeStanding.GONE:
         return replace(verdict, is_final=True)
-    return replace(verdict, standing=NodeStanding.GONE, evidence=why, cause=Cause.INSTANCE_TERMINATED, is_final=True)
-
-
-def _how_ended(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
-    how = f"{rank_exit.exit_class.value}, {'signal' if rank_exit.code < 0 else 'code'} {abs(rank_exit.code)}"
-    return _out_of_memory(node, rank, rank_exit) or f"rank {rank} on {node} ended: {how}"
-
-
-def _out_of_memory(node: NodeId, rank: Rank, rank_exit: RankExit) -> str:
-    end = rank_exit.memory
-    return "" if end is None else f"{out_of_memory.sentence(rank, node, end)}; {out_of_memory.advice(end)}"
+    removed = NodeRemoved(node_id=verdict.node_id)
+    return replace(
+        verdict, standing=NodeStanding.GONE, evidence=removed, cause=Cause.INSTANCE_TERMINATED, is_final=True
+    )
 
 
 def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float) -> float:

@@ -75,7 +75,7 @@ from control_plane.core.observed.causes import (
     WorksFor,
     origins,
 )
-from control_plane.core.observed.facts import Announced, InstanceEnded, NodeRequest, Recorded
+from control_plane.core.observed.facts import Announced, InstanceEnded, NodeRequest
 from control_plane.core.observed.fleets import (
     FleetHistory,
     FleetJob,
@@ -284,9 +284,8 @@ class _Table:
         for row in self.in_state(*NODE_COUNTS_AS_MEMBER):
             node = self.node(row.node_id)
             if node.instance is InstanceCondition.ENDED:
-                self.move(
-                    row, NodeEvent.ENDED, InstanceEnded(node_id=row.node_id, state=node.instance_words or "ended")
-                )
+                ended = node.ended or InstanceEnded(node_id=row.node_id, state="ended")
+                self.move(row, NodeEvent.ENDED, ended)
             elif row.state is NodeState.JOINING and node.is_connected:
                 self.move(row, NodeEvent.CONNECTED, Happened(what=NodeFact.CONNECTED))
 
@@ -494,7 +493,7 @@ class _Table:
                 incident_id=f"fleet-{self.spec.name}-{int(self.now)}",
                 at=self.now,
                 what=found.what,
-                evidence=remedies.fault_words(found.fault),
+                evidence=found.fault,
                 is_own_word=True,
                 remedy=found.remedy,
             )
@@ -687,7 +686,7 @@ class _Table:
 
 
 def _given_up(job: FleetJob, exclusion: Exclusion) -> GivenUp:
-    return GivenUp(job=job.job, remedy=exclusion.is_to, because=Recorded(text=exclusion.evidence))
+    return GivenUp(job=job.job, remedy=exclusion.is_to, because=exclusion.evidence)
 
 
 def _has_successor(row: NodeRecord) -> bool:
@@ -785,7 +784,8 @@ def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired:
             continue
         decrement = extra > 0 and seen.group.desired_count > seen.group.min_size
         extra -= decrement
-        reason = InstanceEnded(node_id=member.node_id, state=table.node(member.node_id).instance_words or "ended")
+        ended = table.node(member.node_id).ended
+        reason = ended or InstanceEnded(node_id=member.node_id, state="ended")
         actions.append(TerminateMember(group=spec.group, node_id=member.node_id, decrement=decrement, reason=reason))
     return actions
 

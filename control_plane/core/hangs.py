@@ -27,14 +27,18 @@ the last limit. The rules report no fault while a node is silent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from control_plane.core.actions import EventDraft
 from control_plane.core.incidents import Fault
+from control_plane.core.observed.facts import AloneStuck, HangProof, Oddity, Ranks, SameStack, Standstill
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Pace, Suspicion
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import Hang, StandsStill, WaitsDeliberately
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberReport, RankStacks, RankStatus
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
@@ -61,14 +65,8 @@ IDLE_SHARE = 0.02
 LEFT_BEHIND_BOUNDARIES = 2
 MAX_GROUPS = 8
 """Maximum number of different stacks that one event or message about a hang lists."""
-TRAINS = "trains; "
-"""First words of the text that says what a running job does (`JobRecord.reason`), if a rank makes no progress.
-
-A clause about this rank follows. While a hang is suspected, `shown` replaces these words by the time without progress.
-"""
 PROVEN = "RanksHang"
 """Type of the event in the event history that stores the full stacks of a proven hang."""
-_MAX_FRAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +96,8 @@ class Watched:
     stuck: NodeId | None = None
     """The node for which all other nodes wait. None if the stacks do not identify one node."""
     events: tuple[EventDraft, ...] = ()
-    words: str = ""
-    """Words about the ranks without progress, for the job's reason text.
-
-    The words contain no elapsed times. Empty if every rank makes progress.
-    """
+    still: StandsStill | WaitsDeliberately | None = None
+    """The ranks without progress, without elapsed times. None if every rank makes progress."""
 
 
 def learned(pace: Pace, world_size: int, reports: Mapping[NodeId, MemberReport]) -> Pace:
@@ -188,70 +183,50 @@ def watch(
             if suspicion
             else None
         )
-        return Watched(suspicion=None, events=(over,) if over is not None else (), words=_waits(living, timeouts))
+        return Watched(suspicion=None, events=(over,) if over is not None else (), still=_waits(living, timeouts))
     still = max(status.still_seconds for status in overdue.values())
     if suspicion is None:
         suspicion = Suspicion(since=now - still, began_at=now, number=1, asked_at=now)
     elif suspicion.is_answered and _is_due(now, still, suspicion, limit, timeouts):
         suspicion = replace(suspicion, number=suspicion.number + 1, asked_at=now, is_answered=False)
     suspicion = replace(suspicion, limit_seconds=limit.second)
-    words = (
-        f"{_named(overdue, living)} made no progress in {_phases(overdue)} for longer than {limit.first:g} s; the "
-        "stacks are in the job's events"
-    )
+    stuck, phases = _ranks(overdue, living), _phases(overdue)
+    standing = StandsStill(stuck=stuck, phases=phases, limit_seconds=limit.first)
     if suspicion.is_answered:
-        return Watched(suspicion=suspicion, words=words)
+        return Watched(suspicion=suspicion, still=standing)
     looks = {
         look.rank: look for report in reports.values() for look in report.stacks if look.number >= suspicion.number
     }
     missing = tuple(dict.fromkeys(node for rank, (node, _) in living.items() if rank not in looks))
     if missing and now - suspicion.asked_at <= timeouts.prepare_deadline_seconds:
-        return Watched(suspicion=suspicion, ask=missing, words=words)
+        return Watched(suspicion=suspicion, ask=missing, still=standing)
     answered = replace(suspicion, is_answered=True)
-    proof = _proof(living, overdue, looks, still, limit) if suspicion.number > 1 else ""
-    if suspicion.number > 1 and not proof:
-        return Watched(suspicion=answered, words=words)
-    odd, where = _odd_ones(living, looks)
-    standstill = (
-        f"{_named(overdue, living)} made no progress in {_phases(overdue)} for {still:.0f} s, the limit is "
-        f"{limit.first:g} s"
-    )
+    fact = Standstill(stuck=stuck, phases=phases, limit_seconds=limit.first, seconds=round(still))
+    fact = _proven(fact, living, overdue, looks, still, limit) if suspicion.number > 1 else fact
+    if suspicion.number > 1 and fact.proof is None:
+        return Watched(suspicion=answered, still=standing)
+    alone = _alone(living, looks)
     event = EventDraft(
-        type=PROVEN if proof else "RanksStandStill",
-        message="; ".join(part for part in (standstill, proof, where) if part),
-        node_id=odd,
+        type="RanksStandStill" if fact.proof is None else PROVEN,
+        message=Hang(fact=fact, alone=alone),
+        node_id=None if alone is None else alone.node_id,
         detail={"stacks": _kept(looks)},
     )
-    if not proof:
-        return Watched(suspicion=answered, events=(event,), words=words)
-    evidence = [f"hang: {standstill}: {proof}", where, *_in_brief(looks)]
-    # If the stacks identify no single stuck node (`odd`), the fault names no node.
-    seen_on = () if odd is None else (odd,)
+    if fact.proof is None:
+        return Watched(suspicion=answered, events=(event,), still=standing)
+    # If the stacks identify no single stuck node, the fault names no node.
+    seen_on = () if alone is None else (alone.node_id,)
+    evidence = (fact, *(() if alone is None else (alone,)), *_in_brief(looks))
     # A rank may wait for as long as the script declared. The hang begins only after this time.
     since = suspicion.since + max(status.limit_seconds for status in overdue.values())
-    faults = tuple(
-        Fault(cause=Cause.HANG, evidence=sentence, at=since, seen_on=seen_on) for sentence in evidence if sentence
+    faults = tuple(Fault(cause=Cause.HANG, evidence=each, at=since, seen_on=seen_on) for each in evidence)
+    return Watched(
+        suspicion=answered,
+        faults=faults,
+        stuck=event.node_id,
+        events=(event,),
+        still=standing,
     )
-    return Watched(suspicion=answered, faults=faults, stuck=odd, events=(event,), words=words)
-
-
-def shown(reason: str, suspicion: Suspicion | None, now: float) -> str:
-    """Return a job's reason text for the API, with the age and limit of a suspected hang.
-
-    The stored reason contains no elapsed time. Otherwise it would change, and be stored again, every second.
-
-    Args:
-        reason: the job's reason as stored, without a duration.
-        suspicion: the stored suspicion, or None.
-        now: Unix seconds.
-
-    Returns:
-        One sentence.
-    """
-    if suspicion is None or not suspicion.limit_seconds:
-        return reason
-    still = f"no progress for {max(now - suspicion.since, 0.0):.0f} s (limit {suspicion.limit_seconds:.0f} s)"
-    return f"{still}: {reason.removeprefix(TRAINS)}"
 
 
 def stands_still(reports: Mapping[NodeId, MemberReport], pace: Pace, timeouts: Timeouts) -> bool:
@@ -320,10 +295,10 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
     )
 
 
-def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> str:
-    """Return a sentence about ranks that wait within a limit that the script or the checkpoint strategy declared.
+def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> WaitsDeliberately | None:
+    """Return the ranks that wait within a limit that the script or the checkpoint strategy declared.
 
-    Empty while every such wait is shorter than `stall_seconds`.
+    None while every such wait is shorter than `stall_seconds`.
     """
     at_gate = {
         rank: status
@@ -331,79 +306,66 @@ def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts)
         if status.limit_seconds and status.still_seconds > timeouts.stall_seconds
     }
     if not at_gate:
-        return ""
+        return None
     limit = max(status.limit_seconds for status in at_gate.values())
-    waits = "waits" if len(at_gate) == 1 else "wait"
-    return f"{_named(at_gate, living)} {waits} deliberately (phase {_phases(at_gate)}), for at most {limit:g} s"
+    return WaitsDeliberately(waiting=_ranks(at_gate, living), phases=_phases(at_gate), limit_seconds=limit)
 
 
 def _is_due(now: float, still: float, suspicion: Suspicion, limit: HangLimits, timeouts: Timeouts) -> bool:
     return still > limit.second if suspicion.number == 1 else now - suspicion.asked_at > timeouts.stall_seconds
 
 
-def _proof(
+def _proven(
+    fact: Standstill,
     living: Mapping[Rank, tuple[NodeId, RankStatus]],
     overdue: Mapping[Rank, RankStatus],
     looks: Mapping[Rank, RankStacks],
     still: float,
     limit: HangLimits,
-) -> str:
-    """Return a clause that says how the stacks prove a hang, that is, that the ranks cannot continue by themselves.
+) -> Standstill:
+    """Return the standstill with the way in which the stacks prove a hang: the ranks cannot continue by themselves.
 
-    Return an empty string if the stacks prove nothing.
+    The result equals `fact` if the stacks prove nothing.
     """
     stopped = sorted(rank for rank in overdue if rank in looks and looks[rank].is_stopped)
     if stopped:
-        return f"{_named(stopped, living)} stopped by a signal"
+        return msgspec.structs.replace(fact, proof=HangProof.STOPPED, proven=_ranks(stopped, living))
     asleep = {rank for rank, look in looks.items() if not look.error and _is_idle(look)}
     if asleep >= living.keys():
-        return "no stack changed between two stack dumps, and the ranks used neither CPU nor GPU"
+        return msgspec.structs.replace(fact, proof=HangProof.ASLEEP)
     furthest = max(status.boundary for _, status in living.values())
     behind = sorted(
         rank for rank in overdue if rank in asleep and furthest >= overdue[rank].boundary + LEFT_BEHIND_BOUNDARIES
     )
     if behind:
-        return f"{_named(behind, living)} asleep with unchanged stacks while other ranks reached step {furthest}"
+        return msgspec.structs.replace(
+            fact, proof=HangProof.LEFT_BEHIND, proven=_ranks(behind, living), reached_step=furthest
+        )
     unchanged = {rank for rank, look in looks.items() if look.same_seconds > 0 and (not look.error or _is_idle(look))}
     if still > limit.last and unchanged >= living.keys():
-        return (
-            f"no stack has changed for longer than {limit.last:g} s, although ranks use CPU or GPU: they wait "
-            "for each other"
-        )
-    return ""
+        return msgspec.structs.replace(fact, proof=HangProof.UNCHANGED, last_limit_seconds=limit.last)
+    return fact
 
 
 def _is_idle(look: RankStacks) -> bool:
     return look.same_seconds > 0 and look.cpu_seconds <= IDLE_SHARE * look.same_seconds and not look.gpu_percent
 
 
-def _odd_ones(
-    living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]
-) -> tuple[NodeId | None, str]:
-    """Return the node for which all other nodes wait, and a sentence about this node.
+def _alone(living: Mapping[Rank, tuple[NodeId, RankStatus]], looks: Mapping[Rank, RankStacks]) -> AloneStuck | None:
+    """Return the node for which all other nodes wait, or None if no single node can be identified.
 
-    The ranks of such a node are stopped, have finished fewer steps, or have another stack than the majority. Return
-    None and an empty sentence if no single node can be identified.
+    The ranks of such a node are stopped, have finished fewer steps, or have another stack than the majority.
     """
     stopped = [rank for rank, look in looks.items() if look.is_stopped]
     boundaries = {rank: status.boundary for rank, (_, status) in living.items()}
     slowest = [rank for rank, boundary in boundaries.items() if boundary < max(boundaries.values())]
     groups = sorted(_groups(looks).values(), key=len, reverse=True)
     minority = [rank for group in groups[1:] for rank in group] if groups and 2 * len(groups[0]) > len(living) else []
-    for odd, how in (
-        (stopped, "stopped"),
-        (slowest, "at an earlier step than the other ranks"),
-        (minority, "at another place in the code than the other ranks"),
-    ):
+    for odd, how in ((stopped, Oddity.STOPPED), (slowest, Oddity.BEHIND), (minority, Oddity.ELSEWHERE)):
         nodes = {living[rank][0] for rank in odd if rank in living}
         if len(nodes) == 1 and len(odd) < len(living):
-            node = nodes.pop()
-            return (
-                node,
-                f"{node} alone is stuck: its rank{'s' if len(odd) > 1 else ''} {_list(odd)} "
-                f"{'are' if len(odd) > 1 else 'is'} {how}",
-            )
-    return None, ""
+            return AloneStuck(node_id=nodes.pop(), ranks=tuple(sorted(odd)), how=how)
+    return None
 
 
 def _groups(looks: Mapping[Rank, RankStacks]) -> dict[str, list[Rank]]:
@@ -420,17 +382,9 @@ def _main(look: RankStacks) -> str:
     return "\n".join(lines[:end])
 
 
-def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[str, ...]:
+def _in_brief(looks: Mapping[Rank, RankStacks]) -> tuple[SameStack, ...]:
     groups = sorted(_groups(looks).items(), key=lambda item: (-len(item[1]), item[1]))[:MAX_GROUPS]
-    return tuple(f"{_rank_word(ranks)} {_list(ranks)}: {_frames(place)}" for place, ranks in groups)
-
-
-def _frames(place: str) -> str:
-    lines = place.splitlines()
-    frames = [line.strip() for line in lines[1:]]
-    if not frames:
-        return place or "no Python stack"
-    return " < ".join([*frames[:_MAX_FRAMES], *(["…"] if len(frames) > _MAX_FRAMES else [])])
+    return tuple(SameStack(ranks=tuple(ranks), text=place) for place, ranks in groups)
 
 
 def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
@@ -442,20 +396,10 @@ def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
     return [{"ranks": [int(rank) for rank in ranks], "text": text} for text, ranks in most]
 
 
-def _named(ranks: Mapping[Rank, RankStatus] | Sequence[Rank], living: Mapping[Rank, tuple[NodeId, RankStatus]]) -> str:
-    if len(ranks) == len(living) and len(ranks) > 1:
-        return f"all {len(ranks)} ranks"
+def _ranks(ranks: Collection[Rank], living: Mapping[Rank, tuple[NodeId, RankStatus]]) -> Ranks:
     nodes = dict.fromkeys(living[rank][0] for rank in sorted(ranks))
-    return f"{_rank_word(ranks)} {_list(sorted(ranks))} on {', '.join(nodes)}"
+    return Ranks(tuple(sorted(ranks)), tuple(nodes), are_all=len(ranks) == len(living) and len(ranks) > 1)
 
 
-def _rank_word(ranks: Mapping[Rank, RankStatus] | Sequence[Rank]) -> str:
-    return "rank" if len(ranks) == 1 else "ranks"
-
-
-def _list(ranks: Sequence[Rank]) -> str:
-    return ", ".join(str(rank) for rank in sorted(ranks))
-
-
-def _phases(overdue: Mapping[Rank, RankStatus]) -> str:
-    return ", ".join(sorted({status.phase.replace("_", " ") for status in overdue.values()}))
+def _phases(overdue: Mapping[Rank, RankStatus]) -> tuple[str, ...]:
+    return tuple(sorted({status.phase.replace("_", " ") for status in overdue.values()}))

@@ -8,22 +8,18 @@ interruption.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import groupby
 from typing import Protocol
 
-from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.facts import ControlPlaneAbsent, Fact
+from control_plane.core.observed.incidents import IncidentRecord, Response
 from control_plane.core.observed.nodes import Cause, Implication
 from control_plane.core.states import INCIDENT_TRANSITIONS, IncidentEvent, IncidentState, advance
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 
 _GRAVITY = tuple(Cause)
-ABSENCE = "no control plane was running"
-"""First words of the evidence that no control plane was running for a while."""
-_ABSENT = re.compile(rf"{ABSENCE} for (?P<seconds>\d+) s")
 PHASES = ("detect", "replace", "restore", "rework")
 SOURCES: Mapping[str, str] = {
     "local": "the memory of its own nodes",
@@ -39,7 +35,7 @@ class Fault:
     """A fault that ends a generation."""
 
     cause: Cause
-    evidence: str
+    evidence: Fact
     at: float
     """When the fault occurred, in Unix seconds, by the best estimate."""
     node_id: NodeId | None = None
@@ -67,8 +63,7 @@ def opened(
     generation: Generation,
     faults: tuple[Fault, ...],
     *,
-    decision: str,
-    reason: str,
+    decision: Response,
     reached: Step,
     now: float,
     earliest: float = 0.0,
@@ -79,8 +74,7 @@ def opened(
         run: the run of the job.
         generation: number of the failed generation.
         faults: the faults that ended it. Not empty.
-        decision: the control plane's response to the failure, as a clause.
-        reason: the reason for the decision, as a clause.
+        decision: the control plane's response to the failure.
         reached: the newest step that any rank has finished.
         now: Unix seconds.
         earliest: lower bound of the failure time in Unix seconds (`IncidentRecord.earliest_failure_at`).
@@ -95,7 +89,6 @@ def opened(
         cause=faults[0].cause,
         evidence=(),
         decision=decision,
-        reason=reason,
         generation_before=generation,
         failed_at=now,
         opened_at=now,
@@ -168,17 +161,13 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
     away = min(until, incident.opened_at) - max(since, incident.failed_at)
     if away < 1:
         return incident
-    words = f"{ABSENCE} for {away:.0f} s, until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC"
-    return replace(incident, evidence=(*(each for each in incident.evidence if not each.startswith(ABSENCE)), words))
+    others = (each for each in incident.evidence if not isinstance(each, ControlPlaneAbsent))
+    return replace(incident, evidence=(*others, ControlPlaneAbsent(seconds=round(away), until=until)))
 
 
-def absent_seconds(evidence: Iterable[str]) -> float | None:
-    """Return for how many seconds after the failure no control plane was active, or None without such a time.
-
-    The function reads the number from a sentence of the evidence, which `with_absence` has added.
-    """
-    found = next((match for each in evidence if (match := _ABSENT.match(each))), None)
-    return None if found is None else float(found["seconds"])
+def absent_seconds(evidence: Iterable[Fact]) -> float | None:
+    """Return for how many seconds after the failure no control plane was active, or None without such a time."""
+    return next((each.seconds for each in evidence if isinstance(each, ControlPlaneAbsent)), None)
 
 
 def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> IncidentRecord:
@@ -187,7 +176,8 @@ def moved(incident: IncidentRecord, event: IncidentEvent, now: float) -> Inciden
     Raises InvalidTransition if the incident's state has no transition for this event. `now` is the time of the
     transition in Unix seconds.
     """
-    state = advance(INCIDENT_TRANSITIONS, f"incident {incident.id}", incident.state, event, incident.evidence)
+    story = tuple(type(each).__name__ for each in incident.evidence)
+    state = advance(INCIDENT_TRANSITIONS, f"incident {incident.id}", incident.state, event, story)
     match event:
         case IncidentEvent.NODES_THERE:
             return replace(incident, state=state, replaced_at=now)

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from control_plane.core import faults, notices, requests
+from control_plane.core import faults, notices
 from control_plane.core.evidence import NodeStanding, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
+from control_plane.core.observed.facts import LostEachOther
+from control_plane.core.observed.incidents import CheckpointWait, CheckpointWaitKind
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
 from everstep.protocol.agent_messages import MemberReport
@@ -82,7 +84,7 @@ def _departure(node: NodeObserved, verdict: NodeVerdict, now: float, not_before:
     if notice is not None and node.instance is not InstanceCondition.ENDED:
         return Departure(
             node_id=node.node_id,
-            evidence=notices.in_words(notices.announced(node.node_id, notice)),
+            evidence=notices.announced(node.node_id, notice),
             cause=Cause.NOTICE,
             remedy=Remedy.LET_GO,
             may_terminate=True,
@@ -93,9 +95,12 @@ def _departure(node: NodeObserved, verdict: NodeVerdict, now: float, not_before:
     if not _is_impaired(verdict):
         if node.request is None:
             return None
-        words = requests.in_words(node.request)
         return Departure(
-            node_id=node.node_id, evidence=words, cause=Cause.REQUESTED, remedy=Remedy.RELEASE, may_terminate=False
+            node_id=node.node_id,
+            evidence=node.request,
+            cause=Cause.REQUESTED,
+            remedy=Remedy.RELEASE,
+            may_terminate=False,
         )
     return impaired(verdict)
 
@@ -241,12 +246,6 @@ def is_stuck(
     return now - max(asked_at, progress_at) > patience
 
 
-def in_words(known: Sequence[Departure]) -> str:
-    """Return the reason text of a job that still trains, but should give up nodes (has departures)."""
-    names = ", ".join(move.node_id for move in known)
-    return f"moves off {names} when a replacement is ready: {'; '.join(move.evidence for move in known)}"
-
-
 def is_held_elsewhere(
     plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], leaving: Collection[NodeId]
 ) -> bool:
@@ -292,7 +291,7 @@ def checkpoint_wait(
     is_held: bool,
     now: float,
     timeouts: Timeouts,
-) -> tuple[bool, str]:
+) -> CheckpointWait:
     """Return whether a job that stopped to give up nodes still waits for its checkpoint, and why.
 
     The job loop calls this function once every rank has stopped at the agreed step, while the upload to S3 is not
@@ -318,39 +317,26 @@ def checkpoint_wait(
         now: Unix seconds.
         timeouts: without `ends_at`, the deadline is `blind_wait_seconds` after the stop if AWS reclaims a node, else
             `final_round_seconds` after it.
-
-    Returns:
-        Whether to wait, and a clause for the job's reason.
     """
     patience = timeouts.blind_wait_seconds if is_announced else timeouts.final_round_seconds
     end = stopped_at + patience if ends_at is None else ends_at - timeouts.prepare_deadline_seconds
-    if not is_announced and is_held:
-        return False, "the remaining nodes hold its last step"
     left = end - now
+
+    def wait(why: CheckpointWaitKind) -> CheckpointWait:
+        return CheckpointWait(why=why, remaining_seconds=end - stopped_at, upload_seconds=upload_seconds)
+
+    if not is_announced and is_held:
+        return wait(CheckpointWaitKind.HELD_ELSEWHERE)
     if left <= 0:
-        return False, "no time remained for its checkpoint"
+        return wait(CheckpointWaitKind.NO_TIME)
     if not is_held:
-        return (
-            True,
-            "waits for its checkpoint, because only the departing nodes hold its last step; "
-            f"{_seconds(end - stopped_at)} remained",
-        )
+        return wait(CheckpointWaitKind.SOLE_HOLDER)
     if not is_replaceable:
-        return (
-            True,
-            f"waits for its checkpoint while no replacement is ready; {_seconds(end - stopped_at)} remained",
-        )
+        return wait(CheckpointWaitKind.NO_REPLACEMENT)
     expected = timeouts.final_round_seconds if upload_seconds is None else UPLOAD_MARGIN * upload_seconds
-    took = "no upload was measured" if upload_seconds is None else f"the last one took {_seconds(upload_seconds)}"
     if stopped_at + expected > end:
-        return False, f"did not wait for its checkpoint: {took}, {_seconds(end - stopped_at)} remained"
-    if now >= stopped_at + expected:
-        return False, f"stopped waiting for its checkpoint: {took}"
-    return True, f"waits for its checkpoint: {took}, {_seconds(end - stopped_at)} remained"
-
-
-def _seconds(seconds: float) -> str:
-    return f"{max(0.0, seconds):.0f} s"
+        return wait(CheckpointWaitKind.TOO_SLOW)
+    return wait(CheckpointWaitKind.GAVE_UP if now >= stopped_at + expected else CheckpointWaitKind.IN_TIME)
 
 
 def verdict(move: Departure) -> NodeVerdict:
@@ -409,13 +395,11 @@ def partner(node_id: NodeId, left: Sequence[Departure], incident: str, now: floa
     Returns:
         An entry for the fault history of the remaining member.
     """
-    names = ", ".join(move.node_id for move in left)
-    words = f"{node_id} and {names} had lost each other's replicas; the job moved off {names}"
     return Implication(
         node_id=node_id,
         incident_id=incident,
         at=now,
         what=Cause.NODE_UNREACHABLE.value,
-        evidence=words,
+        evidence=LostEachOther(node_id=node_id, departed=tuple(move.node_id for move in left)),
         remedy=Remedy.NONE,
     )

@@ -62,14 +62,6 @@ def announced(node_id: NodeId, notice: Notice) -> Announced:
     return Announced(node_id=node_id, notice=notice.kind, text=notice.message)
 
 
-def in_words(reason: Announced) -> str:
-    """Return a notice as a sentence of evidence, in AWS's words.
-
-    The sentence contains no elapsed time, because the control plane stores each changed sentence.
-    """
-    return f"AWS announced for {reason.node_id}: {reason.notice.replace('_', ' ')} ({reason.text})"
-
-
 def _is_far(notice: Notice, now: float) -> bool:
     return (
         notice.kind is NoticeKind.MAINTENANCE

@@ -157,20 +157,14 @@ def hardware_fault(reason: Reason) -> Faulty | None:
     """Return the fault behind a reason if its remedy is a reboot or other hardware, or None."""
     for each in origins(reason):
         fault = each.fault if isinstance(each, NodeFaulty | StillFaulty) else each
-        if isinstance(fault, Faulty) and _by_kind(fault) in OF_HARDWARE:
+        if isinstance(fault, Faulty) and is_of_hardware(fault):
             return fault
     return None
 
 
-def fault_words(fault: Faulty) -> str:
-    """Return the fault that a node's agent reports: its code, the agent's words, and whether it returned."""
-    return f"{fault.code}: {fault.text}{'; a reboot did not repair it' if fault.is_repeated else ''}"
-
-
-def lemon_words(lemon: Lemon) -> str:
-    """Return in which incidents a node was involved that jobs do not use again."""
-    listed = ", ".join(f"{each.what} ({each.incident_id})" for each in lemon.involvements)
-    return f"it was involved in {len(lemon.involvements)} incidents within {lemon.hours:g} h: {listed}"
+def is_of_hardware(fault: Faulty) -> bool:
+    """Return whether the remedy of a fault is a reboot or other hardware."""
+    return _by_kind(fault) in OF_HARDWARE
 
 
 def recent(history: Iterable[Implication], now: float) -> tuple[Implication, ...]:

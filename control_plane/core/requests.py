@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from control_plane.core.observed.causes import Reason, RefusalKind, Refused
-from control_plane.core.observed.facts import NodeRequest, Requested
+from control_plane.core.observed.facts import NodeRequest
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.states import FleetStatus, NodeState
 
@@ -68,14 +68,6 @@ def refusal(asked: NodeRequest, standing: RequestContext) -> Refused | None:
         max_node_count=standing.max_node_count,
         frozen=standing.fleet_reasons,
     )
-
-
-def in_words(requested: Requested) -> str:
-    """Return a clause that says who requested a node and why, for reason texts and incidents."""
-    note = f": {requested.note}" if requested.note else ""
-    if requested.is_roll:
-        return f"the roll of the fleet {requested.request}s {requested.node_id} ({requested.by}){note}"
-    return f"a user requested to {requested.request} {requested.node_id} ({requested.by}){note}"
 
 
 def _why_refused(asked: NodeRequest, standing: RequestContext) -> RefusalKind | None:

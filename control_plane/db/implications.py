@@ -16,6 +16,7 @@ from typing import Final
 from sqlalchemy import bindparam, delete, select
 from sqlalchemy.orm import Session
 
+from control_plane.core.observed.facts import Fact
 from control_plane.db import leases
 from control_plane.db.leases import Lease
 from control_plane.db.models import ImplicationRow, IncidentRow
@@ -34,7 +35,7 @@ class ImplicationRecord:
     fleet_name: str
     at: datetime
     what: str
-    evidence: str
+    evidence: Fact
     is_own_word: bool
     remedy: str
 

@@ -16,6 +16,8 @@ from typing import Any, TypedDict, Unpack
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from control_plane.core.observed.facts import Fact
+from control_plane.core.observed.incidents import Response
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import JobState
 from control_plane.db import leases
@@ -34,9 +36,8 @@ class NewIncident:
     phase: str
     """Phase of the recovery: detect, replace, restore, rework or closed."""
     cause: str
-    evidence: tuple[str, ...]
-    decision: str
-    reason: str
+    evidence: tuple[Fact, ...]
+    decision: Response
     reached_step: int | None
     generation_before: int
     instance_ids: tuple[str, ...]
@@ -86,9 +87,8 @@ class IncidentUpdate(TypedDict, total=False):
 
     phase: str
     cause: str
-    evidence: tuple[str, ...]
-    decision: str
-    reason: str
+    evidence: tuple[Fact, ...]
+    decision: Response
     restore_source: str | None
     from_step: int | None
     reached_step: int | None
@@ -316,6 +316,7 @@ class JobOfIncident:
     fleet_name: str
     state: str
     reason: str
+    memo: Mapping[str, Any]
     ended_at: datetime | None
     queued_at: tuple[datetime, ...]
     """Times at which the job entered the queue, oldest first."""
@@ -323,14 +324,15 @@ class JobOfIncident:
 
 def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncident]:
     """Return the data of several jobs that descriptions of incidents need, by run id, in one query."""
-    columns = (JobRow.run_id, JobRow.fleet_name, JobRow.state, JobRow.reason, JobRow.ended_at, JobRow.transitions)
-    query = select(*columns).where(JobRow.run_id.in_(run_ids))
+    columns = (JobRow.run_id, JobRow.fleet_name, JobRow.state, JobRow.reason, JobRow.ended_at)
+    query = select(*columns, JobRow.memo, JobRow.transitions).where(JobRow.run_id.in_(run_ids))
     return {
         row.run_id: JobOfIncident(
             run_id=row.run_id,
             fleet_name=row.fleet_name,
             state=row.state,
             reason=row.reason,
+            memo=row.memo,
             ended_at=row.ended_at,
             queued_at=tuple(
                 datetime.fromisoformat(each["at"]) for each in row.transitions if each["state"] == JobState.QUEUED

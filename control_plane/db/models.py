@@ -49,7 +49,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from control_plane.core.observed.causes import NOTHING, Reason
-from control_plane.core.observed.facts import Recorded
+from control_plane.core.observed.facts import Fact, Recorded
+from control_plane.core.observed.incidents import Response
 from control_plane.core.verification import Blocked, Verdict
 
 NAME_LENGTH = 64
@@ -186,21 +187,21 @@ class RunLengths(TypeDecorator[_Runs]):
 
 
 class Record(TypeDecorator[Any]):
-    """A column type for a frozen dataclass, stored as JSON. `kind` is the dataclass."""
+    """A column type for a value of a dataclass, or of another type that msgspec converts, stored as JSON."""
 
     impl = JSON(none_as_null=True)
     cache_ok = True
 
-    def __init__(self, kind: type[Any]) -> None:
+    def __init__(self, kind: Any) -> None:
         super().__init__()
         self.kind = kind
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
-        """Convert the dataclass to JSON's types."""
+        """Convert the value to JSON's types."""
         return None if value is None else msgspec.to_builtins(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
-        """Convert a column's JSON value to the dataclass."""
+        """Convert a column's JSON value."""
         return None if value is None else msgspec.convert(value, self.kind)
 
 
@@ -408,7 +409,7 @@ class ImplicationRow(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     at: Mapped[datetime]
     what: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    evidence: Mapped[str]
+    evidence: Mapped[Fact] = mapped_column(Record(Fact))
     is_own_word: Mapped[bool]
     remedy: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
@@ -684,9 +685,8 @@ class IncidentRow(Base):
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     phase: Mapped[str] = mapped_column(String(NAME_LENGTH))
     cause: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    evidence: Mapped[tuple[str, ...]] = mapped_column(default=())
-    decision: Mapped[str] = mapped_column(default="")
-    reason: Mapped[str] = mapped_column(default="")
+    evidence: Mapped[tuple[Fact, ...]] = mapped_column(Record(tuple[Fact, ...]), default=())
+    decision: Mapped[Response] = mapped_column(Record(Response))
     restore_source: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     from_step: Mapped[int | None]
     reached_step: Mapped[int | None]

@@ -20,6 +20,7 @@ from control_plane.cloud.operator import (
     ScheduledEvent,
 )
 from control_plane.core.capacity import failing_since
+from control_plane.core.observed.facts import InstanceEnded
 from control_plane.core.observed.fleets import GroupMember, GroupObserved
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.db.notices import NoticeRecord, NoticeSource
@@ -131,39 +132,46 @@ def held_members(group: GroupState, instances: Mapping[NodeId, InstanceState]) -
 
 def conditions_of(
     group: GroupState, instances: Mapping[NodeId, InstanceState], absent: frozenset[NodeId]
-) -> dict[NodeId, tuple[InstanceCondition, str]]:
-    """Return the condition of each node's instance, and AWS's description of the instance.
+) -> dict[NodeId, tuple[InstanceCondition, InstanceEnded | None]]:
+    """Return the condition of each node's instance, and AWS's report if the instance ended or is omitted.
 
     The Auto Scaling group reports the termination of a member earlier than EC2, so the group's answer takes precedence.
     A member that a lifecycle hook still holds is not ENDED. An instance that EC2 does not list is ABSENT if it belongs
     to `absent` (`control_plane.core.absence.Omissions`), and otherwise UNKNOWN. It stays UNKNOWN while the group lists
     it as Pending.
     """
-    conditions = {}
+    conditions: dict[NodeId, tuple[InstanceCondition, InstanceEnded | None]] = {}
     launching = {member.instance_id for member in group.members if member.lifecycle_state.startswith("Pending")}
     for node_id, instance in instances.items():
         if instance.state is Ec2State.ABSENT:
             is_absent = node_id in absent and node_id not in launching
             conditions[node_id] = (
-                (InstanceCondition.ABSENT, "not listed in two answers in a row")
+                (
+                    InstanceCondition.ABSENT,
+                    InstanceEnded(node_id=node_id, state="not listed in two answers in a row"),
+                )
                 if is_absent
-                else (InstanceCondition.UNKNOWN, "")
+                else (InstanceCondition.UNKNOWN, None)
             )
             continue
-        words = f"{instance.state.value} ({instance.state_reason})" if instance.state_reason else instance.state.value
-        conditions[node_id] = (
-            InstanceCondition.ENDED if instance.state.has_ended else InstanceCondition.PRESENT,
-            words,
+        if not instance.state.has_ended:
+            conditions[node_id] = (InstanceCondition.PRESENT, None)
+            continue
+        ended = InstanceEnded(
+            node_id=node_id, state=instance.state.value, code=instance.state_code, text=instance.state_reason
         )
+        conditions[node_id] = (InstanceCondition.ENDED, ended)
     held = held_members(group, instances)
     for member in group.members:
         if (
             member.is_leaving
             and member not in held
-            and conditions.get(member.instance_id, (None, ""))[0] is not InstanceCondition.ENDED
+            and conditions.get(member.instance_id, (None, None))[0] is not InstanceCondition.ENDED
         ):
             conditions[member.instance_id] = (
                 InstanceCondition.ENDED,
-                f"leaving its Auto Scaling group ({member.lifecycle_state})",
+                InstanceEnded(
+                    node_id=member.instance_id, state=f"leaving its Auto Scaling group ({member.lifecycle_state})"
+                ),
             )
     return conditions

@@ -31,6 +31,7 @@ from control_plane.cloud.errors import CloudError, NotFound, Throttled
 from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure
 from control_plane.core import capacity
 from control_plane.core.absence import Omissions
+from control_plane.core.observed.facts import InstanceEnded
 from control_plane.core.observed.fleets import GroupObserved
 from control_plane.core.observed.jobs import FailedLaunches
 from control_plane.core.observed.nodes import InstanceCondition
@@ -72,8 +73,8 @@ class CloudView:
     group: GroupObserved
     instance_type: str
     availability_zone: str
-    conditions: Mapping[NodeId, tuple[InstanceCondition, str]]
-    """Condition of each node's instance, and AWS's description of the instance."""
+    conditions: Mapping[NodeId, tuple[InstanceCondition, InstanceEnded | None]]
+    """Condition of each node's instance, and AWS's report if the instance ended or is omitted."""
 
 
 @dataclass(slots=True)
@@ -305,18 +306,18 @@ class CloudWatch:
         view = self._views.get(fleet)
         return view if view is not None and view.asked_at > self._not_before.get(fleet, float("-inf")) else None
 
-    def condition(self, fleet: FleetName, node_id: NodeId) -> tuple[InstanceCondition, str]:
-        """Return the condition of a node's instance, and AWS's description of the instance.
+    def condition(self, fleet: FleetName, node_id: NodeId) -> tuple[InstanceCondition, InstanceEnded | None]:
+        """Return the condition of a node's instance, and AWS's report if the instance ended or is omitted.
 
         ENDED never expires. PRESENT and ABSENT become UNKNOWN when EC2's answer is older than `FORGET_SECONDS`.
         """
         view = self._views.get(fleet)
         if view is None:
-            return InstanceCondition.UNKNOWN, ""
-        condition, words = view.conditions.get(node_id, (InstanceCondition.UNKNOWN, ""))
+            return InstanceCondition.UNKNOWN, None
+        condition, ended = view.conditions.get(node_id, (InstanceCondition.UNKNOWN, None))
         if condition is not InstanceCondition.ENDED and self._monotonic() - view.asked_at > FORGET_SECONDS:
-            return InstanceCondition.UNKNOWN, ""
-        return condition, words
+            return InstanceCondition.UNKNOWN, None
+        return condition, ended
 
     def suspect(self, fleet: FleetName, node_id: NodeId) -> None:
         """Mark a node with a silent agent, so that the poller requests its status checks more often.

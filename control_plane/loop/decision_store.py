@@ -12,7 +12,9 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import jobs as accounts
 from control_plane.accounts import reasons
+from control_plane.accounts.facts import sentence
 from control_plane.core import drills, idle_nodes, ledger_hours, witnesses
 from control_plane.core.actions import Decision, EventDraft, FleetDecision
 from control_plane.core.observed.drills import DrillObserved
@@ -134,8 +136,8 @@ class DecisionStore:
                 events.append_for_job(
                     session, before, draft.type, _message(draft), moment, node_id=draft.node_id, detail=draft.detail
                 )
-        if before.state != after.state.value or before.reason != after.reason:
-            log.info("job %s: %s: %s", before.name, after.state.value, after.reason.partition("\n")[0])
+        if before.state != after.state.value or records.reason_of(before) != after.reason:
+            log.info("job %s: %s: %s", before.name, after.state.value, accounts.headline(after.reason))
         return True
 
     def apply_drill(self, lease: Lease, stored: StoredJob, drill: DrillObserved, now: float) -> None:
@@ -147,7 +149,8 @@ class DecisionStore:
         with self._database.write() as session:
             self._fleet_leases.check(session, job.fleet_name)
             db_drills.change(session, lease, drill.id, **records.drill_update(drill))
-            message = f"{drills.in_words(drill)}: {drill.state}" + (f", {drill.outcome}" if drill.outcome else "")
+            message = f"{sentence(drills.ordered(drill))}: {drill.state}"
+            message += f", {drill.outcome}" if drill.outcome else ""
             events.append_for_job(session, job, "DrillStateChanged", message, records.at(now), node_id=drill.node_id)
 
     def apply_fleet(
@@ -283,7 +286,8 @@ def _doubt(session: Session, lease: Lease, job: jobs.SavedJob, doubted: DoubtedC
 
 
 def _message(draft: EventDraft) -> str:
-    return draft.message if draft.reason is None else f"{draft.message}: {reasons.sentence(draft.reason)}"
+    message = accounts.message(draft.message)
+    return message if draft.reason is None else f"{message}: {reasons.sentence(draft.reason)}"
 
 
 def _keeps_its_turn(

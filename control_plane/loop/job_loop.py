@@ -16,6 +16,7 @@ import logging
 from dataclasses import replace
 from functools import partial
 
+from control_plane.accounts import jobs as accounts
 from control_plane.core import drills
 from control_plane.core import incidents as core_incidents
 from control_plane.core.actions import Decision, JobAction, PutManifest, Send, SendLoad
@@ -237,7 +238,7 @@ class JobLoop:
         ended = self._context.now().timestamp()
         after: dict[str, str | int] = {
             "generation": decision.record.issued_generation,
-            "reason": decision.record.reason,
+            "reason": accounts.reason(decision.record.reason),
         }
         if decision.record.state is not before.record.state:
             tracer.record(f"job {decision.record.state}", run, now, ended, after)
@@ -247,7 +248,11 @@ class JobLoop:
         self._sent[run] = sent
         for incident in decision.incidents:
             if incident.state is IncidentState.CLOSED:
-                facts = {"incident_id": incident.id, "cause": incident.cause.value, "decision": incident.decision}
+                facts = {
+                    "incident_id": incident.id,
+                    "cause": incident.cause.value,
+                    "decision": accounts.response(incident.decision),
+                }
                 tracer.record("recovery", run, incident.failed_at, now, {**after, **facts})
 
     async def _follow_drill(

@@ -432,7 +432,7 @@ class Observer:
         self, fleet: FleetName, node_id: NodeId, row: nodes.SavedNode | None, view: AgentView | None, facts: _NodeFacts
     ) -> NodeObserved:
         silent_seconds = self._hearing.silent_seconds(fleet, view)
-        reported, words = self._cloud.condition(fleet, node_id)
+        reported, ended = self._cloud.condition(fleet, node_id)
         condition = settled(
             reported,
             is_connected=view is not None and view.is_connected,
@@ -441,7 +441,7 @@ class Observer:
         )
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition = InstanceCondition.ENDED
-            words = row.reason.state if isinstance(row.reason, InstanceEnded) else "ended"
+            ended = row.reason if isinstance(row.reason, InstanceEnded) else None
         returned_at = row.returned_at if row is not None else None
         lines = [line for line in facts.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
@@ -453,7 +453,7 @@ class Observer:
         return NodeObserved(
             node_id=node_id,
             instance=condition,
-            instance_words=words,
+            ended=ended,
             complaint=self._cloud.complaint(fleet, node_id),
             is_connected=view is not None and view.is_connected,
             silent_seconds=silent_seconds,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
+from control_plane.accounts import jobs as accounts
 from control_plane.core import accounting, elastic
 from control_plane.core import incidents as core_incidents
 from control_plane.core.idle_nodes import IdleNodes
@@ -38,6 +39,7 @@ from control_plane.core.observed.jobs import (
     UnstoredOutputs,
 )
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
+from control_plane.core.observed.reasons import JobReason
 from control_plane.core.observed.steps import (
     NO_GENERATION,
     CheckpointRecord,
@@ -139,6 +141,12 @@ def suspicion_of(job: jobs.SavedJob) -> Suspicion | None:
     return None if stored is None else msgspec.convert(stored, Suspicion)
 
 
+def reason_of(job: jobs.SavedJob | incidents.JobOfIncident) -> JobReason:
+    """Return why a job is in its state. A job that an earlier version stored last has only the sentence."""
+    stored = job.memo.get("reason")
+    return job.reason if stored is None else cast(JobReason, msgspec.convert(stored, JobReason))
+
+
 def checkpoint_pace_of(job: jobs.SavedJob) -> CheckpointPace:
     """Return when the job's next checkpoint is due, as its coordinator last reported."""
     return msgspec.convert(job.memo.get("checkpoints", {}), CheckpointPace)
@@ -195,9 +203,10 @@ def generation_node_count(job: jobs.SavedJob) -> int:
 
 def job_record(job: jobs.SavedJob) -> JobRecord:
     """Convert a row of the job table to the record that decisions (`control_plane.core`) use."""
-    memo = msgspec.convert({"state_since": job.created_at.timestamp(), **job.memo}, Memo)
+    stored = {"state_since": job.created_at.timestamp(), "reason": job.reason, **job.memo}
+    memo = msgspec.convert(stored, Memo)
     return JobRecord(
-        **_as_core(job, JobRecord, "state", "failures"),
+        **_as_core(job, JobRecord, "state", "failures", "reason"),
         **{name: getattr(memo, name) for name in _MEMO},
         state=JobState(job.state),
         checkpoint_wanted=Step(job.checkpoint_wanted_step),
@@ -244,7 +253,8 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
     They exclude the job's state, which `jobs.transition` writes.
     """
     columns = {
-        **_as_stored(record, jobs.JobUpdate, "failures"),
+        **_as_stored(record, jobs.JobUpdate, "failures", "reason"),
+        "reason": accounts.reason(record.reason),
         "committed_step": record.committed,
         "proposed_step": record.proposed,
         "target_step": record.target,
@@ -508,6 +518,7 @@ def _moment(seconds: float | None) -> datetime | None:
 resolve(CapacityWait)
 resolve(CheckpointPace)
 resolve(CheckpointUpload)
+resolve(JobReason)
 resolve(Lapse)
 resolve(Memo)
 resolve(Suspicion)

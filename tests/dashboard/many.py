@@ -18,6 +18,8 @@ import msgspec
 from sqlalchemy import insert, update
 
 from control_plane.core.observed.causes import NOTHING
+from control_plane.core.observed.facts import Recorded
+from control_plane.core.observed.incidents import RestartsRanks
 from control_plane.core.states import JobState, NodeState
 from control_plane.db.jobs import JobTransition
 from control_plane.db.models import EventRow, GenerationRow, IncidentRow, JobRow, NodeRow, ReplicaRow, ShardRow
@@ -228,9 +230,8 @@ class Many:
             "project": "",
             "phase": "closed",
             "cause": "instance_terminated" if number % 3 else "rank_exit",
-            "evidence": (f"EC2 says terminated, number {number}",),
-            "decision": "a spare takes over",
-            "reason": "lost",
+            "evidence": (Recorded(text=f"EC2 says terminated, number {number}"),),
+            "decision": RestartsRanks(),
             "restore_source": "peer",
             "from_step": 100 * number,
             "reached_step": 100 * number + 2,

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.accounts.reasons import sentence
+from control_plane.accounts import facts, reasons
+from control_plane.accounts.jobs import response
 from control_plane.core.observed.fleets import HoldRelease
 from control_plane.core.observed.rolls import FleetRoll
 from control_plane.core.states import JobState, NodeState
@@ -228,7 +229,7 @@ class Teller:
                 with world.database.read() as session:
                     progress = rolls.progress_of(fleets.get(session, "main"))
                 assert progress is not None
-                self.lines.append(f"    {len(progress.finished)} finished: {_short(sentence(progress.reason))}")
+                self.lines.append(f"    {len(progress.finished)} finished: {_short(reasons.sentence(progress.reason))}")
             case ["move", number]:  # the job moves off a node at its next agreed stop
                 await self.obey(["agreed"])
                 await self.obey(["finish"])
@@ -288,8 +289,8 @@ class Teller:
             lengths = " + ".join("…" if phase is None else f"{phase:.1f}" for phase in phases)
             lines += [
                 f"incident {incident.cause}, generation {incident.generation_before} → "
-                f"{incident.generation_after}: {_short(incident.decision)}",
-                *(f"  because {_short(words)}" for words in incident.evidence),
+                f"{incident.generation_after}: {_short(response(incident.decision))}",
+                *(f"  because {_short(facts.sentence(fact))}" for fact in incident.evidence),
                 f"  from step {incident.from_step} ({incident.restore_source}), {incident.lost_steps} steps "
                 f"lost, {incident.phase}",
                 f"  detect + replace + restore + rework = {lengths} s",

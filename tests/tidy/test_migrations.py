@@ -44,6 +44,7 @@ DIGESTS = {
     "0011_trash.py": "2fca1eccc6f1c1d639b425f2d19d48cc848a948ac8fe312b7af98207d0e11a2e",
     "0012_accepted_losses.py": "6f5c1c670bb5f42a680cd67b1760bfc6f391ab56009cae5cf42e3a6a4a45e885",
     "0013_duties.py": "2c1e095ff7fc57f9827aef50833c8abcd51adad2a305400f9219038e50f6de3c",
+    "0014_facts_of_incidents.py": "31e56ba156be97d9e96e1b5e57098170d61574334ade0cb122ae9bf89fe5d2c2",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

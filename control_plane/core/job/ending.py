@@ -24,7 +24,9 @@ from control_plane.core.job.view import (
     watched_seconds,
     with_record,
 )
+from control_plane.core.observed.facts import Fact, NotPaused
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import Told
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
@@ -174,22 +176,23 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
             return stay(view, f"stopped at step {record.boundary}; waits for its ranks to end", requeue=LAUNCH_SECONDS)
         return stay(view, f"stops: {view.wants_stop}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
     stood = "its ranks did not end" if is_over else "no step"
-    why = found[0].evidence if found else f"{stood} within {patience:g} s"
+    why: str | Fact = found[0].evidence if found else f"{stood} within {patience:g} s"
     how = f"at step {record.boundary}" if is_over else "without agreement"
     running = [node.node_id for node in plan.nodes if is_in_phase(view, node.node_id, MemberPhase.RUNNING)]
     recipients = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
     halts = tuple(halt(view, node_id, plan.generation, "the job stops") for node_id in recipients)
     if running:
-        return stay(view, f"stops {how}: {why}", halts, requeue=LAUNCH_SECONDS)
+        return stay(view, Told(parts=(f"stops {how}: ", why)), halts, requeue=LAUNCH_SECONDS)
     if _awaits_checkpoint(view, is_durable=is_durable):
-        return stay(view, f"stopped {how}: {why}; waits for its last checkpoint", halts, requeue=LAUNCH_SECONDS)
+        waits = Told(parts=(f"stopped {how}: ", why, "; waits for its last checkpoint"))
+        return stay(view, waits, halts, requeue=LAUNCH_SECONDS)
     if is_over:
-        words = f"stopped at step {record.boundary}: {view.wants_stop}; but {why}"
+        parts: tuple[str | Fact, ...] = (f"stopped at step {record.boundary}: {view.wants_stop}; but ", why)
     elif accounting.is_stepping(record):
-        words = f"stopped ({view.wants_stop}), but not at one step: {why}"
+        parts = (f"stopped ({view.wants_stop}), but not at one step: ", why)
     else:
-        words = f"stopped before a new step: {view.wants_stop}"
-    return end_job(view, JobEvent.HALTED, f"{words}; {durable_words(view)}")
+        parts = (f"stopped before a new step: {view.wants_stop}",)
+    return end_job(view, JobEvent.HALTED, Told(parts=(*parts, f"; {durable_words(view)}")))
 
 
 def _stop_patience(view: JobView) -> float:
@@ -217,8 +220,7 @@ def pause(view: JobView, *, is_durable: bool) -> Decision:
         return _complete_pause(view, is_durable=is_durable)
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(record.state_since, last_movement_at(view)) > patience:
-        words = f"the ranks did not agree on a stop, and made no step, for {patience:g} s"
-        return _resume(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
+        return _resume(view, Fault(cause=Cause.PAUSE_FAILED, evidence=NotPaused(seconds=patience), at=view.now))
     return stay(view, record.reason, ask_to_stop(view), requeue=LAUNCH_SECONDS)
 
 
@@ -259,8 +261,8 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
         )
         return change_state(free, JobEvent.PAUSED, f"paused after step {record.boundary}, {resumes} {source}")
     if is_late:
-        words = f"step {record.committed} did not become a checkpoint within {patience:g} s: it is not paused"
-        return _resume(view, Fault(cause=Cause.PAUSE_FAILED, evidence=words, at=view.now))
+        fact = NotPaused(seconds=patience, step=record.committed)
+        return _resume(view, Fault(cause=Cause.PAUSE_FAILED, evidence=fact, at=view.now))
     return stay(view, f"stopped at step {record.boundary} to pause; waits for its checkpoint", requeue=LAUNCH_SECONDS)
 
 

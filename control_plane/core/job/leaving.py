@@ -19,9 +19,11 @@ from control_plane.core.job.view import (
     rank_exits,
     with_record,
 )
-from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.facts import Fact
+from control_plane.core.observed.incidents import CheckpointWait, CheckpointWaitKind, IncidentRecord, LeavesNodes
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import StoppedToLeave, Told, separated
 from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NodeId
 
@@ -44,7 +46,6 @@ def leave(view: JobView) -> Decision | None:
         ready = moves.successors(plan, view.seen.assigned, view.nodes, view.now, timeouts)
         leaving = moves.due(record.moves, len(ready), record.upload_seconds, view.now, timeouts)
         return _ask_to_leave(view, leaving, ready) if leaving else None
-    names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     if not has_agreed_stop(view):
         if moves.is_stuck(leaving, last_movement_at(view), view.now, timeouts, hangs.promised_seconds(view.reports)):
             # Training makes no progress, so the ranks cannot agree on a stop. Start a new generation without one, and
@@ -53,7 +54,7 @@ def leave(view: JobView) -> Decision | None:
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None
             )
-        return stay(view, f"agrees on a stop, to leave {names}: {why}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
+        return stay(view, _agrees(leaving), ask_to_stop(view), requeue=LAUNCH_SECONDS)
     stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
     found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
     reached = max(record.boundary, faults.reached(view.reports))
@@ -62,13 +63,15 @@ def leave(view: JobView) -> Decision | None:
         view, closed = with_incident(view, found, reached)
     incident = view.record.incident
     assert incident is not None  # `with_incident` has added an open incident to the job's record.
-    is_awaited, words = _awaits_upload(view, leaving, incident.opened_at)
-    is_return = all(move.is_returned for move in leaving)
-    aim = f"return {names}" if is_return else f"move the ranks of {names} to other nodes"
-    decision = f"stop at an agreed step and {aim}; {words}"
+    wait = _upload_wait(view, leaving, incident.opened_at)
+    decision = LeavesNodes(
+        node_ids=tuple(move.node_id for move in leaving),
+        is_return=all(move.is_returned for move in leaving),
+        wait=wait,
+    )
     view = with_record(view, incident=replace(incident, reached_step=reached, decision=decision))
-    if is_awaited:
-        stayed = stay(view, f"stopped at step {reached}: {words}", requeue=LAUNCH_SECONDS)
+    if wait.is_awaited:
+        stayed = stay(view, StoppedToLeave(step=reached, wait=wait), requeue=LAUNCH_SECONDS)
         return replace(stayed, incidents=(*closed, *stayed.incidents))
     moved = start_new_generation(_with_partners(view, leaving), found, None, decision=decision)
     return replace(moved, incidents=(*closed, *moved.incidents))
@@ -76,27 +79,36 @@ def leave(view: JobView) -> Decision | None:
 
 def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[NodeId]) -> Decision:
     """Store the request that all ranks stop at one agreed step, so that the job can give up nodes."""
-    names, why = ", ".join(move.node_id for move in leaving), "; ".join(move.evidence for move in leaving)
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
     takers = f", to continue on {', '.join(ready[: len(leaving)])}" if ready else ""
-    draft = EventDraft(
-        type="NodesToBeLeft", message=f"leaves {names} at an agreed stop{takers}: {why}", node_id=leaving[0].node_id
-    )
-    stayed = stay(with_record(view, moves=known), f"agrees on a stop, to leave {names}: {why}", requeue=0.0)
+    names = ", ".join(move.node_id for move in leaving)
+    message = Told(parts=(f"leaves {names} at an agreed stop{takers}: ", *reasons(leaving)))
+    draft = EventDraft(type="NodesToBeLeft", message=message, node_id=leaving[0].node_id)
+    stayed = stay(with_record(view, moves=known), _agrees(leaving), requeue=0.0)
     return replace(stayed, events=(*stayed.events, draft))
 
 
-def _awaits_upload(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> tuple[bool, str]:
+def _agrees(leaving: tuple[Departure, ...]) -> Told:
+    names = ", ".join(move.node_id for move in leaving)
+    return Told(parts=(f"agrees on a stop, to leave {names}: ", *reasons(leaving)))
+
+
+def reasons(leaving: tuple[Departure, ...]) -> tuple[str | Fact, ...]:
+    """Return why the job gives up nodes, as the end of a sentence."""
+    return separated(move.evidence for move in leaving)
+
+
+def _upload_wait(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> CheckpointWait:
     """Return whether the job must upload the last committed step before it gives up the nodes in `leaving`, and why."""
     record, timeouts = view.record, view.policy.timeouts
     newest = durable_step(view)
     if record.committed <= 0:
-        return False, "there was no step to keep"
+        return CheckpointWait(why=CheckpointWaitKind.NO_STEP)
     if newest >= record.committed:
-        return False, f"step {newest} is in S3"
+        return CheckpointWait(why=CheckpointWaitKind.IN_S3, step=newest)
     if awaits_restart_source(view):
-        return True, "waits for its checkpoint, because only checkpoints can be restored"
+        return CheckpointWait(why=CheckpointWaitKind.ONLY_SOURCE)
     return moves.checkpoint_wait(
         moves.ends_at(leaving, view.nodes, view.now),
         is_announced=any(move.is_announced for move in leaving),

@@ -8,7 +8,7 @@ from control_plane.core import breakers, drills, faults, incidents, moves, remed
 from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.view import JobView, with_record
-from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.incidents import IncidentRecord, LeavesNodes, Response, RestartsRanks
 from control_plane.core.observed.jobs import Departure, Exclusion, JobRecord
 from control_plane.core.observed.nodes import Cause, Remedy
 from everstep.protocol.ids import NodeId
@@ -60,13 +60,14 @@ def with_losses(view: JobView, lost: tuple[Fault, ...]) -> JobView:
     fresh, _ = drills.attributed(view.seen.drill, plan.generation, fresh)
     updated_incident = incidents.with_faults(drills.recast(view.seen.drill, incident, fresh), fresh)
     is_lost = any(not fault.cause.is_planned for fault in fresh)
-    is_planned = {*updated_incident.evidence} <= {move.evidence for move in moves.asked(view.record.moves)}
+    planned = [move.evidence for move in moves.asked(view.record.moves)]
+    is_planned = all(fact in planned for fact in updated_incident.evidence)
     # If the job gave up these nodes as planned, after all ranks had stopped at one step, the incident already has its
     # `decision`, and other nodes hold copies of the last step.
     if not is_planned:
         updated_incident = with_group_loss(updated_incident, plan)
         updated_incident = replace(
-            updated_incident, decision=decision_words(updated_incident.cause, updated_incident.instance_ids)
+            updated_incident, decision=response(updated_incident.cause, updated_incident.instance_ids)
         )
     failures = breakers.forgiven(view.record.failures, plan.generation) if is_lost else view.record.failures
     return with_implications(with_record(view, incident=updated_incident, failures=failures), fresh, updated_incident)
@@ -100,10 +101,9 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
         why = remedies.lemon(line.node_id, history, view.now)
         if why is not None and line.node_id not in left:
             remedy = remedies.of_lemon(history, view.now)
-            words = f"{line.node_id} is not used again: {remedies.lemon_words(why)}"
             move = Departure(
                 node_id=line.node_id,
-                evidence=words,
+                evidence=why,
                 cause=Cause.NODE_FAULT,
                 remedy=remedy,
                 may_terminate=remedy is Remedy.REPLACE,
@@ -151,12 +151,8 @@ def with_departures(view: JobView) -> JobView:
     )
 
 
-def decision_words(cause: Cause, lost: tuple[NodeId, ...]) -> str:
-    """Return the clause that describes Everstep's response to a failure."""
-    if not lost:
-        return "restart all ranks on the same nodes"
-    if cause is Cause.RETURNED:
-        return f"stop at an agreed step and return {', '.join(lost)}"
-    if cause.is_planned:
-        return f"stop at an agreed step and move the ranks of {', '.join(lost)} to other nodes"
-    return f"replace {', '.join(lost)} and restart all ranks"
+def response(cause: Cause, lost: tuple[NodeId, ...]) -> Response:
+    """Return Everstep's response to a failure."""
+    if lost and cause.is_planned:
+        return LeavesNodes(node_ids=lost, is_return=cause is Cause.RETURNED)
+    return RestartsRanks(replaced=lost)

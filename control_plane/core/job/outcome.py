@@ -10,8 +10,9 @@ from dataclasses import replace
 from control_plane.core import accounting, incidents
 from control_plane.core.actions import Decision, EventDraft, JobAction
 from control_plane.core.job.view import JobView, with_record
-from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.incidents import GivesUp, IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.reasons import JobReason, StateChanged
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import (
     JOB_TRANSITIONS,
@@ -31,7 +32,7 @@ LAUNCH_SECONDS = 0.5
 
 
 def stay(
-    view: JobView, reason: str, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS
+    view: JobView, reason: JobReason, actions: tuple[JobAction, ...] = (), *, requeue: float = WATCH_SECONDS
 ) -> Decision:
     """Return a decision that keeps the job's state and stores a new reason text."""
     return Decision(
@@ -44,12 +45,12 @@ def stay(
     )
 
 
-def change_state(view: JobView, event: JobEvent, reason: str) -> Decision:
+def change_state(view: JobView, event: JobEvent, reason: JobReason) -> Decision:
     """Return a decision that changes the job's state by `JOB_TRANSITIONS` and records an event with the reason."""
     before = view.record
-    state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, (before.reason,))
+    state = advance(JOB_TRANSITIONS, f"job {view.spec.job}", before.state, event, ())
     record = replace(before, state=state, reason=reason, state_since=view.now)
-    draft = EventDraft(type="JobStateChanged", message=f"{before.state} → {state}: {reason}")
+    draft = EventDraft(type="JobStateChanged", message=StateChanged(before=before.state, after=state, because=reason))
     return Decision(
         record=record,
         incidents=_changed_incident(view, record),
@@ -59,13 +60,13 @@ def change_state(view: JobView, event: JobEvent, reason: str) -> Decision:
     )
 
 
-def end_job(view: JobView, event: JobEvent, reason: str) -> Decision:
+def end_job(view: JobView, event: JobEvent, reason: JobReason) -> Decision:
     """Return a decision that ends the job and closes its open incident."""
     incident = view.record.incident
     if incident is not None and incident.state is not IncidentState.CLOSED:
         incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         if event is JobEvent.GAVE_UP:
-            incident = replace(incident, decision=f"{incident.decision}; then give the job up")
+            incident = replace(incident, decision=GivesUp(after=incident.decision))
     return change_state(
         with_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason
     )

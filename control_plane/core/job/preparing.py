@@ -23,11 +23,12 @@ from control_plane.core.job.sources import repeat_choice, step_left_in_s3
 from control_plane.core.job.store_wait import await_store, release
 from control_plane.core.job.view import (
     JobView,
-    waiting_words,
     watched_seconds,
     with_capacity_wait,
     with_record,
 )
+from control_plane.core.observed.incidents import PausesWithoutNodes
+from control_plane.core.observed.reasons import GaveUp, Waits
 from control_plane.core.states import IncidentEvent, JobEvent
 from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import Prepare
@@ -70,7 +71,7 @@ def prepare(view: JobView) -> Decision:
     )
     asks: list[JobAction] = [Send(node_id, request) for node_id in roll.late if view.nodes[node_id].is_connected]
     if gives_up:
-        return end_job(view, JobEvent.GAVE_UP, gives_up)
+        return end_job(view, JobEvent.GAVE_UP, GaveUp(because=gives_up))
     if roll.is_complete:
         return await_store(view, roll) or _store_plan(view, roll)
     view = with_vacancy(view, roll)
@@ -78,19 +79,22 @@ def prepare(view: JobView) -> Decision:
         return smaller
     if (paused := _pause_without_nodes(view, roll)) is not None:
         return paused
-    waits: list[str] = []
-    if view.record.repeat is not None:
-        waits.append(repeats.words(view.record.repeat, view.spec.job, view.spec.max_repeated_minutes))
-    if roll.vacancy_count:
-        waits += [words for words in (shrink_words(view, roll),) if words]
-        waits.append(waiting_words(view, roll.vacancy_count))
-    if roll.late:
-        waits.append(f"waits for {', '.join(roll.late)} to prepare")
-    if roll.unreachable:
-        waits.append(f"waits for {', '.join(roll.unreachable)}, which may still hold shards of the committed step")
-    aim = f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else ""
+    clauses = (
+        []
+        if view.record.repeat is None
+        else [repeats.words(view.record.repeat, view.spec.job, view.spec.max_repeated_minutes)]
+    )
+    clauses += [words for words in (shrink_words(view, roll),) if words and roll.vacancy_count]
+    waits = Waits(
+        missing_count=roll.vacancy_count,
+        text=view.seen.waiting_words if roll.vacancy_count else "",
+        late=roll.late,
+        unreachable=roll.unreachable,
+        before="; ".join(clauses),
+        aim=f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else "",
+    )
     view = with_capacity_wait(view, roll.vacancy_count)
-    return stay(view, aim + "; ".join(waits), tuple(asks), requeue=LAUNCH_SECONDS)
+    return stay(view, waits, tuple(asks), requeue=LAUNCH_SECONDS)
 
 
 def _stop_without_ranks(view: JobView) -> Decision | None:
@@ -128,9 +132,7 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
         and view.now - max(record.pause_requested_at, record.state_since) <= view.policy.timeouts.blind_wait_seconds
     ):
         return None
-    source = f"from the checkpoint of step {left}" if left > 0 else "from its beginning: there is no checkpoint"
-    cost = f"; {lost} committed steps were only in the memory of its nodes and are repeated" if lost else ""
-    return release(view, left, f"paused while it waited for a node, ResumeTrainingJob resumes it {source}{cost}")
+    return release(view, left, PausesWithoutNodes(step=left, lost_step_count=lost))
 
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
@@ -172,7 +174,6 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
                 *incident.kept_instance_ids,
                 *(move.node_id for move in view.record.moves if move.is_faulty and move.is_kept),
             ),
-            reason=f"{reason}: the newest step that every rank can get",
         )
     view = with_size(with_record(view, incident=incident), plan)
     moved = with_record(

@@ -9,6 +9,7 @@ from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import first_passed_at, is_silent, passed_at
 from control_plane.core.incidents import incident_id
 from control_plane.core.job.view import JobView, passed_by_all, with_record
+from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import IncidentEvent, IncidentState
@@ -127,8 +128,7 @@ def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobV
             incident_id=incident_id(view.spec.run, trial.failure.generation),
             at=view.now,
             what=Cause.HANG.value if trial.failure.is_hang else Cause.RANK_EXIT.value,
-            evidence=f"ranks failed alike on {trial.node_id} after step {trial.failure.step}, "
-            "and pass that step without it",
+            evidence=FailedAlike(node_id=trial.node_id, step=trial.failure.step),
             remedy=Remedy.RELEASE,
         )
         for trial in passed_trials

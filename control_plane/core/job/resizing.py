@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from control_plane.core import elastic, hangs, incidents, launch, moves
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.incidents import Fault
@@ -19,9 +21,10 @@ from control_plane.core.job.view import (
     watched_seconds,
     with_record,
 )
+from control_plane.core.observed.facts import NodesReady, NoReplacement, Returned
+from control_plane.core.observed.incidents import Grows, Shrinks
 from control_plane.core.observed.jobs import Departure, Growth, JobRecord
 from control_plane.core.observed.nodes import Cause, Remedy
-from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
 
 
@@ -95,8 +98,9 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
         size = f"on {count} of {max(before, spec.node_count)} nodes"
         if incident is not None and not is_return and not is_limit:
             cause = Cause.SHRUNK if incident.cause.is_failure else incident.cause
-            incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=words, at=view.now),))
-            incident = replace(incident, decision=f"continue {size}; grow when nodes return")
+            none = NoReplacement(seconds=spec.patience_seconds)
+            incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=none, at=view.now),))
+            incident = replace(incident, decision=Shrinks(count=count, node_count=max(before, spec.node_count)))
         verb = "continues" if record.member_count else "starts"
         view = _with_event(view, "JobShrunk", f"{verb} {size}: {words}")
     elif count > before and record.member_count:
@@ -117,10 +121,13 @@ def _with_event(view: JobView, kind: str, message: str) -> JobView:
 
 def training_words(view: JobView) -> str:
     """Return the reason text of a job that trains. The text names the number of nodes if the job requested more."""
-    size = elastic.size_words(view.spec, len(view.plan.nodes))
-    if not size:
-        return f"trains from step {view.plan.base_step}"
-    return f"trains {size} from step {view.plan.base_step}; grows back when capacity returns"
+    grows = "; grows back when capacity returns" if elastic.size_words(view.spec, len(view.plan.nodes)) else ""
+    return f"{size_words(view)} from step {view.plan.base_step}{grows}"
+
+
+def size_words(view: JobView) -> str:
+    """Return a clause that the job trains, with its number of nodes if the job requested more."""
+    return f"trains {elastic.size_words(view.spec, len(view.plan.nodes))}".rstrip()
 
 
 def give_back(view: JobView) -> Decision | None:
@@ -138,30 +145,37 @@ def give_back(view: JobView) -> Decision | None:
     if view.now < record.moves_after:
         return None
     is_for_other = seen.keep_count is not None and seen.keep_count < view.spec.most_node_count
-    why = f"for {seen.returns_to}" if is_for_other else f"MaxNodeCount is {view.spec.most_node_count}"
+    to = seen.returns_to if is_for_other else ""
+    why = f"for {to}" if to else f"MaxNodeCount is {view.spec.most_node_count}"
     departing = {move.node_id: move for move in record.moves if not move.is_announced and not move.is_kept}
     leaving = {move.node_id for move in record.moves} if is_for_other else departing.keys()
     returned = elastic.returned_nodes(view.plan, view.reports, count, departing=leaving, is_for_other=is_for_other)
     words = f"returns {', '.join(returned)} to the fleet: {why}"
     others = tuple(move for move in record.moves if move.node_id not in returned)
-    departures = tuple(_return_of(node_id, departing.get(node_id), why, view.now) for node_id in returned)
+    departures = tuple(
+        _return_of(
+            Returned(node_id=node_id, to=to, max_node_count=view.spec.most_node_count),
+            departing.get(node_id),
+            view.now,
+        )
+        for node_id in returned
+    )
     asked = with_record(view, moves=(*others, *departures), growth=None)
     return stay(_with_event(asked, "NodesToBeReturned", f"{words}, at an agreed stop"), words, requeue=0.0)
 
 
-def _return_of(node_id: NodeId, departure: Departure | None, why: str, now: float) -> Departure:
+def _return_of(fact: Returned, departure: Departure | None, now: float) -> Departure:
     """Return the record by which the job returns a node to its fleet once all ranks have stopped.
 
     `departure` is the record of an earlier decision to give up the node, or None. The result keeps its remedy, which
     the fleet still applies.
     """
-    evidence = f"{node_id} returns to the fleet: {why}"
     if departure is not None:
-        words = f"{evidence}; {departure.evidence}"
-        return replace(departure, evidence=words, cause=Cause.RETURNED, asked_at=now, is_history=False)
+        both = msgspec.structs.replace(fact, besides=departure.evidence)
+        return replace(departure, evidence=both, cause=Cause.RETURNED, asked_at=now, is_history=False)
     return Departure(
-        node_id=node_id,
-        evidence=evidence,
+        node_id=fact.node_id,
+        evidence=fact,
         cause=Cause.RETURNED,
         remedy=Remedy.RELEASE,
         may_terminate=False,
@@ -205,8 +219,8 @@ def grow(view: JobView) -> Decision | None:
         return _ask_to_grow(view, growth) if is_due else None
     names = ", ".join(growth.node_ids)
     stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
-    fault = Fault(cause=Cause.GROWN, evidence=f"{names} can work for the job", at=stopped_at)
-    decision = f"stop at an agreed step and continue on more than {record.member_count} nodes"
+    fault = Fault(cause=Cause.GROWN, evidence=NodesReady(node_ids=growth.node_ids), at=stopped_at)
+    decision = Grows(count=record.member_count)
     if has_agreed_stop(view):
         if awaits_restart_source(view):
             words = f"stopped at step {record.boundary} to grow with {names}; waits for its checkpoint"

@@ -9,16 +9,17 @@ from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.incidents import Fault
 from control_plane.core.job import store_wait
 from control_plane.core.job.losses import (
-    decision_words,
     exclusions_with,
+    response,
     with_departures,
     with_group_loss,
     with_implications,
 )
 from control_plane.core.job.outcome import change_state
 from control_plane.core.job.view import JobView, halt, has_agreed_stop, is_in_phase, with_record
-from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Response, RestartsRanks
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import GenerationEnded, Restarts
 from control_plane.core.observed.steps import DoubtedCheckpoint
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase
@@ -26,7 +27,7 @@ from everstep.protocol.ids import Generation, Step
 
 
 def start_new_generation(
-    view: JobView, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: str = ""
+    view: JobView, found: tuple[Fault, ...], failure: FailureRecord | None, *, decision: Response | None = None
 ) -> Decision:
     """End the generation: issue the next generation number, open or extend the incident, and kill running ranks.
 
@@ -34,7 +35,7 @@ def start_new_generation(
         view: the input of the decision about a job that has a generation.
         found: the faults that end the generation; not empty.
         failure: the failure that counts against the job (`core.breakers`). None if the job itself did not fail.
-        decision: Everstep's response, as the incident shows it. Empty: this function derives the response.
+        decision: Everstep's response. None: this function derives the response.
 
     Returns:
         A decision that moves the job to PREPARING.
@@ -80,16 +81,17 @@ def start_new_generation(
         store_wait=store_wait.after_loads(view),
     )
     halts = tuple(
-        halt(view, node.node_id, plan.generation, found[0].evidence)
+        halt(view, node.node_id, plan.generation, f"the generation ended ({found[0].cause})")
         for node in plan.nodes
         if is_in_phase(view, node.node_id, MemberPhase.RUNNING)
     )
     event = EventDraft(
         type="GenerationEnded",
-        message=f"generation {plan.generation} ended: {'; '.join(incident.evidence)}",
+        message=GenerationEnded(generation=plan.generation, because=incident.evidence),
         node_id=found[0].node_id,
     )
-    moved = change_state(replace(view, record=record), JobEvent.FAULTED, f"{found[0].evidence}; {incident.decision}")
+    reason = Restarts(because=found[0].evidence, response=incident.decision)
+    moved = change_state(replace(view, record=record), JobEvent.FAULTED, reason)
     known = witnesses.doubted(view.record.failed_reads, view.seen.checkpoints)
     doubted = tuple(each for each in witnesses.doubted(reads, view.seen.checkpoints) if each not in known)
     return replace(
@@ -110,7 +112,7 @@ def _doubt_event(doubted: DoubtedCheckpoint) -> EventDraft:
 
 
 def with_incident(
-    view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: str = ""
+    view: JobView, found: tuple[Fault, ...], reached: Step, *, decision: Response | None = None
 ) -> tuple[JobView, tuple[IncidentRecord, ...]]:
     """Store the incident of these faults in the job's record.
 
@@ -144,19 +146,18 @@ def _incident_of(
         # A planned departure loses no shard, because the departing node has replicated its last step.
         if view.seen.plan is not None and not again.cause.is_planned:
             again = with_group_loss(again, view.seen.plan)
-        return (), replace(again, decision=decision_words(again.cause, again.instance_ids))
+        return (), replace(again, decision=response(again.cause, again.instance_ids))
     opened = incidents.opened(
         view.spec.run,
         view.plan.generation,
         found,
-        decision="",
-        reason="Everstep plans the launch when every node is prepared",
+        decision=RestartsRanks(),
         reached=reached,
         now=view.now,
         earliest=_earliest_failure_at(view),
     )
     opened = incidents.with_absence(
-        replace(opened, decision=decision_words(opened.cause, opened.instance_ids)), view.record.unwatched
+        replace(opened, decision=response(opened.cause, opened.instance_ids)), view.record.unwatched
     )
     if before is None:
         return (), opened

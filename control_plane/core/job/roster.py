@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from control_plane.core import accounting, breakers, drills, elastic, faults, incidents, launch, moves, witnesses
 from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import NodeStanding, NodeVerdict
@@ -14,9 +16,11 @@ from control_plane.core.incidents import Fault
 from control_plane.core.job.losses import exclusions_with, loss_faults, with_losses
 from control_plane.core.job.sources import repeat_choice, restorable_step, step_to_keep
 from control_plane.core.job.view import JobView, watched_seconds, with_record
+from control_plane.core.observed.facts import Absence, AloneFailedToLoad, NotPrepared
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition, Remedy
+from control_plane.core.observed.reasons import Told
 from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NO_STEP, NodeId
 
@@ -157,34 +161,32 @@ def without_unreachable(view: JobView) -> JobView:
         return view
     left, floor = restorable_step(view, record, roll), launch.floor_of(view.spec, view.seen, record)
     late_seconds, silent_seconds = timeouts.exclude_seconds, timeouts.prepare_deadline_seconds
-    silent_words, cost = f"did not prepare within {silent_seconds:g} s and is silent", ""
+    silence = Absence.SILENT
     if left < floor:
         late_seconds, silent_seconds = (
             timeouts.blind_wait_seconds + timeouts.exclude_seconds,
             timeouts.blind_wait_seconds,
         )
-        silent_words, cost = (
-            f"was unreachable for {silent_seconds:g} s",
-            f"; without it, only step {left} can be restored, not the committed step {floor}",
-        )
-    dropped = [
-        (node_id, f"{node_id} did not prepare within {late_seconds:g} s{cost}")
-        for node_id in roll.late
-        if waited[node_id] > late_seconds
-    ]
+        silence = Absence.UNREACHABLE
+
+    def absent(node_id: NodeId, how: Absence, seconds: float) -> NotPrepared:
+        fact = NotPrepared(node_id=node_id, how=how, seconds=seconds)
+        return msgspec.structs.replace(fact, restorable_step=left, committed_step=floor) if left < floor else fact
+
+    dropped = [absent(node_id, Absence.LATE, late_seconds) for node_id in roll.late if waited[node_id] > late_seconds]
     if len(dropped) == len(roll.late) and not view.seen.is_fleet_blind:
         dropped += [
-            (node_id, f"{node_id} {silent_words}{cost}")
-            for node_id in roll.unreachable
-            if waited[node_id] > silent_seconds
+            absent(node_id, silence, silent_seconds) for node_id in roll.unreachable if waited[node_id] > silent_seconds
         ]
     if not dropped or (left < floor and len(dropped) < len(roll.late) + len(roll.unreachable)):
         return view
     if (choice := repeat_choice(view, left)) is not None:
         return with_record(view, repeat=choice)
     verdicts = tuple(
-        NodeVerdict(node_id=node_id, standing=NodeStanding.GONE, evidence=words, since=view.verdicts[node_id].since)
-        for node_id, words in dropped
+        NodeVerdict(
+            node_id=fact.node_id, standing=NodeStanding.GONE, evidence=fact, since=view.verdicts[fact.node_id].since
+        )
+        for fact in dropped
     )
     excluded = with_record(view, exclusions=exclusions_with(view, record, verdicts))
     return with_losses(excluded, tuple(fault for verdict in verdicts for fault in loss_faults(view, verdict)))
@@ -206,11 +208,11 @@ def without_suspects(view: JobView) -> JobView:
         is_due = is_again or (suspect.is_mismatch and view.seen.spare_count > 0)
         if not is_due or all(suspect.node_id != place for place in roll.places):
             continue
-        words = f"{suspect.node_id} alone could not load step {suspect.step}"
+        fact = AloneFailedToLoad(node_id=suspect.node_id, step=suspect.step)
         verdict = NodeVerdict(
             node_id=suspect.node_id,
             standing=NodeStanding.GONE,
-            evidence=words,
+            evidence=fact,
             cause=Cause.LOAD_FAILED,
             may_terminate=is_again,
             remedy=Remedy.REPLACE if is_again else Remedy.RETIRE,
@@ -223,7 +225,9 @@ def without_suspects(view: JobView) -> JobView:
             skipped = tuple(dict.fromkeys((*record.refused, *suspect.sources)))
             if skipped != record.refused:
                 event = EventDraft(
-                    type="StepSkipped", message=f"{words}, and no other node has it", node_id=suspect.node_id
+                    type="StepSkipped",
+                    message=Told(parts=(fact, ", and no other node has it")),
+                    node_id=suspect.node_id,
                 )
                 view = replace(with_record(view, refused=skipped), events=(*view.events, event))
     return view

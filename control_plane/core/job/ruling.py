@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from control_plane.core import breakers, launch
 from control_plane.core.actions import EventDraft
 from control_plane.core.breakers import BreakerCourse
 from control_plane.core.job.sources import restorable_step, restorable_step_without, step_to_keep
 from control_plane.core.job.view import JobView, with_record
-from control_plane.core.observed.incidents import FailureRecord
+from control_plane.core.observed.incidents import FailureRecord, Repeated, Tries
 from control_plane.core.observed.jobs import Exclusion, Trial
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.observed.steps import RefusedSource
 from everstep.protocol.ids import FIRST_STEP
 
 
-def with_ruling(view: JobView) -> tuple[JobView, str]:
+def with_ruling(view: JobView) -> tuple[JobView, Repeated | None]:
     """Apply the decision of `core.breakers` about repeated failures, once all members have promised to join.
 
     The first value is `view` with the decision in the job's record. The second value is the reason for which the job
-    fails, or empty if the job continues. The function decides nothing if the job itself did not cause the end of the
+    fails, or None if the job continues. The function decides nothing if the job itself did not cause the end of the
     last generation.
     """
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
     if roll.late or roll.unreachable or not record.failures or record.failures[-1].generation != record.generation:
-        return view, ""
+        return view, None
     last = record.failures[-1]
     refused = _refused_state(view, last)
     older = restorable_step(view, replace(record, refused=(*record.refused, *refused)), roll)
@@ -37,26 +39,25 @@ def with_ruling(view: JobView) -> tuple[JobView, str]:
     )
     match ruling.course:
         case BreakerCourse.AGAIN:
-            return view, ""
+            return view, None
         case BreakerCourse.GIVE_UP:
             return view, ruling.why
         case BreakerCourse.OTHER_NODE:
             assert last.node_id is not None  # `rule` chooses OTHER_NODE only after a failure of a known node
-            change = f"{last.node_id} is replaced once, to find out whether the node or the script is at fault"
-            words = f"{change}: {ruling.why}".partition("\n")[0]
-            exclusion = Exclusion(node_id=last.node_id, evidence=words, may_terminate=False, remedy=Remedy.RELEASE)
             trial = Trial(kind="node", failure=last, node_id=last.node_id)
-            view = with_record(view, exclusions=(*record.exclusions, exclusion), trials=(*record.trials, trial))
         case BreakerCourse.OLDER_STATE:
-            change = f"step {last.base_step} is skipped once, to find out whether the state or the script is at fault"
-            words = f"{change}: {ruling.why}".partition("\n")[0]
             trial = Trial(kind="state", failure=last)
-            view = with_record(
-                view, refused=tuple(dict.fromkeys([*record.refused, *refused])), trials=(*record.trials, trial)
-            )
+            view = with_record(view, refused=tuple(dict.fromkeys([*record.refused, *refused])))
+    assert ruling.why is not None  # only AGAIN has no reason
+    short = msgspec.structs.replace(ruling.why, failure=replace(last, last_lines=""))
+    tries = Tries(change=breakers.change_of(trial), because=short)
+    if trial.node_id is not None:
+        exclusion = Exclusion(node_id=trial.node_id, evidence=tries, may_terminate=False, remedy=Remedy.RELEASE)
+        view = with_record(view, exclusions=(*record.exclusions, exclusion))
+    view = with_record(view, trials=(*record.trials, trial))
     if (incident := view.record.incident) is not None:
-        view = with_record(view, incident=replace(incident, decision=words))
-    return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=words))), ""
+        view = with_record(view, incident=replace(incident, decision=tries))
+    return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=tries))), None
 
 
 def _refused_state(view: JobView, failure: FailureRecord) -> tuple[RefusedSource, ...]:

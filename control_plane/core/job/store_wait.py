@@ -10,6 +10,9 @@ from control_plane.core.actions import Decision
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, stay
 from control_plane.core.job.sources import step_left_in_s3
 from control_plane.core.job.view import JobView, with_record
+from control_plane.core.observed.facts import Recorded
+from control_plane.core.observed.incidents import PausesWithoutNodes
+from control_plane.core.observed.reasons import Waits
 from control_plane.core.states import IncidentEvent, JobEvent
 from control_plane.core.verification import Blocked, blocked
 from everstep.protocol.agent_messages import Obstacle
@@ -59,24 +62,25 @@ def await_store(view: JobView, roll: launch.Roll) -> Decision | None:
     why = f"{OBSTACLES[wait.obstacle]} since {_clock(wait.since)} ({wait.detail})"
     if not lost and record.pause_requested_at is not None:
         words = f"paused while it waited: {why}; ResumeTrainingJob resumes it"
-        return release(with_record(view, store_wait=None), left, words)
+        return release(with_record(view, store_wait=None), left, Recorded(text=words))
     if not lost and view.now >= until:
         aside = with_record(view, not_before=view.now + STAND_ASIDE_SECONDS)
         words = f"gives its nodes back, because {why}; it queues again in {STAND_ASIDE_SECONDS / 60:g} minutes"
-        return release(aside, left, f"{words} and restores step {left}")
+        return release(aside, left, Recorded(text=f"{words} and restores step {left}"))
     kept = (
         "keeps its nodes, because only their memory has the newest step"
         if lost
         else f"keeps its nodes until {_clock(until)}"
     )
-    return stay(view, f"waits: {why}; tries again at {_clock(wait.next_attempt_at)}; {kept}", requeue=LAUNCH_SECONDS)
+    waits = Waits(before=f"waits: {why}; tries again at {_clock(wait.next_attempt_at)}; {kept}")
+    return stay(view, waits, requeue=LAUNCH_SECONDS)
 
 
-def release(view: JobView, left: Step, words: str) -> Decision:
+def release(view: JobView, left: Step, response: PausesWithoutNodes | Recorded) -> Decision:
     """Return a prepared job to the queue without its nodes. `left` is the step that S3 can restore."""
     incident = view.record.incident
     if incident is not None:
-        incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=words)
+        incident = replace(incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now), decision=response)
     free = with_record(
         view,
         asked=(),
@@ -87,7 +91,7 @@ def release(view: JobView, left: Step, words: str) -> Decision:
         incident=incident,
         committed=min(view.record.committed, left),
     )
-    return change_state(free, JobEvent.PAUSED, words)
+    return change_state(free, JobEvent.PAUSED, response)
 
 
 def _clock(at: float) -> str:

@@ -11,6 +11,8 @@ from control_plane.core.evidence import NodeStanding
 from control_plane.core.job.outcome import stay
 from control_plane.core.job.progress import with_progress
 from control_plane.core.job.view import JobView, halt, with_record
+from control_plane.core.observed.facts import Fact
+from control_plane.core.observed.reasons import Told
 from control_plane.core.states import RUNNING_JOBS, JobState
 from everstep.protocol.agent_messages import MemberPhase
 
@@ -44,12 +46,13 @@ def observe_only(view: JobView, cause: str) -> Decision:
         and node.member.generation < present
         and node.member.phase is MemberPhase.RUNNING
     ]
-    observations = [
-        f"{verdict.node_id} is {_STANDING_WORDS[verdict.standing]}"
-        for verdict in view.verdicts.values()
-        if verdict.standing in _STANDING_WORDS
-    ]
-    observations += [fault.evidence for fault in faults.of_ranks(view.reports)]
-    view = with_record(view, left_alone=bool(observations))
-    observed = f"; it observes: {'; '.join(observations)}" if observations else ""
-    return stay(view, f"{cause}: Everstep decides nothing{observed}", (*actions, *ended))
+    observed: list[str | Fact] = []
+    for verdict in view.verdicts.values():
+        if verdict.standing in _STANDING_WORDS:
+            observed += ["; ", f"{verdict.node_id} is {_STANDING_WORDS[verdict.standing]}"]
+    for fault in faults.of_ranks(view.reports):
+        observed += ["; ", fault.evidence]
+    view = with_record(view, left_alone=bool(observed))
+    doing = f"{cause}: Everstep decides nothing"
+    reason = Told(parts=(f"{doing}; it observes: ", *observed[1:])) if observed else doing
+    return stay(view, reason, (*actions, *ended))

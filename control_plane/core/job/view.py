@@ -137,7 +137,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     }
     for node_id in team:
         if node_id not in seen.assigned:
-            verdicts[node_id] = faults.gone(verdicts[node_id], f"{node_id} is no longer part of the fleet")
+            verdicts[node_id] = faults.gone(verdicts[node_id])
     taken = {exclusion.node_id for exclusion in record.exclusions}.difference(seen.assigned)
     record = replace(
         record,

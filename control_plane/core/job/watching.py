@@ -8,13 +8,14 @@ from control_plane.core import accounting, checkpoints, faults, hangs, launch, m
 from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.evidence import NodeStanding, is_silent, progress_without
 from control_plane.core.job.ending import finish, pause, stop
-from control_plane.core.job.leaving import leave
+from control_plane.core.job.leaving import leave, reasons
 from control_plane.core.job.losses import reported_besides, with_departures
 from control_plane.core.job.outcome import LAUNCH_SECONDS, WATCH_SECONDS, change_state, end_job, stay, with_actions
 from control_plane.core.job.progress import with_progress
-from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, training_words, with_growth
+from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, size_words, training_words, with_growth
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
+from control_plane.core.observed.reasons import AwaitsFirstStep, JobReason, Told, separated
 from control_plane.core.states import JobEvent, JobState
 from control_plane.core.strategies import requested_step
 from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeStacks
@@ -95,26 +96,37 @@ def watch(view: JobView) -> Decision:
         for node_id in watched.ask
         if watched.suspicion is not None
     )
-    if watched.words:
+    if watched.still is not None:
         waiting = stay(
             view,
-            f"{hangs.TRAINS}{watched.words}",
+            watched.still,
             (*puts, *looks),
             requeue=LAUNCH_SECONDS if watched.ask else WATCH_SECONDS,
         )
         return replace(waiting, events=(*watched.events, *waiting.events))
     if view.record.moves:
-        waiting = stay(view, f"trains; {moves.in_words(view.record.moves)}", puts, requeue=WATCH_SECONDS)
+        waiting = stay(view, _moves_off(view), puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
+    is_stepping = accounting.is_stepping(view.record)
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is NodeStanding.UNCLEAR]
-    doing = training_words(view) if accounting.is_stepping(view.record) else _awaits_first_step(view)
-    reason = f"{doing.partition(' from ')[0]}; {'; '.join(_unclear_words(view, unclear))}" if unclear else doing
+    reason: JobReason = training_words(view) if is_stepping else _awaits_first_step(view)
+    if unclear:
+        silent = sorted(node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts))
+        doing = size_words(view) if is_stepping else launch.starting(view.plan, view.reports) or "starts"
+        facts = (f"{', '.join(silent)} silent",) if silent else separated(unclear)
+        reason = Told(parts=(f"{doing}; ", *facts))
     trains = stay(view, reason, puts, requeue=WATCH_SECONDS)
     return replace(trains, events=(*watched.events, *trains.events))
 
 
-def _awaits_first_step(view: JobView) -> str:
-    return launch.starting(view.plan, view.reports) or f"waits for the first step after step {view.plan.base_step}"
+def _moves_off(view: JobView) -> Told:
+    names = ", ".join(move.node_id for move in view.record.moves)
+    text = f"trains; moves off {names} when a replacement is ready: "
+    return Told(parts=(text, *reasons(view.record.moves)))
+
+
+def _awaits_first_step(view: JobView) -> JobReason:
+    return launch.starting(view.plan, view.reports) or AwaitsFirstStep(step=view.plan.base_step)
 
 
 def _with_notices(view: JobView) -> JobView:
@@ -166,12 +178,3 @@ def _watch_clocks(view: JobView) -> hangs.Watched:
         view.policy.timeouts,
         has_all_reports=has_all_reports,
     )
-
-
-def _unclear_words(view: JobView, unclear: list[str]) -> list[str]:
-    """Return a clause that names the silent nodes, or `unclear` if no node is silent.
-
-    `unclear` contains the evidence on nodes for which the control plane cannot decide yet whether they are lost.
-    """
-    silent = [node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts)]
-    return [f"{', '.join(sorted(silent))} silent"] if silent else unclear

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from control_plane.core.observed.facts import Fact, Faulty, NodeRequest, Recorded, Value
+from control_plane.core.observed.incidents import Tries
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.states import JobState, NodeState
 from everstep.protocol.codec import resolve
@@ -54,7 +55,7 @@ class GivenUp(Value, frozen=True):
 
     job: str
     remedy: Remedy
-    because: Fact
+    because: Fact | Tries
 
 
 class Silent(Value, frozen=True):
@@ -316,7 +317,9 @@ def origins(reason: Reason) -> Iterator[Reason]:
     while known is not None:
         yield known
         match known:
-            case GivenUp(because=earlier) | NotRebooted(because=earlier) | ReleasedToEnd(held=earlier):
+            case GivenUp(because=given_up):
+                known = None if isinstance(given_up, Tries) else given_up
+            case NotRebooted(because=earlier) | ReleasedToEnd(held=earlier):
                 known = earlier
             case KeptForInspection(because=earlier) | NotKept(because=earlier):
                 known = earlier

@@ -59,6 +59,12 @@ class Faulty(Value, frozen=True):
     is_repeated: bool = False
     """Whether the same fault already caused a reboot of the node."""
 
+    @property
+    def gpu(self) -> str | None:
+        """The index of the faulty GPU. None if the device is not a GPU."""
+        kind, _, index = self.device.partition(" ")
+        return index if kind == "gpu" else None
+
 
 class NodeFaulty(Value, frozen=True):
     """The agent of the node reports a fault that makes the node unusable."""
@@ -215,6 +221,13 @@ class LoadFailed(Value, frozen=True):
 
     node_id: NodeId
     text: str
+
+
+class AloneFailedToLoad(Value, frozen=True):
+    """The node alone could not load a step."""
+
+    node_id: NodeId
+    step: Step
 
 
 class ShardLoss(StrEnum):
@@ -381,6 +394,7 @@ Fact: TypeAlias = (
     | AgentRestarted
     | RankEnded
     | LoadFailed
+    | AloneFailedToLoad
     | ShardsLost
     | Standstill
     | AloneStuck
@@ -394,5 +408,8 @@ Fact: TypeAlias = (
     | FailedAlike
     | LostEachOther
 )
+
+NOTHING = Recorded()
+"""The evidence of a verdict that needs none."""
 
 resolve(Fact)

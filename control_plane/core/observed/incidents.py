@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
 
+from control_plane.core.observed.facts import Fact, Recorded, Value
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState
-from everstep.protocol.agent_messages import ExitClass
-from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
+from everstep.protocol.agent_messages import ExitClass, MemoryEnd
+from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +29,14 @@ class FailureRecord:
     max_boundary: Step
     """The newest step that any generation had finished before this failure."""
     last_lines: str = ""
-    words: str = ""
-    """A sentence about how the first failed rank ended, with advice, for example to use less memory.
-
-    Empty if the control plane knows only exit class and code.
-    """
+    error: str | None = None
+    """The exception (class and message) of the script at the end of `last_lines`. None without a traceback."""
+    error_place: str | None = None
+    """The file and the line of the job's code in which the exception arose: `train.py:48`, or None."""
+    rank: Rank | None = None
+    """The rank that failed first. None if no rank exited."""
+    memory: MemoryEnd | None = None
+    """The evidence that the rank ran out of memory. None for other failures."""
     is_hang: bool = False
     """Whether the failure was a hang: the ranks made no progress, but no process ended."""
     node_id: NodeId | None = None
@@ -42,6 +48,117 @@ class FailureRecord:
     """The step from which the failed generation started."""
 
 
+class Change(Value, frozen=True):
+    """The one thing that the job changed after repeated failures: its node, or the step from which it restarts."""
+
+    node_id: NodeId | None = None
+    """The node that another node replaced. None if the job instead restored an older state than `skipped_step`."""
+    skipped_step: Step | None = None
+
+
+class Repeated(Value, frozen=True):
+    """The job failed `count` times in the same way, or without reaching a new step since the Unix time `since`."""
+
+    count: int
+    failure: FailureRecord
+    """The last failure."""
+    tried: tuple[Change, ...] = ()
+    since: float | None = None
+    """Time of the first failure without a new step. None if all failures are identical."""
+    alike_count: int = 0
+    """Number of identical failures at the end. Set together with `since`."""
+
+
+class CheckpointWaitKind(StrEnum):
+    """Whether a job that stopped to give up nodes waits for its checkpoint.
+
+    The first group does not wait: NO_STEP, IN_S3, HELD_ELSEWHERE, NO_TIME, TOO_SLOW, GAVE_UP. The others wait:
+    ONLY_SOURCE (only checkpoints can be restored), SOLE_HOLDER (only departing nodes hold the last step),
+    NO_REPLACEMENT, IN_TIME.
+    """
+
+    NO_STEP = "no_step"
+    IN_S3 = "in_s3"
+    HELD_ELSEWHERE = "held_elsewhere"
+    NO_TIME = "no_time"
+    TOO_SLOW = "too_slow"
+    GAVE_UP = "gave_up"
+    ONLY_SOURCE = "only_source"
+    SOLE_HOLDER = "sole_holder"
+    NO_REPLACEMENT = "no_replacement"
+    IN_TIME = "in_time"
+
+
+class CheckpointWait(Value, frozen=True):
+    """Whether a job that stopped to give up nodes waits for the checkpoint of its last step, and why."""
+
+    why: CheckpointWaitKind
+    step: Step | None = None
+    remaining_seconds: float = 0.0
+    """Time from the stop until the end of the wait."""
+    upload_seconds: float | None = None
+    """Duration of the previous upload. None if no upload was measured."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the job waits."""
+        kinds = CheckpointWaitKind
+        return self.why in (kinds.ONLY_SOURCE, kinds.SOLE_HOLDER, kinds.NO_REPLACEMENT, kinds.IN_TIME)
+
+
+class RestartsRanks(Value, frozen=True):
+    """Restart all ranks, with other nodes in place of `replaced`."""
+
+    replaced: tuple[NodeId, ...] = ()
+
+
+class LeavesNodes(Value, frozen=True):
+    """Stop all ranks at an agreed step, and continue without some nodes."""
+
+    node_ids: tuple[NodeId, ...]
+    is_return: bool = False
+    """Whether the nodes return to the fleet without a replacement."""
+    wait: CheckpointWait | None = None
+
+
+class Tries(Value, frozen=True):
+    """Change one thing, to find its part in repeated failures."""
+
+    change: Change
+    because: Repeated | Recorded
+
+
+class Shrinks(Value, frozen=True):
+    """Continue on `count` of `node_count` nodes."""
+
+    count: int
+    node_count: int
+
+
+class Grows(Value, frozen=True):
+    """Stop all ranks at an agreed step, and continue on more than `count` nodes."""
+
+    count: int
+
+
+class PausesWithoutNodes(Value, frozen=True):
+    """Pause the job while it waits for a node."""
+
+    step: Step
+    """The step from which the job resumes, or at most 0 without a checkpoint."""
+    lost_step_count: int = 0
+
+
+class GivesUp(Value, frozen=True):
+    """Give the job up, after an earlier response."""
+
+    after: Response
+
+
+Response: TypeAlias = Recorded | RestartsRanks | LeavesNodes | Tries | Shrinks | Grows | PausesWithoutNodes | GivesUp
+"""Everstep's response to a failure."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncidentRecord:
     """A failure and its recovery, as the control plane stores them."""
@@ -49,9 +166,8 @@ class IncidentRecord:
     id: str
     state: IncidentState
     cause: Cause
-    evidence: tuple[str, ...]
-    decision: str
-    reason: str
+    evidence: tuple[Fact, ...]
+    decision: Response
     generation_before: Generation
     failed_at: float
     opened_at: float

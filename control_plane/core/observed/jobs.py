@@ -8,8 +8,10 @@ from enum import StrEnum
 from typing import Literal
 
 from control_plane.core.observed.drills import DrillObserved
-from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.facts import Fact
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Tries
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
+from control_plane.core.observed.reasons import JobReason
 from control_plane.core.observed.spans import Span
 from control_plane.core.observed.steps import (
     NO_GENERATION,
@@ -177,7 +179,7 @@ class Exclusion:
     """
 
     node_id: NodeId
-    evidence: str
+    evidence: Fact | Tries
     may_terminate: bool
     """Whether AWS's report, or a fault that the node's live agent reports, permits termination.
 
@@ -220,7 +222,7 @@ class Departure:
     """A member that the job gives up as planned: all ranks first stop at one step, so no step is lost (ADR 0016)."""
 
     node_id: NodeId
-    evidence: str
+    evidence: Fact
     cause: Cause
     remedy: Remedy
     may_terminate: bool
@@ -401,6 +403,8 @@ class Memo:
 
     state_since: float
     """Time at which the job entered its state, in Unix seconds."""
+    reason: JobReason = ""
+    """Why the job is in its state, and what it does. Records of an earlier version have only the sentence."""
     boundary_at: float | None = None
     """Unix time at which the first rank finished step `JobRecord.boundary`, as the rank reported it.
 
@@ -503,7 +507,6 @@ class JobRecord(Memo):
     """The stored record of a job. `core.job.decide` receives this record and returns the changed record to store."""
 
     state: JobState
-    reason: str
     created_at: float
     stop_requested_at: float | None = None
     pause_requested_at: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from control_plane.core.observed.facts import Requested
+from control_plane.core.observed.facts import Fact, InstanceEnded, Requested
 from everstep.protocol.agent_messages import MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import NodeId
 
@@ -112,7 +112,7 @@ class Implication:
     at: float
     what: str
     """The incident's cause or the code of a fault, for example `node_unreachable` or `gpu_xid 79`."""
-    evidence: str
+    evidence: Fact
     is_own_word: bool = False
     """Whether the node's own live agent reported the fault. Only then may the fleet terminate a node for it."""
     remedy: Remedy = Remedy.NONE
@@ -135,8 +135,8 @@ class NodeObserved:
 
     node_id: NodeId
     instance: InstanceCondition = InstanceCondition.UNKNOWN
-    instance_words: str = ""
-    """State and state reason of the instance, as AWS reports them: `terminated, Client.UserInitiatedShutdown`."""
+    ended: InstanceEnded | None = None
+    """AWS's report that the instance ended or that EC2's answers omit it. None without such a report."""
     complaint: str = ""
     """Words about an EC2 status check that fails although the instance runs. Empty if no check failed.
 

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 
+from control_plane.accounts.facts import sentence
+from control_plane.accounts.jobs import reason
 from control_plane.core import accounting, elastic, evidence, fleets, moves, notices, queue, remedies
 from control_plane.core.actions import (
     Decision,
@@ -28,6 +30,7 @@ from control_plane.core.actions import (
 )
 from control_plane.core.job import decide
 from control_plane.core.observed.causes import Surplus
+from control_plane.core.observed.facts import InstanceEnded
 from control_plane.core.observed.fleets import (
     FleetJob,
     FleetObserved,
@@ -345,7 +348,7 @@ class Simulation:
             seen[node_id] = NodeObserved(
                 node_id=node_id,
                 instance=InstanceCondition.ENDED if gone else InstanceCondition.PRESENT,
-                instance_words=self.ended.get(node_id, "terminated" if gone else ""),
+                ended=InstanceEnded(node_id=node_id, state=self.ended.get(node_id, "terminated")) if gone else None,
                 is_connected=agent is not None and not silent,
                 silent_seconds=self.seconds - since,
                 heard_at=self.control_time_of(since),
@@ -756,12 +759,12 @@ class Simulation:
     def check_silences(self, observed: JobObserved, decision: Decision) -> None:
         """Assert that no message overstates how long a node has been silent, whatever the clocks show."""
         told = [
-            observed.record.reason,
-            *(observed.record.incident.evidence if observed.record.incident is not None else ()),
+            reason(observed.record.reason),
+            *(map(sentence, observed.record.incident.evidence) if observed.record.incident is not None else ()),
         ]
         tells = [
-            decision.record.reason,
-            *(decision.record.incident.evidence if decision.record.incident is not None else ()),
+            reason(decision.record.reason),
+            *(map(sentence, decision.record.incident.evidence) if decision.record.incident is not None else ()),
         ]
         for words in tells:
             for node_id, seconds in SILENCE.findall(words) if words not in told else ():

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from control_plane.core import accounting, incidents
 from control_plane.core.incidents import Fault
+from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.spans import Bucket
@@ -70,7 +71,7 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
     events = [None, *(event for state, event in JOB_TRANSITIONS if state is job.state)]
     event = events[choice % len(events)]
     if event is JobEvent.FAULTED:
-        fault = Fault(cause=Cause.RANK_EXIT, evidence="a rank ended", at=now - choice)
+        fault = Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="a rank ended"), at=now - choice)
         opened = incidents.opened(
             RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
         )
@@ -138,7 +139,7 @@ def test_training_counts_by_the_share_of_its_nodes(history: list[tuple[float, fl
         job = replace(job, member_count=present, missing_count=missing)
         now += seconds
         job = accounting.charge(job, now, gap_seconds=9e9)
-        fault = Fault(cause=Cause.RANK_EXIT, evidence="a rank ended", at=now - seconds * detected_late)
+        fault = Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="a rank ended"), at=now - seconds * detected_late)
         opened = incidents.opened(
             RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
         )

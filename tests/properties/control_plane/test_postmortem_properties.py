@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.accounts.postmortem import Stack, TimelineEntry, WrittenNote, markdown
+from control_plane.core.observed.facts import Recorded
 from tests.unit.control_plane.accounts.test_incidents import RECOVERED
 from tests.unit.control_plane.accounts.test_postmortem import WHOLE
 
@@ -73,7 +74,7 @@ def structure(document: str) -> list[str]:
 @given(text=HOSTILE, lines=st.lists(HOSTILE, max_size=3))
 def test_no_text_adds_a_heading_or_a_table(text: str, lines: list[str]) -> None:
     def written(word: str, block: str, printed: tuple[str, ...]) -> list[str]:
-        account = replace(RECOVERED, evidence=(word,), decision=word, reason=word)
+        account = replace(RECOVERED, evidence=(Recorded(text=word),), decision=Recorded(text=word))
         document = replace(
             WHOLE,
             account=account,

@@ -10,10 +10,13 @@ from control_plane.accounts.answers import done, headline, why
 from control_plane.accounts.incidents import Account, IncidentOutcome, verdict
 from control_plane.core.duties import HeldNode
 from control_plane.core.observed.causes import NOTHING
+from control_plane.core.observed.facts import HangProof, RankEnded, Ranks, Standstill
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
-from everstep.protocol.ids import Step
+from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
+from everstep.protocol.ids import NodeId, Rank, Step
 from tests.unit.control_plane.accounts.test_incidents import FAILED, OPEN, RECOVERED, SHORT, WAITING
+from tests.unit.control_plane.accounts.values import facts, gave_up, response
 
 ABSENT = "no control plane was running for 172 s, until 09:19:54 UTC"
 BY_API = "Someone outside Everstep terminated it."
@@ -29,10 +32,24 @@ FAILED_ALONE = replace(FAILED, generation_before=1, generation_after=4)
 """A failed job whose 3 restarts all belong to this incident."""
 CRASHED = "rank 3 on i-1 ended: crashed, signal 11"
 EXITED = "rank 3 on i-1 ended: error, code 1"
+HUNG = Standstill(
+    stuck=Ranks((Rank(0), Rank(1)), (NodeId("i-1"),), are_all=True),
+    phases=("train",),
+    limit_seconds=30.0,
+    seconds=95.0,
+    proof=HangProof.ASLEEP,
+)
+OUT_OF_MEMORY = RankEnded(
+    rank=Rank(3),
+    node_id=NodeId("i-1"),
+    exit_class=ExitClass.OUT_OF_MEMORY,
+    code=1,
+    memory=MemoryEnd(source=MemorySource.EXCEPTION, kind=MemoryKind.GPU, words="CUDA out of memory"),
+)
 
 
 def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
-    return replace(account, cause=cause, evidence=evidence)
+    return replace(account, cause=cause, evidence=facts(*evidence))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +83,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
             f"{BY_API} Outage: cause unknown.",
         ),
-        (replace(WAITING, evidence=(SHUTDOWN,)), BY_API),
+        (replace(WAITING, evidence=facts(SHUTDOWN)), BY_API),
         (
             case(Cause.INSTANCE_TERMINATED, "EC2 reports i-1 as terminated (Server.Strange: odd)"),
             "Cause unknown: EC2 reports i-1 as terminated, gives the reason “Server.Strange: odd”, but does not say "
@@ -84,7 +101,11 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
             case(Cause.NODE_UNREACHABLE, "EC2's status check failed"),
             "Cause unknown: EC2's status check failed.",
         ),
-        (case(Cause.HANG, "hang: all ranks stood still", "b"), "Cause unknown: all ranks stood still."),
+        (
+            replace(case(Cause.HANG), evidence=(HUNG,)),
+            "Cause unknown: all 2 ranks made no progress in train for 95 s, the limit is 30 s: no stack changed between "
+            "two stack dumps, and the ranks used neither CPU nor GPU.",
+        ),
         (case(Cause.HANG), "Cause unknown: no evidence was recorded."),
         (
             case(Cause.RANK_EXIT, CRASHED),
@@ -92,10 +113,9 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (case(Cause.RANK_EXIT, EXITED), "Cause unknown: rank 3 on i-1 ended with exit code 1."),
         (
-            case(
-                Cause.RANK_EXIT, EXITED, "rank 3 on i-1 ran out of GPU memory: CUDA out of memory; lower the batch size"
-            ),
-            "Rank 3 on i-1 ran out of GPU memory: CUDA out of memory; lower the batch size.",
+            replace(case(Cause.RANK_EXIT), evidence=(*facts(EXITED), OUT_OF_MEMORY)),
+            "Rank 3 on i-1 ran out of GPU memory: CUDA out of memory; lower the batch size, checkpoint activations, or "
+            "shard the model over more GPUs.",
         ),
         (case(Cause.DRILL, "ann asked for a drill"), "Ann asked for a drill."),
         (case(Cause.DRILL), "Cause unknown: no evidence was recorded."),
@@ -129,7 +149,7 @@ def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN, ABSENT),
             "i-1 was terminated during an Everstep outage",
         ),
-        (replace(FAILED, job_reason=SAME), "The training script raised KeyError"),
+        (replace(FAILED, job_reason=gave_up(SAME)), "The training script raised KeyError"),
         (FAILED, "A training process failed"),
     ],
 )
@@ -138,10 +158,10 @@ def test_the_headline_is_as_specific_as_the_stored_facts(account: Account, words
     assert headline(account.cause, account.evidence, nodes, account.script_error) == words
 
 
-@pytest.mark.parametrize("reason", [SAME, NINE, "error (1)\nKeyError: 'labels'"])
+@pytest.mark.parametrize("reason", [SAME, NINE])
 def test_the_cause_of_a_failed_script_is_the_exception_of_the_verdict(reason: str) -> None:
     """The evidence of an earlier launch names a signal, which must not replace the exception."""
-    account = replace(FAILED, evidence=(CRASHED, EXITED), job_reason=reason)
+    account = replace(FAILED, evidence=facts(CRASHED, EXITED), job_reason=gave_up(reason))
     assert why(account) == "KeyError: 'labels', rank 3."
     assert "KeyError: 'labels'" in verdict(account, 500.0)
 
@@ -159,7 +179,10 @@ def test_the_cause_of_a_failed_script_names_the_last_line_of_the_jobs_own_code(
 ) -> None:
     traceback = "\n".join(f'[rank3]:   File "{path}", line {line}, in main' for line, path in enumerate(frames, 1))
     reason = SAME.replace("Traceback", f"Traceback\n{traceback}")
-    assert why(replace(FAILED, evidence=(EXITED,), job_reason=reason)) == f"KeyError: 'labels'{place}, rank 3."
+    assert (
+        why(replace(FAILED, evidence=facts(EXITED), job_reason=gave_up(reason)))
+        == f"KeyError: 'labels'{place}, rank 3."
+    )
 
 
 @pytest.mark.parametrize("step", [1, 7, 1200])
@@ -168,7 +191,7 @@ def test_the_newest_step_of_the_account_is_the_last_lost_step(step: int) -> None
 
     The failed rank of the last launch may have ended before this step.
     """
-    failed = replace(FAILED_ALONE, job_reason=SAME, kept_step=None, reached_step=Step(step))
+    failed = replace(FAILED_ALONE, job_reason=gave_up(SAME), kept_step=None, reached_step=Step(step))
     assert done(failed)[1:] == (f"No launch passed step {step:,}.", TRIED)
     assert failed.lost_steps == step
 
@@ -180,12 +203,15 @@ def test_steps_before_the_jobs_initial_checkpoint_are_not_lost() -> None:
 
 def test_the_name_of_an_exception_keeps_its_small_letters() -> None:
     reason = SAME.replace("KeyError: 'labels'", "torch.OutOfMemoryError: full")
-    assert why(replace(FAILED, evidence=(EXITED,), job_reason=reason)) == "torch.OutOfMemoryError: full, rank 3."
+    assert (
+        why(replace(FAILED, evidence=facts(EXITED), job_reason=gave_up(reason)))
+        == "torch.OutOfMemoryError: full, rank 3."
+    )
 
 
 def test_a_job_that_failed_before_its_first_step_lost_none() -> None:
     reason = SAME.replace("after step 7", "before its first step")
-    failed = replace(FAILED_ALONE, job_reason=reason, reached_step=Step(0))
+    failed = replace(FAILED_ALONE, job_reason=gave_up(reason), reached_step=Step(0))
     assert done(failed)[1:] == ("No launch finished a step.", TRIED)
     assert done(replace(failed, reached_step=None)) == done(failed)
 
@@ -201,7 +227,7 @@ def test_every_incident_has_both_answers_as_sentences(cause: Cause, outcome: Inc
         assert "  " not in sentence
 
 
-AGREED = "stop at an agreed step and move the ranks of i-1 to other nodes; the remaining nodes hold its last step"
+AGREED = response("stop at an agreed step and move the ranks of i-1 to other nodes")
 HELD = HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason=NOTHING)
 RESUMED = "Training resumed from step 10, from the memory of other nodes"
 NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
@@ -276,7 +302,7 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
     ("changes", "words"),
     [
         (
-            {"generation_before": 5, "generation_after": 9, "job_reason": NINE},
+            {"generation_before": 5, "generation_after": 9, "job_reason": gave_up(NINE)},
             "gave up after 8 restarts",
         ),
         (
@@ -284,15 +310,15 @@ def test_done_is_one_sentence_and_its_details(account: Account, sentences: tuple
             "restarted all ranks on the same nodes and gave the job up",
         ),
         (
-            {"replacement_instance_ids": ("i-2",), "job_reason": SAME},
+            {"replacement_instance_ids": ("i-2",), "job_reason": gave_up(SAME)},
             "gave up after 3 restarts",
         ),
         (
-            {"job_reason": SAME.replace("4 times", "2 times")},
+            {"job_reason": gave_up(SAME.replace("4 times", "2 times"))},
             "gave up after 1 restart",
         ),
         (
-            {"job_reason": SAME.replace("4 times", "1 times")},
+            {"job_reason": gave_up(SAME.replace("4 times", "1 times"))},
             "gave the job up",
         ),
         (
@@ -330,13 +356,15 @@ def test_details_say_that_restarts_of_earlier_incidents_are_not_in_the_figures(
 
     Generation 1 is before the incident. If the last generation is 4, all 3 restarts belong to this incident.
     """
-    failed = replace(FAILED, job_reason=SAME, generation_before=1, generation_after=generation_after)
+    failed = replace(FAILED, job_reason=gave_up(SAME), generation_before=1, generation_after=generation_after)
     assert ("The time and the cost of earlier restarts are in earlier incidents." in done(failed)) is is_said
 
 
 def test_a_skipped_step_is_the_reason_for_an_older_one() -> None:
-    decision = "step 12 is skipped once, to find out whether the state or the script is at fault: the same failure"
-    account = replace(RECOVERED, cause=Cause.RANK_EXIT, decision=decision, instance_ids=(), replacement_instance_ids=())
+    sentence = "step 12 is skipped once, to find out whether the state or the script is at fault: the same failure"
+    account = replace(
+        RECOVERED, cause=Cause.RANK_EXIT, decision=response(sentence), instance_ids=(), replacement_instance_ids=()
+    )
     assert done(account) == (
         "Everstep skipped step 12 once and resumed from step 10.",
         "The launch without step 12 showed whether the state or the script was at fault.",

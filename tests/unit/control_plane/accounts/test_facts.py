@@ -5,8 +5,10 @@ from __future__ import annotations
 import typing
 
 import msgspec
+import pytest
 
 from control_plane.accounts.facts import sentence
+from control_plane.accounts.jobs import response as words_of
 from control_plane.core.observed.facts import (
     AgentSilent,
     Announced,
@@ -20,6 +22,7 @@ from control_plane.core.observed.facts import (
 )
 from everstep.protocol.agent_messages import ExitClass, NoticeKind
 from everstep.protocol.ids import NodeId, Rank
+from tests.unit.control_plane.accounts.values import facts, response
 
 NODE = NodeId("i-1")
 SENTENCES: tuple[tuple[Fact, str], ...] = (
@@ -66,3 +69,38 @@ def test_a_fact_stays_equal_in_the_database():
 def test_facts_have_different_names():
     names = [kind.__name__ for kind in typing.get_args(Fact)]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "rank 3 on i-1 ended: crashed, signal 9",
+        "EC2 reports i-1 as terminated (Client.UserInitiatedShutdown: User initiated shutdown)",
+        "the agent of i-1 reports gpu_xid: gpu 5 (NVIDIA H100): Xid 79; a reboot did not repair it",
+        "the agent of i-1 was silent for 7.4 s",
+        "the agent of i-1 was silent for 7.4 s and other nodes could not reach it",
+        "AWS announced for i-1: spot interruption (two minutes)",
+        "every node that held the shard of rank 0, 3 is lost",
+        "no remaining node holds the shard of rank 0",
+        "a drill (drl-1): ann requested kill-rank on rank 1 on i-1",
+        "no control plane was running for 172 s, until 09:19:54 UTC",
+        "a user requested to drain i-1 (ann): AWS announced for i-7 the same fault",
+    ],
+)
+def test_a_migrated_sentence_reads_as_before(stored: str) -> None:
+    assert [sentence(fact) for fact in facts(stored)] == [stored]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "restart all ranks on the same nodes",
+        "replace i-1, i-2 and restart all ranks; then give the job up",
+        "stop at an agreed step and return i-1",
+        "stop at an agreed step and move the ranks of i-1 to other nodes; the remaining nodes hold its last step",
+        "continue on 3 of 4 nodes; grow when nodes return",
+        "step 12 is skipped once, to find out whether the state or the script is at fault: the same failure",
+    ],
+)
+def test_a_migrated_response_reads_as_before(stored: str) -> None:
+    assert words_of(response(stored)) == stored

@@ -23,8 +23,10 @@ from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import Waits
 from control_plane.core.states import JobState
 from everstep.protocol.ids import Step
+from tests.unit.control_plane.accounts.values import facts, gave_up, response
 
 RECOVERED = Account(
     incident_id="inc-1",
@@ -33,9 +35,8 @@ RECOVERED = Account(
     fleet_name="main",
     cause=Cause.INSTANCE_TERMINATED,
     outcome=IncidentOutcome.RECOVERED,
-    evidence=("EC2 reports i-1 as terminated",),
-    decision="replace i-1 and restart all ranks",
-    reason="restores step 10 from the memory of other nodes",
+    evidence=facts("EC2 reports i-1 as terminated"),
+    decision=response("replace i-1 and restart all ranks"),
     job_reason="trains from step 10",
     reached_step=Step(12),
     from_step=Step(10),
@@ -80,7 +81,7 @@ def test_the_course_of_the_job_determines_how_an_incident_ended(
 def test_a_verdict_says_what_failed_and_how_it_ended() -> None:
     assert verdict(RECOVERED, 500.0) == "i-1 was terminated. Everstep recovered the job in 12 s; no step was lost."
     assert verdict(OPEN, 500.0) == "i-1 was terminated. Everstep is recovering the job."
-    waiting = replace(OPEN, job_reason="waits for 1 node: AWS has none; Everstep retries at 05:34:53 UTC")
+    waiting = replace(OPEN, job_reason=Waits(missing_count=1, text="AWS has none"))
     assert verdict(waiting, 500.0) == "i-1 was terminated. The job waits for 1 node."
     assert verdict(replace(RECOVERED, repeated_steps=None), 500.0).endswith("the job in 12 s.")
     assert verdict(FAILED, 500.0) == "A training process failed on i-1. The job failed; 28 steps are lost."
@@ -103,7 +104,7 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
 
 def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
     assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
-    absent = replace(RECOVERED, evidence=("no control plane was running for 88 s, until 09:19:54 UTC",))
+    absent = replace(RECOVERED, evidence=facts("no control plane was running for 88 s, until 09:19:54 UTC"))
     assert duty(absent).startswith("Nobody must act. Optional: read Everstep's log, to find the outage's cause.")
     assert duty(FAILED) == (
         "Act now: correct the cause, and submit the job again from the checkpoint of step 5. The log of the failed rank "
@@ -177,7 +178,7 @@ SHORT = CapacityWait(
 )
 WAITING = replace(
     OPEN,
-    job_reason="waits for 1 node: …",
+    job_reason=Waits(missing_count=1),
     wait=SHORT,
     instance_type="p5.48xlarge",
     availability_zone="us-east-2a",
@@ -224,19 +225,23 @@ def test_a_shortage_has_the_choices_that_apply(account: Account, commands: tuple
 
 
 def test_the_verdict_names_the_meaning_of_an_xid() -> None:
-    faulty = replace(RECOVERED, cause=Cause.NODE_FAULT, evidence=("the agent of i-1 reports gpu_xid: gpu 5: Xid 79",))
+    faulty = replace(
+        RECOVERED, cause=Cause.NODE_FAULT, evidence=facts("the agent of i-1 reports gpu_xid: gpu 5: Xid 79")
+    )
     assert verdict(faulty, 500.0).startswith("i-1 reported Xid 79 (the GPU has fallen off the bus). Everstep")
-    assert verdict(replace(faulty, evidence=("x",)), 500.0).startswith("i-1 reported a fault. ")
+    assert verdict(replace(faulty, evidence=facts("x")), 500.0).startswith("i-1 reported a fault. ")
 
 
 def test_the_command_for_the_log_names_the_rank_that_failed() -> None:
-    failed = replace(FAILED, evidence=("EC2 says so", "rank 12 on i-1 ended: error, code 1"))
+    failed = replace(FAILED, evidence=facts("EC2 says so", "rank 12 on i-1 ended: error, code 1"))
     assert actions(failed)[0].command == "everstep jobs logs gpt --rank 12 --tail 50"
     assert actions(FAILED)[0].command == "everstep jobs logs gpt --tail 50"
 
 
 def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps() -> None:
-    absent = replace(RECOVERED, evidence=("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC"))
+    absent = replace(
+        RECOVERED, evidence=facts("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC")
+    )
     assert verdict(absent, 500.0) == (
         "i-1 was terminated while the control plane was down for 1 min 28 s. The control plane is up again, and "
         "Everstep recovered the job; no step was lost."
@@ -259,7 +264,8 @@ def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps
 def test_the_verdict_names_the_exception_with_which_a_script_ended_the_job(
     reason: str, cause: Cause, outcome: IncidentOutcome, is_named: bool
 ) -> None:
-    said = verdict(replace(FAILED, job_reason=reason, cause=cause, outcome=outcome), 500.0)
+    ended = gave_up(f"the same failure occurred 3 times after step 7: {reason}")
+    said = verdict(replace(FAILED, job_reason=ended, cause=cause, outcome=outcome), 500.0)
     assert said.startswith("The training script failed: KeyError: 'labels'. ") is is_named
     assert "KeyError" in said or not is_named
 

@@ -74,7 +74,7 @@ def test_a_document_has_its_sections_in_order() -> None:
 
 replace i-1 and restart all ranks
 
-restores step 10 from the memory of other nodes
+restores step 10 from the memory of other nodes: the newest step that every rank can get
 
 ## Last lines before the failure
 

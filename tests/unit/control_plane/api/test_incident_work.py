@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
+from control_plane.core.observed.facts import ControlPlaneAbsent, Recorded
+from control_plane.core.observed.incidents import FailureRecord, Repeated
+from control_plane.core.observed.reasons import GaveUp
 from control_plane.db import events, incidents, jobs, nodes
 from control_plane.db.leases import Leaser
 from control_plane.db.notes import MAX_NOTES
 from control_plane.db.tokens import Role
+from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.ids import Generation, Step
 from tests.unit.control_plane.api.conftest import START, refused, without_metadata
 from tests.unit.control_plane.api.test_logs import line, put
 from tests.unit.control_plane.api.test_results import Job
@@ -189,7 +195,7 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
 
 
 def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attempt_is(client, job, service):
-    job.write(incidents.change, "inc-1", evidence=("x", "no control plane was running for 9 s, until 12:00:00 UTC"))
+    job.write(incidents.change, "inc-1", evidence=(Recorded(text="x"), ControlPlaneAbsent(seconds=9, until=0.0)))
     assert "Wait" not in client.describe_incident(IncidentId="inc-1")
     next_at = START + timedelta(minutes=5)
     wait = {"missing_count": 1, "message": "no p5", "failed_count": 3, "next_attempt_at": next_at.timestamp()}
@@ -220,10 +226,19 @@ def test_an_open_incident_says_what_aws_does_not_launch_and_when_the_next_attemp
 
 def test_the_list_of_incidents_names_the_exception_with_which_the_script_ended_the_job(client, job):
     ended_at = START + timedelta(seconds=5)
-    reason = "error (1)\nTraceback\nKeyError: 'labels'"
+    failure = FailureRecord(
+        generation=Generation(1),
+        step=Step(7),
+        exit_class=ExitClass.ERROR,
+        code=1,
+        at=0.0,
+        max_boundary=Step(7),
+        error="KeyError: 'labels'",
+    )
+    reason = GaveUp(because=Repeated(count=3, failure=failure))
     job.write(incidents.change, "inc-1", cause="rank_exit", closed_at=ended_at)
-    job.write(jobs.transition, before="queued", after="failed", now=ended_at, reason=reason)
-    job.write(jobs.change, ended_at=ended_at)
+    job.write(jobs.transition, before="queued", after="failed", now=ended_at, reason="x")
+    job.write(jobs.change, ended_at=ended_at, memo={"reason": msgspec.to_builtins(reason)})
     (listed,) = client.list_incidents()["Incidents"]
     assert listed["Headline"] == "The training script raised KeyError"
     assert client.describe_incident(IncidentId="inc-1")["Headline"] == listed["Headline"]

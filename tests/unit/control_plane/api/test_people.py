@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from control_plane.core.observed.facts import Recorded
 from control_plane.db import fleets, implications, jobs, nodes
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.leases import Leaser
@@ -27,7 +28,7 @@ def hold(service, **changes):
             fleet_name="main",
             at=service.clock(),
             what="gpu_xid 95",
-            evidence="words",
+            evidence=Recorded(text="words"),
             is_own_word=True,
             remedy="reboot",
         )

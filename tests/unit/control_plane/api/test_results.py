@@ -17,6 +17,7 @@ import pytest
 from botocore.exceptions import WaiterError
 
 from control_plane.core import domain_loss
+from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.incidents import IncidentRecord as OpenIncident
 from control_plane.core.observed.jobs import Memo
 from control_plane.core.observed.nodes import Cause
@@ -207,9 +208,8 @@ class Job:
                 project="default",
                 phase="replace",
                 cause="instance_terminated",
-                evidence=("EC2 says terminated",),
-                decision="a spare takes over",
-                reason="lost",
+                evidence=(Recorded(text="EC2 says terminated"),),
+                decision=Recorded(text="a spare takes over"),
                 reached_step=12,
                 generation_before=1,
                 instance_ids=("i-1",),
@@ -749,8 +749,7 @@ def test_an_open_incident_costs_on_and_one_that_is_over_has_the_cost_that_is_sto
         state=IncidentState.REPLACING,
         cause=Cause.INSTANCE_TERMINATED,
         evidence=(),
-        decision="",
-        reason="",
+        decision=Recorded(text=""),
         generation_before=Generation(1),
         failed_at=START.timestamp(),
         opened_at=START.timestamp(),

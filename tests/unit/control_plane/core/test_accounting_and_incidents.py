@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.accounts.facts import sentence
 from control_plane.core import accounting, incidents
 from control_plane.core.incidents import Fault
-from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.facts import ControlPlaneAbsent, Recorded
+from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.spans import Bucket
@@ -32,8 +34,8 @@ def in_seconds(job: JobRecord) -> dict[str, float]:
 
 
 def opened(at: float = 200.0, failed: float = 195.0) -> IncidentRecord:
-    fault = Fault(cause=Cause.RANK_EXIT, evidence="rank 1 ended", at=failed)
-    return incidents.opened(RUN, Generation(1), (fault,), decision="restart", reason="", reached=Step(30), now=at)
+    fault = Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="rank 1 ended"), at=failed)
+    return incidents.opened(RUN, Generation(1), (fault,), decision=RestartsRanks(), reached=Step(30), now=at)
 
 
 def test_every_second_is_in_one_bucket() -> None:
@@ -66,10 +68,10 @@ def test_a_gap_is_told_by_an_incident_that_failed_within_it_and_by_no_other() ->
     gap = accounting.charge(record(), 200, gap_seconds=10).unwatched
     assert gap == (100, 200)
     told = incidents.with_absence(opened(202.0, 150.0), gap)
-    assert told.evidence[-1] == "no control plane was running for 50 s, until 00:03:20 UTC"
+    assert sentence(told.evidence[-1]) == "no control plane was running for 50 s, until 00:03:20 UTC"
     assert incidents.with_absence(told, gap) == told
     earlier = incidents.with_absence(replace(told, failed_at=90.0), gap)
-    assert earlier.evidence == (*told.evidence[:-1], "no control plane was running for 100 s, until 00:03:20 UTC")
+    assert earlier.evidence == (*told.evidence[:-1], ControlPlaneAbsent(seconds=100, until=200.0))
     for other in (opened(202.0, 200.0), opened(99.0, 90.0)):
         assert incidents.with_absence(other, gap) == other
     assert incidents.with_absence(told, None) == told
@@ -356,50 +358,63 @@ def test_a_second_failure_measures_its_phases_anew() -> None:
 
 
 def test_the_gravest_cause_names_the_incident_and_every_fact_is_told_once() -> None:
-    lost = Fault(cause=Cause.INSTANCE_TERMINATED, evidence="EC2 says so", at=190.0, node_id=NodeId("i-1"))
+    lost = Fault(
+        cause=Cause.INSTANCE_TERMINATED, evidence=Recorded(text="EC2 says so"), at=190.0, node_id=NodeId("i-1")
+    )
     incident = incidents.with_faults(opened(), (lost, lost))
     assert incident.cause is Cause.INSTANCE_TERMINATED
-    assert incident.evidence == ("rank 1 ended", "EC2 says so")
+    assert incident.evidence == (Recorded(text="rank 1 ended"), Recorded(text="EC2 says so"))
     assert incident.instance_ids == ("i-1",)
     assert incident.failed_at == 190.0
     assert incident.lost_node_count == 1
-    milder = incidents.with_faults(incident, (Fault(cause=Cause.RANK_EXIT, evidence="rank 2 ended", at=300.0),))
+    milder = incidents.with_faults(
+        incident, (Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="rank 2 ended"), at=300.0),)
+    )
     assert milder.cause is Cause.INSTANCE_TERMINATED
 
 
 def test_an_incident_names_where_it_happened_whether_or_not_a_node_is_lost() -> None:
-    ended = Fault(cause=Cause.RANK_EXIT, evidence="rank 2 ended", at=190.0, seen_on=(NodeId("i-2"),))
-    lost = Fault(cause=Cause.INSTANCE_TERMINATED, evidence="EC2 says so", at=191.0, node_id=NodeId("i-1"))
-    cut = Fault(cause=Cause.AGENT_LOST, evidence="both cannot vote", at=192.0, seen_on=(NodeId("i-2"), NodeId("i-3")))
+    ended = Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="rank 2 ended"), at=190.0, seen_on=(NodeId("i-2"),))
+    lost = Fault(
+        cause=Cause.INSTANCE_TERMINATED, evidence=Recorded(text="EC2 says so"), at=191.0, node_id=NodeId("i-1")
+    )
+    cut = Fault(
+        cause=Cause.AGENT_LOST,
+        evidence=Recorded(text="both cannot vote"),
+        at=192.0,
+        seen_on=(NodeId("i-2"), NodeId("i-3")),
+    )
     incident = incidents.with_faults(opened(), (ended, lost, cut))
     assert (incident.faulted_instance_ids, incident.instance_ids) == (("i-2", "i-1", "i-3"), ("i-1",))
 
 
 def test_a_node_that_a_person_left_is_none_that_was_lost() -> None:
-    asked = Fault(cause=Cause.REQUESTED, evidence="a user requested to drain i-1", at=190.0, node_id=NodeId("i-1"))
-    taken = Fault(cause=Cause.NOTICE, evidence="AWS announced for i-2", at=190.0, node_id=NodeId("i-2"))
+    asked = Fault(
+        cause=Cause.REQUESTED, evidence=Recorded(text="a user requested to drain i-1"), at=190.0, node_id=NodeId("i-1")
+    )
+    taken = Fault(cause=Cause.NOTICE, evidence=Recorded(text="AWS announced for i-2"), at=190.0, node_id=NodeId("i-2"))
     incident = incidents.with_faults(opened(), (asked, taken, taken))
     assert (incident.instance_ids, incident.lost_node_count) == (("i-1", "i-2"), 1)
 
 
 def test_a_closed_incident_stays_closed() -> None:
     closed = incidents.moved(opened(), IncidentEvent.JOB_ENDED, 207.0)
-    with pytest.raises(InvalidTransition, match="rank 1 ended"):
+    with pytest.raises(InvalidTransition, match="Recorded"):
         incidents.moved(closed, IncidentEvent.FAILED_AGAIN, 208.0)
 
 
 def test_a_failure_cannot_begin_before_the_end_of_the_previous_incident() -> None:
-    fault = Fault(cause=Cause.RANK_EXIT, evidence="rank 1 ended", at=195.0)
+    fault = Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="rank 1 ended"), at=195.0)
 
     def opened_after(earliest: float) -> IncidentRecord:
         return incidents.opened(
-            RUN, Generation(1), (fault,), decision="", reason="", reached=Step(30), now=200.0, earliest=earliest
+            RUN, Generation(1), (fault,), decision=RestartsRanks(), reached=Step(30), now=200.0, earliest=earliest
         )
 
     assert (opened_after(190.0).failed_at, opened_after(197.0).failed_at) == (195.0, 197.0)
     stepped_back = opened_after(205.0)
     assert (stepped_back.failed_at, stepped_back.opened_at) == (205.0, 205.0), "the clock has stepped back"
-    late = replace(fault, at=150.0, evidence="rank 2 ended")
+    late = replace(fault, at=150.0, evidence=Recorded(text="rank 2 ended"))
     assert incidents.with_faults(opened_after(190.0), (late,)).failed_at == 190.0
     assert incidents.with_failure_at(opened_after(190.0), 192.0).failed_at == 192.0
     assert incidents.with_failure_at(opened_after(190.0), 199.0).failed_at == 195.0

@@ -9,7 +9,8 @@ import pytest
 from control_plane.core import drills, incidents
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
-from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.facts import Recorded
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import JobState
@@ -37,7 +38,11 @@ def drill(kind: DrillKind) -> DrillObserved:
 
 def exit_of(rank: int, node: NodeId, at: float = NOW) -> Fault:
     return Fault(
-        cause=Cause.RANK_EXIT, evidence=f"rank {rank} on {node} ended", at=at, seen_on=(node,), rank=Rank(rank)
+        cause=Cause.RANK_EXIT,
+        evidence=Recorded(text=f"rank {rank} on {node} ended"),
+        at=at,
+        seen_on=(node,),
+        rank=Rank(rank),
     )
 
 
@@ -57,18 +62,29 @@ def reports(
 
 
 def opened_by(*found: Fault) -> IncidentRecord:
-    return incidents.opened(RunId("r"), Generation(3), found, decision="", reason="", reached=Step(7), now=NOW)
+    return incidents.opened(RunId("r"), Generation(3), found, decision=RestartsRanks(), reached=Step(7), now=NOW)
 
 
 def fault(cause: Cause, node: NodeId | None = None, *, speaks_against: NodeId | None = None) -> Fault:
     line = (
         Implication(
-            node_id=speaks_against, incident_id="", at=NOW, what=cause.value, evidence="", remedy=Remedy.RESTART
+            node_id=speaks_against,
+            incident_id="",
+            at=NOW,
+            what=cause.value,
+            evidence=Recorded(text=""),
+            remedy=Remedy.RESTART,
         )
         if speaks_against
         else None
     )
-    return Fault(cause=cause, evidence=f"{cause} of {node or speaks_against}", at=NOW, node_id=node, implicates=line)
+    return Fault(
+        cause=cause,
+        evidence=Recorded(text=f"{cause} of {node or speaks_against}"),
+        at=NOW,
+        node_id=node,
+        implicates=line,
+    )
 
 
 def failure(node: NodeId) -> FailureRecord:
@@ -103,9 +119,9 @@ def causes(
 def test_what_follows_from_a_drill_is_the_drills(kind: DrillKind, found: tuple[Fault, ...]) -> None:
     told, _ = drills.attributed(drill(kind), 3, found)
     assert {each.cause for each in told} == {Cause.DRILL}
-    assert [each.evidence for each in told] == [*(each.evidence for each in found), drills.in_words(drill(kind))]
+    assert [each.evidence for each in told] == [*(each.evidence for each in found), drills.ordered(drill(kind))]
     assert all(each.implicates is None for each in told)
-    opened = incidents.opened(RunId("r"), Generation(3), told, decision="", reason="", reached=Step(7), now=NOW)
+    opened = incidents.opened(RunId("r"), Generation(3), told, decision=RestartsRanks(), reached=Step(7), now=NOW)
     assert (opened.cause, opened.lost_node_count) == (Cause.DRILL, 0)
     assert opened.instance_ids == tuple(each.node_id for each in found if each.node_id is not None)
 
@@ -202,7 +218,7 @@ def test_what_fails_by_itself_beside_a_drill_names_the_incident_and_asks_for_a_s
         Cause.DRILL,
     ]
     found, _ = drills.attributed(drill(DrillKind.TERMINATE_INSTANCE), 3, both[:2])
-    incident = incidents.opened(RunId("r"), Generation(3), found, decision="", reason="", reached=Step(7), now=NOW)
+    incident = incidents.opened(RunId("r"), Generation(3), found, decision=RestartsRanks(), reached=Step(7), now=NOW)
     assert (incident.cause, incident.lost_node_count, incident.instance_ids) == (
         Cause.INSTANCE_TERMINATED,
         1,
@@ -213,7 +229,7 @@ def test_what_fails_by_itself_beside_a_drill_names_the_incident_and_asks_for_a_s
 def test_a_rank_that_failed_for_want_of_the_struck_instance_is_told_as_the_drills_once_that_is_known() -> None:
     of_instance, of_agent = drill(DrillKind.TERMINATE_INSTANCE), drill(DrillKind.KILL_AGENT)
     incident = incidents.opened(
-        RunId("r"), Generation(3), (fault(Cause.RANK_EXIT),), decision="", reason="", reached=Step(7), now=NOW
+        RunId("r"), Generation(3), (fault(Cause.RANK_EXIT),), decision=RestartsRanks(), reached=Step(7), now=NOW
     )
     lost, _ = drills.attributed(of_instance, 3, (fault(Cause.INSTANCE_TERMINATED, STRUCK),))
     assert incidents.with_faults(drills.recast(of_instance, incident, lost), lost).cause is Cause.DRILL

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from control_plane.core import elastic, members
-from control_plane.core.observed.incidents import IncidentRecord
+from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import Growth, JobRecord, Suspicion
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState, JobState
@@ -129,8 +129,7 @@ def test_a_job_grows_neither_during_a_recovery_nor_before_a_new_commit() -> None
         state=IncidentState.REWORKING,
         cause=Cause.SHRUNK,
         evidence=(),
-        decision="",
-        reason="",
+        decision=RestartsRanks(),
         generation_before=Generation(1),
         failed_at=0.0,
         opened_at=0.0,

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.accounts.facts import sentence
 from control_plane.core import evidence
 from control_plane.core.evidence import NodeProgress, NodeStanding
+from control_plane.core.observed.facts import AgentSilent, InstanceEnded, OutOfView, Recorded
 from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
 from control_plane.core.timeouts import ladder
@@ -41,11 +43,11 @@ def judge(
 
 
 def test_aws_word_is_enough_even_if_the_agent_still_speaks() -> None:
-    verdict = judge(node(instance=InstanceCondition.ENDED, instance_words="shutting-down"))
+    verdict = judge(node(instance=InstanceCondition.ENDED, ended=InstanceEnded(node_id=NODE, state="shutting-down")))
     assert (verdict.standing, verdict.cause) == (NodeStanding.GONE, Cause.INSTANCE_TERMINATED)
     assert verdict.may_terminate
     assert verdict.is_final
-    assert verdict.evidence == "EC2 reports i-1 as shutting-down"
+    assert sentence(verdict.evidence) == "EC2 reports i-1 as shutting-down"
 
 
 def test_aws_word_counts_while_blind() -> None:
@@ -79,7 +81,7 @@ def test_silence_needs_a_second_class_or_time(
     assert verdict.standing is expected
     assert not verdict.may_terminate
     assert not verdict.is_final
-    assert "silent" in verdict.evidence
+    assert isinstance(verdict.evidence, AgentSilent)
 
 
 def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
@@ -91,7 +93,10 @@ def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
     verdict = evidence.judge(
         quiet, silence=silence(1.2), out_of_view=False, is_blind=False, now=NOW + 65, timeouts=LADDER
     )
-    assert (verdict.standing, verdict.evidence) == (NodeStanding.UNCLEAR, "the agent of i-1 was silent for 3.2 s")
+    assert (verdict.standing, sentence(verdict.evidence)) == (
+        NodeStanding.UNCLEAR,
+        "the agent of i-1 was silent for 3.2 s",
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_a_status_check_that_fails_is_the_second_class_of_a_silence(
     assert not verdict.is_final
     if expected is NodeStanding.GONE:
         assert (
-            verdict.evidence
+            sentence(verdict.evidence)
             == "the agent of i-1 was silent for 4.0 s and EC2 reports its system status check as impaired"
         )
 
@@ -312,7 +317,7 @@ def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, 
     assert verdict.standing is standing
     assert not verdict.may_terminate
     assert not verdict.is_final, "it may hold what nobody else has"
-    assert "have not responded" in verdict.evidence
+    assert isinstance(verdict.evidence, OutOfView)
 
 
 def test_a_holder_out_of_view_is_no_evidence_while_blind_or_not_blamed_or_while_nothing_trains() -> None:
@@ -380,7 +385,9 @@ def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_tha
     a, b, c = (NodeObserved(node_id=NodeId(name)) for name in "abc")
     mutual = {NodeId("a"): owner(0, ("a", "b"), ("a",)), NodeId("b"): owner(1, ("b", "a"), ("b",))}
     assert evidence.blamed(mutual, (a, b)) == "b"
-    line = Implication(node_id=NodeId("a"), incident_id="inc-1", at=0.0, what="node_unreachable", evidence="words")
+    line = Implication(
+        node_id=NodeId("a"), incident_id="inc-1", at=0.0, what="node_unreachable", evidence=Recorded(text="words")
+    )
     assert evidence.blamed(mutual, (replace(a, history=(line,)), b)) == "a", "it has lost its second partner"
     two = {**mutual, NodeId("c"): owner(2, ("c", "a"), ("c",))}
     assert evidence.blamed(two, (a, b, c)) == "a", "most others have lost it"

@@ -118,7 +118,7 @@ def seen(
         record.node_id: NodeObserved(
             node_id=record.node_id,
             instance=InstanceCondition.ENDED if record.node_id in ended else InstanceCondition.PRESENT,
-            instance_words="terminated" if record.node_id in ended else "",
+            ended=InstanceEnded(node_id=record.node_id, state="terminated") if record.node_id in ended else None,
             is_connected=record.node_id not in silent and record.node_id not in ended,
             silent_seconds=silent_seconds if record.node_id in silent else 0.0,
             has_reported=True,
@@ -518,7 +518,7 @@ def test_drift_and_blindness_freeze_what_ends_nodes() -> None:
 
 def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobody_did() -> None:
     def excluded(may_terminate: bool):
-        exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=may_terminate)
+        exclusion = Exclusion(node_id=NodeId("i1"), evidence=Recorded(text="words"), may_terminate=may_terminate)
         rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
         return decide(
             seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")})
@@ -579,7 +579,11 @@ RUNNING = member_of("a", MemberPhase.RUNNING)
 
 
 DEPARTURE = Departure(
-    node_id=NodeId("i1"), evidence="words", cause=Cause.NODE_FAULT, remedy=Remedy.REPLACE, may_terminate=True
+    node_id=NodeId("i1"),
+    evidence=Recorded(text="words"),
+    cause=Cause.NODE_FAULT,
+    remedy=Remedy.REPLACE,
+    may_terminate=True,
 )
 
 
@@ -1005,7 +1009,7 @@ def test_a_node_that_a_job_was_moved_away_from_is_given_to_it_last() -> None:
 
 
 def test_a_node_that_a_job_has_just_excluded_is_not_given_back_to_it_in_the_same_breath() -> None:
-    exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False)
+    exclusion = Exclusion(node_id=NodeId("i1"), evidence=Recorded(text="words"), may_terminate=False)
     rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3", NodeState.DRAINING)]
     decision = decide(seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))]))
     assert states(decision)["i1"] == ("spare", None), "it is heard and has let go of the job; another job may have it"
@@ -1020,7 +1024,7 @@ def test_no_remedy_ends_a_node_where_nothing_allows_that() -> None:
         (Remedy.RETIRE, "held"),
         (Remedy.RELEASE, "spare"),
     ):
-        exclusion = Exclusion(node_id=NodeId("i1"), evidence="words", may_terminate=False, remedy=remedy)
+        exclusion = Exclusion(node_id=NodeId("i1"), evidence=Recorded(text="words"), may_terminate=False, remedy=remedy)
         rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
         decision = decide(
             seen(rows, [job("a", JobState.PREPARING, 2, exclusions=(exclusion,))], working={"i1": member_of("a")})

@@ -8,6 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from control_plane.accounts.facts import sentence
+from control_plane.accounts.jobs import reason, reason_now, repeated
 from control_plane.core import breakers, hangs
 from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord
@@ -76,6 +78,11 @@ def second(still: float = 95.0) -> Suspicion:
 FOUR = tuple(status(rank, still=95.0) for rank in range(4))
 
 
+def words_of(watched: hangs.Watched) -> str:
+    assert watched.still is not None
+    return reason(watched.still)
+
+
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
@@ -132,10 +139,10 @@ def test_the_pace_is_the_longest_of_all_and_belongs_to_a_world_size() -> None:
 
 def test_a_suspected_hang_is_shown_with_its_age_and_its_limit() -> None:
     watched = watch(reports(*(status(rank, still=31.0) for rank in range(4))))
-    stored = f"{hangs.TRAINS}{watched.words}"
+    assert watched.still is not None
     shown = "no progress for 42 s (limit 90 s): all 4 ranks made no progress in train for longer than 30 s"
-    assert hangs.shown(stored, watched.suspicion, NOW + 11.0) == f"{shown}; the stacks are in the job's events"
-    assert hangs.shown("trains from step 3", None, NOW) == "trains from step 3"
+    assert reason_now(watched.still, watched.suspicion, NOW + 11.0) == f"{shown}; the stacks are in the job's events"
+    assert reason_now("trains from step 3", None, NOW) == "trains from step 3"
 
 
 def test_below_the_limit_nothing_is_asked() -> None:
@@ -169,8 +176,8 @@ def test_the_first_look_warns_with_stacks_and_harms_nobody() -> None:
     assert event.detail == {"stacks": [{"ranks": [0, 2, 3], "text": WAITS}, {"ranks": [1], "text": STUCK}]}
     assert event.node_id == "i-1"
     assert (
-        watched.words
-        == "all 4 ranks made no progress in train for longer than 30 s; the stacks are in the job's events"
+        words_of(watched)
+        == "trains; all 4 ranks made no progress in train for longer than 30 s; the stacks are in the job's events"
     )
     assert watched.suspicion is not None
     again = watch(reports(*(status(rank, still=32.0) for rank in range(4))), watched.suspicion)
@@ -198,7 +205,7 @@ def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> N
     assert {(fault.at, fault.node_id) for fault in watched.faults} == {(NOW - 95.0, None)}, (
         "restart in place: no node is lost"
     )
-    first, odd, *places = [fault.evidence for fault in watched.faults]
+    first, odd, *places = [sentence(fault.evidence) for fault in watched.faults]
     assert first.startswith("hang: all 4 ranks made no progress in train for 95 s, the limit is 30 s: no stack changed")
     assert odd == "i-2 alone is stuck: its rank 2 is at another place in the code than the other ranks"
     assert places == [
@@ -234,8 +241,8 @@ def test_a_rank_that_was_not_looked_at_spares_all() -> None:
 def test_a_stopped_rank_is_a_hang_whatever_the_others_burn() -> None:
     spins = [look(rank, cpu_seconds=59.0) for rank in (0, 1, 3)]
     watched = watch(reports(*FOUR, looks=(*spins, look(2, is_stopped=True))), second())
-    assert "rank 2 on i-2 stopped by a signal" in watched.faults[0].evidence
-    assert watched.faults[1].evidence == "i-2 alone is stuck: its rank 2 is stopped"
+    assert "rank 2 on i-2 stopped by a signal" in sentence(watched.faults[0].evidence)
+    assert sentence(watched.faults[1].evidence) == "i-2 alone is stuck: its rank 2 is stopped"
 
 
 def test_a_rank_left_behind_is_a_hang_although_others_move() -> None:
@@ -243,7 +250,7 @@ def test_a_rank_left_behind_is_a_hang_although_others_move() -> None:
     seen = reports(
         *moving, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2))
     )
-    assert "while other ranks reached step 9" in watch(seen, second()).faults[0].evidence
+    assert "while other ranks reached step 9" in sentence(watch(seen, second()).faults[0].evidence)
     nearly = [msgspec.structs.replace(each, boundary=8) for each in moving]
     seen = reports(
         *nearly, status(2, still=95.0), looks=(*(look(rank, same_seconds=0.0) for rank in (0, 1, 3)), look(2))
@@ -255,7 +262,7 @@ def test_busy_waiting_is_a_hang_only_after_the_last_limit() -> None:
     looks = tuple(look(rank, cpu_seconds=60.0, gpu_percent=100.0) for rank in range(4))
     assert not watch(reports(*(status(rank, still=600.0) for rank in range(4)), looks=looks), second(600.0)).faults
     found = watch(reports(*(status(rank, still=601.0) for rank in range(4)), looks=looks), second(601.0))
-    assert "although ranks use CPU or GPU" in found.faults[0].evidence
+    assert "although ranks use CPU or GPU" in sentence(found.faults[0].evidence)
     changing = (*looks[:3], look(3, same_seconds=0.0))
     assert not watch(reports(*(status(rank, still=601.0) for rank in range(4)), looks=changing), second(601.0)).faults
 
@@ -285,21 +292,22 @@ def test_who_waits_on_purpose_is_let_be_as_long_as_the_script_says_and_so_are_th
     gate = status(0, still=590.0, phase="wait", limit=600.0)
     waits = watch(reports(gate, *(status(rank, still=590.0) for rank in (1, 2, 3))))
     assert (waits.suspicion, waits.ask, waits.events) == (None, (), ())
-    assert waits.words == "rank 0 on i-0 waits deliberately (phase wait), for at most 600 s"
-    assert watch(reports(status(0, still=30.0, phase="wait", limit=600.0))).words == "", (
+    assert words_of(waits) == "trains; rank 0 on i-0 waits deliberately (phase wait), for at most 600 s"
+    assert watch(reports(status(0, still=30.0, phase="wait", limit=600.0))).still is None, (
         "no longer than a step may take"
     )
     over = watch(reports(*(status(rank, still=601.0, phase="wait", limit=600.0) for rank in range(4))))
     assert over.suspicion is not None
     assert (
-        over.words == "all 4 ranks made no progress in wait for longer than 600 s; the stacks are in the job's events"
+        words_of(over)
+        == "trains; all 4 ranks made no progress in wait for longer than 600 s; the stacks are in the job's events"
     )
 
 
 def test_a_wait_that_outlasts_its_word_is_a_hang() -> None:
     waits = tuple(status(rank, still=691.0, phase="wait", limit=600.0) for rank in range(4))
     watched = watch(reports(*waits, looks=tuple(look(rank) for rank in range(4))), second(691.0))
-    assert watched.faults[0].evidence.startswith(
+    assert sentence(watched.faults[0].evidence).startswith(
         "hang: all 4 ranks made no progress in wait for 691 s, the limit is 600 s: "
     )
     assert watched.faults[0].at == NOW - 91.0, "the time that it was given is no time lost"
@@ -350,7 +358,9 @@ def test_a_script_that_hangs_at_the_same_step_again_and_again_is_given_up() -> N
         return breakers.rule(failures, (), spec, has_spare=True, older_base=Step(0))
 
     assert rule(hung).course is BreakerCourse.AGAIN
-    assert rule(hung, hung).why == "the same failure occurred 2 times after step 7: its ranks were hung"
+    why = rule(hung, hung).why
+    assert why is not None
+    assert repeated(why) == "the same failure occurred 2 times after step 7: its ranks were hung"
     assert rule(replace(hung, is_hang=False), hung).course is BreakerCourse.AGAIN
     alone = replace(hung, node_id=NodeId("i-0"))
     assert rule(alone, alone).course is BreakerCourse.OTHER_NODE, "it may be the node"

@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from control_plane.accounts.facts import sentence
+from control_plane.accounts.jobs import checkpoint_wait
 from control_plane.core import moves
 from control_plane.core.evidence import NodeStanding, NodeVerdict
-from control_plane.core.observed.facts import NodeRequest, Requested
+from control_plane.core.observed.facts import NodeRequest, Recorded, Requested
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.timeouts import ladder
@@ -88,7 +88,7 @@ def impaired(node_id: NodeId, *, remedy: Remedy = Remedy.REBOOT) -> NodeVerdict:
     return NodeVerdict(
         node_id=node_id,
         standing=NodeStanding.IMPAIRED,
-        evidence="words",
+        evidence=Recorded(text="words"),
         cause=Cause.NODE_FAULT,
         remedy=remedy,
         may_terminate=True,
@@ -268,7 +268,7 @@ def test_a_checkpoint_is_waited_for_where_time_allows(
         now=NOW + waited,
         timeouts=TIMEOUTS,
     )
-    assert found == expected
+    assert (found.is_awaited, checkpoint_wait(found)) == expected
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_where_aws_takes_nothing_only_the_last_copy_is_worth_the_wait(
         now=NOW + waited,
         timeouts=TIMEOUTS,
     )
-    assert found == expected
+    assert (found.is_awaited, checkpoint_wait(found)) == expected
 
 
 def test_whom_aws_takes_goes_first_and_waits_for_no_other_s_successor() -> None:
@@ -338,7 +338,7 @@ def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent()
     assert (move.cause, move.remedy, move.evidence, move.ends_at) == (
         Cause.REQUESTED,
         Remedy.RELEASE,
-        sentence(DRAIN),
+        DRAIN,
         None,
     )
     assert not move.is_announced

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.core import remedies
+from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.nodes import Implication, Remedy
 from everstep.protocol.agent_messages import NodeFault
 from everstep.protocol.ids import NodeId
@@ -27,7 +28,7 @@ def line(
         incident_id=incident,
         at=NOW - ago,
         what=what,
-        evidence="words",
+        evidence=Recorded(text="words"),
         is_own_word=is_own_word,
         remedy=remedy,
     )

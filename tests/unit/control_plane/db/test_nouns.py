@@ -7,6 +7,8 @@ from alembic.config import Config
 from sqlalchemy import select
 
 from alembic import command
+from control_plane.core.observed.facts import Recorded
+from control_plane.core.observed.incidents import RestartsRanks
 from control_plane.core.observed.nodes import Cause
 from control_plane.db import checkpoints, events, fleets, incidents, intents, jobs, nodes, protection, schema, tokens
 from control_plane.db import reports as db_reports
@@ -138,9 +140,8 @@ def incident(**changes) -> NewIncident:
         "project": "default",
         "phase": "detect",
         "cause": "rank_exit",
-        "evidence": ("rank 1 exited with code 1",),
-        "decision": "restart ranks",
-        "reason": "a rank exited",
+        "evidence": (Recorded(text="rank 1 exited with code 1"),),
+        "decision": RestartsRanks(),
         "reached_step": 12,
         "generation_before": 1,
         "instance_ids": (),

@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from control_plane.core.ledger_hours import HOUR, Ledger
+from control_plane.core.observed.facts import Recorded
 from control_plane.db import events, implications, incidents, intents, jobs, ledger_hours, nodes, protection, tokens
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease, Leaser
@@ -85,7 +86,7 @@ def test_intents_and_ended_nodes_go_after_their_days(database: Database, days: i
                 fleet_name="main",
                 at=NOW,
                 what="w",
-                evidence="e",
+                evidence=Recorded(text="e"),
                 is_own_word=False,
                 remedy="none",
             )
@@ -111,8 +112,7 @@ def test_jobs_and_incidents_are_kept_for_ever_and_events_are_not(database: Datab
             phase="closed",
             cause="rank_exit",
             evidence=(),
-            decision="",
-            reason="",
+            decision=Recorded(text=""),
             reached_step=1,
             generation_before=1,
             instance_ids=(),

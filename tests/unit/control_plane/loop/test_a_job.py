@@ -18,7 +18,7 @@ from control_plane.loop import standing
 from everstep.protocol.agent_messages import ExitClass, Prepare
 from everstep.protocol.ids import Generation
 from tests.postgresql import BOTH_ENGINES
-from tests.unit.control_plane.loop.world import World
+from tests.unit.control_plane.loop.world import World, evidence_of
 
 pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
@@ -175,7 +175,7 @@ async def test_a_killed_rank_restarts_all_ranks_from_their_own_memory(world: Wor
         10,
         0,
     )
-    assert "rank 2" in incident.evidence[0]
+    assert "rank 2" in evidence_of(incident)[0]
     assert [node.node_id for node in world.plan().nodes] == [node.node_id for node in before.nodes]
     assert incident.phase == "closed"
     phases_add_up(world)
@@ -380,7 +380,7 @@ async def test_a_loss_during_the_control_planes_absence_began_when_the_other_ran
     phases_add_up(world)
     (incident,) = world.incidents()
     assert (incident.cause, incident.failed_at) == ("instance_terminated", failed_at)
-    (absence,) = [each for each in incident.evidence if each.startswith("no control plane")]
+    (absence,) = [each for each in evidence_of(incident) if each.startswith("no control plane")]
     told = re.fullmatch(r"no control plane was running for (\d+) s, until (\d\d:\d\d:\d\d) UTC", absence)
     assert told is not None
     seconds, until = told.groups()

@@ -44,7 +44,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.ids import FleetName, NodeId, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
-from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World
+from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World, evidence_of
 
 
 def hello_of(agent: Agent) -> Hello:
@@ -116,7 +116,7 @@ async def test_a_load_that_fails_for_another_reason_than_its_shards_is_repeated_
     await world.until(lambda: is_running(world, 3))
     assert world.plan().base_step == 10
     (incident,) = world.incidents()
-    assert "failed to load" in " ".join(incident.evidence)
+    assert "failed to load" in " ".join(evidence_of(incident))
     assert incident.from_step == 10
 
 
@@ -304,7 +304,7 @@ async def test_unreachable_nodes_that_are_heard_again_while_they_are_waited_for_
         del agent.handle  # type: ignore[method-assign]
     await world.until(lambda: is_running(world, 2))
     assert world.plan().base_step == 15
-    assert not any("did not prepare" in words and "without it" in words for words in world.incidents()[0].evidence)
+    assert not any("did not prepare" in words and "without it" in words for words in evidence_of(world.incidents()[0]))
 
 
 async def test_an_agent_that_starts_anew_long_after_it_promised_has_time_to_promise_again(world: World) -> None:
@@ -1193,7 +1193,7 @@ async def test_a_nodes_own_fault_during_a_launch_is_not_the_breakers_business(wo
     assert (faulty in world.team()) is not is_in_s3
     assert not world.job().failures
     (incident,) = world.incidents()
-    assert f"the agent of {faulty.node_id} reports gpu_lost: a GPU is gone" in incident.evidence
+    assert f"the agent of {faulty.node_id} reports gpu_lost: a GPU is gone" in evidence_of(incident)
 
 
 async def test_a_node_that_is_lost_later_forgives_a_script_nothing(world: World) -> None:

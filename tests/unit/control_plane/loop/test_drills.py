@@ -14,7 +14,7 @@ from control_plane.db import drills, implications
 from control_plane.db.drills import DrillRecord, NewDrill
 from everstep.protocol.agent_messages import KillForDrill
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.loop.world import FLEET, World
+from tests.unit.control_plane.loop.world import FLEET, World, evidence_of
 
 
 def ask(world: World, kind: str, node_id: NodeId, rank: int | None = None) -> DrillRecord:
@@ -65,10 +65,11 @@ async def test_a_killed_rank_is_an_incident_of_the_drill_and_nobodys_failure(wor
     (incident,) = world.incidents()
     assert incident.cause == "drill"
     assert any(
-        f"a drill ({asked.id}): ann requested kill-rank on rank 1 on {node_id}" in words for words in incident.evidence
+        f"a drill ({asked.id}): ann requested kill-rank on rank 1 on {node_id}" in words
+        for words in evidence_of(incident)
     )
     # The evidence also names the observed fault.
-    assert any("rank 1 on" in words and "signal 9" in words for words in incident.evidence)
+    assert any("rank 1 on" in words and "signal 9" in words for words in evidence_of(incident))
     assert world.job().failures == ()
     assert world.failures() == (0, 0, 0)
     assert len(kills(world)) == 1
@@ -165,8 +166,8 @@ async def test_a_rank_that_ends_for_want_of_the_struck_one_and_is_heard_first_is
     await again(world)
     (incident,) = world.incidents()
     assert incident.cause == "drill"
-    assert sum("signal 9" in words for words in incident.evidence) == 2
-    assert any(f"a drill ({asked.id})" in words for words in incident.evidence)
+    assert sum("signal 9" in words for words in evidence_of(incident)) == 2
+    assert any(f"a drill ({asked.id})" in words for words in evidence_of(incident))
     assert world.job().failures == ()
     assert world.failures() == (0, 0, 0)
     assert drill(world).state == "recovered"
@@ -194,7 +195,7 @@ async def test_a_node_that_fails_by_itself_while_a_drill_is_recovered_from_is_a_
     (incident,) = world.incidents()
     assert incident.cause == "instance_terminated"
     assert set(incident.instance_ids) == {node_id, other.node_id}
-    assert any(asked.id in words for words in incident.evidence)
+    assert any(asked.id in words for words in evidence_of(incident))
     assert world.failures() == (1, 1, 1), "one node failed; the other was struck"
     assert (drill(world).state, drill(world).incident_id) == ("recovered", incident.id)
 

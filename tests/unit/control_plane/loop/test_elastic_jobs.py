@@ -15,7 +15,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.db import implications, jobs, nodes, revisions
 from control_plane.db.revisions import Change
 from everstep.protocol.ids import NodeId
-from tests.unit.control_plane.loop.world import FLEET, World
+from tests.unit.control_plane.loop.world import FLEET, World, evidence_of
 
 
 async def small(world: World, *, nodes: int = 4, least: int = 2, **changes: object) -> None:
@@ -66,7 +66,7 @@ async def test_a_shrunk_job_has_an_incident_of_its_own_kind_and_counts_by_its_th
     await small(world, nodes=4)
     shrunk = world.incidents()[-1]
     assert (shrunk.cause, shrunk.node_count_before, shrunk.node_count_after) == ("shrunk", 4, 3)
-    assert "no node came within 10 s" in shrunk.evidence
+    assert "no node came within 10 s" in evidence_of(shrunk)
     await world.train(1)
     before = dict(world.job().accounting)
     for _ in range(40):

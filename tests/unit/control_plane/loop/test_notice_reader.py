@@ -21,7 +21,7 @@ from control_plane.loop.cloud_watch import CloudWatch
 from control_plane.loop.notice_reader import MAX_DELIVERIES, NoticeReader
 from tests.unit.control_plane.cloud import aws_events
 from tests.unit.control_plane.loop.test_repeating import Pauses
-from tests.unit.control_plane.loop.world import FLEET, START, World
+from tests.unit.control_plane.loop.world import FLEET, START, World, evidence_of
 
 
 class Queue:
@@ -83,7 +83,7 @@ async def test_a_spot_warning_reaches_the_job_through_the_database(world: World)
     await world.until(lambda: world.job().generation == 2)
     (incident,) = world.incidents()
     assert (incident.cause, incident.lost_steps, incident.from_step) == ("notice", 0, 10)
-    assert "EC2 Spot Instance Interruption Warning at 2026-03-01 00:02:00 UTC" in incident.evidence[0]
+    assert "EC2 Spot Instance Interruption Warning at 2026-03-01 00:02:00 UTC" in evidence_of(incident)[0]
 
 
 async def test_a_doubled_event_is_one_notice_and_one_line_of_history(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from control_plane.core.states import JobState
 from control_plane.db import implications
 from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
-from tests.unit.control_plane.loop.world import World
+from tests.unit.control_plane.loop.world import World, evidence_of
 
 GIB = 1 << 30
 END = MemoryEnd(
@@ -35,7 +35,7 @@ async def test_the_incident_and_the_reason_name_the_memory(world: World) -> None
     )
     (incident,) = world.incidents()
     assert incident.cause == "rank_exit"
-    assert any(each.startswith(words) for each in incident.evidence)
+    assert any(each.startswith(words) for each in evidence_of(incident))
     assert words in world.job().reason
 
 

@@ -23,7 +23,7 @@ from control_plane.db.models import FleetRow
 from control_plane.loop import records
 from everstep.protocol.agent_messages import HaltRanks, NodeFault, StopTraining
 from everstep.protocol.ids import Generation, NodeId
-from tests.unit.control_plane.loop.world import World
+from tests.unit.control_plane.loop.world import World, evidence_of
 
 
 def ask(world: World, request: NodeRequest, node_id: NodeId) -> None:
@@ -60,7 +60,7 @@ async def test_a_drained_node_is_left_at_an_agreed_stop_and_held(world: World) -
     await world.train(1)
     await world.train(1)
     (incident,) = world.incidents()
-    assert (incident.cause, incident.lost_steps, incident.evidence) == ("requested", 0, (sentence(node.reason),))
+    assert (incident.cause, incident.lost_steps, evidence_of(incident)) == ("requested", 0, (sentence(node.reason),))
     assert world.failures() == (1, 0, 0)
     assert world.job().failures == ()
     await world.tick(600)

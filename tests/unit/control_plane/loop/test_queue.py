@@ -13,7 +13,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
 from control_plane.db import jobs, quotas
 from everstep.protocol.agent_messages import ExitClass
-from tests.unit.control_plane.loop.world import World
+from tests.unit.control_plane.loop.world import World, evidence_of
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_a_pause_that_cannot_be_checkpointed_is_given_up_and_costs_nothing
     assert small.plan("low").base_step == 7
     (incident,) = small.incidents("low")
     assert (incident.cause, incident.lost_steps) == ("pause_failed", 0)
-    assert "did not become a checkpoint" in incident.evidence[0]
+    assert "did not become a checkpoint" in evidence_of(incident)[0]
     await small.train(3, "low")
     for _ in range(20):
         await small.tick()

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
+from control_plane.core.observed.facts import Recorded, ShardLoss, ShardsLost
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import AgentSilence, Exclusion
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import FailedRead, RefusedSource
@@ -67,7 +68,7 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
                 generation=Generation(1), step=Step(2), exit_class=None, code=1, at=3.0, max_boundary=Step(4)
             ),
         ),
-        exclusions=(Exclusion(node_id=NodeId("i-1"), evidence="e", may_terminate=True),),
+        exclusions=(Exclusion(node_id=NodeId("i-1"), evidence=Recorded(text="e"), may_terminate=True),),
         silences=(AgentSilence(node_id=NodeId("i-1"), since=1.0, boundary=Step(2), committed=Step(3)),),
         refused=(RefusedSource(rank=Rank(1), origin_generation=Generation(2), step=Step(3), is_object=True),),
         failed_reads=(
@@ -89,9 +90,8 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
             id="inc",
             state=IncidentState.RESTORING,
             cause=Cause.GROUP_LOST,
-            evidence=("a", "b"),
-            decision="d",
-            reason="r",
+            evidence=(Recorded(text="a"), ShardsLost(ranks=(Rank(1),), how=ShardLoss.MEMORY)),
+            decision=RestartsRanks(replaced=(NodeId("i-1"),)),
             generation_before=Generation(1),
             failed_at=1.0,
             opened_at=2.0,

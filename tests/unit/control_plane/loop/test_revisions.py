@@ -10,7 +10,7 @@ import pytest
 from control_plane.core.states import JobState
 from control_plane.db import jobs, revisions
 from control_plane.db.revisions import Change
-from tests.unit.control_plane.loop.world import World
+from tests.unit.control_plane.loop.world import World, evidence_of
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ async def test_a_lower_maximum_returns_nodes_at_an_agreed_stop_and_a_higher_mini
     world.finish()
     await world.until(lambda: world.job().generation > generation and world.job().state == JobState.RUNNING)
     assert len(world.plan().nodes) == 3
-    assert "MaxNodeCount is 3" in " ".join(world.incidents()[-1].evidence)
+    assert "MaxNodeCount is 3" in " ".join(evidence_of(world.incidents()[-1]))
     assert world.plan().base_step == world.incidents()[-1].reached_step
     for _ in range(20):
         await world.train(1)

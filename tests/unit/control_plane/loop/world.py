@@ -16,6 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from control_plane.accounts.facts import sentence
 from control_plane.cloud.contract import ensure
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.operator import GroupState, ScheduledEvent
@@ -616,6 +617,11 @@ def uploaded_object(plan: GenerationPlan, step: int, rank: int) -> ObjectReferen
 
 def digest(rank: int, origin: int, step: int) -> bytes:
     return hashlib.sha256(f"{rank}/{origin}/{step}".encode()).digest()[:16]
+
+
+def evidence_of(incident: incidents.SavedIncident) -> tuple[str, ...]:
+    """Return the evidence of an incident in sentences."""
+    return tuple(map(sentence, incident.evidence))
 
 
 class World:

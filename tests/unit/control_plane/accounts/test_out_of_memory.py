@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.core.out_of_memory import advice, sentence
+from control_plane.accounts.out_of_memory import advice, sentence
 from everstep.protocol.agent_messages import MemoryEnd, MemoryKind, MemorySource
 from everstep.protocol.ids import NodeId, Rank
 
