@@ -25,8 +25,8 @@ export function StatusStrip({ name, verdict, rate }: { name: string; verdict: Ve
       <span {...statementHook(figures, 'safe', protection)}>
         <Status tone={protection.tone} word={protection.title} title={protection.text} />
       </span>
-      <span {...dutyHook(figures, duty)}>
-        <Status tone={toneOfDuty(duty)} word={DUTIES[duty.Urgency].title} title={duty.Sentence} />
+      <span title={duty.Sentence} {...dutyHook(figures, duty)}>
+        <Status tone={toneOfDuty(duty)} word={DUTIES[duty.Urgency].title} />
       </span>
     </div>
   )
