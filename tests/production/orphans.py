@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.s3 import S3ServiceStore
+from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.orphans import KEPT_SECONDS, PLACE
 from control_plane.db import checks
 from control_plane.db.session import Database
@@ -24,10 +25,12 @@ def orphans(cluster: LocalCluster, database_url: str) -> list[str]:
     """Return a sentence for each orphan. All jobs must have ended.
 
     The server's loop `OrphanKeeper` deletes shards that no checkpoint can contain, but only when they are older than
-    `KEPT_SECONDS`. The function therefore first runs this loop once, with a clock that is hours ahead (`later`).
+    `KEPT_SECONDS`, and after their time in the trash. The function therefore first runs this loop twice, with clocks
+    that are hours and days ahead.
     """
     with closing(Database(database_url)) as database:
         OrphanKeeper(database, _store(cluster), later).delete_due()
+        OrphanKeeper(database, _store(cluster), lambda: later() + timedelta(hours=DEFAULT_TRASH_HOURS)).delete_due()
         wrong = list(checks.check(database))
     with closing(cluster.client()) as client:
         nodes = {node["NodeId"] for node in _all(client, "list_nodes", "Nodes", FleetName=FLEET)}
