@@ -99,6 +99,7 @@ def settle(shape: Shape, world: World, seed: int) -> None:
     assert is_well(settled), f"seed {seed}: it does not settle: {settled}"
 
 
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize(("nodes", "copies"), [(2, 2), (3, 2), (3, 3), (4, 2)])
 @pytest.mark.parametrize("is_steady", [False, True])
 def test_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
@@ -106,6 +107,7 @@ def test_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
     assert {"restart", "drop", "break", "lose", "part", "lose again"} <= set(seen)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("nodes", [2, 3])
 def test_random_walks_of_nodes_with_two_ranks(nodes: int) -> None:
     seen = follow(Shape(nodes, 2, 6, 4, ranks_per_node=2), range(12), is_steady=True)
