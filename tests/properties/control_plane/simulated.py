@@ -18,6 +18,7 @@ from itertools import pairwise
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.jobs import reason
 from control_plane.core import accounting, elastic, evidence, fleets, moves, notices, queue, remedies
+from control_plane.core.absence import settled
 from control_plane.core.actions import (
     Decision,
     FleetDecision,
@@ -212,6 +213,10 @@ class Simulation:
         """The announced times at which AWS will end instances."""
         self.pause = ""
         """Reason of an administrator's pause of all automatic actions. Empty while automation is active."""
+        self.replacement_limit = FLEET.max_replacements_per_hour
+        """Largest number of nodes that the fleet may replace within an hour."""
+        self.omitted: set[NodeId] = set()
+        """Running instances that AWS's answers omit."""
         self.losses = 0
         """Number of messages that the simulation will lose, counted from the next message."""
         self.upload_seconds = 1.0
@@ -347,7 +352,16 @@ class Simulation:
             )
             seen[node_id] = NodeObserved(
                 node_id=node_id,
-                instance=InstanceCondition.ENDED if gone else InstanceCondition.PRESENT,
+                instance=settled(
+                    InstanceCondition.ENDED
+                    if gone
+                    else InstanceCondition.ABSENT
+                    if node_id in self.omitted
+                    else InstanceCondition.PRESENT,
+                    is_connected=agent is not None and not silent,
+                    silent_seconds=self.seconds - since,
+                    timeouts=POLICY.timeouts,
+                ),
                 ended=InstanceEnded(node_id=node_id, state=self.ended.get(node_id, "terminated")) if gone else None,
                 is_connected=agent is not None and not silent,
                 silent_seconds=self.seconds - since,
@@ -408,9 +422,15 @@ class Simulation:
             },
         )
         now = self.control_seconds
+        spec = replace(FLEET, max_replacements_per_hour=self.replacement_limit)
         policy = replace(POLICY, pause=self.pause)
-        decision = fleets.decide(now, FLEET, observed, policy)
-        assert fleets.decide(now, FLEET, observed, policy) == decision
+        observed = replace(observed, replaced=self.replaced_before(now))
+        decision = fleets.decide(now, spec, observed, policy)
+        assert fleets.decide(now, spec, observed, policy) == decision
+        replaced = [row.node_id for row in decision.records if row.replaced_at == now and not row.release]
+        assert not replaced or len(observed.replaced) + len(replaced) <= self.replacement_limit, (
+            f"{replaced} are replaced beyond the hourly limit"
+        )
         if self.pause:
             assert (decision.actions, decision.records, decision.is_empty) == ((), (), False), "a paused fleet acts"
         for row in decision.records:
@@ -449,6 +469,11 @@ class Simulation:
                 case _:
                     raise AssertionError(action)
         return decision
+
+    def replaced_before(self, now: float) -> tuple[float, ...]:
+        """Return when the fleet replaced nodes within the last hour."""
+        times = (row.replaced_at for row in self.table.values())
+        return tuple(at for at in times if at is not None and now - at <= fleets.RATE_WINDOW_SECONDS)
 
     def fleet_jobs(self) -> list[FleetJob]:
         return [
@@ -956,6 +981,8 @@ class Simulation:
         self.deaf.clear()
         self.unplugged.clear()
         self.losses = 0
+        self.replacement_limit = FLEET.max_replacements_per_hour
+        self.omitted.clear()
         self.upload_seconds = 1.0
         self.capacity = None
         self.announced = {node_id: words for node_id, words in self.announced.items() if node_id in self.due}

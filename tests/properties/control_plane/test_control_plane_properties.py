@@ -23,8 +23,9 @@ from control_plane.core.observed.jobs import AgentSilence
 from control_plane.core.observed.nodes import Cause, NodeObserved, Notice
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from everstep.protocol.agent_messages import NodeFault, NoticeKind
-from everstep.protocol.ids import NodeId, Rank
-from tests.properties.control_plane.simulated import EPOCH_SECONDS, Domains, Simulation, fresh
+from everstep.protocol.ids import NodeId, Rank, Step
+from tests.properties.control_plane.simulated import EPOCH_SECONDS, Domains, SimulatedJob, Simulation, fresh
+from tests.unit.control_plane.loop.world import Agent
 
 Event = tuple[str, int, Any]
 ENDING = sorted(notices.ENDING)
@@ -73,6 +74,16 @@ EVENTS = st.one_of(
     st.tuples(st.just("uploads take"), st.sampled_from([0, 1, 30, 4000]), st.just(0)),
     st.tuples(st.just("restart"), st.sampled_from([0, 2, 20, 200]), st.just(0)),
 )
+TOGETHER = st.tuples(st.just("faults"), st.integers(0, 11), st.tuples(st.integers(2, 4), st.sampled_from([1, 2, 3])))
+"""Faults of several nodes at once that need their replacement, with the fleet's hourly limit of replacements."""
+
+
+def stories(events: st.SearchStrategy[Event]) -> st.SearchStrategy[list[Event]]:
+    """Return random stories. Each contains simultaneous faults at a random position."""
+    parts = (st.lists(events, max_size=12), TOGETHER, st.lists(events, max_size=12))
+    return st.builds(lambda before, faults, after: [*before, faults, *after], *parts)
+
+
 RECOVERY: list[Event] = [("train for", 0, 5), ("kill", 1, 0), ("wait", 7, 0), ("train for", 0, 5)]
 LATE_REPORT: list[Event] = [("deafen", 1, 0), ("clock", 1, -65), ("kill", 1, 0), ("kill", 2, 0), ("mend", 1, 0)]
 """A rank on a node without a connection fails, and its node's clock is a minute behind."""
@@ -80,7 +91,7 @@ LATE_REPORT: list[Event] = [("deafen", 1, 0), ("clock", 1, -65), ("kill", 1, 0),
 
 @pytest.mark.timeout(400)  # 60 examples, each with up to a few hundred decisions
 @settings(max_examples=60)
-@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS, max_size=25))
+@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, stories(EVENTS))
 @example(12, (0, 0), (1, 1), [("automation", 0, 0), ("kill", 1, 0), ("terminate", 6, 0), ("wait", 40, 0)])
 @example(12, (0, 0), (1, 1), [("clock", 1, -3600), ("train for", 0, 5), ("kill", 1, 0), ("wait", 7, 0)])
 @example(12, (0, 0), (1, 1), [*RECOVERY, ("clock", 1, -65), ("kill", 1, 0), ("wait", 7, 0)])
@@ -102,7 +113,7 @@ REVISION = st.tuples(
 
 @pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred decisions
 @settings(max_examples=30)
-@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, st.lists(EVENTS | CAPACITY | REVISION, max_size=25))
+@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, stories(EVENTS | CAPACITY | REVISION))
 def test_whatever_happens_to_elastic_jobs(
     max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]
 ) -> None:
@@ -121,7 +132,7 @@ PARITY = st.sampled_from([(2, 3), (3, 2), (4, 3)])
 
 @pytest.mark.timeout(400)  # 40 examples, each with up to a few hundred decisions
 @settings(max_examples=40)
-@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, st.lists(EVENTS, max_size=25))
+@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, stories(EVENTS))
 def test_whatever_happens_to_jobs_with_parity(
     max_size: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], story: list[Event]
 ) -> None:
@@ -133,9 +144,7 @@ def test_whatever_happens_to_jobs_with_parity(
 
 @pytest.mark.timeout(400)  # 30 examples, each with up to a few hundred decisions
 @settings(max_examples=30)
-@given(
-    st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, st.lists(EVENTS | CAPACITY | REVISION, max_size=25)
-)
+@given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, stories(EVENTS | CAPACITY | REVISION))
 def test_whatever_happens_to_elastic_jobs_with_parity(
     max_size: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], story: list[Event]
 ) -> None:
@@ -263,6 +272,78 @@ def test_a_job_that_returns_nodes_loses_no_step(steps: int, ranks_per_node: tupl
     until(lambda: first.record.state is JobState.RUNNING)
 
 
+LIES = ("agent", "AWS answer", "S3 read", "clock", "database row", "lost row")
+"""Parts of the system of which exactly one lies or misreads in a story."""
+
+
+def lie(simulation: Simulation, job: SimulatedJob, part: str, agent: Agent) -> None:
+    """Let one part lie or misread from now on: an agent, an answer of AWS, a verification, a clock or a row."""
+    match part:
+        case "agent":
+            agent.fails_load = True  # It reads wrong content, whatever the source is.
+        case "AWS answer":
+            simulation.omitted.add(agent.node_id)
+        case "S3 read":
+            job.checkpoints = [replace(each, is_wrong=True) for each in job.checkpoints]
+        case "clock":
+            simulation.step_wall_clock(0, 3600)
+        case "database row":
+            job.record = replace(job.record, committed=Step(0))
+        case "lost row":
+            job.checkpoints = []
+
+
+@settings(max_examples=15)
+@given(st.sampled_from(LIES), st.integers(0, 1), st.integers(0, 3), st.integers(1, 6), st.integers(0, 2))
+@example("agent", 0, 2, 3, 0)
+@example("S3 read", 0, 3, 3, 2)
+@example("lost row", 0, 3, 3, 2)
+def test_no_irreversible_act_rests_on_one_lying_part(part: str, which: int, place: int, steps: int, lost: int) -> None:
+    """One part lies while a job recovers, after it also lost up to two nodes.
+
+    The job repeats no committed step unless a person agrees, no job ends, and no healthy node is terminated.
+    """
+    simulation = fresh()
+    job = simulation.jobs[which]
+    job.spec = replace(job.spec, max_repeated_minutes=0)
+    for step in range(steps + 2):
+        simulation.train(job, 1)
+        simulation.step()
+        if step == steps:
+            simulation.upload(job)
+            simulation.step()
+    committed, team = job.record.committed, simulation.running(job)
+    liar = team[place % len(team)]
+    lie(simulation, job, part, liar)
+    ended = {agent.node_id for agent in [each for each in team if each is not liar][:lost]}
+    for node_id in ended:
+        simulation.terminate(node_id)
+    if not ended:
+        simulation.kill_rank(next(agent for agent in team if agent is not liar))
+    assert job.plan is not None
+    for _ in range(120):
+        simulation.step()
+        simulation.check()
+        if job.record.repeat is not None or (job.plan.generation > 1 and simulation.running(job)):
+            break
+    assert all(each.record.state not in ENDED_JOBS for each in simulation.jobs)
+    assert simulation.removed <= ended | ({liar.node_id} if part == "agent" else set())
+    if job.plan.generation == 1:
+        choice = job.record.repeat
+        assert choice is not None, "the job neither continues nor asks"
+        assert choice.base_step < committed
+        job.record = replace(job.record, accepted_step=choice.base_step, accepted_after=choice.after)
+        liar.fails_load = False
+        for _ in range(60):
+            simulation.step()
+            if simulation.running(job):
+                break
+        assert job.record.state in (JobState.STARTING, JobState.RUNNING)
+        assert job.plan.base_step == choice.base_step
+    else:
+        assert job.plan.base_step >= committed, "committed steps are repeated without consent"
+
+
 def play(simulation: Simulation, story: Sequence[Event]) -> None:
     """Apply a sequence of events to the simulation. After each event, let the control plane decide once (one pass)."""
     for kind, which, extra in story:
@@ -326,6 +407,10 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 simulation.deaf.add(agent.node_id)
             case "unplug":
                 simulation.unplugged.add(agent.node_id)
+            case "faults":
+                count, simulation.replacement_limit = extra
+                for number in range(count):
+                    simulation.agents[names[(which + number) % len(names)]].node_faults = (FAULTS[3],)
             case "fault":
                 agent.node_faults = (FAULTS[extra],)
             case "well":

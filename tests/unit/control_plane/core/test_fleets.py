@@ -931,6 +931,16 @@ def test_no_more_are_replaced_within_an_hour_than_the_fleet_allows_and_it_says_s
     )
 
 
+@pytest.mark.parametrize(("limit", "recent"), [(1, 0), (2, 0), (2, 1), (3, 0), (3, 3)])
+def test_simultaneous_faults_share_one_hourly_limit(limit: int, recent: int) -> None:
+    rows = [row(f"i{number}") for number in range(1, 8)]
+    faulty = {f"i{number}": LOST for number in range(1, 4)}
+    limited = replace(SPEC, min_node_count=7, spare_count=0, max_replacements_per_hour=limit)
+    decision = decide(seen(rows, [], faulty=faulty, desired=7, replaced=(NOW - 10,) * recent), limited)
+    assert len(ended(decision)) == limit - recent
+    assert [row.node_id for row in decision.records if row.replaced_at == NOW] == ended(decision)
+
+
 def test_the_limit_holds_for_held_nodes_too() -> None:
     rows = [row("i1", NodeState.HELD, hold=Hold.UNREACHABLE), row("i2"), row("i3")]
     decision = decide(seen(rows, [], silent=("i1",), replaced=(NOW - 10,)), replace(SPEC, max_replacements_per_hour=1))
