@@ -20,7 +20,7 @@ MODULES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if not path.is_relative_to(ROOM)
 ]
-TEXTS = {"complaint", "evidence", "message", "messages", "note", "reason", "reasons", "why", "words"}
+TEXTS = {"complaint", "message", "messages", "note", "reason", "reasons", "why", "words"}
 """Names of variables, attributes and keys that contain sentences for people."""
 PARTS = {
     "count",
@@ -42,7 +42,6 @@ PATTERNS = {"findall", "finditer", "fullmatch", "match", "search", "split", "sub
 AWS = "AWS distinguishes these cases only by a message, which the package `cloud` turns into a value"
 PROCESS = "another process reports a full disk only in its output, with the system's fixed error text"
 EARLIER = "an earlier release reports the cause only in this word"
-JOB = "the reason and the evidence of a job are still sentences"
 ALLOWED = {
     'control_plane/cloud/aws.py: if "No active Lifecycle Action found" not in error.message:': AWS,
     'control_plane/cloud/connection.py: if code == "ValidationError" and "not found" in message.lower():': AWS,
@@ -55,16 +54,6 @@ ALLOWED = {
     "worker/node/full_disks.py: match = _WORDS.search(words)": PROCESS,
     "worker/node/full_disks.py: named = _NAMED.search(words)": PROCESS,
     "worker/node/full_disks.py: return _WORDS.search(words) is not None": PROCESS,
-    'control_plane/core/drills.py: if record.incident is not None and drill.incident_id == "" and in_words(drill) in '
-    "record.incident.evidence:": JOB,
-    "control_plane/core/drills.py: if drill is None or incident.generation_before != drill.generation or "
-    "in_words(drill) in incident.evidence:": JOB,
-    'control_plane/core/hangs.py: return f"{still}: {reason.removeprefix(TRAINS)}"': JOB,
-    'control_plane/core/tracebacks.py: _, *traceback = reason.strip().split("\\n")': JOB,
-    "control_plane/core/tracebacks.py: own = [found for found in _FRAME.finditer(reason) if not any(part in "
-    'found["path"] for part in _LIBRARIES)]': JOB,
-    'control_plane/loop/decision_store.py: log.info("job %s: %s: %s", before.name, after.state.value, '
-    'after.reason.partition("\\n")[0])': JOB,
 }
 """Lines that may read a text, with the reason."""
 

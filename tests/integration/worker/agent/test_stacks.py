@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from control_plane.core import hangs
+from control_plane.core.observed.facts import Standstill
 from control_plane.core.observed.jobs import Pace, Suspicion
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.agent_messages import RankStacks, TakeStacks
@@ -100,7 +101,9 @@ async def test_a_stopped_rank_is_found_and_let_be(fleet: Fleet, rank_process: su
     suspicion = Suspicion(since=0.0, began_at=600.0, number=2, asked_at=1000.0)
     watched = hangs.watch(1000.0, {NodeId(node.id): late}, Pace(), suspicion, TIMEOUTS, has_all_reports=True)
     assert watched.faults[0].cause is Cause.HANG
-    assert "rank 0 on" in watched.faults[0].evidence
+    fact = watched.faults[0].evidence
+    assert isinstance(fact, Standstill)
+    assert fact.stuck.ranks == (0,)
 
 
 async def test_a_rank_that_has_no_process_yet_is_told_so(fleet: Fleet) -> None:
