@@ -164,5 +164,5 @@ def _shown(value: object) -> object:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, tuple):
-        return "; ".join(map(sentence, value))
+        return "; ".join(sentence(each) for each in cast(tuple[Reason, ...], value))
     return sentence(cast(Reason, value)) if isinstance(value, Value) else value

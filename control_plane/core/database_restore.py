@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -128,7 +128,7 @@ class Difference:
     @staticmethod
     def of(stored: Mapping[str, Any]) -> Difference:
         """Return the difference that a row of the database contains."""
-        return Difference(**{**stored, "kind": DifferenceKind(stored["kind"])})
+        return replace(Difference(**stored), kind=DifferenceKind(stored["kind"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,10 +105,11 @@ def start_new_generation(
 
 def _doubt_event(doubted: DoubtedCheckpoint) -> EventDraft:
     which, readers = f"the checkpoint of step {doubted.step}, generation {doubted.generation}", doubted.readers
+    first = next(iter(readers))
     if len(readers) > 1:
         return EventDraft(type="CheckpointDamaged", message=f"{which}, is damaged: {witnesses.damage_words(readers)}")
     message = f"{which}, is verified, because {witnesses.damage_words(readers)}"
-    return EventDraft(type="CheckpointDoubted", message=message, node_id=readers[0])
+    return EventDraft(type="CheckpointDoubted", message=message, node_id=first)
 
 
 def with_incident(
