@@ -411,6 +411,13 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 count, simulation.replacement_limit = extra
                 for number in range(count):
                     simulation.agents[names[(which + number) % len(names)]].node_faults = (FAULTS[3],)
+                # Recoveries give the faulty nodes up together.
+                for each in simulation.jobs:
+                    for member in simulation.running(each)[:1]:
+                        simulation.kill_rank(member)
+                for _ in range(8):
+                    simulation.step()
+                    simulation.check()
             case "fault":
                 agent.node_faults = (FAULTS[extra],)
             case "well":
