@@ -1860,7 +1860,7 @@ class EverstepClient(Protocol):
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
         """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing. Raises ConflictException if the job has not started or has ended."""
     def undelete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Take a checkpoint out of the trash, and pin it. Without the pin, the job's limits could delete the checkpoint again. If the job itself is to be deleted with its checkpoints, it is kept. Raises ConflictException for a checkpoint that is being deleted or was deleted."""
+        """Take a checkpoint out of the trash, and pin it. Without the pin, the job's limits could delete the checkpoint again. Raises ConflictException for a checkpoint that is being deleted or was deleted."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It has no effect on drift: while the settings of the Auto Scaling group differ from those that Everstep needs, Everstep still replaces no node."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:

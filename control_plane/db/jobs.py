@@ -167,8 +167,6 @@ class SavedJob:
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
     """Values that the job loop keeps from one decision to the next (`core.observed.jobs.Memo`), as JSON values."""
-    purge_at: datetime | None = None
-    """When the ended job is deleted with its objects. None unless a person deleted it with its checkpoints."""
     project_quota: int | None = None
     """Nodes per fleet that the project's jobs may use together.
 
@@ -588,11 +586,6 @@ def remove(session: Session, run_id: str) -> None:
     """
     if not changed_rows(session.execute(delete(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_not(None)))):
         raise NotFound("ended training job", run_id)
-
-
-def set_purge(session: Session, run_id: str, at: datetime | None) -> None:
-    """Store when an ended job is deleted with its objects, or that it is not. `session` is from `Database.write`."""
-    session.execute(update(JobRow).where(JobRow.run_id == run_id).values(purge_at=at))
 
 
 def issued_generations(session: Session) -> dict[str, tuple[str, int]]:

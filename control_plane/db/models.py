@@ -466,7 +466,7 @@ class JobRow(Base):
     """When the job's ranks first started."""
     ended_at: Mapped[datetime | None]
     purge_at: Mapped[datetime | None]
-    """When an ended job is deleted with its objects. None unless a person deleted the job with its checkpoints."""
+    """Always None: DeleteTrainingJob does not use the trash yet."""
     generation: Mapped[int] = mapped_column(default=0)
     """Number of the newest generation with a plan. 0 before the first generation."""
     issued_generation: Mapped[int] = mapped_column(default=0)

@@ -226,11 +226,10 @@ def untrash(
 ) -> SavedCheckpoint:
     """Take a checkpoint out of the trash, pinned if `pinned_at` is a time, and record the event.
 
-    The job is no longer deleted with its objects. S3 must have lost the mark of the trash, or have the mark of the pin.
+    S3 must have lost the mark of the trash, or have the mark of the pin.
     """
     checkpoints.set_pinned(session, job.run_id, checkpoint, pinned_at or checkpoint.pinned_at)
     after = checkpoints.set_state(session, job.run_id, checkpoint, checkpoints.COMPLETE)
-    jobs.set_purge(session, job.run_id, None)
     message = f"The checkpoint of step {after.step} left the trash."
     events.append_for_job(session, job, "CheckpointUndeleted", message, now)
     return after

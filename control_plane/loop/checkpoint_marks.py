@@ -44,7 +44,7 @@ _TRASH: Final = msgspec.json.Decoder(TrashMark)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What S3 says about a checkpoint in the trash."""
+    """The marks that S3 has of a checkpoint in the trash."""
 
     is_pinned: bool
     is_trashed: bool

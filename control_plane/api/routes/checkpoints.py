@@ -212,8 +212,8 @@ def undelete_checkpoint(
 ) -> checkpoints_schemas.Checkpoint:
     """Take a checkpoint out of the trash, and pin it.
 
-    Without the pin, the job's limits could delete the checkpoint again. If the job itself is to be deleted with its
-    checkpoints, it is kept. Raises ConflictException for a checkpoint that is being deleted or was deleted.
+    Without the pin, the job's limits could delete the checkpoint again. Raises ConflictException for a checkpoint that
+    is being deleted or was deleted.
     """
     now = services.now()
     with services.database.read() as session:
