@@ -25,6 +25,7 @@ place.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -52,6 +53,7 @@ from control_plane.core.observed.causes import NOTHING, Reason
 from control_plane.core.observed.facts import Fact, Recorded
 from control_plane.core.observed.incidents import Response
 from control_plane.core.verification import Blocked, Verdict
+from everstep.protocol.codec import resolve
 
 NAME_LENGTH = 64
 """Maximum length of names of jobs, fleets and projects. SageMaker's limit is 63."""
@@ -194,7 +196,9 @@ class Record(TypeDecorator[Any]):
 
     def __init__(self, kind: Any) -> None:
         super().__init__()
+        resolve(kind)
         self.kind = kind
+        self._convert = partial(msgspec.convert, type=kind)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
         """Convert the value to JSON's types."""
@@ -202,7 +206,7 @@ class Record(TypeDecorator[Any]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002
         """Convert a column's JSON value."""
-        return None if value is None else msgspec.convert(value, self.kind)
+        return None if value is None else self._convert(value)
 
 
 _BigId = BigInteger().with_variant(Integer, "sqlite")

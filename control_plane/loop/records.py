@@ -515,12 +515,14 @@ def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else at(seconds)
 
 
+resolve(Blocked)
 resolve(CapacityWait)
 resolve(CheckpointPace)
 resolve(CheckpointUpload)
 resolve(JobReason)
 resolve(Lapse)
 resolve(Memo)
+resolve(RepeatChoice)
 resolve(Suspicion)
 resolve(UnstoredOutputs)
 resolve(FailureRecord)
