@@ -177,7 +177,7 @@ def _mutate(node: ast.AST) -> str | None:
             return None
 
 
-class _Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
     """Imports one module from a mutant's syntax tree, and every other module as usual."""
 
     def __init__(self, mutant: Mutant) -> None:
@@ -241,7 +241,7 @@ def run(mutant: Mutant | None, tests: Sequence[str], limit_seconds: float) -> tu
             code = 3
             try:
                 if mutant is not None:
-                    sys.meta_path.insert(0, _Changed(mutant))
+                    sys.meta_path.insert(0, Changed(mutant))
                 options = ["-x", "-q", "--no-header", "--tb=line", "--assert=plain", "-p", "no:xdist", "-m", "not rest"]
                 code = pytest.main([*options, "-p", "no:faulthandler", "--hypothesis-seed=0", *tests])
             except BaseException:

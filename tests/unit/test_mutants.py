@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import Mutant, _Changed, mutants_of, mutated, rounds_of
+from tests.mutants import Changed, Mutant, mutants_of, mutated, rounds_of
 
 SOURCE = '''
 LIMIT = 7
@@ -64,7 +64,7 @@ def test_a_mutant_changes_one_place(module: str) -> None:
 
 def test_a_child_imports_the_mutant_instead_of_the_file() -> None:
     mutant = next(each for each in mutants_of("control_plane/core/full_disk.py") if each.line)
-    changed = _Changed(mutant)
+    changed = Changed(mutant)
     assert changed.find_spec("control_plane.core.fleets") is None
     spec = changed.find_spec(mutant.module)
     assert spec is not None

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic.config import Config
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Integer, text
@@ -194,8 +195,14 @@ def test_old_verdicts_become_records_and_old_damage_is_verified_again(empty):
     assert texts == ["", "", "rank 0: the token has expired"]
 
 
+def migration_config():
+    config = Config()
+    config.set_main_option("script_location", str(schema.migrations()).replace("%", "%%"))
+    return config
+
+
 def _downgrade(database, revision):
-    config = schema._config()
+    config = migration_config()
     with database.migrating() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
@@ -239,7 +246,7 @@ OLD_REASONS = {
 
 def test_the_sentences_of_old_rows_become_reasons(empty):
     with empty.migrating() as connection:
-        config = schema._config()
+        config = migration_config()
         config.attributes["connection"] = connection
         command.upgrade(config, "0009")
         for number, reason in enumerate(OLD_REASONS):

@@ -11,13 +11,14 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from control_plane import loop as loop_package
 from control_plane.cloud.notices import EventQueue
@@ -25,7 +26,7 @@ from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.core.states import JobState
 from control_plane.db import checkpoints
-from control_plane.db.models import Base
+from control_plane.db.models import Base, CheckpointRow
 from control_plane.loop import (
     checkpoint_keeper,
     cloud_watch,
@@ -136,14 +137,17 @@ class FailingWorld(World):
         await self.tick(seconds)
         for each in vars(self.runner).values():
             if name := LOOPS.get(type(each), ""):
-                self.attempt(getattr(each, name))
+                with self.one_pass():
+                    getattr(each, name)()
         assert self.runner.notices is not None
-        self.attempt(self.runner.notices._queue.receive)
+        with self.one_pass():
+            await self.runner.notices.read()
 
-    def attempt(self, work: Any) -> None:
-        """Make a pass as `repeat` does: an error ends the pass only."""
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Bear an error as `repeat` does: it ends the pass only."""
         try:
-            work()
+            yield
         except Exception as error:
             if error is not self.error:
                 raise
@@ -164,7 +168,8 @@ class FailingWorld(World):
     def ask_to_verify(self) -> None:
         with self.database.write() as session:
             older = checkpoints.of_run(session, self.job().run_id)[-1]
-            checkpoints._set(session, self.job().run_id, older, verdict=None, verified_at=None)
+            this = (CheckpointRow.run_id == self.job().run_id, CheckpointRow.step == older.step)
+            session.execute(update(CheckpointRow).where(*this).values(verdict=None, verified_at=None))
             checkpoints.ask_to_verify(session, self.job().run_id, older, self.now)
 
 

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from everstep.protocol.agent_messages import FaultCode, Obstacle
-from everstep.protocol.ids import Generation, Rank, Step
-from everstep.protocol.plan import ObjectReference, ShardSource
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode, ShardSource
 from worker.errors import BucketMissing, CorruptCheckpoint, LoadFailed, ObjectMissing, StoreDenied, StoreUnavailable
 from worker.member.base_loading import BaseLoading
+
+
+class FailingLoad(BaseLoading):
+    """Loads the only shard of an earlier launch from S3, which fails."""
+
+    def __init__(self, error: Exception, source: ShardSource) -> None:
+        relayout = SimpleNamespace(shards={Rank(0): [source]})
+        self._plan = cast("GenerationPlan", SimpleNamespace(base_step=source.step, relayout=relayout))
+        self._here = cast("PlanNode", SimpleNamespace(node_id=NodeId("i-own")))
+        self._error = error
+
+    async def _load_from_home(self, *_: object) -> bool:
+        return False
+
+    async def _load_s3(self, *_: object, **__: object) -> None:
+        raise self._error
 
 
 @pytest.mark.parametrize(
@@ -28,10 +44,6 @@ from worker.member.base_loading import BaseLoading
 async def test_only_an_unreachable_store_is_an_obstacle(
     error: Exception, code: FaultCode, obstacle: Obstacle | None
 ) -> None:
-    async def load_s3(*_: Any, **__: Any) -> None:
-        raise error
-
-    loading = cast("BaseLoading", SimpleNamespace(_plan=SimpleNamespace(base_step=Step(3)), _load_s3=load_s3))
     source = ShardSource(
         kind="s3",
         origin_generation=Generation(1),
@@ -41,5 +53,5 @@ async def test_only_an_unreachable_store_is_an_obstacle(
         object=ObjectReference(bucket="b", key="k"),
     )
     with pytest.raises(LoadFailed) as failed:
-        await BaseLoading._load_first(loading, Rank(0), [source])
+        await FailingLoad(error, source).load_earlier(Rank(0))
     assert (failed.value.code, failed.value.obstacle, failed.value.is_permanent) == (code, obstacle, False)
