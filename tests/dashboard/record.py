@@ -258,16 +258,21 @@ def _taken(name: str, stage: Stage) -> Recording:
     with contextlib.closing(
         Database(f"sqlite:///{stage.cluster.state_dir / CONTROL_PLANE / 'everstep.db'}")
     ) as database:
+        (job,) = rows_of(database)["job"]
+        objects = _logs(stage, job["spec"]["log_uri"])  # read the logs first, so that no line is later than `ended_at`
         ended_at, tables = datetime.now(UTC), rows_of(database)
-    bucket, _, prefix = tables["job"][0]["spec"]["log_uri"].removeprefix("s3://").partition("/")
+    return Recording(story=name, ended_at=ended_at, strikes=tuple(stage.strikes), tables=tables, objects=objects)
+
+
+def _logs(stage: Stage, uri: str) -> dict[str, str]:
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
     with contextlib.closing(stage.cluster.aws("s3")) as s3:
         keys = [
             each["Key"]
             for each in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix).search("Contents[]")
             if each
         ]
-        objects = {key: s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode() for key in keys}
-    return Recording(story=name, ended_at=ended_at, strikes=tuple(stage.strikes), tables=tables, objects=objects)
+        return {key: s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode() for key in keys}
 
 
 def _anonymous(recording: Recording, directory: Path) -> Recording:

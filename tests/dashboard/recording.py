@@ -3,7 +3,7 @@
     recordings/<story>.json     written by `tests/dashboard/record.py`: one incident with one fleet and one job
 
 Rows have the columns of the tables (`control_plane/db/models.py`), without tokens and leases. Of the job loop's memory,
-a row has only the part that the API returns. Plans and manifests are written as JSON. A value of a metric is
+a row has only the part that the API reads. Plans and manifests are written as JSON. A value of a metric is
 `[step, Unix seconds, value]`. If several nodes measured it, `count, least, most, node of the least, node of the most`
 follow.
 
@@ -42,6 +42,7 @@ KEPT: Final = (
     "notice",
     "implication",
     "job",
+    "job_span",
     "generation",
     "revision",
     "shard",
@@ -55,7 +56,7 @@ KEPT: Final = (
 )
 LEFT_OUT: Final = frozenset({"lease_owner", "lease_counter", "request_digest"})
 """Columns that a recording leaves out: the leases of the loops, and the digest of the client's request."""
-_REMEMBERED: Final = ("capacity_wait",)
+_REMEMBERED: Final = ("capacity_wait", "incident", "member_count", "reason", "spans", "state_since")
 """The fields of the job loop's memory that a recording contains."""
 
 Row = dict[str, Any]

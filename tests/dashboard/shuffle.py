@@ -133,6 +133,12 @@ class _Words:
                 factor = self._metric_factor(row["name"])
                 points = [self._point(point, factor) for point in row["points"]]
                 return {**self._object({**row, "points": []}), "points": points}
+            case "job_span":
+                return {
+                    **self._object(row),
+                    "start": self._microseconds(row["start"]),
+                    "end": self._microseconds(row["end"]),
+                }
         return self._object(row)
 
     def _point(self, point: list[Any], factor: float) -> list[Any]:
@@ -167,6 +173,8 @@ class _Words:
                 return value
             case str() if key in ("fleet_name", "fleet_names"):
                 return self._dealt.fleet
+            case list() if key == "spans":
+                return [{**each, "start": self._microseconds(each["start"])} for each in value]
             case str() if _STEP.search(key) and value.isdecimal():
                 return str(self._steps(int(value)))
             case str():
@@ -180,9 +188,9 @@ class _Words:
         return self._number(key, value)
 
     def _number(self, key: str, value: Any) -> Any:
-        if key == "at" or key.endswith(("_at", "_at_seconds")):
+        if key in ("at", "until", "state_since") or key.endswith(("_at", "_at_seconds")):
             return self._unix(value)
-        if key.endswith(("_seconds", "_microseconds")):
+        if key == "seconds" or key.endswith(("_seconds", "_microseconds")):
             return value * self._dealt.pace
         if key.endswith("_usd"):
             return value * self._dealt.pace * self._dollars
@@ -233,6 +241,11 @@ class _Words:
 
     def _milliseconds(self, at_ms: int) -> int:
         return round(self._unix(at_ms / 1000) * 1000)
+
+    def _microseconds(self, at: int) -> int:
+        """Return the new time for Unix microseconds, without the rounding of a float."""
+        end = round(self._ended_at.timestamp() * 1_000_000)
+        return round(self._dealt.ends_at.timestamp() * 1_000_000) + (at - end) * self._dealt.pace
 
     def _metric_factor(self, name: str) -> float:
         """Return the factor for values of a metric.
