@@ -11,7 +11,7 @@ from typing import Final
 
 from control_plane.accounts.held_nodes import advice
 from control_plane.accounts.incidents import Action, duration, moment_words, of_choice, of_repeat, resubmission
-from control_plane.core.duties import ActionKind, Duty, DutyAction, DutyKind, FleetFacts, Urgency
+from control_plane.core.duties import ActionKind, DutyKind, FleetFacts, PersonAction, PersonDuty, Urgency
 from control_plane.core.observed.jobs import CapacityWait
 
 _LOG_LINES: Final = 50
@@ -36,7 +36,7 @@ class Subject:
     """Whether the job waits for its first nodes."""
 
 
-def sentence(duty: Duty, subject: Subject) -> str:
+def sentence(duty: PersonDuty, subject: Subject) -> str:
     """Return the one sentence that says what a person has to do. All pages, commands and notifications show it."""
     if duty.kind is DutyKind.NOTHING:
         return "Nothing to do."
@@ -45,7 +45,7 @@ def sentence(duty: Duty, subject: Subject) -> str:
     return f"{_LEADS[duty.urgency]}: {_brief(duty)}."
 
 
-def _of_wait(duty: Duty, subject: Subject) -> str:
+def _of_wait(duty: PersonDuty, subject: Subject) -> str:
     at = "" if duty.next_attempt_at is None else f" at {moment_words(duty.next_attempt_at)}"
     if duty.urgency is not Urgency.LATER:
         return f"You need not act: Everstep tries again{at}."
@@ -57,7 +57,7 @@ def _of_wait(duty: Duty, subject: Subject) -> str:
     return f"Decide: wait for the next attempt{at} (recommended), or {choice}."
 
 
-def _brief(duty: Duty) -> str:
+def _brief(duty: PersonDuty) -> str:
     match duty.kind:
         case DutyKind.FLEET_FROZEN if duty.actions[0].kind is ActionKind.CORRECT_GROUP:
             return "correct the Auto Scaling group"
@@ -92,7 +92,7 @@ _BRIEFS: Final[Mapping[DutyKind, str]] = {
 }
 
 
-def explanation(duty: Duty, subject: Subject) -> str:
+def explanation(duty: PersonDuty, subject: Subject) -> str:
     """Return what follows from the situation, and what Everstep does by itself. Empty if there is nothing to do."""
     fleet, person = subject.fleet, subject.person or "a person"
     match duty.kind:
@@ -140,7 +140,7 @@ _EXPLANATIONS: Final[Mapping[DutyKind, str]] = {
 }
 
 
-def action(done: DutyAction, subject: Subject) -> Action:
+def action(done: PersonAction, subject: Subject) -> Action:
     """Return an action in words, with all names filled in."""
     if done.node is not None:
         found = advice(done.node.node_id, done.node.hold, done.node.reason, subject.fleet.price_usd_per_hour)

@@ -27,7 +27,6 @@ from control_plane.core.observed.facts import (
     HangProof,
     InstanceEnded,
     Lemon,
-    LoadFailed,
     LostEachOther,
     NodeFaulty,
     NodeRemoved,
@@ -38,7 +37,8 @@ from control_plane.core.observed.facts import (
     Oddity,
     OutOfView,
     RankEnded,
-    Ranks,
+    RankLoadFailed,
+    RanksOnNodes,
     Recorded,
     Requested,
     Returned,
@@ -122,7 +122,7 @@ def sentence(fact: Fact) -> str:
         case RankEnded():
             how = f"{'signal' if fact.code < 0 else 'code'} {abs(fact.code)}"
             return f"rank {fact.rank} on {fact.node_id} ended: {fact.exit_class.value}, {how}"
-        case LoadFailed():
+        case RankLoadFailed():
             return f"{fact.node_id} failed to load its shards: {fact.text}"
         case AloneFailedToLoad():
             return f"{fact.node_id} alone could not load step {fact.step}"
@@ -211,7 +211,7 @@ def hang_proof(fact: Standstill) -> str:
             return ""
 
 
-def ranks_words(group: Ranks) -> str:
+def ranks_words(group: RanksOnNodes) -> str:
     """Return ranks with their nodes: `ranks 0, 1 on i-1`, or `all 8 ranks`."""
     if group.are_all:
         return f"all {len(group.ranks)} ranks"

@@ -18,14 +18,14 @@ from control_plane.accounts import jobs
 from control_plane.accounts.facts import fault_name, hardware_fault
 from control_plane.accounts.held_nodes import advice, hourly
 from control_plane.accounts.occurrences import listed, occurrence
-from control_plane.core.duties import ActionKind, DutyAction, HeldNode, Urgency, choices
+from control_plane.core.duties import ActionKind, HeldNode, PersonAction, Urgency, choices
 from control_plane.core.incidents import absent_seconds, phase_moments
 from control_plane.core.observed.facts import Fact, RankEnded
 from control_plane.core.observed.incidents import GivesUp, Repeated, Response
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import GaveUp, JobReason
-from control_plane.core.observed.steps import HolderState, RepeatChoice
+from control_plane.core.observed.steps import HolderState, RepeatedWork
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
@@ -120,7 +120,7 @@ class Account:
     cost_usd: float | None = None
     wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
-    repeat: RepeatChoice | None = None
+    repeat: RepeatedWork | None = None
     """The choice for which the job waits (`core.repeats`). None for a closed incident, and without such a choice."""
     is_long_wait: bool = False
     """Whether Everstep asks a person about the wait, because the next attempt is far away (`core.capacity.is_long`)."""
@@ -285,7 +285,7 @@ def _of_the_job(account: Account) -> tuple[Action, ...]:
     return ()
 
 
-def of_repeat(choice: RepeatChoice, job: str) -> Action:
+def of_repeat(choice: RepeatedWork, job: str) -> Action:
     """Return the consent for which a job waits before it repeats much training, in words."""
     count = choice.newest_step - choice.base_step
     cost = "" if choice.seconds is None else f", about {choice.seconds / 60:.0f} minutes of training"
@@ -307,7 +307,7 @@ def _of_a_wait(account: Account) -> Iterable[Action]:
         yield of_choice(each, account.job_name)
 
 
-def of_choice(choice: DutyAction, job: str) -> Action:
+def of_choice(choice: PersonAction, job: str) -> Action:
     """Return what a person can do instead of waiting for instances, in words."""
     if choice.kind is ActionKind.PAUSE:
         words = "Pause the job, so that other jobs can use its nodes."

@@ -33,7 +33,7 @@ from control_plane.core.observed.reasons import (
     AwaitsFirstStep,
     GaveUp,
     GenerationEnded,
-    Hang,
+    HangFound,
     JobReason,
     Message,
     Restarts,
@@ -134,7 +134,7 @@ def message(of: Message) -> str:
             return f"{of.before} → {of.after}: {reason(of.because)}"
         case GenerationEnded():
             return f"generation {of.generation} ended: {sentences(of.because)}"
-        case Hang():
+        case HangFound():
             parts = (standstill(of.fact), hang_proof(of.fact), "" if of.alone is None else sentence(of.alone))
             return "; ".join(part for part in parts if part)
         case Tries():

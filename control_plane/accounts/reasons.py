@@ -79,7 +79,7 @@ def sentence(reason: Reason) -> str:
     match reason:
         case causes.Happened(what=happened):
             return _FACTS[happened]
-        case causes.Refused(why=why):
+        case causes.RequestRefused(why=why):
             return _filled(_REFUSALS[why], reason)
         case causes.GivenUp(job=job, remedy=remedy, because=because):
             return f"{_VERBS.get(remedy, 'excluded')} by {job}: {jobs.because(because)}"

@@ -54,7 +54,7 @@ from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, CapacityWait
 from control_plane.core.observed.nodes import Remedy
-from control_plane.core.observed.spans import Span
+from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
 from control_plane.core.similar_incidents import Likeness
@@ -594,7 +594,7 @@ def _odds(losses: domain_loss.Losses, domains: Mapping[NodeId, str]) -> list[tup
     return odds
 
 
-def time_span(span: Span, end: int, job: SavedJob) -> jobs_schemas.TimeSpan:
+def time_span(span: JobSpan, end: int, job: SavedJob) -> jobs_schemas.TimeSpan:
     """Return a period of a job's life that ends at `end` (microseconds)."""
     is_newest = job.ended_at is None and records.at(end / MICRO) == job.accounted_until
     return jobs_schemas.TimeSpan(

@@ -23,7 +23,7 @@ from dataclasses import replace
 from control_plane.core import incidents
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
-from control_plane.core.observed.spans import Bucket, Span
+from control_plane.core.observed.spans import Bucket, JobSpan
 from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
 from everstep.protocol.ids import FIRST_STEP
 
@@ -193,7 +193,7 @@ def follow(record: JobRecord, after: Iterable[IncidentRecord], *, resumed: Bucke
     return record
 
 
-def settle(record: JobRecord) -> tuple[JobRecord, tuple[tuple[Span, int], ...]]:
+def settle(record: JobRecord) -> tuple[JobRecord, tuple[tuple[JobSpan, int], ...]]:
     """Return the record without its settled spans, and these spans with their ends, oldest first.
 
     No report can change a span before the end of the last incident. More than `MOST_SPANS` spans are settled too.
@@ -205,14 +205,14 @@ def settle(record: JobRecord) -> tuple[JobRecord, tuple[tuple[Span, int], ...]]:
     return replace(record, spans=record.spans[len(settled) :]), settled
 
 
-def open_spans(record: JobRecord) -> list[tuple[Span, int]]:
+def open_spans(record: JobRecord) -> list[tuple[JobSpan, int]]:
     """Return the spans that a late report can still change, with their ends, oldest first."""
     return list(_with_ends(record.spans, microseconds(accounted_until(record))))
 
 
-def _span(record: JobRecord, start: int, into: Bucket) -> Span:
+def _span(record: JobRecord, start: int, into: Bucket) -> JobSpan:
     present, missing = members_of(record) if into is Bucket.TRAIN else (1, 0)
-    return Span(start=start, bucket=into, present=present, missing=missing)
+    return JobSpan(start=start, bucket=into, present=present, missing=missing)
 
 
 def _painted(
@@ -224,7 +224,7 @@ def _painted(
     """
     until = microseconds(accounted_until(record))
     first, last = microseconds(start), min(microseconds(end), until)
-    painted: list[Span] = []
+    painted: list[JobSpan] = []
     for span, span_end in _with_ends(record.spans, until):
         begin, finish = max(span.start, first), min(span_end, last)
         if begin >= finish or span.bucket not in over or span.bucket is into:
@@ -238,7 +238,7 @@ def _painted(
     return _with_spans(record, painted, until)
 
 
-def _with_spans(record: JobRecord, spans: Sequence[Span], until: int) -> JobRecord:
+def _with_spans(record: JobRecord, spans: Sequence[JobSpan], until: int) -> JobRecord:
     """Return the record with other unsettled spans, of which equal neighbours become one, and with their new sums."""
     kept = [span for before, span in zip((None, *spans), spans, strict=False) if not _continues(before, span)]
     spent = dict(record.microseconds)
@@ -249,15 +249,15 @@ def _with_spans(record: JobRecord, spans: Sequence[Span], until: int) -> JobReco
     return replace(record, spans=tuple(kept), microseconds=spent)
 
 
-def _continues(before: Span | None, span: Span) -> bool:
+def _continues(before: JobSpan | None, span: JobSpan) -> bool:
     return before is not None and replace(span, start=before.start) == before
 
 
-def _with_ends(spans: Sequence[Span], until: int) -> Iterator[tuple[Span, int]]:
+def _with_ends(spans: Sequence[JobSpan], until: int) -> Iterator[tuple[JobSpan, int]]:
     return zip(spans, (*(span.start for span in spans[1:]), until), strict=True) if spans else iter(())
 
 
-def _sums(spans: Sequence[Span], until: int) -> dict[str, int]:
+def _sums(spans: Sequence[JobSpan], until: int) -> dict[str, int]:
     """Return the microseconds of spans by bucket.
 
     If n of N nodes train, n/N of the time counts as TRAIN, rounded up to whole microseconds, and the rest as SHORTAGE.

@@ -18,7 +18,7 @@ from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Implication
 from control_plane.core.observed.reasons import JobReason, Message
 from control_plane.core.observed.rolls import RollProgress
-from control_plane.core.observed.spans import Span
+from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.steps import DoubtedCheckpoint
 from everstep.protocol.agent_messages import (
     HaltRanks,
@@ -213,7 +213,7 @@ class Decision:
     """Entries for the histories of nodes that were involved in incidents."""
     doubted: tuple[DoubtedCheckpoint, ...] = ()
     """Checkpoints whose content differed from the manifest when nodes loaded them."""
-    settled_spans: tuple[tuple[Span, int], ...] = ()
+    settled_spans: tuple[tuple[JobSpan, int], ...] = ()
     """Spans of the job's time that no later report can change, with their ends. The record no longer contains them."""
     events: tuple[EventDraft, ...] = ()
     requeue_after_seconds: float = 1.0

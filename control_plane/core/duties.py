@@ -1,6 +1,6 @@
 """Decides what a person has to do for a job and for a fleet, and how urgent it is.
 
-    facts about a job or fleet, and the time  ──▶  Duty: kind, urgency, actions with their arguments
+    facts about a job or fleet, and the time  ──▶  PersonDuty: kind, urgency, actions with their arguments
 
 Every answer of the API, the command line, the dashboard and every notification show this duty. `accounts.duties` turns
 it into sentences and commands.
@@ -19,7 +19,7 @@ from control_plane.core.capacity import is_long
 from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
-from control_plane.core.observed.steps import RepeatChoice
+from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import (
     FleetStatus,
     IncidentPhase,
@@ -152,7 +152,7 @@ class HeldNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DutyAction:
+class PersonAction:
     """One thing that a person can do, with its arguments."""
 
     kind: ActionKind
@@ -161,7 +161,7 @@ class DutyAction:
     step: Step | None = None
     """The checkpoint from which the job continues."""
     node_count: int | None = None
-    repeat: RepeatChoice | None = None
+    repeat: RepeatedWork | None = None
     """The work for which the job needs a person's consent."""
     setting: str = ""
     """A difference between the Auto Scaling group and its required settings."""
@@ -170,12 +170,12 @@ class DutyAction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duty:
+class PersonDuty:
     """What a person has to do for one job or fleet, and the values that its sentences state."""
 
     kind: DutyKind
     urgency: Urgency
-    actions: tuple[DutyAction, ...] = ()
+    actions: tuple[PersonAction, ...] = ()
     """What a person can do, the most urgent first."""
     since: float | None = None
     """Unix time since which the duty exists. None if it is unknown."""
@@ -187,7 +187,7 @@ class Duty:
     is_recovering: bool = False
 
 
-NOTHING = Duty(kind=DutyKind.NOTHING, urgency=Urgency.NONE)
+NOTHING = PersonDuty(kind=DutyKind.NOTHING, urgency=Urgency.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,11 +292,11 @@ class JobFacts:
     """Held nodes that incidents of the job involved."""
     store_unreachable_since: float | None = None
     """Time since which the job waits for S3. None while S3 answers."""
-    work_to_repeat: RepeatChoice | None = None
+    work_to_repeat: RepeatedWork | None = None
     """The choice for which the job waits, because it would repeat much training."""
 
 
-def of_job(facts: JobFacts, now: float) -> Duty:
+def of_job(facts: JobFacts, now: float) -> PersonDuty:
     """Return what a person has to do for a job at the time `now` (Unix seconds): its most urgent duty.
 
     Optional and less urgent actions of other duties follow the actions of the most urgent one.
@@ -305,12 +305,12 @@ def of_job(facts: JobFacts, now: float) -> Duty:
     return _most_urgent((*_of_job(facts, now), *held))
 
 
-def of_fleet(facts: FleetFacts) -> Duty:
+def of_fleet(facts: FleetFacts) -> PersonDuty:
     """Return what a person has to do for a fleet."""
     return _most_urgent((*_of_fleet(facts), *_of_nodes(facts.held)))
 
 
-def _most_urgent(found: Sequence[Duty]) -> Duty:
+def _most_urgent(found: Sequence[PersonDuty]) -> PersonDuty:
     if not found:
         return NOTHING
     first = min(found, key=lambda each: _RANK[each.urgency])
@@ -323,7 +323,7 @@ def _most_urgent(found: Sequence[Duty]) -> Duty:
 _RANK: Mapping[Urgency, int] = {urgency: number for number, urgency in enumerate(Urgency)}
 
 
-def _of_job(facts: JobFacts, now: float) -> Iterator[Duty]:
+def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     if facts.ended_at is not None:
         if facts.status is TrainingJobStatus.FAILED:
             yield _of_failure(facts, facts.ended_at, now)
@@ -337,8 +337,8 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[Duty]:
     if facts.status is TrainingJobStatus.STOPPING:
         return
     if (work := facts.work_to_repeat) is not None:
-        action = DutyAction(kind=ActionKind.REPEAT_WORK, urgency=Urgency.NOW, repeat=work)
-        yield Duty(kind=DutyKind.CONSENT_TO_REPEAT, urgency=Urgency.NOW, actions=(action,), since=work.since)
+        action = PersonAction(kind=ActionKind.REPEAT_WORK, urgency=Urgency.NOW, repeat=work)
+        yield PersonDuty(kind=DutyKind.CONSENT_TO_REPEAT, urgency=Urgency.NOW, actions=(action,), since=work.since)
     if (since := facts.store_unreachable_since) is not None:
         yield _duty(DutyKind.STORE_UNREACHABLE, Urgency.NOW, ActionKind.CHECK_STORE, since=since)
     yield from (replace(each, is_recovering=facts.recovery is not None) for each in _of_fleet(facts.fleet))
@@ -352,40 +352,40 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[Duty]:
         yield from _of_training(facts, now)
 
 
-def _of_failure(facts: JobFacts, ended_at: float, now: float) -> Duty:
+def _of_failure(facts: JobFacts, ended_at: float, now: float) -> PersonDuty:
     is_recent = now - ended_at < FAILED_SECONDS
     urgency = Urgency.NOW if is_recent else Urgency.OPTIONAL
-    again = DutyAction(kind=ActionKind.SUBMIT_AGAIN, urgency=urgency, step=facts.checkpoints.newest_step)
-    return Duty(kind=DutyKind.JOB_FAILED, urgency=urgency, actions=(again,), since=ended_at)
+    again = PersonAction(kind=ActionKind.SUBMIT_AGAIN, urgency=urgency, step=facts.checkpoints.newest_step)
+    return PersonDuty(kind=DutyKind.JOB_FAILED, urgency=urgency, actions=(again,), since=ended_at)
 
 
-def _of_takeover(facts: JobFacts, since: float) -> Duty:
+def _of_takeover(facts: JobFacts, since: float) -> PersonDuty:
     trains = facts.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING
     is_undone = facts.left_alone or facts.status is TrainingJobStatus.STOPPING or not trains
     return _duty(DutyKind.TAKEN_OVER, Urgency.NOW if is_undone else Urgency.OPTIONAL, ActionKind.HAND_BACK, since=since)
 
 
-def _of_fleet(fleet: FleetFacts) -> Iterator[Duty]:
+def _of_fleet(fleet: FleetFacts) -> Iterator[PersonDuty]:
     if fleet.status is FleetStatus.FROZEN:
         drift = tuple(
-            DutyAction(kind=ActionKind.CORRECT_GROUP, urgency=Urgency.NOW, setting=each) for each in fleet.drift
+            PersonAction(kind=ActionKind.CORRECT_GROUP, urgency=Urgency.NOW, setting=each) for each in fleet.drift
         )
-        see = DutyAction(kind=ActionKind.DESCRIBE_FLEET, urgency=Urgency.NOW)
-        yield Duty(kind=DutyKind.FLEET_FROZEN, urgency=Urgency.NOW, actions=drift or (see,))
+        see = PersonAction(kind=ActionKind.DESCRIBE_FLEET, urgency=Urgency.NOW)
+        yield PersonDuty(kind=DutyKind.FLEET_FROZEN, urgency=Urgency.NOW, actions=drift or (see,))
     elif fleet.is_launch_suspended and fleet.status is FleetStatus.ACTIVE:
         yield _duty(DutyKind.LAUNCHES_SUSPENDED, Urgency.NOW, ActionKind.RESUME_LAUNCHES)
 
 
-def _of_nodes(held: Sequence[HeldNode]) -> Iterator[Duty]:
-    actions = tuple(DutyAction(kind=ActionKind.DECIDE_NODE, urgency=Urgency.LATER, node=each) for each in held)
+def _of_nodes(held: Sequence[HeldNode]) -> Iterator[PersonDuty]:
+    actions = tuple(PersonAction(kind=ActionKind.DECIDE_NODE, urgency=Urgency.LATER, node=each) for each in held)
     if actions:
-        yield Duty(kind=DutyKind.HELD_NODES, urgency=Urgency.LATER, actions=actions)
+        yield PersonDuty(kind=DutyKind.HELD_NODES, urgency=Urgency.LATER, actions=actions)
 
 
-def _of_shortage(facts: JobFacts, wait: CapacityWait, now: float) -> Duty:
+def _of_shortage(facts: JobFacts, wait: CapacityWait, now: float) -> PersonDuty:
     """Return the choices of a person while AWS launches no instance: continue on fewer nodes, or pause the job."""
     is_decision = is_long(wait, now) and facts.recovery is not None
-    return Duty(
+    return PersonDuty(
         kind=DutyKind.CAPACITY_WAIT,
         urgency=Urgency.LATER if is_decision else Urgency.OPTIONAL,
         actions=choices(wait, facts.node_count, facts.least_node_count, is_long=is_decision),
@@ -394,19 +394,19 @@ def _of_shortage(facts: JobFacts, wait: CapacityWait, now: float) -> Duty:
     )
 
 
-def choices(wait: CapacityWait, node_count: int, least_node_count: int, *, is_long: bool) -> tuple[DutyAction, ...]:
+def choices(wait: CapacityWait, node_count: int, least_node_count: int, *, is_long: bool) -> tuple[PersonAction, ...]:
     """Return what a person can do instead of waiting for instances: continue on fewer nodes, or pause the job.
 
     `is_long`: whether Everstep asks for a decision, because the next attempt is far away.
     """
     urgency = Urgency.LATER if is_long else Urgency.OPTIONAL
     left = node_count - wait.missing_count
-    shrink = DutyAction(kind=ActionKind.SHRINK, urgency=urgency, node_count=left, is_recommended=is_long)
-    pause = DutyAction(kind=ActionKind.PAUSE, urgency=urgency)
+    shrink = PersonAction(kind=ActionKind.SHRINK, urgency=urgency, node_count=left, is_recommended=is_long)
+    pause = PersonAction(kind=ActionKind.PAUSE, urgency=urgency)
     return (shrink, pause) if 0 < left < least_node_count else (pause,)
 
 
-def _of_recovery(recovery: Recovery) -> Iterator[Duty]:
+def _of_recovery(recovery: Recovery) -> Iterator[PersonDuty]:
     limit = recovery.late_after_seconds
     if recovery.elapsed_seconds > limit:
         first = ActionKind.DESCRIBE_FLEET if recovery.phase is IncidentPhase.REPLACE else ActionKind.READ_LOGS
@@ -414,7 +414,7 @@ def _of_recovery(recovery: Recovery) -> Iterator[Duty]:
         yield replace(late, limit_seconds=limit, usual_seconds=recovery.usual_seconds, is_recovering=True)
 
 
-def _of_progress(facts: JobFacts, now: float) -> Iterator[Duty]:
+def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     """Yield the duty of a job whose ranks run and make no step. Nothing is known while no agent is connected."""
     moved = max(facts.moved_at or 0.0, facts.state_since)
     if not facts.is_heard:
@@ -423,12 +423,12 @@ def _of_progress(facts: JobFacts, now: float) -> Iterator[Duty]:
         if now - moved > FIRST_STEP_SECONDS:
             yield _duty(DutyKind.FIRST_STEP_LATE, Urgency.NOW, ActionKind.READ_LOGS, since=moved)
     elif now - moved > max(STALLED_SECONDS, STALLED_STEPS / facts.steps_per_second if facts.steps_per_second else 0.0):
-        stop = DutyAction(kind=ActionKind.STOP, urgency=Urgency.OPTIONAL)
+        stop = PersonAction(kind=ActionKind.STOP, urgency=Urgency.OPTIONAL)
         stalled = _duty(DutyKind.STALLED, Urgency.NOW, ActionKind.READ_LOGS, since=moved)
         yield replace(stalled, actions=(*stalled.actions, stop))
 
 
-def _of_training(facts: JobFacts, now: float) -> Iterator[Duty]:
+def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     see, found = ActionKind.SHOW_PROTECTION, facts.protection
     if found is not None and found.is_by_choice:
         yield _duty(DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL, see)
@@ -464,10 +464,10 @@ def _is_checkpoint_missing(facts: JobFacts, now: float) -> bool:
     return steps >= UNSAVED_STEPS or now - since >= UNSAVED_SECONDS
 
 
-def _duty(kind: DutyKind, urgency: Urgency, *actions: ActionKind, since: float | None = None) -> Duty:
-    return Duty(
+def _duty(kind: DutyKind, urgency: Urgency, *actions: ActionKind, since: float | None = None) -> PersonDuty:
+    return PersonDuty(
         kind=kind,
         urgency=urgency,
-        actions=tuple(DutyAction(kind=each, urgency=urgency) for each in actions),
+        actions=tuple(PersonAction(kind=each, urgency=urgency) for each in actions),
         since=since,
     )

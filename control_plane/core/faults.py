@@ -18,9 +18,9 @@ from control_plane.core.observed.facts import (
     AgentRestarted,
     AgentSilent,
     CutOff,
-    LoadFailed,
     NodeRemoved,
     RankEnded,
+    RankLoadFailed,
     ShardLoss,
     ShardsLost,
     SilenceProof,
@@ -351,7 +351,7 @@ def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: 
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
-            evidence=LoadFailed(node_id=node, text=_words(report)),
+            evidence=RankLoadFailed(node_id=node, text=_words(report)),
             at=now,
             seen_on=(node,),
         )

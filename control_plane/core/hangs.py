@@ -34,11 +34,11 @@ import msgspec
 
 from control_plane.core.actions import EventDraft
 from control_plane.core.incidents import Fault
-from control_plane.core.observed.facts import AloneStuck, HangProof, Oddity, Ranks, SameStack, Standstill
+from control_plane.core.observed.facts import AloneStuck, HangProof, Oddity, RanksOnNodes, SameStack, Standstill
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Pace, Suspicion
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.reasons import Hang, StandsStill, WaitsDeliberately
+from control_plane.core.observed.reasons import HangFound, StandsStill, WaitsDeliberately
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberReport, RankStacks, RankStatus
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
@@ -208,7 +208,7 @@ def watch(
     alone = _alone(living, looks)
     event = EventDraft(
         type="RanksStandStill" if fact.proof is None else PROVEN,
-        message=Hang(fact=fact, alone=alone),
+        message=HangFound(fact=fact, alone=alone),
         node_id=None if alone is None else alone.node_id,
         detail={"stacks": _kept(looks)},
     )
@@ -396,9 +396,9 @@ def _kept(looks: Mapping[Rank, RankStacks]) -> list[dict[str, object]]:
     return [{"ranks": [int(rank) for rank in ranks], "text": text} for text, ranks in most]
 
 
-def _ranks(ranks: Collection[Rank], living: Mapping[Rank, tuple[NodeId, RankStatus]]) -> Ranks:
+def _ranks(ranks: Collection[Rank], living: Mapping[Rank, tuple[NodeId, RankStatus]]) -> RanksOnNodes:
     nodes = dict.fromkeys(living[rank][0] for rank in sorted(ranks))
-    return Ranks(tuple(sorted(ranks)), tuple(nodes), are_all=len(ranks) == len(living) and len(ranks) > 1)
+    return RanksOnNodes(tuple(sorted(ranks)), tuple(nodes), are_all=len(ranks) == len(living) and len(ranks) > 1)
 
 
 def _phases(overdue: Mapping[Rank, RankStatus]) -> tuple[str, ...]:

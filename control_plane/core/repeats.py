@@ -18,7 +18,7 @@ from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, OnTotalLoss, Policy
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.observed.spans import Bucket
-from control_plane.core.observed.steps import HolderState, LostHolder, RepeatChoice
+from control_plane.core.observed.steps import HolderState, LostHolder, RepeatedWork
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 TRAINED = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
@@ -27,7 +27,7 @@ TRAINED = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
 
 def choice(
     spec: JobSpec, seen: JobObserved, record: JobRecord, base: Step, *, policy: Policy, now: float
-) -> RepeatChoice | None:
+) -> RepeatedWork | None:
     """Return the choice that a person must make before the job may restore step `base`, or None without one."""
     newest, after = launch.floor_of(spec, seen, record), launch.parent_of(seen)
     is_accepted = record.accepted_after == after and base >= record.accepted_step > -1
@@ -39,7 +39,7 @@ def choice(
         return None
     before = seen.record.repeat
     is_same = before is not None and (before.base_step, before.after) == (base, after)
-    return RepeatChoice(
+    return RepeatedWork(
         base_step=base,
         newest_step=newest,
         after=after,
@@ -59,7 +59,7 @@ def repeated_seconds(seen: JobObserved, record: JobRecord, newest: Step, base: S
     return trained * (newest - base) / step_count if trained > 0 and step_count > 0 else None
 
 
-def words(found: RepeatChoice, job: str, limit_minutes: int) -> str:
+def words(found: RepeatedWork, job: str, limit_minutes: int) -> str:
     """Return what exists, why newer steps are out of reach, and what each choice costs, for the job's reason text."""
     what = "the beginning" if found.base_step <= FIRST_STEP else f"step {found.base_step}"
     where = f"the checkpoint of {what}" if found.is_stored else what

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from control_plane.core.observed.causes import Reason, RefusalKind, Refused
+from control_plane.core.observed.causes import Reason, RefusalKind, RequestRefused
 from control_plane.core.observed.facts import NodeRequest
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.states import FleetStatus, NodeState
@@ -48,7 +48,7 @@ class RequestContext:
     """The person who manages the node's job instead of Everstep. Empty without such a person."""
 
 
-def refusal(asked: NodeRequest, standing: RequestContext) -> Refused | None:
+def refusal(asked: NodeRequest, standing: RequestContext) -> RequestRefused | None:
     """Return why a request for a node is refused, or None if the fleet can fulfil the request.
 
     Args:
@@ -58,7 +58,7 @@ def refusal(asked: NodeRequest, standing: RequestContext) -> Refused | None:
     why = _why_refused(asked, standing)
     if why is None:
         return None
-    return Refused(
+    return RequestRefused(
         why=why,
         node_id=standing.node_id,
         state=standing.state,

@@ -60,7 +60,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class CheckpointVerdict:
     """The stored result of a verification."""
 
     kind: VerdictKind = VerdictKind.INTACT
@@ -68,7 +68,7 @@ class Verdict:
     """What is wrong. Empty if the checkpoint is intact."""
 
     @classmethod
-    def of(cls, *damage: Damage) -> Verdict:
+    def of(cls, *damage: Damage) -> CheckpointVerdict:
         """Return the verdict WRONG for this damage, and INTACT without damage."""
         return cls(kind=VerdictKind.WRONG if damage else VerdictKind.INTACT, damage=damage)
 

@@ -16,7 +16,7 @@ from sqlalchemy import JSON, bindparam, func, or_, select, tuple_, type_coerce, 
 from sqlalchemy.orm import Session
 
 from control_plane.core.checkpoints import TrashMark
-from control_plane.core.verification import Blocked, Verdict, VerdictKind
+from control_plane.core.verification import Blocked, CheckpointVerdict, VerdictKind
 from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
@@ -61,7 +61,7 @@ class SavedCheckpoint:
     verify_requested_at: datetime | None = None
     verified_at: datetime | None = None
     blocked: Blocked | None = None
-    verdict: Verdict | None = None
+    verdict: CheckpointVerdict | None = None
     trashed_at: datetime | None = None
     purge_at: datetime | None = None
     trash_cause: str | None = None
@@ -279,7 +279,7 @@ _NO_REQUEST: Final[Mapping[str, None]] = {"verify_requested_at": None, "verify_a
 
 
 def store_verdict(
-    session: Session, run_id: str, checkpoint: SavedCheckpoint, *, verdict: Verdict, now: datetime
+    session: Session, run_id: str, checkpoint: SavedCheckpoint, *, verdict: CheckpointVerdict, now: datetime
 ) -> None:
     """Store the result of a verification.
 
@@ -302,7 +302,9 @@ def store_blocked(session: Session, run_id: str, checkpoint: SavedCheckpoint, bl
         session.flush()
 
 
-def mark_damaged(session: Session, run_id: str, checkpoint: SavedCheckpoint, verdict: Verdict, now: datetime) -> None:
+def mark_damaged(
+    session: Session, run_id: str, checkpoint: SavedCheckpoint, verdict: CheckpointVerdict, now: datetime
+) -> None:
     """Record that two nodes found a checkpoint damaged. Damage that is already recorded remains."""
     if not checkpoint.is_wrong:
         _set(session, run_id, checkpoint, verdict=verdict, verified_at=now)

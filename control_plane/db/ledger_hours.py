@@ -18,7 +18,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from control_plane.core.ledger_hours import HOUR, Ledger
-from control_plane.core.observed.spans import Bucket, Span
+from control_plane.core.observed.spans import Bucket, JobSpan
 from control_plane.db import leases
 from control_plane.db.leases import Lease
 from control_plane.db.models import FleetHourRow, JobHourRow, JobSpanRow
@@ -47,7 +47,7 @@ def record_job(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:
     )
 
 
-def record_spans(session: Session, lease: Lease, spans: Iterable[tuple[Span, int]]) -> None:
+def record_spans(session: Session, lease: Lease, spans: Iterable[tuple[JobSpan, int]]) -> None:
     """Store settled spans of a job's time, each with its end in microseconds.
 
     Raises StaleLease if another control-plane server has taken the lease over. Nothing was written then.
@@ -59,7 +59,7 @@ def record_spans(session: Session, lease: Lease, spans: Iterable[tuple[Span, int
     )
 
 
-def spans_of(session: Session, run_id: str, *, after: int, limit: int) -> list[tuple[Span, int]]:
+def spans_of(session: Session, run_id: str, *, after: int, limit: int) -> list[tuple[JobSpan, int]]:
     """Return at most `limit` settled spans of a job that begin after `after` (microseconds), oldest first."""
     found = session.scalars(
         select(JobSpanRow)
@@ -67,7 +67,7 @@ def spans_of(session: Session, run_id: str, *, after: int, limit: int) -> list[t
         .order_by(JobSpanRow.start)
         .limit(limit)
     )
-    return [(Span(start=row.start, bucket=Bucket(row.bucket), missing=row.missing), row.end) for row in found]
+    return [(JobSpan(start=row.start, bucket=Bucket(row.bucket), missing=row.missing), row.end) for row in found]
 
 
 def record_fleet(session: Session, lease: Lease, hours: Iterable[Ledger]) -> None:

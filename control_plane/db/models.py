@@ -52,7 +52,7 @@ from sqlalchemy.types import TypeDecorator
 from control_plane.core.observed.causes import NOTHING, Reason
 from control_plane.core.observed.facts import Fact, Recorded
 from control_plane.core.observed.incidents import Response
-from control_plane.core.verification import Blocked, Verdict
+from control_plane.core.verification import Blocked, CheckpointVerdict
 from everstep.protocol.codec import resolve
 
 NAME_LENGTH = 64
@@ -188,7 +188,7 @@ class RunLengths(TypeDecorator[_Runs]):
         return None if value is None else tuple((each, count) for each, count in value)
 
 
-class Record(TypeDecorator[Any]):
+class StoredValue(TypeDecorator[Any]):
     """A column type for a value of a dataclass, or of another type that msgspec converts, stored as JSON."""
 
     impl = JSON(none_as_null=True)
@@ -413,7 +413,7 @@ class ImplicationRow(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     at: Mapped[datetime]
     what: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    evidence: Mapped[Fact] = mapped_column(Record(Fact))
+    evidence: Mapped[Fact] = mapped_column(StoredValue(Fact))
     is_own_word: Mapped[bool]
     remedy: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
@@ -666,9 +666,9 @@ class CheckpointRow(Base):
     """When the last verification ended."""
     verify_after: Mapped[datetime | None]
     """When the next attempt of the requested verification is due. None: immediately."""
-    blocked: Mapped[Blocked | None] = mapped_column(Record(Blocked))
+    blocked: Mapped[Blocked | None] = mapped_column(StoredValue(Blocked))
     """Why the requested verification could not read S3. None without a failed attempt."""
-    verdict: Mapped[Verdict | None] = mapped_column(Record(Verdict))
+    verdict: Mapped[CheckpointVerdict | None] = mapped_column(StoredValue(CheckpointVerdict))
     """Result of the last verification. None if there was none."""
     trashed_at: Mapped[datetime | None]
     """When the checkpoint was moved to the trash. None outside of the trash."""
@@ -689,8 +689,8 @@ class IncidentRow(Base):
     project: Mapped[str] = mapped_column(String(NAME_LENGTH))
     phase: Mapped[str] = mapped_column(String(NAME_LENGTH))
     cause: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    evidence: Mapped[tuple[Fact, ...]] = mapped_column(Record(tuple[Fact, ...]), default=())
-    decision: Mapped[Response] = mapped_column(Record(Response))
+    evidence: Mapped[tuple[Fact, ...]] = mapped_column(StoredValue(tuple[Fact, ...]), default=())
+    decision: Mapped[Response] = mapped_column(StoredValue(Response))
     restore_source: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     from_step: Mapped[int | None]
     reached_step: Mapped[int | None]

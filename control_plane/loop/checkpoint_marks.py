@@ -43,7 +43,7 @@ _TRASH: Final = msgspec.json.Decoder(TrashMark)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TrashStanding:
     """The marks that S3 has of a checkpoint in the trash."""
 
     is_pinned: bool
@@ -75,11 +75,11 @@ def unmark(objects: ServiceStore, checkpoint: SavedCheckpoint, name: str) -> Non
     objects.delete(checkpoint.bucket, [_place(checkpoint, name).key])
 
 
-def standing_of(objects: ServiceStore, checkpoint: SavedCheckpoint) -> Standing:
+def standing_of(objects: ServiceStore, checkpoint: SavedCheckpoint) -> TrashStanding:
     """Return the marks of a checkpoint. Raises CloudError if S3 did not list them."""
     folder = folder_of(checkpoint)
     keys = {info.reference.key.removeprefix(folder.key) for info in objects.list(folder)}
-    return Standing(is_pinned=PINNED in keys, is_trashed=TRASHED in keys)
+    return TrashStanding(is_pinned=PINNED in keys, is_trashed=TRASHED in keys)
 
 
 def is_stored(objects: ServiceStore, checkpoint: SavedCheckpoint) -> bool:

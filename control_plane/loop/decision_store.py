@@ -21,7 +21,7 @@ from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.observed.steps import NO_GENERATION, DoubtedCheckpoint
 from control_plane.core.states import FleetStatus, JobState, NodeState
-from control_plane.core.verification import Damage, DamageKind, Verdict
+from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
 from control_plane.db import (
     automation,
     checkpoints,
@@ -281,7 +281,7 @@ def _doubt(session: Session, lease: Lease, job: jobs.SavedJob, doubted: DoubtedC
         return
     if len(doubted.readers) > 1:
         damage = Damage(kind=DamageKind.LOADED, detail=witnesses.damage_words(doubted.readers))
-        checkpoints.mark_damaged(session, run_id, found, Verdict.of(damage), now)
+        checkpoints.mark_damaged(session, run_id, found, CheckpointVerdict.of(damage), now)
     checkpoints.ask_to_verify(session, run_id, found, now)
 
 

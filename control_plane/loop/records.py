@@ -45,7 +45,7 @@ from control_plane.core.observed.steps import (
     CheckpointRecord,
     CheckpointUpload,
     GenerationRecord,
-    RepeatChoice,
+    RepeatedWork,
     initial_generation,
 )
 from control_plane.core.states import INCIDENT_PHASES, RUNNING_JOBS, JobState, NodeState
@@ -190,10 +190,10 @@ def store_wait_of(job: jobs.SavedJob) -> Blocked | None:
     return None if stored is None else msgspec.convert(stored, Blocked)
 
 
-def repeat_choice_of(job: jobs.SavedJob) -> RepeatChoice | None:
+def repeat_choice_of(job: jobs.SavedJob) -> RepeatedWork | None:
     """Return the choice for which a job waits, or None if it waits for none or has ended."""
     stored = None if job.ended_at is not None else job.memo.get("repeat")
-    return None if stored is None else msgspec.convert(stored, RepeatChoice)
+    return None if stored is None else msgspec.convert(stored, RepeatedWork)
 
 
 def generation_node_count(job: jobs.SavedJob) -> int:
@@ -522,7 +522,7 @@ resolve(CheckpointUpload)
 resolve(JobReason)
 resolve(Lapse)
 resolve(Memo)
-resolve(RepeatChoice)
+resolve(RepeatedWork)
 resolve(Suspicion)
 resolve(UnstoredOutputs)
 resolve(FailureRecord)

@@ -1,7 +1,7 @@
 """The status, the protection and the duty of jobs and fleets, from the database and the agents' newest reports.
 
     rows of jobs, fleets, nodes, incidents, checkpoints ─┐
-    agents that are connected now ───────────────────────┼──▶ Standing of each job, with its `Duty` ──▶ every answer
+    agents that are connected now ───────────────────────┼──▶ Standing of each job, with its duty ──▶ every answer
     the time ────────────────────────────────────────────┘
 
 Invariant: only this module derives the API's status of a job from its stored state, with `core.states`. The number of
@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.accounts.duties import Subject
 from control_plane.core import duties, incidents, states
-from control_plane.core.duties import Checkpoints, Duty, FleetFacts, HeldNode, JobFacts, Protection, Recovery
+from control_plane.core.duties import Checkpoints, FleetFacts, HeldNode, JobFacts, PersonDuty, Protection, Recovery
 from control_plane.core.observed.causes import LacksInstances, Reason
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import JobRecord
@@ -60,7 +60,7 @@ _LEAST_SECONDS, _LEAST_STEPS = 30.0, 10
 class Standing:
     """The duty of a job or a fleet, with the names that its sentences and the service's lists contain."""
 
-    duty: Duty
+    duty: PersonDuty
     subject: Subject
     fleet_name: str
     project: str

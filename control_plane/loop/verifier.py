@@ -31,7 +31,7 @@ import xxhash
 
 from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
 from control_plane.cloud.objects import ObjectInfo, ServiceStore, require_missing
-from control_plane.core.verification import Damage, DamageKind, Verdict, blocked
+from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind, blocked
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.session import Database
@@ -99,7 +99,7 @@ class Verifier:
             return False
         run_id, checkpoint = asked
         try:
-            verdict = Verdict.of(*self._damage(checkpoint, is_stopped))
+            verdict = CheckpointVerdict.of(*self._damage(checkpoint, is_stopped))
         except _Stopped:
             return False
         except (CloudError, OSError, UnknownVersion) as error:

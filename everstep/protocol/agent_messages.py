@@ -459,7 +459,7 @@ class OutputCause(StrEnum):
     REFUSED = "Refused"
 
 
-class UnstoredOutput(Message, frozen=True):
+class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
     """An output file of a rank that is not in S3."""
 
     rank: Rank
@@ -495,7 +495,7 @@ class NodeFault(Message, frozen=True):
 
     None if the fault has another cause, and from older agents.
     """
-    output: UnstoredOutput | None = None
+    output: OutputFailure | None = None
     """The output file that is not in S3; set only for `output_missing`."""
     shard: Rank | None = None
     """Rank of the earlier launch whose shard the node could not fetch.

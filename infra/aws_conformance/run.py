@@ -17,7 +17,7 @@ from botocore.parsers import ResponseParserError
 from everstep.protocol.codec import resolve
 from infra.aws_conformance.account import Account, Place, Unanswered, clean
 from infra.aws_conformance.questions import Answer, Question
-from infra.local_cloud.aws_answers import AwsAnswers, Recorded
+from infra.local_cloud.aws_answers import AwsAnswers, RecordedAnswers
 
 # Resolve `AwsAnswers` in the main thread, because the first use of a msgspec class is not thread-safe.
 resolve(AwsAnswers)
@@ -31,7 +31,7 @@ def ask(
     region: str,
     now: datetime,
     report: Callable[[str], None],
-) -> Recorded:
+) -> RecordedAnswers:
     """Find the answer to each question by an experiment in an AWS account, and return all answers.
 
     A question is a behaviour that AWS's documentation leaves open. The function removes the resources that it created,
@@ -63,7 +63,7 @@ def ask(
     finally:
         for sentence in clean(account.client, account.pause):
             report(sentence)
-    return Recorded(
+    return RecordedAnswers(
         asked_at=now.isoformat(),
         region=region,
         instance_type=place.instance_type,

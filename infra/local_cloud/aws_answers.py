@@ -51,7 +51,7 @@ class AwsAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Rate limit of all calls of Auto Scaling together."""
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """The content of the file that a conformance run writes."""
 
     asked_at: str
@@ -65,7 +65,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why a question has no answer, by the question's name. Its fields in `answers` have their defaults."""
 
 
-_RECORDED: Final = msgspec.json.Decoder(Recorded)
+_RECORDED: Final = msgspec.json.Decoder(RecordedAnswers)
 
 
 class UnusableAnswers(LocalCloudError):
@@ -94,6 +94,6 @@ def read(path: Path | None = None) -> AwsAnswers:
         raise UnusableAnswers(f"{chosen} contains no answers of AWS: {error}") from error
 
 
-def encode(recorded: Recorded) -> bytes:
+def encode(recorded: RecordedAnswers) -> bytes:
     """Encode the answers of a conformance run as the content of the file of answers."""
     return msgspec.json.format(msgspec.json.encode(recorded), indent=1) + b"\n"

@@ -107,7 +107,7 @@ class StartProgress(Protocol):
         """Return a context manager. `up` keeps it open while the step `title` runs."""
 
 
-class Silent:
+class NoProgress:
     """Receives the progress of `up`, and shows nothing. Replaces `StartProgress` where no user watches."""
 
     def step(self, title: str) -> AbstractContextManager[None]:  # noqa: ARG002
@@ -227,7 +227,7 @@ class LocalCluster:
         self._local = self.state_dir / "local"
         self._models = self._local / "models"
         self._parts = Parts(self._local, self.logs)
-        self._progress = progress or Silent()
+        self._progress = progress or NoProgress()
         self.run_id = secrets.token_hex(8)
         """Id of this object's run. It distinguishes successive clusters in the same directory."""
         self._guardian: Guardian | None = None

@@ -52,7 +52,7 @@ WORTH_RATIO = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Tries:
+class PacingTries:
     """Measurements of one mode, paced or unpaced: the newest iterations whose snapshots were sent in this mode."""
 
     seconds: tuple[float, ...] = ()
@@ -63,9 +63,9 @@ class Tries:
     A step is lost if it was not captured, because the iteration's snapshot was still being sent.
     """
 
-    def take(self, seconds: float, lost_count: int) -> Tries:
+    def take(self, seconds: float, lost_count: int) -> PacingTries:
         """Return the measurements with one more iteration added. The result keeps the newest `ENOUGH` iterations."""
-        return Tries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
+        return PacingTries((*self.seconds, seconds)[-ENOUGH:], (*self.lost, min(lost_count, MOST_LOST))[-ENOUGH:])
 
     @property
     def kept_seconds(self) -> float:
@@ -91,8 +91,8 @@ class PacingTrial:
     Each node has its own trial. All nodes follow the decision of the coordinator's node.
     """
 
-    paced: Tries = Tries()
-    at_once: Tries = Tries()
+    paced: PacingTries = PacingTries()
+    at_once: PacingTries = PacingTries()
     verdict: bool | None = None
     """True if sending in idle network time (pacing) saves training time, False if not, None while the trial runs."""
 

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import msgspec
 
-from everstep.protocol.agent_messages import OutputCause, UnstoredOutput
+from everstep.protocol.agent_messages import OutputCause, OutputFailure
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.errors import StorageError
@@ -42,7 +42,7 @@ OUTPUT_RETRY_SECONDS = 1.0
 OUTPUT_POLL_SECONDS = 1.0
 MAX_UNSTORED = 20
 """Maximum number of unstored outputs in a node's report. The agent's log contains all."""
-Unstored = tuple[UnstoredOutput, str]
+Unstored = tuple[OutputFailure, str]
 """An output that is not in S3, and a sentence about it for people."""
 
 
@@ -122,14 +122,14 @@ class RankOutputs:
             files, refused = await asyncio.to_thread(_collect, folder)
             for relative, cause in refused:
                 words = f"output {_shown(relative)} is not in S3: {_WORDS[cause]}"
-                missing.append((UnstoredOutput(rank=rank, path=_shown(relative), cause=cause), words))
+                missing.append((OutputFailure(rank=rank, path=_shown(relative), cause=cause), words))
             for relative, path in files:
                 key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
                 reference = ObjectReference(bucket=plan.script.output.bucket, key=key)
                 if (failure := await self._send(folder, path, reference, uid)) is not None:
                     cause, error = failure
                     words = f"{reference.key} is not in S3: {error}"
-                    missing.append((UnstoredOutput(rank=rank, path=relative, cause=cause), words))
+                    missing.append((OutputFailure(rank=rank, path=relative, cause=cause), words))
         for _, words in missing:
             log.warning("%s", words)
         if (more := len(missing) - MAX_UNSTORED) > 0:

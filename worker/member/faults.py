@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from everstep.protocol.agent_messages import NodeFault, UnstoredOutput
+from everstep.protocol.agent_messages import NodeFault, OutputFailure
 from everstep.protocol.ids import Rank
 
 
@@ -29,7 +29,7 @@ class ReportedFaults:
         is_permanent: bool = False,
         subject: str | None = None,
         shard: Rank | None = None,
-        output: UnstoredOutput | None = None,
+        output: OutputFailure | None = None,
     ) -> None:
         """Report a fault of this node or of a rank to the control plane.
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from control_plane.core import launch, recovery, repeats
 from control_plane.core.job.view import JobView
 from control_plane.core.observed.jobs import JobRecord
-from control_plane.core.observed.steps import RepeatChoice
+from control_plane.core.observed.steps import RepeatedWork
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 
@@ -47,6 +47,6 @@ def step_to_keep(view: JobView, roll: launch.Roll) -> Step:
     return floor if roll.late or roll.unreachable else min(floor, restorable_step(view, view.record, roll))
 
 
-def repeat_choice(view: JobView, base: Step) -> RepeatChoice | None:
+def repeat_choice(view: JobView, base: Step) -> RepeatedWork | None:
     """Return the choice that a person must make before the job may restore `base`, or None (`core.repeats`)."""
     return repeats.choice(view.spec, view.seen, view.record, base, policy=view.policy, now=view.now)

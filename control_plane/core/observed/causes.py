@@ -188,7 +188,7 @@ class RefusalKind(StrEnum):
     NO_REPLACEMENT = "no_replacement"
 
 
-class Refused(Value, frozen=True):
+class RequestRefused(Value, frozen=True, tag="Refused"):
     """The fleet cannot fulfil a request for a node."""
 
     why: RefusalKind
@@ -244,7 +244,9 @@ class NotInService(Value, frozen=True):
     state: NodeState
 
 
-Obstacle: TypeAlias = Refused | FleetFrozen | JobBusy | JobUnsettled | ShardUnprotected | TooFewAvailable | NotInService
+Obstacle: TypeAlias = (
+    RequestRefused | FleetFrozen | JobBusy | JobUnsettled | ShardUnprotected | TooFewAvailable | NotInService
+)
 """Why a roll does not begin with another node."""
 
 

@@ -216,7 +216,7 @@ class RankEnded(Value, frozen=True):
     """The evidence of exhausted memory. None for other ends."""
 
 
-class LoadFailed(Value, frozen=True):
+class RankLoadFailed(Value, frozen=True, tag="LoadFailed"):
     """The node failed to load its shards. `text` is the agent's message."""
 
     node_id: NodeId
@@ -265,7 +265,7 @@ class HangProof(StrEnum):
     UNCHANGED = "unchanged"
 
 
-class Ranks(msgspec.Struct, frozen=True):
+class RanksOnNodes(msgspec.Struct, frozen=True):
     """Ranks of a job, and the nodes on which they run."""
 
     ranks: tuple[Rank, ...]
@@ -280,12 +280,12 @@ class Standstill(Value, frozen=True):
     `proof` is None while nothing proves a hang. The event about the ranks contains their stacks.
     """
 
-    stuck: Ranks
+    stuck: RanksOnNodes
     phases: tuple[str, ...]
     limit_seconds: float
     seconds: float
     proof: HangProof | None = None
-    proven: Ranks | None = None
+    proven: RanksOnNodes | None = None
     """The ranks that are stopped or left behind."""
     reached_step: Step | None = None
     """The step that other ranks reached. Set for LEFT_BEHIND."""
@@ -393,7 +393,7 @@ Fact: TypeAlias = (
     | CutOff
     | AgentRestarted
     | RankEnded
-    | LoadFailed
+    | RankLoadFailed
     | AloneFailedToLoad
     | ShardsLost
     | Standstill

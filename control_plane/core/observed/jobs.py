@@ -12,7 +12,7 @@ from control_plane.core.observed.facts import Fact
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Tries
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
 from control_plane.core.observed.reasons import JobReason
-from control_plane.core.observed.spans import Span
+from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.steps import (
     NO_GENERATION,
     CheckpointRecord,
@@ -20,12 +20,12 @@ from control_plane.core.observed.steps import (
     FailedRead,
     GenerationRecord,
     RefusedSource,
-    RepeatChoice,
+    RepeatedWork,
 )
 from control_plane.core.states import JobState
 from control_plane.core.strategies import Strategy
 from control_plane.core.verification import Blocked
-from everstep.protocol.agent_messages import CheckpointPace, UnstoredOutput
+from everstep.protocol.agent_messages import CheckpointPace, OutputFailure
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, GenerationPlan, ObjectReference, ScriptPlan, Timeouts
 from everstep.protocol.rank_messages import UnkeptCause
@@ -384,7 +384,7 @@ class UnstoredOutputs:
     """The output files of a generation's ranks that are not in S3."""
 
     generation: Generation
-    outputs: tuple[UnstoredOutput, ...]
+    outputs: tuple[OutputFailure, ...]
     """At most `MAX_NAMED_OUTPUTS` of them."""
     count: int
 
@@ -468,7 +468,7 @@ class Memo:
     """Why S3, IAM or KMS prevents the restore, and since when. None once the nodes have loaded."""
     growth: Growth | None = None
     """Ready nodes by which the running job can grow. None without such nodes."""
-    repeat: RepeatChoice | None = None
+    repeat: RepeatedWork | None = None
     """The choice for which the job waits. None while it waits for no such choice."""
     gang_attempts: int = 0
     """Number of times in a row that the job gave up its wait for all of its nodes. 0 once it has had all of them."""
@@ -498,7 +498,7 @@ class Memo:
     """Whether Everstep observes a fault that it must not handle, because it only observes the job."""
     unwatched: tuple[float, float] | None = None
     """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[JobSpan, ...] = ()
     """What the job did lately, as far as a late report can still change it (`accounting`). Oldest first."""
 
 
@@ -516,7 +516,7 @@ class JobRecord(Memo):
     accepted_step: Step = NO_STEP
     """The oldest step from which a person lets the job continue (AcceptLoss). `NO_STEP` without a consent."""
     accepted_after: Generation = NO_GENERATION
-    """The generation after whose end the consent is valid (`RepeatChoice.after`)."""
+    """The generation after whose end the consent is valid (`RepeatedWork.after`)."""
     taken_over_by: str = ""
     """The person who has taken the job over (TakeOverTrainingJob). Empty if Everstep makes the decisions about it."""
     started_at: float | None = None

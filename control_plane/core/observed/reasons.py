@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from control_plane.core.observed.facts import AloneStuck, Fact, Ranks, Recorded, Standstill, Value
+from control_plane.core.observed.facts import AloneStuck, Fact, RanksOnNodes, Recorded, Standstill, Value
 from control_plane.core.observed.incidents import CheckpointWait, PausesWithoutNodes, Repeated, Response, Tries
 from everstep.protocol.ids import Generation, NodeId, Step
 
@@ -58,7 +58,7 @@ class Restarts(Value, frozen=True):
 class StandsStill(Value, frozen=True):
     """Ranks made no progress in `phases` for longer than `limit_seconds`."""
 
-    stuck: Ranks
+    stuck: RanksOnNodes
     phases: tuple[str, ...]
     limit_seconds: float
 
@@ -66,7 +66,7 @@ class StandsStill(Value, frozen=True):
 class WaitsDeliberately(Value, frozen=True):
     """Ranks wait within a limit that the script or the checkpoint strategy declared."""
 
-    waiting: Ranks
+    waiting: RanksOnNodes
     phases: tuple[str, ...]
     limit_seconds: float
 
@@ -115,12 +115,12 @@ class GenerationEnded(Value, frozen=True):
     because: tuple[Fact, ...]
 
 
-class Hang(Value, frozen=True):
+class HangFound(Value, frozen=True, tag="Hang"):
     """Agents read the stacks of ranks without progress."""
 
     fact: Standstill
     alone: AloneStuck | None
 
 
-Message: TypeAlias = str | Told | StateChanged | GenerationEnded | Hang | Tries
+Message: TypeAlias = str | Told | StateChanged | GenerationEnded | HangFound | Tries
 """The message of an event."""

@@ -40,7 +40,7 @@ class Bucket(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class JobSpan:
     """A period of a job's life in one bucket. It ends where the next span begins, or at `accounted_until`."""
 
     start: int

@@ -129,7 +129,7 @@ class LostHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatChoice:
+class RepeatedWork:
     """A choice that only a person may make: repeat much training, or wait for nodes that may return."""
 
     base_step: Step

@@ -43,7 +43,7 @@ from control_plane.core.observed.fleets import (
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Notice, Remedy
-from control_plane.core.observed.spans import Bucket, Span
+from control_plane.core.observed.spans import Bucket, JobSpan
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.core.timeouts import ladder
@@ -124,7 +124,7 @@ class SimulatedJob:
     incidents: dict[str, IncidentRecord] = field(default_factory=dict)
     """All incidents of the job by their id, as the control plane stored them last."""
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
-    settled_spans: list[tuple[Span, int]] = field(default_factory=list)
+    settled_spans: list[tuple[JobSpan, int]] = field(default_factory=list)
     committed: int = -1
     """The newest step of the job's current history that all holders of all shards had at the same time.
 

@@ -22,7 +22,7 @@ import msgspec
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from everstep.protocol.local_keys import LocalKeys
 from infra.local_cloud import aws_answers
-from infra.local_cloud.aws_answers import AwsAnswers, Recorded
+from infra.local_cloud.aws_answers import AwsAnswers, RecordedAnswers
 from infra.local_cloud.environment import ask, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import EFFECT, AnyFault, Effect
@@ -212,7 +212,7 @@ def served_aws(
     words += ["--keys-file", str(directory / "keys.json")]
     words += ["--network-name", network_name, "--seed", str(seed)]
     if answers is not None:
-        recorded = Recorded(asked_at="", region="us-east-1", instance_type="t3.nano", answers=answers)
+        recorded = RecordedAnswers(asked_at="", region="us-east-1", instance_type="t3.nano", answers=answers)
         (directory / "answers.json").write_bytes(aws_answers.encode(recorded))
         words += ["--aws-answers", str(directory / "answers.json")]
     with log.open("wb") as output:

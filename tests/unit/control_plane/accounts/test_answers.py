@@ -10,7 +10,7 @@ from control_plane.accounts.answers import done, headline, why
 from control_plane.accounts.incidents import Account, IncidentOutcome, verdict
 from control_plane.core.duties import HeldNode
 from control_plane.core.observed.causes import NOTHING
-from control_plane.core.observed.facts import HangProof, RankEnded, Ranks, Standstill
+from control_plane.core.observed.facts import HangProof, RankEnded, RanksOnNodes, Standstill
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
@@ -33,7 +33,7 @@ FAILED_ALONE = replace(FAILED, generation_before=1, generation_after=4)
 CRASHED = "rank 3 on i-1 ended: crashed, signal 11"
 EXITED = "rank 3 on i-1 ended: error, code 1"
 HUNG = Standstill(
-    stuck=Ranks((Rank(0), Rank(1)), (NodeId("i-1"),), are_all=True),
+    stuck=RanksOnNodes((Rank(0), Rank(1)), (NodeId("i-1"),), are_all=True),
     phases=("train",),
     limit_seconds=30.0,
     seconds=95.0,

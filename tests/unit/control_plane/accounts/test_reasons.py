@@ -92,7 +92,9 @@ SENTENCES: tuple[tuple[Reason, str], ...] = (
         "gpt has an open incident, or has committed no step since its last launch",
     ),
     (
-        causes.Refused(why=RefusalKind.FLEET_FROZEN, node_id=NODE, state=NodeState.SPARE, frozen=(causes.Blind(),)),
+        causes.RequestRefused(
+            why=RefusalKind.FLEET_FROZEN, node_id=NODE, state=NodeState.SPARE, frozen=(causes.Blind(),)
+        ),
         "the fleet of the node i-1 is frozen: frozen: most of the fleet is silent although EC2 reports it as running",
     ),
     (
@@ -138,7 +140,9 @@ def test_every_fact_about_a_node_has_a_sentence(what: NodeFact) -> None:
 
 @pytest.mark.parametrize("why", RefusalKind)
 def test_every_refusal_names_the_node(why: RefusalKind) -> None:
-    assert NODE in sentence(causes.Refused(why=why, node_id=NODE, state=NodeState.HELD, frozen=(causes.Blind(),)))
+    assert NODE in sentence(
+        causes.RequestRefused(why=why, node_id=NODE, state=NodeState.HELD, frozen=(causes.Blind(),))
+    )
 
 
 def test_several_reasons_are_joined() -> None:

@@ -21,10 +21,10 @@ from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.incidents import IncidentRecord as OpenIncident
 from control_plane.core.observed.jobs import Memo
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.spans import Bucket, Span
+from control_plane.core.observed.spans import Bucket, JobSpan
 from control_plane.core.observed.steps import CheckpointUpload
 from control_plane.core.states import IncidentState
-from control_plane.core.verification import Damage, DamageKind, Verdict
+from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
 from control_plane.db import checkpoints, events, incidents, jobs, ledger_hours, nodes, protection
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.events import NewEvent
@@ -53,7 +53,7 @@ from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, a
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
 from tests.unit.worker.storage.slots import header_of, payload_of
 
-OTHER_BYTES = Verdict.of(Damage(kind=DamageKind.CONTENT, rank=1, detail="it has other bytes"))
+OTHER_BYTES = CheckpointVerdict.of(Damage(kind=DamageKind.CONTENT, rank=1, detail="it has other bytes"))
 
 
 class Job:
@@ -892,7 +892,7 @@ def test_settled_and_open_spans_of_a_job_are_one_list(client, job):
     assert client.list_time_spans(TrainingJobName="gpt")["TimeSpans"] == []
     begun = round(START.timestamp()) * 1_000_000
     spans = [
-        Span(start=begun + second * 1_000_000, bucket=bucket, missing=missing)
+        JobSpan(start=begun + second * 1_000_000, bucket=bucket, missing=missing)
         for second, bucket, missing in ((0, Bucket.QUEUE, 0), (5, Bucket.TRAIN, 1), (9, Bucket.DETECT, 0))
     ]
     job.write(ledger_hours.record_spans, spans=list(zip(spans, [span.start for span in spans[1:]], strict=False)))

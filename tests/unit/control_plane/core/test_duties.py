@@ -12,11 +12,11 @@ from control_plane.core.duties import (
     NOTHING,
     ActionKind,
     Checkpoints,
-    Duty,
     DutyKind,
     FleetFacts,
     HeldNode,
     JobFacts,
+    PersonDuty,
     Protection,
     Recovery,
     Urgency,
@@ -26,7 +26,7 @@ from control_plane.core.duties import (
 from control_plane.core.observed.causes import NOTHING as CAUSELESS
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
-from control_plane.core.observed.steps import RepeatChoice
+from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import (
     FleetStatus,
     IncidentPhase,
@@ -38,7 +38,7 @@ from control_plane.core.states import (
 from everstep.protocol.ids import Generation, Step
 
 NOW = 1_800_000_000.0
-REPEAT = RepeatChoice(
+REPEAT = RepeatedWork(
     base_step=Step(200), newest_step=Step(900), after=Generation(1), seconds=3_600.0, since=NOW, is_stored=True
 )
 FLEET = FleetFacts(name="estuary", auto_scaling_group_name="estuary-asg", status=FleetStatus.ACTIVE)
@@ -277,7 +277,7 @@ def test_every_action_has_words_and_a_command_with_all_names(kind: ActionKind) -
 def test_the_words_of_a_long_wait_offer_the_choice() -> None:
     subject = Subject(fleet=FLEET, job="atlas", wait=WAIT)
 
-    def words(found: Duty) -> str:
+    def words(found: PersonDuty) -> str:
         return sentence(found, subject)
 
     long = of_job(replace(RECOVERING, wait=WAIT), NOW)

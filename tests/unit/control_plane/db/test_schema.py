@@ -14,7 +14,7 @@ from sqlalchemy import Integer, text
 from alembic import command
 from control_plane.accounts.reasons import sentence
 from control_plane.core.observed.facts import NodeRequest, Requested
-from control_plane.core.verification import Damage, DamageKind, Verdict
+from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
 from control_plane.db import checkpoints, jobs, nodes, schema
 from control_plane.db.errors import DanglingReferences, SchemaMismatch
 from control_plane.db.leases import Leaser
@@ -185,8 +185,10 @@ def test_old_verdicts_become_records_and_old_damage_is_verified_again(empty):
     with empty.read() as session:
         three, two, one = checkpoints.of_run(session, job.run_id)
         newest = checkpoints.newest_complete(session, job.run_id)
-    assert (one.verdict, two.verdict) == (None, Verdict.of())
-    assert three.verdict == Verdict.of(Damage(kind=DamageKind.EARLIER, detail="rank 0: the token has expired"))
+    assert (one.verdict, two.verdict) == (None, CheckpointVerdict.of())
+    assert three.verdict == CheckpointVerdict.of(
+        Damage(kind=DamageKind.EARLIER, detail="rank 0: the token has expired")
+    )
     assert [each.verify_requested_at for each in (one, two, three)] == [None, None, NOW]
     assert newest == two
     _downgrade(empty, "0006")

@@ -36,10 +36,10 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     NodeFault,
     OutputCause,
+    OutputFailure,
     Prepare,
     Release,
     Start,
-    UnstoredOutput,
 )
 from everstep.protocol.ids import FleetName, NodeId, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
@@ -786,7 +786,7 @@ async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world
     await world.running()
     await world.train(7)
     for number, agent in enumerate(world.team()):
-        output = UnstoredOutput(
+        output = OutputFailure(
             rank=Rank(number), path="latest", cause=OutputCause.OUTSIDE, omitted_count=20 if number else 0
         )
         agent.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=output),)

@@ -10,7 +10,7 @@ import pytest
 
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.core.states import JobState
-from control_plane.core.verification import Damage, DamageKind, Verdict
+from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
 from control_plane.db import checkpoints, events, jobs
 from control_plane.db.leases import Leaser
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, NoticeKind, TakeCheckpoint
@@ -173,7 +173,7 @@ async def test_a_checkpoint_that_a_verification_found_damaged_is_skipped(world: 
     await world.upload(5)
     newest = world.checkpoints()[0]
     with world.database.write() as session:
-        missing = Verdict.of(Damage(kind=DamageKind.MISSING, rank=1))
+        missing = CheckpointVerdict.of(Damage(kind=DamageKind.MISSING, rank=1))
         checkpoints.store_verdict(session, world.job().run_id, newest, verdict=missing, now=world.now)
     world.terminate(world.team()[0])
     await world.until(lambda: world.job().generation == 2)

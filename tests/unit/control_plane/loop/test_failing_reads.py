@@ -30,6 +30,7 @@ from control_plane.db.models import Base, CheckpointRow
 from control_plane.loop import (
     checkpoint_keeper,
     cloud_watch,
+    duty_watch,
     exporter,
     log_exporter,
     metric_writer,
@@ -63,6 +64,7 @@ LOOPS = {
     checkpoint_keeper.CheckpointKeeper: "delete_due",
     orphan_keeper.OrphanKeeper: "delete_due",
     upload_keeper.UploadKeeper: "delete_due",
+    duty_watch.DutyWatch: "compare",
     notice_reader.NoticeReader: "",  # see `FailingWorld.look`
     cloud_watch.CloudWatch: "",  # `World.tick` runs it
     Runner: "",  # `World.tick` runs the loops of fleets and jobs

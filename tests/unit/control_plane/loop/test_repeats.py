@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.core.observed.jobs import OnTotalLoss
-from control_plane.core.observed.steps import HolderState, RepeatChoice
+from control_plane.core.observed.steps import HolderState, RepeatedWork
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs
 from control_plane.loop import records
@@ -41,11 +41,11 @@ async def trained(world: World, minutes: int, **changes: object) -> None:
     await train(world, minutes - 1)
 
 
-def choice(world: World) -> RepeatChoice | None:
+def choice(world: World) -> RepeatedWork | None:
     return records.repeat_choice_of(world.job())
 
 
-async def waiting(world: World) -> RepeatChoice:
+async def waiting(world: World) -> RepeatedWork:
     """Wait until the job asks for a decision, and check that it then stands."""
     await world.until(lambda: choice(world) is not None)
     found, generation = choice(world), world.job().generation
