@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from control_plane.core import accounting, incidents
 from control_plane.core.incidents import Fault
 from control_plane.core.observed.facts import Recorded
+from control_plane.core.observed.incidents import RestartsRanks
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.spans import Bucket
@@ -73,7 +74,7 @@ def one_pass(job: JobRecord, now: float, choice: int, nodes: int, is_stalled: bo
     if event is JobEvent.FAULTED:
         fault = Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="a rank ended"), at=now - choice)
         opened = incidents.opened(
-            RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
+            RunId("r" * 32), Generation(1), (fault,), decision=RestartsRanks(), reached=Step(0), now=now
         )
         after = [opened] if before.incident is None else [replace(before.incident, closed_at=opened.failed_at), opened]
         resumed = accounting.bucket(replace(charged, incident=None))
@@ -141,7 +142,7 @@ def test_training_counts_by_the_share_of_its_nodes(history: list[tuple[float, fl
         job = accounting.charge(job, now, gap_seconds=9e9)
         fault = Fault(cause=Cause.RANK_EXIT, evidence=Recorded(text="a rank ended"), at=now - seconds * detected_late)
         opened = incidents.opened(
-            RunId("r" * 32), Generation(1), (fault,), decision="", reason="", reached=Step(0), now=now
+            RunId("r" * 32), Generation(1), (fault,), decision=RestartsRanks(), reached=Step(0), now=now
         )
         closed = replace(opened, closed_at=now, state=IncidentState.CLOSED)
         job = accounting.follow(job, [closed], resumed=Bucket.TRAIN)
