@@ -1,7 +1,4 @@
-"""Implements `CloudOperator` with boto3, for AWS and for the local cloud.
-
-Invariant: the operator changes an Auto Scaling group only after it has found the tag `everstep:fleet` on the group.
-"""
+"""Implements `CloudOperator` with boto3. Changes an Auto Scaling group only if the group has the tag `everstep:fleet`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The verdict on a node: whether its job keeps the node (docs/design.md#failures).
-
-The functions derive it from AWS's answers and the agents' reports.
+"""The verdict on a node, from AWS's answers and agents' reports: whether its job keeps it (docs/design.md#failures).
 
     AWS reports the instance ended                           GONE immediately
     EC2 omits the instance twice + its agent is silent       GONE immediately; with a connected agent: no evidence
@@ -12,11 +10,8 @@ The functions derive it from AWS's answers and the agents' reports.
     control link or data plane alone silent, shorter         UNCLEAR
     steps advance while the node is silent                   the silence begins again: the steps need the node's ranks
 
-The classes of evidence are a silent control link, a silent data plane, and a failed status check. T_max is
-`exclude_seconds`. A job gives up an impaired member at an agreed stop, once another node can take over (ADR 0016).
-
-Silence means that the control plane receives no message from the node's agent. A fleet is blind while most of its
-agents are silent although AWS reports their instances running.
+T_max is `exclude_seconds`. A job gives up an impaired member at an agreed stop, once another node can take over (ADR
+0016). A fleet is blind while most of its agents are silent although AWS reports their instances running.
 
 Invariant: every verdict except ALIVE contains its evidence. Silence counts only while this control plane
 could have received a report, and never in a blind fleet. While training advances, only AWS's report makes a node GONE.

@@ -1,15 +1,11 @@
-"""Polls AWS in the background for the state of the fleets' Auto Scaling groups and instances.
-
-The loops read the newest answer and never wait for AWS.
+"""Polls AWS for the state of groups and instances. The loops read the newest answer and never wait for AWS.
 
 - Groups and instances: at the interval of `core.polling`, and immediately after an agent's connection breaks, an AWS
   event arrives or the executor changes the group. One request lists the groups of all fleets.
 - Scheduled events and network topology: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
-Only the server that manages a fleet polls it. A throttled poll delays the next polls of its fleet.
-
-The module stores AWS's notices in the database, where the server that manages the job reads them.
+Only the server that manages a fleet polls it, and stores AWS's notices. A throttled poll delays the fleet's next polls.
 
 Invariant: each answer contains the time of its request. If the control plane changed the group after this request, the
 loops do not use the answer for decisions about the group.

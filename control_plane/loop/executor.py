@@ -1,9 +1,7 @@
 """Executes the actions of decisions: sends messages to agents, calls AWS, and writes manifests to S3.
 
-Messages to agents are idempotent and follow from stored state, so the executor does not record these messages. Before a
-call that changes AWS or S3, the executor stores an *intent* (a row that describes the call) in the database, under the
-lease. Afterwards it stores the outcome of the call in this row. The executor does not repeat a call whose intent is
-done. While an administrator pauses automation, the executor begins no call that changes an Auto Scaling group.
+Before a call that changes AWS or S3, the executor stores an *intent* under the lease, and afterwards its outcome. It
+does not repeat a call whose intent is done. Messages to agents are idempotent, so they need no intent.
 
 Invariant: no database session is open during a call. Intents and log lines contain no secrets.
 """
@@ -81,17 +79,9 @@ class Call:
 
 
 def generation_key(secret: bytes, run: RunId, generation: Generation) -> bytes:
-    """Return the key with which the agents of one generation authenticate each other.
+    """Return the key (32 bytes) with which the agents of one generation authenticate each other.
 
-    The server derives the key and never stores it. A restarted server therefore sends the same key again.
-
-    Args:
-        secret: the server secret, which all control-plane servers share.
-        run: run id of the job.
-        generation: number of a generation of the run.
-
-    Returns:
-        32 bytes.
+    The server derives the key from its secret and never stores it. A restarted server therefore sends the same key.
     """
     return hmac.new(secret, f"{run}/{generation}".encode(), hashlib.sha256).digest()
 

@@ -1,7 +1,5 @@
 """Builds the input for a decision (`control_plane.core`) about a job or a fleet.
 
-The input combines the database, the agents' reports and AWS's newest answer.
-
 Invariant: no database session is open while this module waits for agents or AWS. An agent's silence counts only from
 the time at which this server could have received a message.
 """
@@ -366,17 +364,9 @@ class Observer:
         return kept[1]
 
     def read_fleet(self, name: FleetName, now: datetime) -> StoredFleet:
-        """Read a fleet with its nodes and unfinished jobs. Blocks: call it in a thread.
+        """Read a fleet with its nodes and unfinished jobs, in one transaction. Blocks: call it in a thread.
 
-        Args:
-            name: name of a fleet that may have been removed.
-            now: the current time in UTC. Replacements of the last hour count towards the fleet's limit.
-
-        Returns:
-            All rows that a decision about the fleet needs, read in one transaction.
-
-        Raises:
-            NotFound: the fleet was removed.
+        Replacements of the hour before `now` count towards the fleet's limit. Raises NotFound if the fleet was removed.
         """
         with self._database.read() as session:
             rows = nodes.of_fleet(session, name)

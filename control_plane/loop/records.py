@@ -6,6 +6,8 @@ Invariant: a core record that the control plane stores and reads again equals th
 
 Each kind of record has one function per direction. Both functions stay side by side, so that a new field is added to
 both.
+
+The module has more than 500 lines. It is the only place that converts between rows and records.
 """
 
 from __future__ import annotations

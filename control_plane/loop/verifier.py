@@ -11,6 +11,8 @@ server starts the verification again. If two servers verify the same checkpoint,
 
 Invariant: this module stores a verdict only after it could read everything. If it could not, the request stays with
 the reason, and is tried again later. Damage counts only if two reads find the same.
+
+The module has more than 500 lines. A verification and its reads share the readers of one checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The specification of a job, its stored record, and the input of one decision about the job."""
+"""The specification of a job, its stored record, and the input of one decision about the job.
+
+The module has more than 500 lines. A decision reads all of its types together.
+"""
 
 from __future__ import annotations
 

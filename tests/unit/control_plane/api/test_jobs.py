@@ -100,6 +100,7 @@ def test_a_request_can_say_everything(client, request_):
         "EverySteps": 100,
         "S3Uri": "s3://mine/checkpoints/gpt/",
         "ThirdSlot": True,
+        "TrashHours": 24,
         "MaxUploadsInFlight": 2,
         "OnNotice": True,
     }
@@ -143,7 +144,7 @@ def test_a_strategy_sets_the_settings_that_the_request_leaves_out(client, reques
     job = client.describe_training_job(TrainingJobName="gpt")
     seen = job["CheckpointConfig"]
     seen.pop("S3Uri")
-    assert seen == {"Strategy": config["Strategy"], "ThirdSlot": False, **described}
+    assert seen == {"Strategy": config["Strategy"], "ThirdSlot": False, "TrashHours": 24, **described}
     assert job["Protection"]["Copies"] == 1
     client.create_training_job(**{**request_, "TrainingJobName": "again"}, CheckpointConfig=seen)
 
