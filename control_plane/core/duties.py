@@ -75,7 +75,7 @@ class Urgency(StrEnum):
 
 
 class DutyKind(StrEnum):
-    """Why a person has something to do.
+    """The reason why a person has something to do.
 
     - NOTHING: there is nothing to do.
     - JOB_FAILED: the job failed, and does not start again by itself.
@@ -120,7 +120,7 @@ class DutyKind(StrEnum):
 
 
 class ActionKind(StrEnum):
-    """What a person can do. `accounts.duties` has the sentence and the command of each kind."""
+    """An action of a person. `accounts.duties` has the sentence and the command of each kind."""
 
     READ_LOGS = "ReadLogs"
     SUBMIT_AGAIN = "SubmitAgain"
@@ -171,7 +171,7 @@ class PersonAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PersonDuty:
-    """What a person has to do for one job or fleet, and the values that its sentences state."""
+    """The next actions of a person for one job or fleet, and the values that its sentences state."""
 
     kind: DutyKind
     urgency: Urgency
@@ -227,7 +227,7 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """How well the memory of the nodes protects a running job."""
+    """The degree to which the memory of the nodes protects a running job."""
 
     state: ProtectionState
     survives_node_loss: bool = True

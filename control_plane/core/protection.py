@@ -57,7 +57,7 @@ def with_watch(
         silent: members whose agents do not answer.
         is_looking: whether the coordinator's report is current, and training has not ended.
         keeps_every_step: whether ranks keep steps even if no checkpoint is due.
-        timeouts: the timeouts.
+        timeouts: `exclude_seconds` is the shortest time after which a commit is overdue.
     """
     kept = max(record.committed, record.base_step)
     awaited, lapse, commit_seconds = record.awaited, record.lapse, record.commit_seconds

@@ -23,7 +23,7 @@ class VerdictKind(StrEnum):
 
 
 class DamageKind(StrEnum):
-    """How an object differs from the manifest.
+    """The way in which an object differs from the manifest.
 
     - MISSING: the store lists other objects of the run, but not this object.
     - SIZE: the object has another size.
@@ -106,8 +106,8 @@ def blocked(
 
     Args:
         before: the wait before the attempt, or None.
-        obstacle: why the attempt failed.
-        detail: the message of AWS.
+        obstacle: the reason why the attempt failed.
+        detail: the message in which AWS states the reason.
         now: Unix seconds.
         longest_seconds: limit of the pause before the next attempt. The pause doubles with each attempt.
     """

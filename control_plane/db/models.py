@@ -308,7 +308,7 @@ class FleetRow(Base):
 
 
 class DutyRow(Base):
-    """The duty of a job or fleet of which an event has told people. Without a row, none needs a person."""
+    """The duty of a job or fleet that the newest event has reported. Without a row, none needs a person."""
 
     __tablename__ = "duty"
 

@@ -335,7 +335,7 @@ def ask_release(session: Session, node_id: str, *, state: str, release: HoldRele
         session: from `Database.write`.
         node_id: id of the node.
         state: state in which the node must be, else the function raises Conflict.
-        release: the user's request.
+        release: whether the fleet returns the node to service or terminates it.
         now: the time in UTC. Entries of the node's fault history before this time no longer count.
 
     Returns:

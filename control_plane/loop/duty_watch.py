@@ -32,10 +32,10 @@ ENDED: Final = "DutyEnded"
 
 
 class DutyWatch:
-    """The background task that compares duties with those of which people were told.
+    """The background task that compares the present duties with those that events have reported.
 
     Args:
-        database: contains jobs, fleets and told duties.
+        database: contains jobs, fleets and the reported duties.
         registry: the agents that are connected to this server, and the fleets that other servers manage.
         now: the time in UTC.
     """

@@ -71,7 +71,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStanding(Standing):
-    """What a list of jobs states about one job, in addition to its row."""
+    """The facts that a list of jobs states about one job, in addition to its row."""
 
     node_ids: tuple[str, ...]
     healthy_count: int
@@ -384,4 +384,5 @@ def world_size(job: SavedJob) -> int:
 
 
 def is_paused(job: SavedJob) -> bool:
+    """Return whether a job that has started before is queued again or waits again for its nodes."""
     return job.started_at is not None and job.state in (JobState.QUEUED, JobState.ALLOCATING)

@@ -422,7 +422,7 @@ class FaultCode(StrEnum):
 
 
 class Obstacle(StrEnum):
-    """Why a read of S3 or of another service of AWS came to no result.
+    """The reason why a read of S3 or of another service of AWS came to no result.
 
     - DENIED: the credentials do not permit the read, have expired, or the KMS key is disabled.
     - NO_CREDENTIALS: the server has no credentials.
@@ -443,7 +443,7 @@ class Obstacle(StrEnum):
 
 
 class OutputCause(StrEnum):
-    """Why an output file of a rank is not in S3.
+    """The reason why an output file of a rank is not in S3.
 
     OUTSIDE: It is a link that leads out of the output folder.
     NOT_A_FILE: It is a broken link, or neither a file nor a folder.

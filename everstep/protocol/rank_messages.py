@@ -508,7 +508,7 @@ class Captured(Message, frozen=True):
 
 
 class UnkeptCause(StrEnum):
-    """Why a job does not keep a step that its rank has finished.
+    """The reason why a job does not keep a step that its rank has finished.
 
     LATE: The rank had passed the step before the agent granted a slot. The coordinator then proposes steps earlier.
     STATE: No restart could restore the state, for example after `add_param_group`.

@@ -580,7 +580,7 @@ export interface Drill {
   Outcome?: string
 }
 
-/** What a person has to do for a job or a fleet. The service computes it when it answers. The command line, the dashboard and notifications show the same duty. */
+/** The next action of a person for a job or a fleet, and the reason for it. The service computes it when it answers. The command line, the dashboard and notifications show the same duty. */
 export interface Duty {
   Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
   /** Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later. */

@@ -33,7 +33,7 @@ class DutyAction(Shape):
 
 
 class Duty(Shape):
-    """What a person has to do for a job or a fleet.
+    """The next action of a person for a job or a fleet, and the reason for it.
 
     The service computes it when it answers. The command line, the dashboard and notifications show the same duty.
     """

@@ -21,7 +21,7 @@ from everstep.protocol.codec import resolve
 
 
 class NodeFact(StrEnum):
-    """What happened to a node, if the fact needs no further fields."""
+    """A fact about a node that needs no further fields."""
 
     STARTING = "starting"
     CONNECTED = "connected"
@@ -174,7 +174,7 @@ class Keeps(Value, frozen=True):
 
 
 class RefusalKind(StrEnum):
-    """Why the fleet cannot fulfil a request for a node."""
+    """The reason why the fleet cannot fulfil a request for a node."""
 
     ENDING = "ending"
     NOT_JOINED = "not_joined"

@@ -166,7 +166,7 @@ class OutOfView(Value, frozen=True):
 
 
 class Absence(StrEnum):
-    """How a member failed to join the next generation in time.
+    """The way in which a member failed to join the next generation in time.
 
     - LATE: its agent is connected, but did not promise to join.
     - SILENT: its agent is silent.
@@ -231,7 +231,7 @@ class AloneFailedToLoad(Value, frozen=True):
 
 
 class ShardLoss(StrEnum):
-    """How shards were lost.
+    """The way in which shards were lost.
 
     - HOLDERS: every node that held a shard is lost.
     - PARITY: two nodes of a parity group are lost.
@@ -251,7 +251,7 @@ class ShardsLost(Value, frozen=True):
 
 
 class HangProof(StrEnum):
-    """How stacks prove that ranks cannot continue by themselves.
+    """The way in which stacks prove that ranks cannot continue by themselves.
 
     - STOPPED: a signal has stopped the ranks.
     - ASLEEP: no stack changed, and the ranks used neither CPU nor GPU.
@@ -294,7 +294,7 @@ class Standstill(Value, frozen=True):
 
 
 class Oddity(StrEnum):
-    """What distinguishes the ranks of a stuck node from all other ranks."""
+    """The property that distinguishes the ranks of a stuck node from all other ranks."""
 
     STOPPED = "stopped"
     BEHIND = "behind"

@@ -67,7 +67,7 @@ DEFAULT_REPEATED_MINUTES = 30
 
 
 class OnTotalLoss(StrEnum):
-    """What a job does if it can only restore a step more than `max_repeated_minutes` before the newest commit.
+    """The reaction of a job that can only restore a step more than `max_repeated_minutes` before the newest commit.
 
     - WAIT: it holds its nodes and waits for a person.
     - RESTART: it continues from that step, down to step 0.

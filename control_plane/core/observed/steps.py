@@ -106,7 +106,7 @@ class FailedRead:
 
 
 class HolderState(StrEnum):
-    """Why a node of the last generation cannot provide the newest committed step.
+    """The reason why a node of the last generation cannot provide the newest committed step.
 
     - ENDED: AWS reports that the instance has ended.
     - SILENT: its agent is silent, so its memory may still hold the step.

@@ -45,8 +45,8 @@ export const MOST_NODES = 64
 /**
  * Compute the spans and lanes of a job's timeline.
  *
- * Lanes: the spans of the job's accounting, then at most `maxNodes` nodes. Nodes with faults come first, then current nodes.
- * A node's span ends when the node left the job. If the job lost the node, the span ends at the failure.
+ * Lanes: the spans of the job's accounting, then at most `maxNodes` nodes. Nodes with faults come first, then current
+ * nodes. A node's span ends when the node left the job. If the job lost the node, the span ends at the failure.
  */
 export function timeline(
   job: Partial<TrainingJob>,

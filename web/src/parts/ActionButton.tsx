@@ -21,7 +21,8 @@ interface Props {
 /**
  * A button that sends one request at once, shows the error if the server rejects it, and renews all queries.
  *
- * It is off while the page shows old answers. For actions that can be undone. Other actions ask for a name first (`ConfirmByName`).
+ * It is off while the page shows old answers. It serves actions that can be undone. Other actions ask for a name first
+ * (`ConfirmByName`).
  */
 export function ActionButton({ operation, action, title, label, isPrimary = false, children }: Props) {
   const client = useQueryClient()
