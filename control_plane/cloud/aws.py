@@ -1,4 +1,4 @@
-"""Implements `CloudOperator` with boto3. Changes an Auto Scaling group only if the group has the tag `everstep:fleet`."""
+"""Implements `CloudOperator` with boto3. Changes an Auto Scaling group only if it has the tag `everstep:fleet`."""
 
 from __future__ import annotations
 
