@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy.event import listen, remove
 from sqlalchemy.exc import OperationalError
 
+from control_plane.accounts.reasons import sentences
 from control_plane.api import views
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State
@@ -1322,6 +1323,6 @@ async def test_an_instance_that_never_joins_is_replaced_so_that_the_job_can_star
         )
         await world.running()
         with world.database.read() as session:
-            assert fleets.get(session, FLEET).reason == "keeps 4 nodes"
+            assert sentences(fleets.get(session, FLEET).reasons) == "keeps 4 nodes"
     finally:
         world.close()
