@@ -217,6 +217,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "StopTrainingJob": job,
         "ListTrainingJobNodes": job,
         "ListTimeSpans": job,
+        "DescribeDuties": {},
         "ListTrainingJobRevisions": job,
         "GetReport": {"Period": "Day"},
         "ListProjectQuotas": {},

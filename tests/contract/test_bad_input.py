@@ -419,6 +419,7 @@ def test_no_operation_takes_a_token_that_is_not_good(service: Service, bad_token
 
 
 BODIES: dict[str, dict[str, Any]] = {
+    "AcceptLoss": {"FromStep": 0},
     "ExecuteCommand": {"Command": ["true"]},
     "CreateIncidentNote": {"Text": "seen"},
     "CreateTrainingJobNote": {"Text": "seen"},

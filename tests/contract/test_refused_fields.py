@@ -27,7 +27,8 @@ import pytest
 
 from control_plane.api.json_body import MAX_DEPTH
 from control_plane.api.surface import make_surface, operations
-from control_plane.db import drills
+from control_plane.core.observed.spans import Bucket, JobSpan
+from control_plane.db import drills, ledger_hours
 from control_plane.db.drills import NewDrill
 from control_plane.db.models import DrillRow
 from everstep.protocol.constraints import path_of, unknown
@@ -155,6 +156,8 @@ def fill(service: Service, client: Any, job: Job) -> None:
     job.launch(1)
     job.run_ranks()
     job.connect("i-0", "i-1")
+    spans = [JobSpan(start=second, bucket=Bucket.QUEUE) for second in range(3)]
+    job.write(ledger_hours.record_spans, [(span, span.start + 1) for span in spans])
     for number in range(2):
         job.put("output", f"gen=1/rank={number}/model.bin", b"weights")
         job.checkpoint(4 * number + 4)
