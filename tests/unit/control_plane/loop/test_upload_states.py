@@ -345,7 +345,10 @@ async def kill_and_restore(tmp_path: Path, state: str, dead: str, steps: tuple[i
         OrphanKeeper(world.database, world.objects, lambda: world.now).delete_due()
         keep(world)
         left = {key for key in cluster.s3.objects if "/checkpoints/" in key and "/issued=" not in key}
-        assert left == set().union(*recorded(world).values())
+        known = set().union(*recorded(world).values())
+        # A folder with a manifest that the database lacks is never deleted: a restored database may lack it too.
+        unknown = tuple(f"{key.rpartition('/')[0]}/" for key in left - known if "manifest" in key.rpartition("/")[2])
+        assert {key for key in left if not key.startswith(unknown)} == known
         assert not any(record.is_wrong for record in world.checkpoints())
     finally:
         await cluster.close()
