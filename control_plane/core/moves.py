@@ -317,6 +317,9 @@ def checkpoint_wait(
         now: Unix seconds.
         timeouts: without `ends_at`, the deadline is `blind_wait_seconds` after the stop if AWS reclaims a node, else
             `final_round_seconds` after it.
+
+    Returns:
+        Whether the job waits, with the deadline of the wait.
     """
     patience = timeouts.blind_wait_seconds if is_announced else timeouts.final_round_seconds
     end = stopped_at + patience if ends_at is None else ends_at - timeouts.prepare_deadline_seconds

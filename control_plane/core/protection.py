@@ -58,6 +58,9 @@ def with_watch(
         is_looking: whether the coordinator's report is current, and training has not ended.
         keeps_every_step: whether ranks keep steps even if no checkpoint is due.
         timeouts: `exclude_seconds` is the shortest time after which a commit is overdue.
+
+    Returns:
+        The record. Its other fields are unchanged.
     """
     kept = max(record.committed, record.base_step)
     awaited, lapse, commit_seconds = record.awaited, record.lapse, record.commit_seconds

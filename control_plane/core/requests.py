@@ -49,12 +49,7 @@ class RequestContext:
 
 
 def refusal(asked: NodeRequest, standing: RequestContext) -> RequestRefused | None:
-    """Return why a request for a node is refused, or None if the fleet can fulfil the request.
-
-    Args:
-        asked: the kind of the person's request.
-        standing: the node, its fleet and its job.
-    """
+    """Return why a request for a node is refused, or None if the fleet can fulfil the request."""
     why = _why_refused(asked, standing)
     if why is None:
         return None

@@ -110,6 +110,9 @@ def blocked(
         detail: the message in which AWS states the reason.
         now: Unix seconds.
         longest_seconds: limit of the pause before the next attempt. The pause doubles with each attempt.
+
+    Returns:
+        The wait, with the time of the next attempt.
     """
     since, count = (now, 0) if before is None else (before.since, before.attempt_count)
     pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(count, 16), longest_seconds)
