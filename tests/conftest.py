@@ -41,7 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     pytest_randomly.entrypoint_reseeds = [_seed_torch]
     os.umask(0o022)  # tests check the modes of new files, which depend on the umask
     with contextlib.suppress(programs.MissingProgram):  # pg_dump must be as new as the server of the tests
-        os.environ["PATH"] = f"{programs.postgresql()}{os.pathsep}{os.environ['PATH']}"
+        folders = [str(programs.postgresql()), *os.environ["PATH"].split(os.pathsep)]
+        os.environ["PATH"] = os.pathsep.join(dict.fromkeys(folders))  # each worker inherits the path of its parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

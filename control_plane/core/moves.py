@@ -319,7 +319,7 @@ def checkpoint_wait(
             `final_round_seconds` after it.
 
     Returns:
-        Whether the job waits, with the deadline of the wait.
+        The kind of wait, with the step and the times that decided it.
     """
     patience = timeouts.blind_wait_seconds if is_announced else timeouts.final_round_seconds
     end = stopped_at + patience if ends_at is None else ends_at - timeouts.prepare_deadline_seconds

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from control_plane.core.actions import Decision, PutManifest, SendLoad
-from control_plane.core.database_restore import first_number, issued_number, reconcile
+from control_plane.core.database_restore import BackedUpRun, StoredRun, first_number, issued_number, reconcile
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import ENDED_JOBS, JobState
 from everstep.protocol.ids import Generation, RunId
@@ -85,9 +85,10 @@ class RestorableSimulation(Simulation):
         job.record = replace(job.record, issued_generation=number)
         if job.record.state in ENDED_JOBS:
             return
-        manifests = self.manifests.get(job.spec.run, {})
+        manifests = self.manifests.get(job.spec.run, {}).values()
         complete = {(each.generation, each.step) for each in job.checkpoints}
-        found = reconcile(manifests.values(), generations=set(job.plans), complete=complete, deleted=())
+        stored = StoredRun(manifests=manifests, present={(each.generation, each.step) for each in manifests})
+        found = reconcile(stored, BackedUpRun(generations=set(job.plans), complete=complete))
         assert found.missing == ()
         job.adopted = found.generations
         job.checkpoints += [
