@@ -146,7 +146,7 @@ class Asker:
             assert answer.status_code == 403, f"{role}: {answer.status_code} {answer.text[:200]}"
 
 
-@pytest.mark.long(keep=24)
+@pytest.mark.long(keep=12)
 @pytest.mark.parametrize("operation", operations(), ids=name_of)
 def test_requests_that_fit_are_answered_as_the_contract_says_whoever_sends_them(asker: Asker, operation: Any) -> None:
     @given(operation.as_strategy(generation_mode=GenerationMode.POSITIVE), st.booleans())
@@ -170,7 +170,7 @@ def test_requests_that_fit_are_answered_as_the_contract_says_whoever_sends_them(
     hold()
 
 
-@pytest.mark.long(keep=24)
+@pytest.mark.long(keep=12)
 @pytest.mark.parametrize("operation", operations(), ids=name_of)
 def test_of_requests_each_field_may_be_wrong_by_itself_and_nothing_is_done(asker: Asker, operation: Any) -> None:
     generation = operation.schema.config.generation_for(operation=operation, phase="coverage")

@@ -278,6 +278,7 @@ def test_servers_change_only_groups_and_instances_of_their_installation(
             assert statements_for(server, replace(request, context=context)) == [], (request.action, context)
 
 
+@pytest.mark.long(keep=5)
 @pytest.mark.parametrize(
     ("role", "request_"),
     [

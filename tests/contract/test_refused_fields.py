@@ -256,6 +256,7 @@ def address(path: str, operation: Operation, **query: str) -> str:
     return path.format(**KNOWN) + (f"?{said}" if said else "")
 
 
+@pytest.mark.long(keep=40)
 @ONE_ENGINE
 @pytest.mark.parametrize("called", every_operation())
 def test_no_field_of_a_body_accepts_what_no_schema_allows(
@@ -297,6 +298,7 @@ def test_no_body_is_read_by_names_that_the_contract_does_not_have(
         )
 
 
+@pytest.mark.long(keep=40)
 @pytest.mark.parametrize("called", every_operation())
 def test_no_parameter_accepts_what_no_schema_allows(http: httpx.Client, called: tuple[str, str, Operation]) -> None:
     path, method, operation = called

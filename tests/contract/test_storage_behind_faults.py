@@ -146,6 +146,7 @@ def fits(name: str, proxy_operations: dict[str, tuple[str, ...]]) -> Callable[[A
 PARTS = {"PUT uploadId": ("PUT uploadId", "PUT partNumber")}
 
 
+@pytest.mark.long(keep=12)
 @pytest.mark.parametrize(("data", "name", "fault"), WRITES)
 def test_an_upload_outlasts_a_short_fault_of_each_of_its_requests(
     proxy: S3Proxy, store: S3ObjectStore, pauses: list[float], data: bytes, name: str, fault: str
@@ -169,6 +170,7 @@ def test_an_error_inside_an_answer_of_status_200_is_no_success(proxy: S3Proxy, s
     assert store.get_bytes(at()) == LARGE
 
 
+@pytest.mark.long(keep=8)
 @pytest.mark.parametrize("fault", [*SHORT_FAULTS, "the answer is cut"])
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["small", "large"])
 def test_a_read_outlasts_a_short_fault(proxy: S3Proxy, store: S3ObjectStore, data: bytes, fault: str) -> None:
@@ -218,6 +220,7 @@ LASTING = [
 LASTING_IDS = [fault.code for fault, *_ in LASTING]
 
 
+@pytest.mark.long(keep=8)
 @pytest.mark.parametrize(("fault", "kind", "advice", "_"), LASTING, ids=LASTING_IDS)
 def test_a_lasting_fault_has_a_type_and_advice_for_each_call_of_the_agent(
     proxy: S3Proxy, store: S3ObjectStore, fault: Answer, kind: type[StorageError], advice: str, _: object
@@ -259,6 +262,7 @@ def test_an_export_to_a_store_without_space_says_so(proxy: S3Proxy, fault: Answe
     client.close()
 
 
+@pytest.mark.long(keep=8)
 @pytest.mark.parametrize(("fault", "_kind", "_advice", "kind"), LASTING, ids=LASTING_IDS)
 def test_a_lasting_fault_has_a_type_for_each_call_of_the_control_plane(
     proxy: S3Proxy, control: ControlStore, fault: Answer, _kind: object, _advice: object, kind: type[CloudError]

@@ -48,6 +48,7 @@ def test_the_load_balancer_closes_idle_connections_before_the_servers() -> None:
     assert int(seconds) < KEEP_ALIVE_SECONDS
 
 
+@pytest.mark.long
 @needs_terraform
 @needs_provider
 @pytest.mark.timeout(900)

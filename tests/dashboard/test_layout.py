@@ -102,6 +102,7 @@ def differences(expected: Boxes, found: Boxes) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_pages_have_their_layout_in_light_and_dark_at_every_width(browser: Browser, fresh: Seeded) -> None:
     found: dict[str, Boxes] = {}
     wrong: list[str] = []

@@ -46,6 +46,7 @@ SCRIPTS = sorted((Path(__file__).parent / "incidents").glob("*.txt"))
 MARK = "----\n"
 
 
+@pytest.mark.long(keep=45)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 async def test_incident(script: Path, tmp_path: Path) -> None:
     story, _, expected = script.read_text().partition(MARK)

@@ -234,6 +234,7 @@ def test_an_instance_takes_its_namespace_along(aws: ServedAws, name: str, pair: 
     assert set(pair) <= set(aws.links()), "the others have theirs"
 
 
+@pytest.mark.long
 def test_a_cloud_in_namespaces_comes_up_and_a_crash_leaves_nothing(tmp_path: Path) -> None:
     name = network.network_name((tmp_path / "state").resolve())
     with LocalCluster(tmp_path / "state") as cluster:

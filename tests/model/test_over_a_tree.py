@@ -21,6 +21,7 @@ from tests.model.world import Shape, World
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("nodes", "copies", "arity"), [(3, 1, 1), (3, 2, 1), (4, 2, 2)])
 def test_random_walks(nodes: int, copies: int, arity: int) -> None:
     seen = follow(Shape(nodes, copies, 8, 6), range(25), arity=arity, length=300)
@@ -104,6 +105,7 @@ def test_what_a_node_between_remembers_is_no_answer_to_a_restarted_coordinator()
 # -- tests of the agreed stop over a tree of agents
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("ranks", "arity"), [(3, 1), (4, 2)])
 @pytest.mark.parametrize("every", [0, 2])
 def test_random_walks_to_the_stop(ranks: int, arity: int, every: int) -> None:

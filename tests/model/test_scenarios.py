@@ -124,6 +124,7 @@ def test_a_stale_stream_meets_a_promise(seed: int) -> None:
     commits(story, 3)
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("second", [(), (0,), (1,), (2,)])
 @pytest.mark.parametrize("moment", ["promised", "planned", "half loaded", "loaded"])
 def test_a_second_failure_between_prepare_and_start(moment: str, second: tuple[int, ...]) -> None:

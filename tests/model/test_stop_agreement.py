@@ -19,6 +19,7 @@ from worker.core.rounds import Coordinator
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -63,6 +64,7 @@ def follow(options: Options, seeds: range) -> None:
         assert model.is_done(world), f"seed {seed}: after {seen.states} events somebody is still there: {world}"
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("every", [0, 2])
 def test_random_walks_with_messages_on_their_way(ranks: int, every: int) -> None:
@@ -87,12 +89,14 @@ OF_THREE_STEPS = {"uploads-first"}
 BY_STORY = {"reuses-number"}
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - BY_WALK - BY_STORY))
 def test_planted_bugs_are_found(bug: str) -> None:
     with pytest.raises(Found):
         explore(replace(Options(2, 3 if bug in OF_THREE_STEPS else 2), **BUGS[bug]))  # type: ignore[arg-type]
 
 
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize("bug", sorted(BY_WALK))
 def test_random_walks_find_planted(bug: str) -> None:
     with pytest.raises(Found):

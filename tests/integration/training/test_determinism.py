@@ -163,6 +163,7 @@ print("results are written", flush=True)
 """
 
 
+@pytest.mark.long
 def test_processes_are_replaced_between_the_passes(tmp_path: Path) -> None:
     """Two ranks run a script whose result depends on the order of a set, in real processes.
 

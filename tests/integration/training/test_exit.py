@@ -173,6 +173,7 @@ def ranks(script: str, agent: FakeAgent, directory: Path) -> Iterator[list[subpr
         yield started
 
 
+@pytest.mark.long
 def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: Path) -> None:
     """A script exits while its copier thread often switches between torch and Python.
 
@@ -183,6 +184,7 @@ def test_how_a_script_failed_is_seen_although_its_copier_was_at_work(tmp_path: P
         agent.wait_for(lambda: bool(agent.of_kind(Captured)))
 
 
+@pytest.mark.long
 def test_how_a_script_failed_is_seen_although_its_slots_were_being_mapped(tmp_path: Path) -> None:
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(MAPPING, agent, tmp_path) as (rank,):
         assert (rank.wait(), (tmp_path / "0.log").read_text()) == (3, "")
@@ -198,6 +200,7 @@ def test_a_script_that_is_interrupted_while_it_closes_ends_by_that(tmp_path: Pat
         agent.wait_for(lambda: len(agent.of_kind(Captured)) > AUDITED_AT_START)
 
 
+@pytest.mark.long
 def test_the_last_step_of_a_script_that_failed_is_kept_when_it_was_to_be_compared_too(tmp_path: Path) -> None:
     with FakeAgent(tmp_path, 1, commit_target=100) as agent, ranks(AUDITED, agent, tmp_path) as (rank,):
         assert rank.wait() == 3, (tmp_path / "0.log").read_text()[-2000:]

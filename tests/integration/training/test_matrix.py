@@ -151,6 +151,7 @@ def test_a_trainer_of_lightning(
     )
 
 
+@pytest.mark.long
 @functools.partial(combinations, kinds=tuple(OF_TORCHTITAN))
 def test_a_trainer_of_torchtitan(
     warm_parent: WarmParent,

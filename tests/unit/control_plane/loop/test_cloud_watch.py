@@ -239,6 +239,7 @@ async def test_an_instance_has_not_ended_while_ec2_does_not_list_it_and_its_agen
     await world.until(lambda: world.nodes()[fresh].state == "spare")
 
 
+@pytest.mark.long
 async def test_an_instance_that_ec2_never_lists_has_ended_after_a_long_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ async def test_a_cause_that_lasts_is_an_event_at_once(world: World, cause: Unkep
     assert len(said(world, "ProtectionRestored")) == len(said(world, "ProtectionLost")) == 1
 
 
+@pytest.mark.long(keep=3)
 @pytest.mark.parametrize("cause", [None, *(each for each in UnkeptCause if not each.lasts)])
 async def test_training_without_commits_is_an_event_whatever_the_cause(world: World, cause: UnkeptCause | None) -> None:
     limit = int(world.timeouts.exclude_seconds)

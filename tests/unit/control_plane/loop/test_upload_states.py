@@ -287,14 +287,14 @@ async def lose_all_nodes(cluster: Cluster) -> None:
     await world.until(lambda: world.job().generation > before and world.job().state == JobState.RUNNING)
 
 
-@pytest.mark.long(keep=32)
+@pytest.mark.long(keep=8)
 @pytest.mark.parametrize("dead", AGENTS)
 @pytest.mark.parametrize("state", STATES)
 async def test_the_newest_complete_checkpoint_is_restored(tmp_path: Path, state: str, dead: str) -> None:
     await kill_and_restore(tmp_path, state, dead, (SECOND,))
 
 
-@pytest.mark.long(keep=12)
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize("dead", AGENTS)
 @pytest.mark.parametrize("state", STATES)
 async def test_the_newest_complete_checkpoint_is_restored_with_two_uploads_in_flight(

@@ -95,6 +95,7 @@ def test_batches_depend_on_neither_workers_nor_ranks(
     assert len(expected) - len(together) < ranks
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (0, 2), (3, 0)])
