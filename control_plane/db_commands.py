@@ -42,7 +42,7 @@ from control_plane.db.errors import BackupFailed, DatabaseError, SchemaMismatch
 from control_plane.db.session import Database
 from control_plane.errors import ImplausibleClock
 from control_plane.loop import checkpoint_marks as marks
-from control_plane.loop.records import prefix_of
+from control_plane.loop.records import run_folder
 from control_plane.replica import is_in_use
 from control_plane.settings import embedded_database
 from control_plane.steady_clock import steady_now
@@ -50,7 +50,6 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
-from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger("everstep.db")
 
@@ -305,8 +304,7 @@ def unseen(run: RestoredRun) -> RunChanges:
 
 
 def _found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
-    prefix = prefix_of(run.checkpoint_uri)
-    folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run.run_id}/")
+    folder = run_folder(run.checkpoint_uri, run.run_id)
     known = run.backup.complete | run.backup.deleted
     decoded: list[CheckpointManifest] = []
     stored: dict[Place, StoredManifest] = {}

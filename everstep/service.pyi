@@ -274,7 +274,9 @@ class DeleteTrainingJobResponse(TypedDict):
     TrainingJobName: str
     RunId: str
     IsDeleted: bool
-    """Whether the job's records were deleted. False after a dry run, and while objects remain."""
+    """Whether the job's records were deleted. False after a dry run, while objects remain, and in the trash."""
+    PurgeTime: NotRequired[datetime]
+    """Earliest time at which Everstep deletes the job and its objects for good. Absent outside of the trash."""
     GenerationCount: int
     CheckpointCount: int
     IncidentCount: int
@@ -282,10 +284,10 @@ class DeleteTrainingJobResponse(TypedDict):
     """Total time that nodes worked for the deleted job. The fleet's totals no longer include this time."""
     CostUsd: NotRequired[float]
     ObjectCount: int
-    """Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete."""
+    """Objects in S3 that this call deleted. 0 for a job that the call moved to the trash. After a dry run: objects that a call with DeleteObjects would delete."""
     ObjectBytes: int
     HasMoreObjects: bool
-    """Whether objects of the job remain, because each call deletes a limited number. If true, repeat the same call to continue."""
+    """Whether objects of the job remain, because each call deletes or trashes a limited number. If true, repeat the same call to continue."""
     S3Uris: list[str]
     """S3 locations of the job's checkpoints, logs and outputs, below which the objects are."""
 
@@ -342,7 +344,7 @@ class Drill(TypedDict):
 
 class Duty(TypedDict):
     """The next action of a person for a job or a fleet, and the reason for it. The service computes it when it answers. The command line, the dashboard and notifications show the same duty."""
-    Kind: Literal["Nothing", "JobFailed", "TakenOver", "ConsentToRepeat", "StoreUnreachable", "FleetFrozen", "LaunchesSuspended", "RecoveryLate", "Stalled", "FirstStepLate", "ProtectionLost", "CapacityWait", "NoCheckpoint", "HeldNodes", "Degraded", "Unconfirmed", "FewerNodes", "WithoutCopies", "Paused"]
+    Kind: Literal["Nothing", "JobFailed", "TakenOver", "AutomationPaused", "DeletionsPaused", "ConsentToRepeat", "StoreUnreachable", "FleetFrozen", "LaunchesSuspended", "RecoveryLate", "Stalled", "FirstStepLate", "ProtectionLost", "CapacityWait", "NoCheckpoint", "HeldNodes", "Degraded", "Unconfirmed", "FewerNodes", "WithoutCopies", "Paused"]
     Urgency: Literal["Now", "Later", "Optional", "None"]
     """Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later."""
     Sentence: str
@@ -355,7 +357,7 @@ class Duty(TypedDict):
 
 class DutyAction(TypedDict):
     """One thing that a person can do now."""
-    Kind: Literal["ReadLogs", "SubmitAgain", "HandBack", "Resume", "Pause", "Stop", "Shrink", "RepeatWork", "CheckStore", "CorrectGroup", "DescribeFleet", "ResumeLaunches", "ListEvents", "ShowProtection", "CreateCheckpoint", "SetCheckpoints", "DecideNode", "ReadServerLog"]
+    Kind: Literal["ReadLogs", "SubmitAgain", "HandBack", "ResumeAutomation", "AcceptRestore", "Resume", "Pause", "Stop", "Shrink", "RepeatWork", "CheckStore", "CorrectGroup", "DescribeFleet", "ResumeLaunches", "ListEvents", "ShowProtection", "CreateCheckpoint", "SetCheckpoints", "DecideNode", "ReadServerLog"]
     Urgency: Literal["Now", "Later", "Optional", "None"]
     Description: str
     """What the person should do and why, in one or two sentences."""
@@ -1377,6 +1379,8 @@ class TrainingJob(TypedDict):
     """Time when the job last changed its state, or when a user last changed the job."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
+    PurgeTime: NotRequired[datetime]
+    """Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it."""
     StopRequestedTime: NotRequired[datetime]
     PauseRequestedTime: NotRequired[datetime]
     """Time when a person paused the job. Absent after the job was resumed."""
@@ -1511,6 +1515,8 @@ class TrainingJobSummary(TypedDict):
     """When the job last changed its state, or a user last changed the job."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
+    PurgeTime: NotRequired[datetime]
+    """PurgeTime of the job, as in TrainingJob."""
     EttrRatio: NotRequired[float]
     """Effective training time ratio, as in Reliability. Absent before the job has started."""
     CostUsd: NotRequired[float]
@@ -1739,8 +1745,8 @@ class EverstepClient(Protocol):
         """End a fleet's nodes and delete the fleet. Fails while jobs of the fleet have not ended. Repeated calls change nothing."""
     def delete_project_quota(self, *, Project: str) -> ProjectQuota:
         """Delete a project's quota."""
-    def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
-        """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, if an unfinished job starts from one of its checkpoints, or if DeleteObjects is set and a checkpoint is pinned."""
+    def delete_training_job(self, *, TrainingJobName: str, DeleteObjects: bool = ..., SkipTrash: bool = ..., DryRun: bool = ...) -> DeleteTrainingJobResponse:
+        """Delete the records of a training job that has ended. Its objects in S3 remain unless DeleteObjects is set. With DeleteObjects, the job and its checkpoints stay in the trash for CheckpointConfig.TrashHours, and UndeleteTrainingJob returns them. Then the service deletes the job with its checkpoints, logs and outputs. With SkipTrash, or with TrashHours 0, the call deletes them for good, in the trash or not. With DryRun, the call deletes nothing and returns what it would delete. Raises ConflictException if the job has not ended, if a node still works for it, if an unfinished job starts from one of its checkpoints, or if DeleteObjects is set and a checkpoint is pinned. After a restore of the database, a deletion for good needs `everstep db restored` first."""
     def describe_automation(self) -> Automation:
         """Return whether the service's automatic actions are active or paused, and who paused them."""
     def describe_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
@@ -1860,7 +1866,9 @@ class EverstepClient(Protocol):
     def take_over_training_job(self, *, TrainingJobName: str, Reason: str = ...) -> TrainingJobSummary:
         """Take control of a job: until HandBackTrainingJob, Everstep observes it but makes no decision. Everstep continues to halt ranks of ended generations. Requests for the job, including a stop, wait until the hand-back. If the job is already taken over, the call changes nothing. Raises ConflictException if the job has not started or has ended."""
     def undelete_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
-        """Take a checkpoint out of the trash, and pin it. Without the pin, the job's limits could delete the checkpoint again. Raises ConflictException for a checkpoint that is being deleted or was deleted."""
+        """Take a checkpoint out of the trash, and pin it. Its job leaves the trash, too, with its logs and outputs. Without the pin, the job's limits could delete the checkpoint again. Raises ConflictException for a checkpoint that is being deleted or was deleted."""
+    def undelete_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Take a training job out of the trash, with all of its checkpoints that are in the trash. A job that is not in the trash stays unchanged. Raises ConflictException if the job's purge has begun."""
     def unfreeze_fleet(self, *, FleetName: str) -> Fleet:
         """Confirm that the silent nodes of a mostly silent fleet are lost, so that Everstep replaces them. The confirmation expires once most of the fleet is connected again. It has no effect on drift: while the settings of the Auto Scaling group differ from those that Everstep needs, Everstep still replaces no node."""
     def unpin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:

@@ -75,6 +75,8 @@ def _brief(duty: PersonDuty) -> str:
 _BRIEFS: Final[Mapping[DutyKind, str]] = {
     DutyKind.JOB_FAILED: "correct the cause, and submit the job again",
     DutyKind.TAKEN_OVER: "hand the job back",
+    DutyKind.AUTOMATION_PAUSED: "resume automation",
+    DutyKind.DELETIONS_PAUSED: "accept what the restore of the database changed",
     DutyKind.CONSENT_TO_REPEAT: "decide whether the job repeats its lost work",
     DutyKind.STORE_UNREACHABLE: "find out why S3 does not answer",
     DutyKind.FLEET_FROZEN: "find out why the fleet is frozen",
@@ -100,6 +102,8 @@ def explanation(duty: PersonDuty, subject: Subject) -> str:
             return f"Nothing recovers this job: {person} has taken it over."
         case DutyKind.TAKEN_OVER:
             return f"Automation is off: a failure waits for {person}."
+        case DutyKind.AUTOMATION_PAUSED if duty.urgency is Urgency.NOW:
+            return "Nothing recovers this job: an administrator has paused all automatic actions."
         case DutyKind.FLEET_FROZEN:
             effect = "this recovery may need to end an instance" if duty.is_recovering else "it replaces no lost node"
             return f"The fleet {fleet.name} is frozen, and {effect}."
@@ -126,6 +130,8 @@ def explanation(duty: PersonDuty, subject: Subject) -> str:
 _NO_CHECKPOINT: Final = "If all copies in memory are lost, training returns to the newest checkpoint or to the start."
 _EXPLANATIONS: Final[Mapping[DutyKind, str]] = {
     DutyKind.JOB_FAILED: "The job does not start again by itself.",
+    DutyKind.AUTOMATION_PAUSED: "An administrator has paused all automatic actions: Everstep replaces no lost node.",
+    DutyKind.DELETIONS_PAUSED: "The database was restored from a backup: Everstep deletes nothing from S3 before that.",
     DutyKind.CONSENT_TO_REPEAT: "The job keeps its nodes until you decide.",
     DutyKind.STORE_UNREACHABLE: "The job keeps its nodes, and continues when S3 answers.",
     DutyKind.STALLED: "The ranks run but make no steps.",
@@ -172,6 +178,14 @@ _ACTIONS: Final[Mapping[ActionKind, tuple[str, str]]] = {
     ActionKind.HAND_BACK: (
         "Ask {person} who works on the job. Then hand the job back, so that Everstep decides again.",
         "everstep jobs hand-back {job}",
+    ),
+    ActionKind.RESUME_AUTOMATION: (
+        "Ask who paused automation, and why. Then resume all automatic actions.",
+        "everstep automation resume",
+    ),
+    ActionKind.ACCEPT_RESTORE: (
+        "On the server's machine, read the differences between the backup and S3. Then accept them with --accept.",
+        "everstep db restored",
     ),
     ActionKind.RESUME: ("Resume the job.", "everstep jobs resume {job}"),
     ActionKind.STOP: ("Stop the job if it hangs.", "everstep jobs stop {job}"),

@@ -22,6 +22,7 @@ from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.sources import SourceRecord
+from control_plane.loop.job_objects import own_place
 from everstep.protocol.plan import CHECK_VARIABLE, channel_variable, check_steps
 
 RESERVED_VARIABLES = frozenset(
@@ -153,15 +154,6 @@ def admit(
         inputs=tuple(_input(channel) for channel in request.input_data_config),
         initial=initial,
     )
-
-
-def own_place(bucket: str, project: str, name: str, run_id: str) -> str:
-    """Return the prefix in the service's bucket below which only one run of a job writes.
-
-    The result is an S3 URI below `bucket`, the service's bucket. It ends with a slash. All objects of a project have
-    one prefix, so that an IAM policy can limit a role to a project.
-    """
-    return f"s3://{bucket}/projects/{project}/jobs/{name}/run={run_id}/"
 
 
 def copies_of(request: CreateTrainingJobRequest) -> int:

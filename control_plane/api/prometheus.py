@@ -54,6 +54,8 @@ class ServerFacts:
     newest_event_id: int = 0
     is_paused: bool = False
     """Whether an administrator paused all automatic actions."""
+    is_restore_pending: bool = False
+    """Whether a restored database waits for a person, so that nothing is deleted from S3."""
 
 
 def exposition(facts: ServerFacts, figures: LoopFigures | None) -> bytes:
@@ -93,6 +95,11 @@ def families(facts: ServerFacts) -> Iterator[Metric]:
         "everstep_automation_paused",
         "1 while an administrator pauses all automatic actions.",
         value=float(facts.is_paused),
+    )
+    yield GaugeMetricFamily(
+        "everstep_deletions_paused",
+        "1 while nothing is deleted from S3, because a person has not accepted a restore of the database.",
+        value=float(facts.is_restore_pending),
     )
     yield from _of_jobs(facts)
     yield from _of_recoveries(facts.recoveries)

@@ -188,6 +188,7 @@ def job_summary(
         last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
+        purge_time=job.purge_at,
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
         final_checkpoint_step=_shown_final_checkpoint(job),
     )
@@ -399,6 +400,7 @@ def job(
         last_modified_time=job.modified_at,
         training_start_time=job.started_at,
         training_end_time=job.ended_at,
+        purge_time=job.purge_at,
         stop_requested_time=job.stop_requested_at,
         pause_requested_time=job.pause_requested_at,
         observed_revision=found.observed_revision,

@@ -52,6 +52,12 @@ def require_missing(objects: ServiceStore, where: ObjectReference, folder: str) 
         raise NotFound(f"s3://{where.bucket}/{folder} contains no object")
 
 
+def delete_all(objects: ServiceStore, bucket: str, keys: Sequence[str]) -> None:
+    """Delete any number of objects in a bucket, `DELETED_AT_ONCE` per call. A missing object causes no error."""
+    for first in range(0, len(keys), DELETED_AT_ONCE):
+        objects.delete(bucket, keys[first : first + DELETED_AT_ONCE])
+
+
 @dataclass(frozen=True, slots=True)
 class SignedUpload:
     """A presigned URL. It permits the upload of one body, whose digest and size are part of the URL."""

@@ -122,7 +122,8 @@ def paginators(model: Json) -> Json:
         taken = model["shapes"][operation["input"]["shape"]]["members"] if "input" in operation else {}
         if "NextToken" not in taken:
             continue
-        given = model["shapes"][operation["output"]["shape"]]["members"]
+        shape = model["shapes"][operation["output"]["shape"]]
+        given = shape["members"]
         if given.keys() & {"NextForwardToken", "EventStream"}:
             continue  # Paginators can neither page backward nor read a stream, so such operations get no paginator.
         lists = [member for member, reference in given.items() if model["shapes"][reference["shape"]]["type"] == "list"]
@@ -137,6 +138,9 @@ def paginators(model: Json) -> Json:
             "output_token": "NextToken",
             "result_key": lists[0],
         }
+        # Without this key, botocore omits the other members from a result that it merges from several pages.
+        if further := [member for member in shape.get("required", ()) if member not in lists]:
+            found[name]["non_aggregate_keys"] = further
     return {"pagination": found}
 
 

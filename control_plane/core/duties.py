@@ -80,6 +80,8 @@ class DutyKind(StrEnum):
     - NOTHING: there is nothing to do.
     - JOB_FAILED: the job failed, and does not start again by itself.
     - TAKEN_OVER: a person controls the job, so Everstep recovers nothing.
+    - AUTOMATION_PAUSED: an administrator paused all automatic actions, so Everstep recovers nothing.
+    - DELETIONS_PAUSED: the database was restored from a backup, so Everstep deletes nothing from S3.
     - CONSENT_TO_REPEAT: the job waits for consent, because it would repeat much work.
     - STORE_UNREACHABLE: the job waits, because S3 does not answer or refuses its reads.
     - FLEET_FROZEN: the fleet ends no instance, and so replaces none.
@@ -101,6 +103,8 @@ class DutyKind(StrEnum):
     NOTHING = "Nothing"
     JOB_FAILED = "JobFailed"
     TAKEN_OVER = "TakenOver"
+    AUTOMATION_PAUSED = "AutomationPaused"
+    DELETIONS_PAUSED = "DeletionsPaused"
     CONSENT_TO_REPEAT = "ConsentToRepeat"
     STORE_UNREACHABLE = "StoreUnreachable"
     FLEET_FROZEN = "FleetFrozen"
@@ -125,6 +129,8 @@ class ActionKind(StrEnum):
     READ_LOGS = "ReadLogs"
     SUBMIT_AGAIN = "SubmitAgain"
     HAND_BACK = "HandBack"
+    RESUME_AUTOMATION = "ResumeAutomation"
+    ACCEPT_RESTORE = "AcceptRestore"
     RESUME = "Resume"
     PAUSE = "Pause"
     STOP = "Stop"
@@ -202,6 +208,10 @@ class FleetFacts:
     """Whether a person suspended the launches of the Auto Scaling group. Everstep ends suspensions by AWS."""
     price_usd_per_hour: float | None = None
     held: tuple[HeldNode, ...] = ()
+    paused_at: float | None = None
+    """Unix time at which an administrator paused all automatic actions. None while they are active."""
+    restored_at: float | None = None
+    """Unix time of a restore of the database whose differences no person has accepted. None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +279,7 @@ class JobFacts:
     taken_over_at: float | None = None
     taken_over_by: str = ""
     left_alone: bool = False
-    """Whether Everstep observes a fault and does not handle it, because a person controls the job."""
+    """Whether Everstep observes a fault and does not handle it, because a person controls the job or paused it."""
     boundary: Step = FIRST_STEP
     base_step: Step = FIRST_STEP
     max_boundary: Step = FIRST_STEP
@@ -307,7 +317,7 @@ def of_job(facts: JobFacts, now: float) -> PersonDuty:
 
 def of_fleet(facts: FleetFacts) -> PersonDuty:
     """Return what a person has to do for a fleet."""
-    return _most_urgent((*_of_fleet(facts), *_of_nodes(facts.held)))
+    return _most_urgent((*_of_fleet(facts), *_of_pauses(facts), *_of_nodes(facts.held)))
 
 
 def _most_urgent(found: Sequence[PersonDuty]) -> PersonDuty:
@@ -329,8 +339,10 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
             yield _of_failure(facts, facts.ended_at, now)
         return
     if facts.taken_over_at is not None:
-        yield _of_takeover(facts, facts.taken_over_at)
+        yield _unattended(facts, DutyKind.TAKEN_OVER, ActionKind.HAND_BACK, facts.taken_over_at)
         return
+    if facts.fleet.paused_at is not None and facts.secondary is not SecondaryStatus.PAUSED:
+        yield _unattended(facts, DutyKind.AUTOMATION_PAUSED, ActionKind.RESUME_AUTOMATION, facts.fleet.paused_at)
     if facts.secondary is SecondaryStatus.PAUSED:
         yield _duty(DutyKind.PAUSED, Urgency.OPTIONAL, ActionKind.RESUME, since=facts.state_since)
         return
@@ -359,10 +371,11 @@ def _of_failure(facts: JobFacts, ended_at: float, now: float) -> PersonDuty:
     return PersonDuty(kind=DutyKind.JOB_FAILED, urgency=urgency, actions=(again,), since=ended_at)
 
 
-def _of_takeover(facts: JobFacts, since: float) -> PersonDuty:
+def _unattended(facts: JobFacts, kind: DutyKind, action: ActionKind, since: float) -> PersonDuty:
+    """Return the duty for a job that Everstep only observes. It is urgent once the job needs more than that."""
     trains = facts.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING
     is_undone = facts.left_alone or facts.status is TrainingJobStatus.STOPPING or not trains
-    return _duty(DutyKind.TAKEN_OVER, Urgency.NOW if is_undone else Urgency.OPTIONAL, ActionKind.HAND_BACK, since=since)
+    return _duty(kind, Urgency.NOW if is_undone else Urgency.OPTIONAL, action, since=since)
 
 
 def _of_fleet(fleet: FleetFacts) -> Iterator[PersonDuty]:
@@ -374,6 +387,13 @@ def _of_fleet(fleet: FleetFacts) -> Iterator[PersonDuty]:
         yield PersonDuty(kind=DutyKind.FLEET_FROZEN, urgency=Urgency.NOW, actions=drift or (see,))
     elif fleet.is_launch_suspended and fleet.status is FleetStatus.ACTIVE:
         yield _duty(DutyKind.LAUNCHES_SUSPENDED, Urgency.NOW, ActionKind.RESUME_LAUNCHES)
+
+
+def _of_pauses(fleet: FleetFacts) -> Iterator[PersonDuty]:
+    if fleet.paused_at is not None:
+        yield _duty(DutyKind.AUTOMATION_PAUSED, Urgency.LATER, ActionKind.RESUME_AUTOMATION, since=fleet.paused_at)
+    if fleet.restored_at is not None:
+        yield _duty(DutyKind.DELETIONS_PAUSED, Urgency.LATER, ActionKind.ACCEPT_RESTORE, since=fleet.restored_at)
 
 
 def _of_nodes(held: Sequence[HeldNode]) -> Iterator[PersonDuty]:

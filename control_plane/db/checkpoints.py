@@ -234,8 +234,9 @@ def deleted_counts(session: Session) -> dict[str, int]:
 def runs_to_look_after(session: Session, now: datetime) -> tuple[str, ...]:
     """Return the runs whose checkpoints `loop.checkpoint_keeper` must delete or check against the job's limits.
 
-    The result contains each run with a checkpoint that is being deleted, or whose purge time has passed. It also
-    contains each run that has a limit and at least two complete checkpoints, because these may exceed the limit.
+    The result contains each job whose purge time has passed, and each run with a checkpoint that is being deleted, or
+    whose purge time has passed. It also contains each run that has a limit and at least two complete checkpoints,
+    because these may exceed the limit.
     """
     has_limit = or_(
         *(
@@ -251,7 +252,8 @@ def runs_to_look_after(session: Session, now: datetime) -> tuple[str, ...]:
     several = several.group_by(CheckpointRow.run_id).having(func.count() > 1)
     is_due = (CheckpointRow.state == TRASHED) & (CheckpointRow.purge_at <= now)
     deleting = select(CheckpointRow.run_id).where(or_(CheckpointRow.state == DELETING, is_due))
-    return tuple(session.scalars(union(several, deleting)))
+    purged = select(JobRow.run_id).where(JobRow.purge_at <= now)
+    return tuple(session.scalars(union(several, deleting, purged)))
 
 
 def ask_to_verify(session: Session, run_id: str, checkpoint: SavedCheckpoint, now: datetime) -> SavedCheckpoint:

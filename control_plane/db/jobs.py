@@ -147,6 +147,8 @@ class SavedJob:
     modified_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    purge_at: datetime | None
+    """When the control plane deletes a job in the trash for good. None outside of the trash."""
     generation: int
     issued_generation: int
     base_step: int
@@ -575,6 +577,11 @@ def require_ended(session: Session, job: SavedJob) -> None:
             f"the training job {job.name!r} has ended, but nodes still delete its state: {', '.join(busy)}; "
             "try again in a moment"
         )
+
+
+def set_purge_at(session: Session, run_id: str, at: datetime | None) -> None:
+    """Move a job to the trash until a time, or take it out of the trash."""
+    session.execute(update(JobRow).where(JobRow.run_id == run_id).values(purge_at=at))
 
 
 def remove(session: Session, run_id: str) -> None:

@@ -470,7 +470,7 @@ class JobRow(Base):
     """When the job's ranks first started."""
     ended_at: Mapped[datetime | None]
     purge_at: Mapped[datetime | None]
-    """Always None: DeleteTrainingJob does not use the trash yet."""
+    """When the control plane deletes a job in the trash for good, with its objects. None outside of the trash."""
     generation: Mapped[int] = mapped_column(default=0)
     """Number of the newest generation with a plan. 0 before the first generation."""
     issued_generation: Mapped[int] = mapped_column(default=0)

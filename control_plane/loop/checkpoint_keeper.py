@@ -28,7 +28,7 @@ from typing import Final
 from sqlalchemy.orm import Session
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
+from control_plane.cloud.objects import ServiceStore, delete_all
 from control_plane.core.checkpoints import (
     CheckpointRetention,
     KeptCheckpoint,
@@ -47,7 +47,15 @@ from control_plane.db.errors import NotFound
 from control_plane.db.jobs import SavedJob
 from control_plane.db.session import Database
 from control_plane.loop import records
-from control_plane.loop.checkpoint_marks import is_stored, mark_issued, mark_pinned, mark_trashed, standing_of
+from control_plane.loop.checkpoint_marks import (
+    folder_of,
+    is_stored,
+    mark_issued,
+    mark_pinned,
+    mark_trashed,
+    standing_of,
+)
+from control_plane.loop.job_objects import purge
 from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation
@@ -63,7 +71,7 @@ _RESTORING: Final = frozenset({JobState.PREPARING, JobState.LOADING})
 
 
 class CheckpointKeeper:
-    """The loop that deletes checkpoints at a user's request, or by the limits of a job."""
+    """The loop that deletes checkpoints and jobs at a user's request, and checkpoints by the limits of a job."""
 
     def __init__(self, database: Database, objects: ServiceStore, now: Callable[[], datetime]) -> None:
         self._database = database
@@ -94,6 +102,7 @@ class CheckpointKeeper:
                     ]
                 for each in reversed(deleting):
                     delete(self._database, self._objects, run_id, each, self._now())
+                purge(self._database, self._objects, run_id, self._now())
             except CloudError as error:
                 log.warning("run %s: could not delete a checkpoint; the next pass retries: %s", run_id, error)
             except ProtocolError as error:
@@ -112,7 +121,7 @@ class CheckpointKeeper:
         now = self._now()
         mark = trash_mark(job, TrashCause.RETENTION, now)
         for each in chosen.values():
-            mark_trashed(self._objects, each, mark)
+            mark_trashed(self._objects, folder_of(each), mark)
         with self._database.write() as session:
             _, confirmed, unverified = self._surplus(session, run_id)
             for key in chosen.keys() & confirmed.keys():
@@ -190,11 +199,10 @@ class CheckpointKeeper:
         written = [self._try(f"step {each.step}", mark_pinned, each, each.pinned_at or self._now()) for each in pinned]
         self._has_marked_pins = all(written)
         for run_id, (uri, number) in issued.items():
-            if number > self._issued.get(run_id, 0):
-                prefix = records.prefix_of(uri)
-                folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
-                if self._try(f"run {run_id}", mark_issued, folder, Generation(number)):
-                    self._issued[run_id] = number
+            folder = records.run_folder(uri, run_id)
+            is_new = number > self._issued.get(run_id, 0)
+            if is_new and self._try(f"run {run_id}", mark_issued, folder, Generation(number)):
+                self._issued[run_id] = number
 
     def _try(self, what: str, write: Callable[..., None], *arguments: object) -> bool:
         try:
@@ -313,8 +321,7 @@ def delete(
     objects.delete(checkpoint.bucket, [checkpoint.manifest_key])
     folder, _, _ = checkpoint.manifest_key.rpartition("/")
     keys = [info.reference.key for info in objects.list(ObjectReference(bucket=checkpoint.bucket, key=f"{folder}/"))]
-    for first in range(0, len(keys), DELETED_AT_ONCE):
-        objects.delete(checkpoint.bucket, keys[first : first + DELETED_AT_ONCE])
+    delete_all(objects, checkpoint.bucket, keys)
     with database.write() as session:
         job = jobs.get_run(session, run_id)
         before = checkpoints.find(session, run_id, step=checkpoint.step, generation=checkpoint.generation)
@@ -340,7 +347,6 @@ def _delete_frozen(database: Database, objects: ServiceStore, job: SavedJob, che
     """
     with database.read() as session:
         needed = checkpoints.frozen_keys(checkpoints.of_run(session, job.run_id))
-    own_folder = f"{records.prefix_of(job.spec.checkpoint_uri).key}run={job.run_id}/frozen/"
+    own_folder = f"{records.run_folder(job.spec.checkpoint_uri, job.run_id).key}frozen/"
     unneeded = sorted(key for key in checkpoints.frozen_keys([checkpoint]) - needed if key.startswith(own_folder))
-    for first in range(0, len(unneeded), DELETED_AT_ONCE):
-        objects.delete(checkpoint.bucket, unneeded[first : first + DELETED_AT_ONCE])
+    delete_all(objects, checkpoint.bucket, unneeded)

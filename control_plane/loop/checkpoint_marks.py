@@ -2,6 +2,7 @@
 
     …run=<run>/gen=<generation>/step=<step>/pinned     a person has pinned the checkpoint
                                             trashed    the checkpoint is in the trash
+    …run=<run>/trashed                                 the whole job is in the trash
     …run=<run>/issued=<number>                         no generation of the run has a higher number
 
 A database that was restored from a backup lacks later pins and deletions, and the marks return them. A caller writes a
@@ -14,6 +15,7 @@ Invariant: this module raises `CloudError` if it could not look. Its callers the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -21,7 +23,7 @@ from typing import Final
 import msgspec
 
 from control_plane.cloud.errors import NotFound
-from control_plane.cloud.objects import ServiceStore
+from control_plane.cloud.objects import ServiceStore, delete_all
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS, TrashCause, TrashMark
 from control_plane.db.checkpoints import SavedCheckpoint
 from everstep.protocol.ids import Generation
@@ -62,17 +64,19 @@ def folder_of(checkpoint: SavedCheckpoint) -> ObjectReference:
 
 def mark_pinned(objects: ServiceStore, checkpoint: SavedCheckpoint, at: datetime) -> None:
     """Write the mark of a pin. The caller then stores the pin in the database."""
-    objects.put(_place(checkpoint, PINNED), msgspec.json.encode(PinMark(pinned_at=at)))
+    objects.put(_place(folder_of(checkpoint), PINNED), msgspec.json.encode(PinMark(pinned_at=at)))
 
 
-def mark_trashed(objects: ServiceStore, checkpoint: SavedCheckpoint, mark: TrashMark) -> None:
-    """Write the mark of the trash. The caller then moves the checkpoint to the trash in the database."""
-    objects.put(_place(checkpoint, TRASHED), msgspec.json.encode(mark))
+def mark_trashed(objects: ServiceStore, folder: ObjectReference, mark: TrashMark) -> None:
+    """Write the mark of the trash to the folder of a checkpoint or run. The caller then changes the database."""
+    objects.put(_place(folder, TRASHED), msgspec.json.encode(mark))
 
 
-def unmark(objects: ServiceStore, checkpoint: SavedCheckpoint, name: str) -> None:
-    """Remove the mark `PINNED` or `TRASHED` of a checkpoint. Idempotent."""
-    objects.delete(checkpoint.bucket, [_place(checkpoint, name).key])
+def unmark(objects: ServiceStore, folders: Iterable[ObjectReference], name: str) -> None:
+    """Remove the mark `PINNED` or `TRASHED` from folders in one bucket. Idempotent."""
+    places = [_place(folder, name) for folder in folders]
+    if places:
+        delete_all(objects, places[0].bucket, [each.key for each in places])
 
 
 def standing_of(objects: ServiceStore, checkpoint: SavedCheckpoint) -> TrashStanding:
@@ -138,6 +142,5 @@ def issued_in(key: str) -> int:
     return 0 if found is None else int(found[1])
 
 
-def _place(checkpoint: SavedCheckpoint, name: str) -> ObjectReference:
-    folder = folder_of(checkpoint)
+def _place(folder: ObjectReference, name: str) -> ObjectReference:
     return ObjectReference(bucket=folder.bucket, key=f"{folder.key}{name}")

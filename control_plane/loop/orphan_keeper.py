@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
+from control_plane.cloud.objects import ServiceStore, delete_all
 from control_plane.core.observed.steps import CheckpointRecord
 from control_plane.core.orphans import KEPT_SECONDS, ListedObject, orphans
 from control_plane.db import automation, checkpoints, events, jobs
@@ -36,7 +36,7 @@ from control_plane.db.jobs import LaunchedRun, SavedJob
 from control_plane.db.session import Database
 from control_plane.loop.checkpoint_keeper import is_same, restorable
 from control_plane.loop.checkpoint_marks import PINNED, TRASHED, folder_of, is_stored
-from control_plane.loop.records import prefix_of
+from control_plane.loop.records import run_folder
 from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation
@@ -138,8 +138,7 @@ class OrphanKeeper:
             rows = checkpoints.of_run(session, run_id)
             generations = frozenset(each.number for each in jobs.lineage(session, run_id))
             base = restorable(session, job)
-        prefix = prefix_of(job.spec.checkpoint_uri)
-        folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
+        folder = run_folder(job.spec.checkpoint_uri, run_id)
         records = self._records(folder)
         frozen = checkpoints.frozen_keys(rows) if job.ended_at is not None else None
         named: dict[tuple[int, int], frozenset[str] | None] = {}
@@ -178,8 +177,7 @@ class OrphanKeeper:
             log.info("run %s: %d orphans stay until a checkpoint can be restored", run_id, len(due))
             self._revisit_at[run_id] = now + timedelta(seconds=KEPT_SECONDS)
             return 0
-        for first in range(0, len(due), DELETED_AT_ONCE):
-            self._objects.delete(folder.bucket, due[first : first + DELETED_AT_ONCE])
+        delete_all(self._objects, folder.bucket, due)
         if over := [_record_key(folder, at) for at in records if at + wait <= now]:
             self._objects.delete(folder.bucket, over)
         self._revisit_at[run_id] = min((at + wait for at in records if at + wait > now), default=NEVER)

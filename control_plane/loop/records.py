@@ -137,6 +137,12 @@ def prefix_of(uri: str) -> ObjectReference:
     return ObjectReference(bucket=bucket, key=key if key.endswith("/") or not key else f"{key}/")
 
 
+def run_folder(checkpoint_uri: str, run_id: str) -> ObjectReference:
+    """Return the key prefix of all checkpoints of a run. It ends with a slash."""
+    prefix = prefix_of(checkpoint_uri)
+    return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
+
+
 def suspicion_of(job: jobs.SavedJob) -> Suspicion | None:
     """Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
     stored = job.memo.get("suspicion")

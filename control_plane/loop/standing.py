@@ -33,7 +33,7 @@ from control_plane.core.states import (
     TrainingJobStatus,
 )
 from control_plane.core.strategies import Strategy
-from control_plane.db import checkpoints, fleets, implications, jobs, nodes, protection
+from control_plane.db import automation, checkpoints, fleets, implications, jobs, nodes, protection
 from control_plane.db import incidents as db_incidents
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.incidents import SavedIncident
@@ -97,10 +97,10 @@ def everything(
 
 def of_fleets(session: Session, shown: Sequence[FleetRecord]) -> dict[str, Standing]:
     """Return the standing of several fleets, by name."""
-    held = _held_by_fleet(nodes.held(session))
+    held, pauses = _held_by_fleet(nodes.held(session)), _pauses(session)
     found = {}
     for fleet in shown:
-        facts = _fleet_facts(fleet, held.get(fleet.name, ()))
+        facts = _fleet_facts(fleet, pauses, held.get(fleet.name, ()))
         duty, subject = duties.of_fleet(facts), Subject(fleet=facts)
         found[fleet.name] = Standing(duty=duty, subject=subject, fleet_name=fleet.name, project=fleet.project)
     return found
@@ -126,7 +126,8 @@ def of_jobs(
     members = nodes.by_run(session, runs) if runs else {}
     kept = checkpoints.newest_of(session, [job.run_id for job in shown if _needs_checkpoint(job)])
     held = _held_by_run(session, runs)
-    facts_of = {fleet.name: _fleet_facts(fleet, ()) for fleet in fleets.every(session)}
+    pauses = _pauses(session)
+    facts_of = {fleet.name: _fleet_facts(fleet, pauses) for fleet in fleets.every(session)}
     recovering = [job.run_id for job in shown if job.ended_at is None and job.memo.get("incident") is not None]
     earlier = _by_run(db_incidents.closed_of(session, recovering)) if recovering else {}
     found = {}
@@ -197,7 +198,16 @@ def of_jobs(
     return found
 
 
-def _fleet_facts(fleet: FleetRecord, held: tuple[HeldNode, ...]) -> FleetFacts:
+def _pauses(session: Session) -> dict[str, float | None]:
+    """Return since when all automatic actions are paused, and since when a restored database deletes nothing."""
+    pause, restores = automation.find(session), automation.pending_restores(session)
+    return {
+        "paused_at": None if pause is None else pause.paused_at.timestamp(),
+        "restored_at": restores[0].restored_at.timestamp() if restores else None,
+    }
+
+
+def _fleet_facts(fleet: FleetRecord, pauses: Mapping[str, float | None], held: tuple[HeldNode, ...] = ()) -> FleetFacts:
     return FleetFacts(
         name=fleet.name,
         auto_scaling_group_name=fleet.auto_scaling_group_name,
@@ -206,6 +216,7 @@ def _fleet_facts(fleet: FleetRecord, held: tuple[HeldNode, ...]) -> FleetFacts:
         is_launch_suspended=any(_is_suspended_by_person(each) for each in fleet.reasons),
         price_usd_per_hour=fleet.price_usd_per_hour,
         held=held,
+        **pauses,
     )
 
 

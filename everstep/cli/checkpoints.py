@@ -60,6 +60,7 @@ def list_checkpoints(
 ) -> Shown:
     """List the checkpoints of a training job, newest step first."""
     answer = pages.of(service, "list_checkpoints", TrainingJobName=name, MinStep=min_step, Trashed=trash or None)
+    in_trash = answer.get("TrashBytes", 0)
     columns: Columns = {
         "STEP": "Step",
         "GENERATION": Detail("Generation"),
@@ -79,7 +80,7 @@ def list_checkpoints(
             if trash
             else f"No checkpoints. Make one: everstep checkpoints create {name}",
         ),
-        "" if trash or not answer.get("TrashBytes") else f"{size(answer['TrashBytes'])} more in the trash: add --trash",
+        f"{size(in_trash)} {'in the trash' if trash else 'more in the trash: add --trash'}" if in_trash else "",
     )
 
 

@@ -1,4 +1,4 @@
-"""`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, delete.
+"""`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, (un)delete.
 
 The module has more than 500 lines. It is not divided, because each command is one short function. Larger parts (tables,
 logs, progress) are in separate modules.
@@ -361,7 +361,7 @@ def list_jobs(
     columns: Columns = {
         "NAME": "TrainingJobName",
         **({"PROJECT": "Project"} if has_several_projects else {}),
-        "STATUS": "SecondaryStatus",
+        "STATUS": lambda job: f"{job['SecondaryStatus']}{', in the trash' if 'PurgeTime' in job else ''}",
         "STEP": steps.reached,
         "LEFT": lambda job: steps.remaining(job) or "-",
         "NODES": Detail("NodeCount"),
@@ -633,10 +633,9 @@ def _goes(given: Json) -> str | None:
     """Return the question to confirm before a job is deleted; None for a dry run, which deletes nothing."""
     if given["dry_run"]:
         return None
-    return (
-        f"Delete the training job {given['name']}{', with all that it has in S3' if given['delete_objects'] else ''} "
-        "permanently?"
-    )
+    what = f"Delete the training job {given['name']}{', with all that it has in S3' if given['delete_objects'] else ''}"
+    is_trashed = given["delete_objects"] and not given["skip_trash"]
+    return f"{what} {'after its time in the trash' if is_trashed else 'permanently'}?"
 
 
 @command(app, asks=_goes)
@@ -644,16 +643,23 @@ def delete(
     service: Service,
     name: JobName,
     delete_objects: Annotated[
-        bool, typer.Option("--delete-objects", help="Also delete its checkpoints, logs and outputs in S3, for good.")
+        bool, typer.Option("--delete-objects", help="Also delete its checkpoints, logs and outputs in S3.")
+    ] = False,
+    skip_trash: Annotated[
+        bool, typer.Option("--skip-trash", help="With --delete-objects: at once and for good, also from the trash.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be deleted.")] = False,
 ) -> Shown:
-    """Delete a training job that has ended. Its objects in S3 are kept unless --delete-objects is set."""
-    gone = cast(Json, service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects, DryRun=dry_run))
+    """Delete a training job that has ended. Its objects in S3 are kept unless --delete-objects is set.
+
+    With --delete-objects, the job stays in the trash for CheckpointConfig.TrashHours, with all that it has in S3.
+    """
+    given: Any = {"TrainingJobName": name, "DeleteObjects": delete_objects, "SkipTrash": skip_trash}
+    gone = cast(Json, service.delete_training_job(**given, DryRun=dry_run))
     count, total = gone["ObjectCount"], gone["ObjectBytes"]
     while not dry_run and gone["HasMoreObjects"]:
         say(f"{counted(count, 'object')} deleted, {size(total)}")
-        gone = cast(Json, service.delete_training_job(TrainingJobName=name, DeleteObjects=delete_objects))
+        gone = cast(Json, service.delete_training_job(**given))
         count, total = count + gone["ObjectCount"], total + gone["ObjectBytes"]
     whole = {**gone, "ObjectCount": count, "ObjectBytes": total}
     rows = ", ".join(
@@ -669,8 +675,18 @@ def delete(
                 f"{'deleted' if delete_objects else 'kept'}: {objects}"
             ),
         )
+    if "PurgeTime" in gone:
+        words = f"{name} is in the trash until {when(gone['PurgeTime'])} UTC, with {rows} and all objects in S3"
+        return Shown(whole, words, f"to undo: everstep jobs undelete {name}")
     left = f"deleted in S3: {objects}" if delete_objects else f"objects kept in S3: {', '.join(gone['S3Uris'])}"
     return Shown(whole, f"deleted {name} with {rows}; {left}")
+
+
+@command(app)
+def undelete(service: Service, name: JobName) -> Shown:
+    """Take a training job out of the trash, with all of its checkpoints."""
+    job = service.undelete_training_job(TrainingJobName=name)
+    return Shown(job, f"{name} is out of the trash", f"next: everstep checkpoints list {name}")
 
 
 _CHANGES: Columns = {"FIELD": "Field", "BEFORE": "Before", "AFTER": "After", "APPLIES": "Applies"}
@@ -709,6 +725,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
     return [
         ("name", job["TrainingJobName"]),
         ("status", f"{job['TrainingJobStatus']} ({job['SecondaryStatus']})"),
+        ("in the trash until", moment(job["PurgeTime"]) if "PurgeTime" in job else None),
         ("reason", job["Reason"]),
         ("to do", duty_words(job)),
         ("conditions", condition_words(job)),

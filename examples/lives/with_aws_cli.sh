@@ -60,5 +60,5 @@ aws everstep list-incidents --training-job-name "$job" \
     sed 's/^/incident: /'
 
 # Delete the job and the fleet. Deleting the fleet terminates its nodes.
-aws everstep delete-training-job --training-job-name "$job" --delete-objects --query ObjectCount
+aws everstep delete-training-job --training-job-name "$job" --delete-objects --skip-trash --query ObjectCount
 aws everstep delete-fleet --fleet-name "$fleet" --query FleetStatus

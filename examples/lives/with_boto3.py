@@ -77,5 +77,5 @@ for incident in everstep.get_paginator("list_incidents").paginate(TrainingJobNam
     )
 
 # Delete the job and the fleet. Deleting the fleet terminates its nodes.
-everstep.delete_training_job(TrainingJobName=job, DeleteObjects=True)
+everstep.delete_training_job(TrainingJobName=job, DeleteObjects=True, SkipTrash=True)
 everstep.delete_fleet(FleetName=fleet)

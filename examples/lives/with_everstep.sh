@@ -42,5 +42,5 @@ everstep incidents list --job "$job" --query 'Incidents[].[Cause, RestoreSource,
     sed 's/^/incident: /'
 
 # Delete the job and the fleet. Deleting the fleet terminates its nodes.
-everstep jobs delete "$job" --delete-objects --yes
+everstep jobs delete "$job" --delete-objects --skip-trash --yes
 everstep fleets delete "$fleet" --yes

@@ -176,6 +176,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "UndeleteCheckpoint": {**job, "Step": 4, "Generation": 1},
         "DeleteFleet": {"FleetName": "other"},
         "DeleteTrainingJob": {"TrainingJobName": "ended"},
+        "UndeleteTrainingJob": job,
         "DescribeCheckpoint": {**job, "Step": 8},
         "DescribeFleet": {"FleetName": "main"},
         "DescribeIncident": {"IncidentId": "inc-0"},

@@ -461,6 +461,8 @@ export interface DeleteTrainingJobRequest {
   /** false unless given. */
   DeleteObjects?: boolean
   /** false unless given. */
+  SkipTrash?: boolean
+  /** false unless given. */
   DryRun?: boolean
 }
 
@@ -468,18 +470,20 @@ export interface DeleteTrainingJobRequest {
 export interface DeleteTrainingJobResponse {
   TrainingJobName: string
   RunId: string
-  /** Whether the job's records were deleted. False after a dry run, and while objects remain. */
+  /** Whether the job's records were deleted. False after a dry run, while objects remain, and in the trash. */
   IsDeleted: boolean
+  /** Earliest time at which Everstep deletes the job and its objects for good. Absent outside of the trash. */
+  PurgeTime?: Timestamp
   GenerationCount: number
   CheckpointCount: number
   IncidentCount: number
   /** Total time that nodes worked for the deleted job. The fleet's totals no longer include this time. */
   NodeSeconds: number
   CostUsd?: number
-  /** Objects in S3 that this call deleted. After a dry run: objects that a call with DeleteObjects would delete. */
+  /** Objects in S3 that this call deleted. 0 for a job that the call moved to the trash. After a dry run: objects that a call with DeleteObjects would delete. */
   ObjectCount: number
   ObjectBytes: number
-  /** Whether objects of the job remain, because each call deletes a limited number. If true, repeat the same call to continue. */
+  /** Whether objects of the job remain, because each call deletes or trashes a limited number. If true, repeat the same call to continue. */
   HasMoreObjects: boolean
   /** S3 locations of the job's checkpoints, logs and outputs, below which the objects are. */
   S3Uris: string[]
@@ -582,7 +586,7 @@ export interface Drill {
 
 /** The next action of a person for a job or a fleet, and the reason for it. The service computes it when it answers. The command line, the dashboard and notifications show the same duty. */
 export interface Duty {
-  Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
+  Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'AutomationPaused' | 'DeletionsPaused' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
   /** Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later. */
   Urgency: 'Now' | 'Later' | 'Optional' | 'None'
   Sentence: string
@@ -596,7 +600,7 @@ export interface Duty {
 
 /** One thing that a person can do now. */
 export interface DutyAction {
-  Kind: 'ReadLogs' | 'SubmitAgain' | 'HandBack' | 'Resume' | 'Pause' | 'Stop' | 'Shrink' | 'RepeatWork' | 'CheckStore' | 'CorrectGroup' | 'DescribeFleet' | 'ResumeLaunches' | 'ListEvents' | 'ShowProtection' | 'CreateCheckpoint' | 'SetCheckpoints' | 'DecideNode' | 'ReadServerLog'
+  Kind: 'ReadLogs' | 'SubmitAgain' | 'HandBack' | 'ResumeAutomation' | 'AcceptRestore' | 'Resume' | 'Pause' | 'Stop' | 'Shrink' | 'RepeatWork' | 'CheckStore' | 'CorrectGroup' | 'DescribeFleet' | 'ResumeLaunches' | 'ListEvents' | 'ShowProtection' | 'CreateCheckpoint' | 'SetCheckpoints' | 'DecideNode' | 'ReadServerLog'
   Urgency: 'Now' | 'Later' | 'Optional' | 'None'
   /** What the person should do and why, in one or two sentences. */
   Description: string
@@ -2108,6 +2112,8 @@ export interface TrainingJob {
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
+  /** Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it. */
+  PurgeTime?: Timestamp
   StopRequestedTime?: Timestamp
   /** Time when a person paused the job. Absent after the job was resumed. */
   PauseRequestedTime?: Timestamp
@@ -2246,6 +2252,8 @@ export interface TrainingJobSummary {
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
+  /** PurgeTime of the job, as in TrainingJob. */
+  PurgeTime?: Timestamp
   /** Effective training time ratio, as in Reliability. Absent before the job has started. */
   EttrRatio?: number
   /** Cost of the job's nodes so far. Absent if the fleet has no price. */
@@ -2271,6 +2279,11 @@ export interface UndeleteCheckpointRequest {
   TrainingJobName: string
   Step: number
   Generation?: number
+}
+
+export interface UndeleteTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
 }
 
 export interface UnfreezeFleetRequest {
@@ -2433,6 +2446,7 @@ export interface Operations {
   StopTrainingJob: { request: StopTrainingJobRequest; response: TrainingJobSummary }
   TakeOverTrainingJob: { request: TakeOverTrainingJobRequest; response: TrainingJobSummary }
   UndeleteCheckpoint: { request: UndeleteCheckpointRequest; response: Checkpoint }
+  UndeleteTrainingJob: { request: UndeleteTrainingJobRequest; response: TrainingJobSummary }
   UnfreezeFleet: { request: UnfreezeFleetRequest; response: Fleet }
   UnpinCheckpoint: { request: UnpinCheckpointRequest; response: Checkpoint }
   UpdateFleet: { request: UpdateFleetRequest; response: Fleet }
@@ -2459,7 +2473,7 @@ export const operations = {
   DeleteCheckpoint: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation', 'SkipTrash'], role: 'submitter' },
   DeleteFleet: { method: 'DELETE', path: '/v1/fleets/{FleetName}', query: [], role: 'admin' },
   DeleteProjectQuota: { method: 'DELETE', path: '/v1/quotas/{Project}', query: [], role: 'admin' },
-  DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'DryRun'], role: 'submitter' },
+  DeleteTrainingJob: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}', query: ['DeleteObjects', 'SkipTrash', 'DryRun'], role: 'submitter' },
   DescribeAutomation: { method: 'GET', path: '/v1/automation', query: [], role: 'viewer' },
   DescribeCheckpoint: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}', query: ['Generation'], role: 'viewer' },
   DescribeDuties: { method: 'GET', path: '/v1/duties', query: [], role: 'viewer' },
@@ -2520,6 +2534,7 @@ export const operations = {
   StopTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/stop', query: [], role: 'submitter' },
   TakeOverTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/take-over', query: [], role: 'submitter' },
   UndeleteCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/undelete', query: ['Generation'], role: 'submitter' },
+  UndeleteTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/undelete', query: [], role: 'submitter' },
   UnfreezeFleet: { method: 'POST', path: '/v1/fleets/{FleetName}/unfreeze', query: [], role: 'admin' },
   UnpinCheckpoint: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/checkpoints/{Step}/unpin', query: ['Generation'], role: 'submitter' },
   UpdateFleet: { method: 'POST', path: '/v1/fleets/{FleetName}', query: [], role: 'admin' },

@@ -30,7 +30,17 @@ from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import Conflict
 from control_plane.db.jobs import SavedJob
 from control_plane.loop.checkpoint_keeper import delete, is_same, restorable, trash, trash_mark, untrash
-from control_plane.loop.checkpoint_marks import PINNED, TRASHED, mark_pinned, mark_trashed, standing_of, unmark
+from control_plane.loop.checkpoint_marks import (
+    PINNED,
+    TRASHED,
+    folder_of,
+    mark_pinned,
+    mark_trashed,
+    standing_of,
+    unmark,
+)
+from control_plane.loop.job_objects import untrash_job
+from control_plane.loop.records import run_folder
 
 router = Router(prefix="/v1/training-jobs/{TrainingJobName}/checkpoints", tags=["Checkpoints"])
 
@@ -157,7 +167,7 @@ def unpin_checkpoint(
             events.append_for_job(
                 session, job, "CheckpointUnpinned", f"The checkpoint of step {found.step} was unpinned.", services.now()
             )
-    unmark(services.objects, found, PINNED)
+    unmark(services.objects, [folder_of(found)], PINNED)
     return views.checkpoint(found)
 
 
@@ -186,7 +196,7 @@ def delete_checkpoint(
         if is_for_good:
             automation.require_accepted_restore(session)
     if found.state == checkpoints.COMPLETE and not is_for_good:
-        mark_trashed(services.objects, found, mark)
+        mark_trashed(services.objects, folder_of(found), mark)
     if is_for_good and found.state in _STORED and standing_of(services.objects, found).is_pinned:
         raise _pinned(found)
     with services.database.write() as session:
@@ -210,7 +220,7 @@ def undelete_checkpoint(
     services: ServicesDep,
     generation: GenerationQuery = None,
 ) -> checkpoints_schemas.Checkpoint:
-    """Take a checkpoint out of the trash, and pin it.
+    """Take a checkpoint out of the trash, and pin it. Its job leaves the trash, too, with its logs and outputs.
 
     Without the pin, the job's limits could delete the checkpoint again. Raises ConflictException for a checkpoint that
     is being deleted or was deleted.
@@ -221,11 +231,12 @@ def undelete_checkpoint(
         found = checkpoints.find(session, job.run_id, step=step, generation=generation, first=checkpoints.TRASHED)
     if found.state == checkpoints.TRASHED:
         mark_pinned(services.objects, found, now)
-        unmark(services.objects, found, TRASHED)
+        unmark(services.objects, [folder_of(found), run_folder(job.spec.checkpoint_uri, job.run_id)], TRASHED)
     with services.database.write() as session:
         job, found = _find(session, training_job_name, caller, step, found.generation)
         if found.state == checkpoints.TRASHED:
             found = untrash(session, job, found, now, pinned_at=now)
+            untrash_job(session, job, now)
     _require_complete(found)
     return views.checkpoint(found)
 

@@ -460,7 +460,12 @@ def _require_room(session: Session, quota: QuotaRecord | None) -> None:
 
 
 def _require_free(session: Session, name: str, project: str) -> None:
-    if jobs.named(session, name, project):
+    for job in jobs.named(session, name, project):
+        if job.purge_at is not None:
+            raise Conflict(
+                f"the training job {name!r} is in the trash until {job.purge_at:%Y-%m-%d %H:%M} UTC; choose another "
+                "name, take it out (UndeleteTrainingJob), or delete it for good (DeleteTrainingJob with SkipTrash)"
+            )
         raise AlreadyExists("training job", name)
 
 

@@ -36,6 +36,7 @@ def get_metrics(caller: Reader, services: ServicesDep) -> Response:
             nodes=nodes.of_fleet(session),
             exports=exports.every(session),
             is_paused=automation.find(session) is not None,
+            is_restore_pending=bool(automation.pending_restores(session)),
             newest_event_id=events.newest_id(session),
             connected=frozenset(agents.connected),
             refused_count=sum(agents.refused.values()),

@@ -16,7 +16,6 @@ from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from control_plane.api import deps, page_tokens
-from control_plane.api.admission import own_place
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.errors import NotFound
@@ -25,6 +24,7 @@ from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import results as results_schemas
 from control_plane.cloud.objects import ObjectInfo
 from control_plane.db.jobs import SavedJob
+from control_plane.loop.job_objects import has_own_outputs
 from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
 
@@ -43,7 +43,7 @@ def list_outputs(
     next_token: NextToken = None,
 ) -> results_schemas.ListOutputsResponse:
     """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation."""
-    prefix = _outputs_of(services, _find(services, training_job_name, caller))
+    prefix = _outputs_of(_find(services, training_job_name, caller))
     after = "" if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     of_generations = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen=")
     found = (
@@ -68,7 +68,7 @@ def get_output(
 
     A browser stores the response as a file and never shows it as a page.
     """
-    return _content(services, _outputs_of(services, _find(services, training_job_name, caller)), key)
+    return _content(services, _outputs_of(_find(services, training_job_name, caller)), key)
 
 
 def _find(services: Services, name: str, caller: Caller) -> SavedJob:
@@ -76,19 +76,8 @@ def _find(services: Services, name: str, caller: Caller) -> SavedJob:
         return find_job(session, name, caller)
 
 
-def has_own_outputs(job: SavedJob, bucket: str) -> bool:
-    """Return whether the API may read and delete objects below the job's output path.
-
-    This is true for every path outside `bucket`, the service's bucket. In the service's bucket, the path must be below
-    the job's own prefix. A job that an older version of Everstep created may have an output path in this bucket that
-    also contains objects of other jobs.
-    """
-    own = own_place(bucket, job.project, job.name, job.run_id), f"s3://{bucket}/jobs/{job.name}/run={job.run_id}/"
-    return prefix_of(job.spec.output_uri).bucket != bucket or job.spec.output_uri.startswith(own)
-
-
-def _outputs_of(services: Services, job: SavedJob) -> ObjectReference:
-    if not has_own_outputs(job, services.bucket):
+def _outputs_of(job: SavedJob) -> ObjectReference:
+    if not has_own_outputs(job):
         message = (
             f"The outputs of {job.name} are at {job.spec.output_uri}, next to objects of other jobs, so this "
             "operation does not return them."

@@ -452,6 +452,8 @@ class TrainingJobSummary(Shape):
     """When the job last changed its state, or a user last changed the job."""
     training_start_time: datetime | None
     training_end_time: datetime | None
+    purge_time: datetime | None
+    """PurgeTime of the job, as in TrainingJob."""
     ettr_ratio: float | None
     """Effective training time ratio, as in Reliability. Absent before the job has started."""
     cost_usd: float | None
@@ -497,7 +499,9 @@ class DeleteTrainingJobResponse(Shape):
     training_job_name: str
     run_id: str
     is_deleted: bool
-    """Whether the job's records were deleted. False after a dry run, and while objects remain."""
+    """Whether the job's records were deleted. False after a dry run, while objects remain, and in the trash."""
+    purge_time: datetime | None
+    """Earliest time at which Everstep deletes the job and its objects for good. Absent outside of the trash."""
     generation_count: int
     checkpoint_count: int
     incident_count: int
@@ -505,13 +509,13 @@ class DeleteTrainingJobResponse(Shape):
     """Total time that nodes worked for the deleted job. The fleet's totals no longer include this time."""
     cost_usd: float | None
     object_count: int
-    """Objects in S3 that this call deleted.
+    """Objects in S3 that this call deleted. 0 for a job that the call moved to the trash.
 
     After a dry run: objects that a call with DeleteObjects would delete.
     """
     object_bytes: int
     has_more_objects: bool
-    """Whether objects of the job remain, because each call deletes a limited number.
+    """Whether objects of the job remain, because each call deletes or trashes a limited number.
 
     If true, repeat the same call to continue.
     """
@@ -694,6 +698,8 @@ class TrainingJob(Shape):
     """Time when the job last changed its state, or when a user last changed the job."""
     training_start_time: datetime | None
     training_end_time: datetime | None
+    purge_time: datetime | None
+    """Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it."""
     stop_requested_time: datetime | None
     pause_requested_time: datetime | None
     """Time when a person paused the job. Absent after the job was resumed."""

@@ -642,6 +642,7 @@ def least(name: str) -> object:
         (("jobs", "pause", "gpt"), "pause_training_job", "TrainingJobSummary"),
         (("jobs", "resume", "gpt"), "resume_training_job", "TrainingJobSummary"),
         (("jobs", "delete", "gpt", "--yes"), "delete_training_job", "DeleteTrainingJobResponse"),
+        (("jobs", "undelete", "gpt"), "undelete_training_job", "TrainingJobSummary"),
         (("jobs", "stop", "gpt"), "stop_training_job", "TrainingJob"),
         (("checkpoints", "list", "gpt"), "list_checkpoints", "ListCheckpointsResponse"),
         (("checkpoints", "describe", "gpt", "8"), "describe_checkpoint", "Checkpoint"),

@@ -6,23 +6,24 @@ import pytest
 from botocore.exceptions import WaiterError
 
 from control_plane.api.routes import jobs as job_routes
-from control_plane.api.routes.deletions import OBJECTS_AT_ONCE
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.db import checkpoints, jobs, nodes
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.tokens import Role
+from control_plane.loop.job_objects import OBJECTS_AT_ONCE
 from control_plane.loop.records import prefix_of
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, refused
 from tests.unit.control_plane.api.test_results import Job, move_outputs
 
 GPT = {"TrainingJobName": "gpt"}
+AT_ONCE = {"CheckpointConfig": {"TrashHours": 0}}
 
 
 @pytest.fixture
 def job(service, client, fleet, source):
-    """Return a job that has ended and has stored logs, outputs, checkpoints and all other kinds of data."""
-    job = Job(service, client, source)
+    """Return a job without a trash that has stored logs, outputs, checkpoints and all other kinds of data."""
+    job = Job(service, client, source, **AT_ONCE)
     job.launch(1)
     record = SavedCheckpoint(
         generation=1,
@@ -124,7 +125,7 @@ def test_outputs_among_what_belongs_to_others_stay(service, client, job):
 def test_a_job_made_again_under_its_name_has_nothing_of_the_one_before(service, client, fleet, source):
     places = []
     for number, generation in ((1, 3), (2, 1)):
-        job = Job(service, client, source, OutputDataConfig={"S3OutputPath": f"s3://{USERS_BUCKET}/out"})
+        job = Job(service, client, source, OutputDataConfig={"S3OutputPath": f"s3://{USERS_BUCKET}/out"}, **AT_ONCE)
         assert client.list_outputs(**GPT)["Outputs"] == []
         places.append(prefix_of(client.describe_training_job(**GPT)["OutputDataConfig"]["S3OutputPath"]))
         service.objects.put(
@@ -213,7 +214,7 @@ def test_a_job_from_whose_checkpoint_an_unfinished_job_starts_stays(service, cli
 
 
 def test_no_job_starts_from_a_job_whose_objects_are_being_deleted(service, client, source, fleet):
-    job = Job(service, client, source)
+    job = Job(service, client, source, **AT_ONCE)
     job.launch(1)
     job.checkpoint(8)
     end(service, job)

@@ -52,6 +52,8 @@ def test_the_limits_fill_the_trash_and_time_empties_it(service, client, job):
     assert {each["PurgeTime"] for each in shown["Checkpoints"]} == {service.clock() + timedelta(hours=24)}
     assert shown["TrashBytes"] == sum(each["Bytes"] for each in shown["Checkpoints"]) > 0
     assert client.list_checkpoints(**GPT)["TrashBytes"] == shown["TrashBytes"]
+    pages = client.get_paginator("list_checkpoints").paginate(**GPT, Trashed=True, PaginationConfig={"PageSize": 1})
+    assert pages.build_full_result()["TrashBytes"] == shown["TrashBytes"], "the size of all pages, once"
     service.clock.advance(24 * HOUR - 1)
     collect(service)
     assert trash(client) == [20, 10]

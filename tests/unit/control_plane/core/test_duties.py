@@ -114,6 +114,32 @@ def test_a_takeover_is_urgent_once_a_failure_waits_for_the_person() -> None:
         assert duty(taken_over_at=NOW, **undone) == (DutyKind.TAKEN_OVER, Urgency.NOW), undone
 
 
+def test_a_pause_of_automation_waits_for_a_person_and_is_urgent_for_a_job_that_needs_more() -> None:
+    paused = replace(FLEET, paused_at=NOW - 60)
+    assert of_fleet(paused).kind is DutyKind.AUTOMATION_PAUSED
+    assert (of_fleet(paused).urgency, of_fleet(paused).since) == (Urgency.LATER, NOW - 60)
+    assert duty(fleet=paused) == (DutyKind.AUTOMATION_PAUSED, Urgency.OPTIONAL)
+    for undone in ({"left_alone": True}, {"status": TrainingJobStatus.STOPPING}, {"state": JobState.QUEUED}):
+        found = of_job(replace(TRAINING, fleet=paused, **undone), NOW)
+        assert (found.kind, found.urgency) == (DutyKind.AUTOMATION_PAUSED, Urgency.NOW), undone
+        done = action(found.actions[0], Subject(fleet=paused, job="atlas"))
+        assert done.command == "everstep automation resume"
+    assert duty(fleet=paused, secondary=SecondaryStatus.PAUSED) == (DutyKind.PAUSED, Urgency.OPTIONAL)
+    assert duty(fleet=paused, ended_at=NOW) == (DutyKind.NOTHING, Urgency.NONE)
+
+
+def test_a_restored_database_waits_for_a_person() -> None:
+    restored = replace(FLEET, restored_at=NOW)
+    found = of_fleet(restored)
+    assert (found.kind, found.urgency, found.since) == (DutyKind.DELETIONS_PAUSED, Urgency.LATER, NOW)
+    assert sentence(found, Subject(fleet=restored)) == ("Not urgent: accept what the restore of the database changed.")
+    assert action(found.actions[0], Subject(fleet=restored)).command == "everstep db restored"
+    assert "deletes nothing from S3" in explanation(found, Subject(fleet=restored))
+    assert duty(fleet=restored) == (DutyKind.NOTHING, Urgency.NONE), "no job waits for it"
+    both = of_fleet(replace(restored, paused_at=NOW))
+    assert [each.kind for each in both.actions] == [ActionKind.RESUME_AUTOMATION, ActionKind.ACCEPT_RESTORE]
+
+
 def test_a_person_decides_about_a_long_wait_for_capacity() -> None:
     long = of_job(replace(RECOVERING, wait=WAIT), NOW)
     assert (long.kind, long.urgency) == (DutyKind.CAPACITY_WAIT, Urgency.LATER)
