@@ -477,6 +477,7 @@ def test_the_topology_of_an_instance_has_three_layers_and_stays(aws: ServedAws) 
     assert nodes() == first
 
 
+@pytest.mark.long(keep=2)
 @pytest.mark.parametrize(
     ("service", "code", "call"),
     [

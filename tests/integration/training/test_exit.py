@@ -207,6 +207,7 @@ def test_the_last_step_of_a_script_that_failed_is_kept_when_it_was_to_be_compare
         agent.wait_for(lambda: bool(agent.of_kind(Captured)))
 
 
+@pytest.mark.long
 def test_a_lost_peer_is_an_error_although_the_network_was_being_profiled(tmp_path: Path) -> None:
     with FakeAgent(tmp_path, 2, commit_target=100) as agent, ranks(PROFILED, agent, tmp_path) as (left, lost):
         assert lost.wait() == -signal.SIGKILL

@@ -70,6 +70,7 @@ def test_options(warm_parent: WarmParent, tmp_path: Path, commits: int, options:
     check_lightning(warm_parent, tmp_path, 1, commits=commits, **options)
 
 
+@pytest.mark.long
 def test_ddp(warm_parent: WarmParent, tmp_path: Path) -> None:
     options = {"kind": "ddp", "precision": "bf16-mixed", "accumulate": 4, "validates": True}
     check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)

@@ -130,6 +130,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize(("source", "before", "target", "after", "options"), PAIRS)
 def test_every_logical_tensor_keeps_its_digest(
     saved: Saved, source: str, before: int, target: str, after: int, options: dict[str, Any]
@@ -165,6 +166,7 @@ def matrix() -> Iterator[tuple[Case, str, str, bool]]:
                     yield case, dtype, optimizer, SAMPLE.get(further) == (dtype, optimizer)
 
 
+@pytest.mark.long(keep=4)
 @pytest.mark.parametrize(
     ("case", "dtype", "optimizer"),
     [

@@ -200,6 +200,7 @@ def test_a_long_run_takes_bounded_room_and_counts_every_step_once(log: Log) -> N
     assert (middle.minimum, middle.mean, middle.maximum) == (middle.step, middle.step + 31.5, middle.last_step)
 
 
+@pytest.mark.long(keep=1)
 def test_a_fall_back_beyond_what_is_fine_doubles_nothing(log: Log, lease: Lease) -> None:
     for first in range(1, 20_001, 1000):
         log.log(range(first, first + 1000))
