@@ -45,7 +45,7 @@ def test_every_interleaving_of_a_fault_during_a_step() -> None:
     assert {"drop", "lose", "restart"} <= set(seen)
 
 
-@pytest.mark.long(keep=2)
+@pytest.mark.long(keep=1)
 @pytest.mark.parametrize(("nodes", "group", "count"), [(3, 3, 30), (4, 2, 30), (4, 4, 30), (5, 3, 20), (6, 3, 20)])
 def test_random_walks(nodes: int, group: int, count: int) -> None:
     """Walk at random, then run without faults.
@@ -64,7 +64,7 @@ def test_random_walks(nodes: int, group: int, count: int) -> None:
     assert {"restart", "drop", "break", "cancel", "spoil", "lose too many", "lose again"} <= set(seen)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize(("nodes", "group", "count"), [(3, 2, 40), (4, 3, 30), (5, 2, 20)])
 def test_random_walks_of_elastic_jobs(nodes: int, group: int, count: int) -> None:
     """Generations lose and gain a node. Their ranks load shards of the earlier groups, or rebuild them."""

@@ -76,7 +76,7 @@ def test_ddp(warm_parent: WarmParent, tmp_path: Path) -> None:
     check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)
 
 
-@pytest.mark.long(keep=1)
+@pytest.mark.long
 @pytest.mark.parametrize("validates", [False, True], ids=["plain", "validates"])
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
