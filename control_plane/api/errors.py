@@ -30,7 +30,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from control_plane.api.schemas.common import ErrorResponse, FieldError
-from control_plane.cloud.errors import CloudError
+from control_plane.cloud.errors import AccessDenied, CloudError, EndpointRefused, RegionUnknown
 from control_plane.cloud.errors import NotFound as CloudNotFound
 from control_plane.db import errors as db
 from control_plane.db.disk_watch import is_disk_full
@@ -252,8 +252,12 @@ def unexpected(error: Exception) -> ApiError:
     )
 
 
+OF_SERVICE = (AccessDenied, RegionUnknown, EndpointRefused)
+"""Errors of the cloud that only the operator of the service can correct. No request is wrong because of them."""
+
+
 def _from_cloud(error: CloudError) -> ApiError:
-    if error.retryable:
+    if error.retryable or isinstance(error, OF_SERVICE):
         return Unavailable(f"The cloud did not complete the request: {error.message}", hint="Retry in a moment.")
     if isinstance(error, CloudNotFound):
         return NotFound(_sentence(error.message))

@@ -7,7 +7,7 @@ service's bucket, they read only below the job's own prefix.
 from __future__ import annotations
 
 import re
-from itertools import islice
+from itertools import chain, islice
 from pathlib import PurePosixPath
 from typing import Annotated
 from urllib.parse import quote
@@ -101,8 +101,9 @@ def _content(services: Services, prefix: ObjectReference, key: str) -> Streaming
     info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
     # Limit the body to the size in the response's headers, because another writer may replace the object meanwhile.
     body = services.objects.stream(info.reference, end=info.size_bytes)
+    first = next(body, b"")  # S3 refuses here, while the response can still be an error.
     return StreamingResponse(
-        body,
+        chain([first], body),
         media_type="application/octet-stream",
         headers={
             "content-length": str(info.size_bytes),

@@ -28,7 +28,7 @@ from control_plane.api.errors import InUse, InvalidRequest, TooLarge
 from control_plane.api.router import Router
 from control_plane.api.schemas import sources as sources_schemas
 from control_plane.api.schemas.common import FieldError
-from control_plane.cloud.errors import CloudError, NotFound
+from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
 from control_plane.db import quotas, sources
 from control_plane.db.sources import SourceRecord
 from control_plane.loop.upload_keeper import EXPIRY_CHECK_SECONDS, KEPT, PREFIX
@@ -87,14 +87,15 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
     """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source.
 
     Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if
-    the archive is too large or invalid, and then deletes the upload.
+    the archive is too large or invalid, and then deletes the upload, unless it has another SHA-256 than `SourceId`.
     """
     known = _known(services, source_id, caller)
     if known is not None:
         return _shown(known)
     upload, limit = _upload(services, caller, source_id), services.source_limits.archive_bytes
     try:
-        if services.objects.head(upload).size_bytes > limit:
+        size = services.objects.head(upload).size_bytes
+        if size > limit:
             raise _too_long(services)
         with _spool(services) as spool:
             digest = hashlib.sha256()
@@ -106,6 +107,8 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
                     raise _too_long(services)
                 digest.update(chunk)
                 spool.write(chunk)
+            if received < size:
+                raise GarbledAnswer(f"S3 returned {received} of the {size} bytes of the upload")
             _check_digest(source_id, digest.hexdigest(), received)
             spool.seek(0)
             taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
@@ -116,6 +119,8 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
         raise InUse(
             "No archive was uploaded for this source yet.", hint="CreateSource returns the upload URL."
         ) from error
+    except WrongDigest:
+        raise  # S3 may have returned other bytes than it stores. The upload keeper deletes the upload later.
     except InvalidRequest:
         services.objects.delete(upload.bucket, [upload.key])
         raise
@@ -271,13 +276,17 @@ def _too_long(services: Services) -> TooLarge:
     return TooLarge(f"The archive is larger than {limit / 2**20:.4g} MiB ({limit} bytes).", hint=LEAVE_OUT)
 
 
+class WrongDigest(InvalidRequest):
+    """The archive has another SHA-256 than the request names."""
+
+
 def _check_digest(source_id: str, found: str, received: int) -> None:
     if found != source_id:
         message = (
             f"the body's SHA-256 is {found}; the archive was changed or truncated during the upload ({received} "
             "bytes received)"
         )
-        raise InvalidRequest(
+        raise WrongDigest(
             f"The source was rejected: {message}.", fields=[FieldError(field="SourceId", message=message)]
         )
 

@@ -263,15 +263,26 @@ def test_where_s3_cannot_be_reached_the_service_takes_it(client, store) -> None:
     assert client.calls == ["CreateSource", "PutSource"]
 
 
-def test_wrong_bytes_in_a_store_that_does_not_look_are_found_and_deleted(client, store) -> None:
+def test_wrong_bytes_in_a_store_that_does_not_look_are_found(client, store) -> None:
     store.is_lax = True
     made = client.create_source(SourceId=ID, Bytes=len(BODY))
     wrong = BODY[:-1] + bytes([BODY[-1] ^ 1])
     assert uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(wrong)) is UploadOutcome.TAKEN
     with refused("ValidationException", "SHA-256 is"):
         client.complete_source(SourceId=ID)
-    assert store.keys() == []
+    assert store.keys() == [UPLOAD], "S3 may have misread it"
     client.upload_source(Body=BODY)
+    assert store.keys() == [KEY]
+
+
+def test_an_upload_that_s3_misreads_stays_and_can_be_completed_later(client, store, monkeypatch) -> None:
+    store.put(ObjectReference(bucket=BUCKET, key=UPLOAD), BODY)
+    for garbled, code in ((BODY[:-1], "ServiceUnavailableException"), (bytes(len(BODY)), "ValidationException")):
+        with monkeypatch.context() as patch, refused(code):
+            patch.setattr(store, "stream", lambda _, body=garbled: iter([body]))
+            client.complete_source(SourceId=ID)
+        assert store.keys() == [UPLOAD]
+    client.complete_source(SourceId=ID)
     assert store.keys() == [KEY]
 
 
