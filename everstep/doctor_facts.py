@@ -108,7 +108,6 @@ def gather(
             gpu_count=len(gpus),
             shared_memory_total=total,
             memory_total=memory,
-            replica_transport=setting("EVERSTEP_REPLICA_TRANSPORT", "--replica-transport") or "auto",
             endpoint=os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"),
         )
         if is_node
@@ -340,15 +339,12 @@ def closed_folder(*paths: Path) -> str:
     return next((str(folder) for folder in above if not folder.stat().st_mode & 0o001), "")
 
 
-def setting(
-    name: str, option: str = "", *, file: Path = AGENT_SETTINGS, environment: Mapping[str, str] = os.environ
-) -> str:
+def setting(name: str, *, file: Path = AGENT_SETTINGS, environment: Mapping[str, str] = os.environ) -> str:
     """Return a setting of this machine's agent, as its systemd unit passes the setting.
 
     Args:
         name: environment variable of the setting.
-        option: command-line option of the agent that overrides the variable; empty if it has none.
-        file: the environment file of the agent's unit. `AGENT_OPTIONS` in it contains the command-line options.
+        file: the environment file of the agent's unit.
         environment: this process's environment. Its variable applies if the file does not contain the variable.
 
     Returns:
@@ -359,9 +355,6 @@ def setting(
     except OSError:
         lines = []
     values = {found: value.strip("'\"") for found, mark, value in lines if mark}
-    options = values.get("AGENT_OPTIONS", "").replace("=", " ").split()
-    if option in options[:-1]:
-        return options[options.index(option) + 1]
     return values.get(name) or environment.get(name, "")
 
 

@@ -9,12 +9,11 @@ hardware or the limit as missing, if the instance type has this hardware or ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from everstep.findings import Finding, Level
-from everstep.protocol.replica_transport import TRANSPORT_SETTINGS, TransportSetting, choose_transport
 
 LEAST_OPEN_FILES: Final = 65_536
 """Smallest accepted limit of open files per process.
@@ -84,20 +83,15 @@ class NodeFacts:
     memory_total: int = 0
     answers_without_token: bool | None = None
     """True if the metadata service answers requests without a token (IMDSv1). None: unknown."""
-    replica_transport: str = "auto"
-    """The agent's option `--replica-transport`, as configured on this machine."""
-    rdma_devices: tuple[str, ...] = ()
-    """Names of the kernel's RDMA devices: EFA, InfiniBand or RoCE."""
-    nixl_error: str = ""
-    """Reason why NIXL cannot be loaded. Empty if it can be loaded, or if the node does not use NIXL anyway."""
+    has_rdma_device: bool = False
+    """True if the kernel has an RDMA device: EFA, InfiniBand or RoCE."""
 
 
 def judge_node(facts: NodeFacts) -> tuple[Finding, ...]:
-    """Return the findings about a node: accelerators, replica transport, limits of processes, metadata service."""
+    """Return the findings about a node: accelerators, limits of processes, metadata service."""
     wanted = INSTANCE_TYPES.get(facts.instance_type)
     return (
         *(() if wanted is None else _accelerators(facts, wanted)),
-        *_transport(facts),
         *_limits(facts),
         *_metadata(facts),
     )
@@ -130,36 +124,13 @@ def _accelerators(facts: NodeFacts, wanted: Accelerators) -> Iterator[Finding]:
         yield Finding("efa", Level.OK, f"{facts.efa_count} EFA cards, with aws-ofi-nccl")
 
 
-def _transport(facts: NodeFacts) -> Iterator[Finding]:
-    settings: Mapping[str, TransportSetting] = {each: each for each in TRANSPORT_SETTINGS}
-    setting = settings.get(facts.replica_transport)
-    if setting is None:
-        words = f"--replica-transport is {facts.replica_transport!r}, not one of {', '.join(TRANSPORT_SETTINGS)}"
-        yield Finding("replica transport", Level.WRONG, words, "Correct the option, or EVERSTEP_REPLICA_TRANSPORT.")
-        return
-    choice = choose_transport(setting, facts.rdma_devices)
-    if choice.uses_nixl and facts.nixl_error:
-        words = f"replicas use TCP: {choice.reason}, but {facts.nixl_error}"
-        advice = (
-            "pip install 'everstep[nixl]', into the environment of the agent, or set EVERSTEP_REPLICA_TRANSPORT=tcp."
-        )
-        yield Finding("replica transport", Level.WARNING, words, advice)
-    elif choice.is_warning:
-        words = f"replicas use TCP although --replica-transport is nixl: {choice.reason}"
-        advice = "Use an instance type with EFA and install its driver, or set EVERSTEP_REPLICA_TRANSPORT=auto."
-        yield Finding("replica transport", Level.WARNING, words, advice)
-    else:
-        transport = "NIXL" if choice.uses_nixl else "TCP"
-        yield Finding("replica transport", Level.OK, f"replicas use {transport}: {choice.reason}")
-
-
 def _limits(facts: NodeFacts) -> Iterator[Finding]:
     if facts.open_files < LEAST_OPEN_FILES:
         words = f"a process may open {facts.open_files:,} files; large jobs need {LEAST_OPEN_FILES:,}"
         yield Finding("limits", Level.WARNING, words, "Set LimitNOFILE=1048576 in the unit of the agent.")
     elif not facts.is_memory_lockable:
         words = "the amount of locked memory is limited; GPUs and EFA lock the memory that they transfer"
-        level = Level.WRONG if facts.rdma_devices else Level.WARNING  # With a limit, EFA refuses every transfer.
+        level = Level.WRONG if facts.has_rdma_device else Level.WARNING  # With a limit, EFA refuses every transfer.
         yield Finding("limits", level, words, "Set LimitMEMLOCK=infinity in the unit of the agent.")
     else:
         yield Finding("limits", Level.OK, f"{facts.open_files:,} open files, unlimited locked memory")

@@ -10,7 +10,6 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -18,7 +17,6 @@ from urllib.parse import urlsplit
 
 from everstep.node_checks import NodeFacts
 from everstep.protocol.firmware import is_ec2_instance
-from everstep.protocol.replica_transport import NIXL_MODULE
 
 EC2_METADATA: Final = "http://169.254.169.254"
 TIMEOUT_SECONDS: Final = 10.0
@@ -32,7 +30,6 @@ def node_facts(
     gpu_count: int,
     shared_memory_total: int,
     memory_total: int,
-    replica_transport: str = "auto",
     devices: Path = CLASS_INFINIBAND,
     tools: Path = EFA_TOOLS,
     plugins: Sequence[Path] = NCCL_PLUGINS,
@@ -44,7 +41,6 @@ def node_facts(
         gpu_count: number of GPUs that NVML lists.
         shared_memory_total: bytes of /dev/shm.
         memory_total: bytes of memory.
-        replica_transport: the agent's option `--replica-transport`, as configured on this machine.
         devices: the kernel's folder of RDMA devices.
         tools: folder with EFA's programs. The function also searches PATH for them.
         plugins: folders that may contain aws-ofi-nccl, at any depth.
@@ -54,7 +50,6 @@ def node_facts(
         The facts. A fact that cannot be read has its default in `NodeFacts`.
     """
     endpoint = endpoint or (EC2_METADATA if is_ec2_instance() else None)
-    rdma = rdma_devices(devices)
     efa_count = sum(1 for each in devices.glob("*/device/driver") if each.resolve().name == "efa")
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -71,26 +66,8 @@ def node_facts(
         shared_memory_total=shared_memory_total,
         memory_total=memory_total,
         answers_without_token=_metadata(endpoint, "instance-type", with_token=False) is not None if endpoint else None,
-        replica_transport=replica_transport,
-        rdma_devices=rdma,
-        nixl_error=_nixl_error() if rdma and replica_transport != "tcp" else "",
+        has_rdma_device=next(devices.glob("*"), None) is not None,
     )
-
-
-def _nixl_error() -> str:
-    """Return why NIXL cannot be loaded; empty if it can be loaded.
-
-    A separate process loads NIXL, because NIXL loads UCX, which changes the process that loads it. If NIXL crashes,
-    only the separate process ends.
-    """
-    command = (sys.executable, "-P", "-c", f"import {NIXL_MODULE}")
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the package nixl-cu12 cannot be checked: {error}"
-    if done.returncode == 0:
-        return ""
-    return f"the package nixl-cu12 cannot be used: {done.stderr.strip().rpartition(chr(10))[2] or 'it crashes'}"
 
 
 def _efa_error(tools: Path) -> str:
@@ -126,18 +103,3 @@ def _metadata(endpoint: str, path: str, *, with_token: bool) -> str | None:
     finally:
         connection.close()
     return body if answer.status == http.client.OK else None
-
-
-def rdma_devices(folder: Path = CLASS_INFINIBAND) -> tuple[str, ...]:
-    """List the RDMA devices of this node (EFA, InfiniBand, RoCE), as the kernel names them.
-
-    Args:
-        folder: folder in which the kernel lists the devices. EFA devices appear there too.
-
-    Returns:
-        The names of the devices, sorted; empty if the kernel has no RDMA driver.
-    """
-    try:
-        return tuple(sorted(each.name for each in folder.iterdir()))
-    except OSError:
-        return ()

@@ -925,10 +925,6 @@ class Node(TypedDict):
     FailureDomain: NotRequired[str]
     """The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types."""
     AgentVersion: str
-    ReplicaTransport: NotRequired[Literal["nixl", "tcp"]]
-    """The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP in three cases: for a job with TLS between its nodes, with a node that does not use NIXL, and for ten minutes with a node after NIXL has failed with it. Absent until the agent has connected."""
-    ReplicaTransportReason: NotRequired[str]
-    """Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL."""
     RefusedMessageCount: int
     """Number of the agent's messages that the server of the node's fleet rejected since the server's start. Rejected messages are malformed, too long, or contain the id of another node."""
     RefusedSessionCount: int

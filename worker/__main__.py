@@ -28,7 +28,6 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, TextFormatter
 from everstep.protocol.loopback import is_loopback, url_host
 from everstep.protocol.rank_messages import unordered_machine
-from everstep.protocol.replica_transport import TRANSPORT_SETTINGS
 from everstep.protocol.service_manager import ServiceManager
 from worker.agent.agent import Agent
 from worker.agent.attestation import Claim
@@ -191,14 +190,8 @@ def settings(arguments: list[str]) -> AgentSettings:
         default=environment.get("EVERSTEP_LOG_FORMAT", "text"),
         help="text for people, or json with one object per line, with job, node and generation (EVERSTEP_LOG_FORMAT)",
     )
-    parser.add_argument(
-        "--replica-transport",
-        choices=TRANSPORT_SETTINGS,
-        default=environment.get("EVERSTEP_REPLICA_TRANSPORT", "auto"),
-        help="how replicas travel between nodes: tcp; nixl, by RDMA with the package nixl-cu12; or auto, which uses "
-        "nixl on nodes with an EFA or InfiniBand device. Without device or package, and with TLS between agents, "
-        "replicas travel over TCP (EVERSTEP_REPLICA_TRANSPORT)",
-    )
+    # Environment files that were written for earlier agents may contain this option. It has no effect.
+    parser.add_argument("--replica-transport", help=argparse.SUPPRESS)
     parser.add_argument("--peer-port", type=int, default=0, help="port for other agents; 0: the kernel chooses")
     parser.add_argument(
         "--cold",
@@ -246,10 +239,6 @@ def settings(arguments: list[str]) -> AgentSettings:
             parser.error(f"{name} {value} is below 1: a job needs some, or leave the option out")
     if given.log_format not in LOG_FORMATS:
         parser.error(f"EVERSTEP_LOG_FORMAT {given.log_format!r} is not one of {', '.join(LOG_FORMATS)}")
-    if given.replica_transport not in TRANSPORT_SETTINGS:
-        parser.error(
-            f"EVERSTEP_REPLICA_TRANSPORT {given.replica_transport!r} is not one of {', '.join(TRANSPORT_SETTINGS)}"
-        )
     try:
         user = rank_user.choose(given.rank_user, os.getuid())
     except UserRefused as error:
@@ -281,7 +270,6 @@ def settings(arguments: list[str]) -> AgentSettings:
         log_format=given.log_format,
         ranks_slice=given.ranks_slice,
         job_limits=JobLimits(given.job_memory_bytes, given.job_tasks),
-        replica_transport=given.replica_transport,
     )
 
 

@@ -6,7 +6,6 @@
     │   ├── PeerLost             closed, timed out, or no answer: retryable
     │   └── PeerRefused          the other side rejects this node, its key or its generation: retryable
     │       └── OtherGeneration  the session belongs to another generation of this node's run than the running one
-    ├── NixlUnavailable          NIXL cannot be used on this node or with one peer, so replicas travel over TCP
     ├── AttestationFailed        the instance could not prove its identity: retryable
     ├── SourceRefused            the user's source archive contradicts the plan, or is not safe to unpack
     ├── InputRefused             an input channel of the job cannot be provided on this node; see `is_passing`
@@ -82,10 +81,6 @@ class OtherGeneration(PeerRefused):
 
     Such sessions are normal around every restart of the ranks.
     """
-
-
-class NixlUnavailable(WorkerError):
-    """NIXL cannot be used on this node, or with one peer. The caller uses TCP instead."""
 
 
 class StubRefused(WorkerError):

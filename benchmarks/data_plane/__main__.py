@@ -137,7 +137,7 @@ def measure(begun: Begun) -> dict[str, Any]:
     """Launch every system with every state size. Return all measured values and floors (bounds no system can beat)."""
     found: dict[str, Any] = {"figures": [], "floors": {}, "encryption": ()}
     if "tls" in begun.parts:
-        begun.say("one stream, plain, with TLS and over NIXL")
+        begun.say("one stream, plain and with TLS")
         found["encryption"] = encryption.measure(rounds=1 if begun.is_quick else encryption.ROUNDS)
     return {**found, **_measure_systems(begun)} if "systems" in begun.parts else found
 

@@ -1,4 +1,4 @@
-"""Measures one stream over loopback between two processes: plain, with TLS, and over NIXL.
+"""Measures one stream over loopback between two processes: plain and with TLS.
 
 The sender and the receiver use Everstep's functions for chunks. The receiver digests each chunk, as a holder does.
 """
@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 
 from benchmarks.rows import number, table
@@ -19,14 +18,12 @@ from everstep.protocol.ids import NodeId
 from everstep.protocol.peer_messages import CHUNK_HEADER
 from everstep.protocol.slot import CHUNK_BYTES, digest
 from tests.fakes.identities import identity_of
-from worker.replication.nixl import BLOCK_BYTES, BLOCKS_PER_LINE, Nixl
-from worker.replication.nixl_line import NixlPath, NixlSocket
 from worker.replication.streams import BUFFER_BYTES, send_all
 
 GIB = 1024**3
 ROUNDS = 7
 """Number of transfers of one GiB of each kind. The kinds alternate."""
-KINDS = {"plain": "plain", "tls": "TLS", "nixl": "NIXL (UCX over TCP, **not EFA**)"}
+KINDS = {"plain": "plain", "tls": "TLS"}
 """The kinds of streams, with their names in the table."""
 PIECE_BYTES = 256 * 1024
 """Bytes per call of the sender, as in `worker.replication.streams`."""
@@ -44,13 +41,12 @@ class Transfer:
 
 
 def measure(rounds: int = ROUNDS, size: int = GIB) -> list[Transfer]:
-    """Run transfers of each kind in turn, and return their durations. Leave NIXL out if its package is missing.
+    """Run transfers of each kind in turn, and return their durations.
 
     The first transfer of each kind is a warm-up and is not returned.
     """
-    kinds = [kind for kind in KINDS if kind != "nixl" or find_spec("nixl_cu12")]
-    found = [_transfer(size, kind) for _ in range(rounds + 1) for kind in kinds]
-    return found[len(kinds) :]
+    found = [_transfer(size, kind) for _ in range(rounds + 1) for kind in KINDS]
+    return found[len(KINDS) :]
 
 
 def words(transfers: Sequence[Transfer]) -> str:
@@ -58,8 +54,6 @@ def words(transfers: Sequence[Transfer]) -> str:
     rows = []
     for kind, title in KINDS.items():
         of = [each for each in transfers if each.kind == kind]
-        if not of:
-            continue
         milliseconds = sorted(1000 * each.seconds for each in of)
         rows.append(
             [
@@ -79,16 +73,15 @@ def _transfer(size: int, kind: str) -> Transfer:
     receiver = context.Process(target=_receive, args=(there, size, kind))
     receiver.start()
     try:
-        line = _line(socket.create_connection(("127.0.0.1", here.recv())), "i-1", kind, here, is_server=False)
+        line = _line(socket.create_connection(("127.0.0.1", here.recv())), "i-1", kind, is_server=False)
         chunk = bytearray(CHUNK_BYTES)
-        piece_bytes = CHUNK_BYTES if kind == "nixl" else PIECE_BYTES
         here.recv()  # Do not time the receiver's start: wait until it is ready.
         began_at, used = time.monotonic(), time.process_time()
         with line, memoryview(chunk) as whole:
             for index in range(size // CHUNK_BYTES):
                 header = CHUNK_HEADER.pack(1, index, CHUNK_BYTES)
-                for begin in range(0, CHUNK_BYTES, piece_bytes):
-                    with whole[begin : begin + piece_bytes] as piece:
+                for begin in range(0, CHUNK_BYTES, PIECE_BYTES):
+                    with whole[begin : begin + PIECE_BYTES] as piece:
                         send_all(line, header if begin == 0 else b"", piece, lambda _: None)
             theirs = here.recv()
         seconds, own = time.monotonic() - began_at, time.process_time() - used
@@ -102,7 +95,7 @@ def _transfer(size: int, kind: str) -> Transfer:
 def _receive(parent: Connection, size: int, kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         parent.send(server.getsockname()[1])
-        line = _line(server.accept()[0], "i-2", kind, parent, is_server=True)
+        line = _line(server.accept()[0], "i-2", kind, is_server=True)
     data = memoryview(bytearray(CHUNK_BYTES))
     header = bytearray(CHUNK_HEADER.size)
     parent.send("ready")
@@ -125,17 +118,11 @@ def _fill(line: socket.socket, view: memoryview) -> None:
         filled += count
 
 
-def _line(line: socket.socket, node: str, kind: str, other: Connection, *, is_server: bool) -> socket.socket:
+def _line(line: socket.socket, node: str, kind: str, *, is_server: bool) -> socket.socket:
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         line.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
     if kind == "plain":
         return line
-    if kind == "nixl":
-        nixl = Nixl.open(transports="tcp", net_devices="lo", pool_bytes=BLOCKS_PER_LINE * BLOCK_BYTES)
-        blocks = nixl.reserve(NodeId(node))
-        assert blocks is not None
-        other.send(nixl.description)
-        return NixlSocket(line, NixlPath(nixl, blocks, NodeId(node), nixl.connect(NodeId(node), other.recv())))
     secure = identity_of(NodeId(node)).context(is_server=is_server).wrap_socket(line, server_side=is_server)
     socket.socket.setblocking(secure, False)
     secure.setblocking(True)

@@ -65,7 +65,7 @@ class Run(BenchmarkRun):
     figures: Sequence[Figure]
     floors: Floors
     encryption: Sequence[Transfer] = ()
-    """Transfers over one stream, plain, with TLS and over NIXL; empty if this part was not measured."""
+    """Transfers over one stream, plain and with TLS; empty if this part was not measured."""
 
 
 def rows(run: Run) -> list[Figure]:

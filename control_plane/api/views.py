@@ -992,8 +992,6 @@ def node(
         training_job_name=job_name,
         memory=_memory(agent, with_ranks=job_name is not None),
         agent_version=record.version,
-        replica_transport=agent.hello.replica_transport if agent is not None else None,
-        replica_transport_reason=(agent.hello.replica_transport_reason or None) if agent is not None else None,
         conditions=_conditions(agent, with_member=job_name is not None),
         incidents=[
             nodes_schemas.NodeIncident(

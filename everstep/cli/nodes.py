@@ -51,7 +51,6 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("job", node.get("TrainingJobName")),
         ("refused", _refusals(node)),
         ("exposed", node.get("Exposure")),
-        ("replicas", _transport(node)),
         ("address", node["Address"]),
         ("memory", _memory(node)),
         ("memory of ranks", _rank_memory(node)),
@@ -146,12 +145,6 @@ def _agent(node: Json) -> str:
         f"connected, version {node['AgentVersion']}, "
         f"{'ranks start warm' if node['Warm'] else 'ranks would import first'}"
     )
-
-
-def _transport(node: Json) -> str | None:
-    if (transport := node.get("ReplicaTransport")) is None:
-        return None
-    return f"over {transport.upper()}: {node.get('ReplicaTransportReason', 'the agent gives no reason')}"
 
 
 def _share(node: Json) -> str:

@@ -54,7 +54,6 @@ from everstep.protocol.plan import (
     Timeouts,
 )
 from everstep.protocol.rank_messages import UnkeptCause
-from everstep.protocol.replica_transport import ReplicaTransport
 
 NOT_YOURS = 4401
 """Websocket close code: the session token belongs to another node, or was revoked."""
@@ -729,10 +728,6 @@ class Hello(Message, frozen=True):
 
     If it is None, the control plane sends no certificate.
     """
-    replica_transport: ReplicaTransport | None = None
-    """The transport of this node's replicas; None from agents that do not report it."""
-    replica_transport_reason: str = ""
-    """Why the agent uses this transport, for example the error of NIXL on a node with an RDMA device."""
 
 
 class AgentWelcome(Message, frozen=True):

@@ -44,7 +44,6 @@ import struct
 from typing import Literal
 
 from everstep.protocol.codec import Message
-from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.fixed_length import Digest, Nonce, Sha256
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import ObjectReference
@@ -88,15 +87,13 @@ class Challenge(Message, frozen=True):
     mac: Sha256
 
 
-class Answer(Message, frozen=True, omit_defaults=True):
+class Answer(Message, frozen=True):
     """The dialler's proof that it has the generation's key, computed from both nonces.
 
     The listener replies with `Accepted` or `Refused`.
     """
 
     mac: Sha256
-    nixl: bytes = b""
-    """For a stream: the dialler's offer of NIXL, in the format of `nixl_offer`. Empty without NIXL."""
 
 
 class Accepted(Message, frozen=True, omit_defaults=True):
@@ -107,8 +104,6 @@ class Accepted(Message, frozen=True, omit_defaults=True):
 
     The dialler spreads its streams, the connections that carry chunks, over these cards.
     """
-    nixl: bytes = b""
-    """The listener's acceptance of the dialler's offer, in the format of `nixl_offer`. Empty: the stream uses TCP."""
 
 
 class Refused(Message, frozen=True):
@@ -432,46 +427,3 @@ def session_mac(
         listener.encode(),
     )
     return hmac.new(key, b"".join(struct.pack(">I", len(part)) + part for part in parts), hashlib.sha256).digest()
-
-
-def nixl_offer(
-    key: bytes, role: Literal["dialler", "listener"], nonce: bytes, challenge_nonce: bytes, description: bytes
-) -> bytes:
-    """Return the offer of one side to use NIXL for a stream: HMAC-SHA256, then the description of its NIXL agent.
-
-    Args:
-        key: the generation's key, 32 bytes.
-        role: the side that makes the offer, so that the other side cannot return the offer as its own.
-        nonce: nonce of `Open`.
-        challenge_nonce: nonce of `Challenge`.
-        description: the description, not empty.
-
-    Returns:
-        uint8[32 + n].
-    """
-    data = b"everstep-nixl-1" + role.encode() + nonce + challenge_nonce + description
-    return hmac.new(key, data, hashlib.sha256).digest() + description
-
-
-def offered_nixl(
-    offer: bytes, key: bytes, role: Literal["dialler", "listener"], nonce: bytes, challenge_nonce: bytes
-) -> bytes:
-    """Return the description of the other side's NIXL agent, from its offer to use NIXL; empty without an offer.
-
-    Args:
-        offer: value of the field `nixl`.
-        key: the generation's key, 32 bytes.
-        role: the side that makes the offer, so that the other side cannot return the offer as its own.
-        nonce: nonce of `Open`.
-        challenge_nonce: nonce of `Challenge`.
-
-    Returns:
-        uint8[n].
-
-    Raises:
-        MalformedMessage: the side that made the offer does not hold the key.
-    """
-    description = offer[hashlib.sha256().digest_size :]
-    if offer and not hmac.compare_digest(offer, nixl_offer(key, role, nonce, challenge_nonce, description)):
-        raise MalformedMessage("the offer of NIXL does not match the generation's key")
-    return description

@@ -3,8 +3,7 @@
 #
 #   install.sh node|server WHEEL [--gpu]
 #
-# --gpu also installs NVIDIA's driver, its fabric manager and EFA, in the versions of versions.env (Debian, Ubuntu), and
-# NIXL in the agent's environment.
+# --gpu also installs NVIDIA's driver, its fabric manager and EFA, in the versions of versions.env (Debian, Ubuntu),.
 # The script runs on an instance or in a chroot, and may run again: it then installs the given wheel. It enables the
 # unit and starts nothing. Before the start, write /etc/everstep/agent.env or /etc/everstep/server.env (docs/operating.md).
 set -eu
@@ -25,9 +24,8 @@ prefix=/opt/everstep
 
 case $role in
 node)
-  # With an EFA card, the agent sends replicas by RDMA over NIXL.
   # DeepSpeed compiles its optimizer on the first use.
-  extras=worker,training${gpu:+,nixl} units="agent storage"
+  extras=worker,training units="agent storage"
   deb_packages="iproute2 mdadm e2fsprogs util-linux g++ python3-dev"
   rpm_packages="iproute mdadm e2fsprogs util-linux gcc-c++"
   ;;

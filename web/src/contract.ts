@@ -1487,10 +1487,6 @@ export interface Node {
   /** The EC2 network node that the instance is attached to. Absent if AWS has not reported one. AWS does not report it for all instance types. */
   FailureDomain?: string
   AgentVersion: string
-  /** The transport with which this node exchanges replicas with other nodes. A node with NIXL still uses TCP in three cases: for a job with TLS between its nodes, with a node that does not use NIXL, and for ten minutes with a node after NIXL has failed with it. Absent until the agent has connected. */
-  ReplicaTransport?: 'nixl' | 'tcp'
-  /** Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL. */
-  ReplicaTransportReason?: string
   /** Number of the agent's messages that the server of the node's fleet rejected since the server's start. Rejected messages are malformed, too long, or contain the id of another node. */
   RefusedMessageCount: number
   /** Number of connections that the agent rejected or closed since its start, because of an invalid message. The agent's ranks and other agents opened these connections. A restart of ranks causes a few rejections. If the number keeps growing, read the agent's log. */

@@ -10,7 +10,6 @@ import {
   nodeNotices,
   noticesIn,
   preselectedVerb,
-  transportsOf,
   versionsOf,
 } from '../src/model/nodes'
 import { planned } from '../src/model/plan'
@@ -184,13 +183,6 @@ describe('nodes', () => {
       ]),
     ).toBe('1 on 1 node, 2 on 2 nodes')
     expect(versionsOf([])).toBe('no agent has joined')
-  })
-  test('have transports, and each reason for TCP is shown once', () => {
-    const tcp = { NodeStatus: 'spare', ReplicaTransport: 'tcp', ReplicaTransportReason: 'NIXL is missing' } as const
-    const nixl = { NodeStatus: 'assigned', ReplicaTransport: 'nixl', ReplicaTransportReason: 'found rdmap0' } as const
-    const text = '1 node: NIXL; 2 nodes: TCP, because NIXL is missing'
-    expect(transportsOf([tcp, nixl, tcp, { NodeStatus: 'joining' }, { ...nixl, NodeStatus: 'gone' }])).toBe(text)
-    expect(transportsOf([])).toBe('not reported')
   })
   test('what AWS announced comes newest first, and nothing else', () => {
     const events = [

@@ -50,7 +50,6 @@ from worker.provisioning.supplies import Supplies
 from worker.ranks.server import RankServer
 from worker.ranks.supervisor import Supervisor
 from worker.replication.identity import PeerIdentity
-from worker.replication.nixl import open_transport
 from worker.replication.tcp import PeerListener
 from worker.shm.numa import gpu_nodes
 from worker.shm.store import SlotStore
@@ -112,8 +111,7 @@ class Agent:
         self.full_disks = FullDisks(state)
         self.store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes, user=user)
         identity = PeerIdentity(state / "peer_identity")
-        transport = open_transport(settings.replica_transport)
-        self.listener = PeerListener(settings.node_id, identity=identity, nixl=transport.nixl)
+        self.listener = PeerListener(settings.node_id, identity=identity)
         self.ranks = RankServer(settings.slots / "ranks.sock", user)
         self.rank_outputs = RankOutputs(state, objects, user)
         self.outbox = MetricOutbox()
@@ -193,7 +191,6 @@ class Agent:
             agent_id,
             self.lifecycle,
             listener=self.listener,
-            transport=transport,
             ranks=self.ranks,
             supervisor=supervisor,
             supplies=self.supplies,

@@ -26,7 +26,6 @@ from worker.node.instance_metadata import InstanceMetadata
 from worker.provisioning.supplies import Supplies
 from worker.ranks.server import RankServer
 from worker.ranks.supervisor import Supervisor
-from worker.replication.nixl import OpenedTransport
 from worker.replication.tcp import PeerListener
 
 
@@ -40,7 +39,6 @@ class AgentReports:
         lifecycle: Lifecycle,
         *,
         listener: PeerListener,
-        transport: OpenedTransport,
         ranks: RankServer,
         supervisor: Supervisor,
         supplies: Supplies,
@@ -59,7 +57,6 @@ class AgentReports:
             agent_id: random name of this agent process.
             lifecycle: the node's part in the promised generation.
             listener: counts the connections of other agents that this node refused.
-            transport: the transport of this node's replicas, which the first message of each connection names.
             ranks: counts the connections of ranks that this node refused.
             supervisor: shows whether ranks can be forked from the template process (a warm start).
             supplies: counts the requests of ranks for AWS credentials that this node refused.
@@ -80,7 +77,6 @@ class AgentReports:
         self._agent_id = agent_id
         self._lifecycle = lifecycle
         self._listener = listener
-        self._transport = transport
         self._ranks = ranks
         self._supervisor = supervisor
         self._supplies = supplies
@@ -108,8 +104,6 @@ class AgentReports:
             run=self._lifecycle.promise.run,
             protocol_minor=PROTOCOL_MINOR,
             public_key=self._listener.identity.public_key if self._listener.identity is not None else None,
-            replica_transport=self._transport.kind,
-            replica_transport_reason=self._transport.reason,
         )
 
     def report(self) -> AgentReport:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from everstep.protocol.ids import NodeId
 from everstep.protocol.log_records import LogFormat
-from everstep.protocol.replica_transport import TransportSetting
 from worker.agent.attestation import Claim
 from worker.node.rank_user import RankUser
 from worker.ranks.shim.cgroups import NO_LIMITS, JobLimits
@@ -53,8 +52,6 @@ class AgentSettings:
     """
     metadata_endpoint: str | None = None
     """URL of the instance's metadata service. None if the service is disabled or the machine is not an EC2 instance."""
-    replica_transport: TransportSetting = "auto"
-    """How the chunks of replicas travel between nodes. `auto` uses NIXL on nodes with an RDMA device."""
     ranks_slice: str = ""
     """The systemd slice in which ranks run. If empty, ranks run in the agent's own cgroup."""
     job_limits: JobLimits = NO_LIMITS

@@ -122,10 +122,7 @@ class Member:
         self.server: RoundServer | None = None
         """The coordinator of the generation, if it runs on this node; otherwise None."""
         self.contents = KeptContents(plan, self.here)
-        listener = node.listener
-        self.sessions = PeerSessions(
-            node.node_id, node.address, plan, key, identity=listener.identity, nixl=listener.nixl
-        )
+        self.sessions = PeerSessions(node.node_id, node.address, plan, key, identity=node.listener.identity)
         self.pacer = NodePacer()
         self.held_lines = HeldLines(node.state, plan, node.node_id)
         self._node = node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
@@ -10,12 +9,9 @@ from everstep.protocol.peer_messages import SessionKind
 from everstep.protocol.plan import GenerationPlan
 from worker.node.network_cards import NetworkCard, network_cards
 from worker.replication.identity import PeerIdentity
-from worker.replication.nixl import Nixl
 from worker.replication.routes import Address, Ways
 from worker.replication.tcp import TcpSession, dial
 from worker.replication.transport import Dialler, PeerCredentials, Session
-
-log = logging.getLogger(__name__)
 
 
 class PeerSessions:
@@ -29,7 +25,6 @@ class PeerSessions:
         key: bytes,
         *,
         identity: PeerIdentity | None = None,
-        nixl: Nixl | None = None,
     ) -> None:
         """Create the object; no connection to another node is opened yet.
 
@@ -39,7 +34,6 @@ class PeerSessions:
             plan: plan of the running generation, with the addresses of its nodes.
             key: secret key that only the nodes of the generation hold.
             identity: TLS identity of this node, used if the plan requires TLS.
-            nixl: this node's NIXL agent, used unless the plan requires TLS; None without NIXL.
         """
         assert identity is not None or not plan.encrypts_peers, "a plan with TLS needs an identity"
         self.credentials = PeerCredentials(
@@ -50,10 +44,7 @@ class PeerSessions:
             key,
             silence_seconds=plan.timeouts.holder_deadline_seconds,
             identity=identity if plan.encrypts_peers else None,
-            nixl=nixl if not plan.encrypts_peers else None,
         )
-        if nixl is not None and plan.encrypts_peers:
-            log.info("generation %d uses TCP instead of NIXL, because NIXL carries no TLS", plan.generation)
         self._address = address
         self._plan = plan
         self._ways = Ways(network_cards(address))

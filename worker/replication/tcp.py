@@ -22,7 +22,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from everstep.protocol.codec import LENGTH, Message, decode, encode, frame
 from everstep.protocol.errors import MalformedMessage, OversizedMessage, ProtocolError
@@ -37,18 +37,14 @@ from everstep.protocol.peer_messages import (
     PeerMessage,
     Refused,
     SessionKind,
-    nixl_offer,
-    offered_nixl,
     session_mac,
 )
 from everstep.protocol.slot import DIGEST_BYTES, digest
 from worker.core.generation import is_own_run
-from worker.errors import NixlUnavailable, OtherGeneration, PeerLost, PeerRefused
+from worker.errors import OtherGeneration, PeerLost, PeerRefused
 from worker.node.network_cards import NetworkCard
 from worker.node.sockets import tune
 from worker.replication.identity import PeerIdentity
-from worker.replication.nixl import Nixl
-from worker.replication.nixl_line import NixlPath, NixlSocket
 from worker.replication.tls import FIRST_BYTE, TlsSocket, refused
 from worker.replication.transport import PeerCredentials
 from worker.tasks import finish
@@ -64,7 +60,7 @@ Beyond this number, each new session evicts an unfinished one: the oldest sessio
 unfinished sessions. A flood from one address therefore evicts only sessions of this address.
 """
 MAX_HANDSHAKE_BYTES = 12 * 1024
-"""Maximum message size before both sides are authenticated. An offer of NIXL is the largest message."""
+"""Maximum message size before both sides are authenticated. Earlier agents offer RDMA in 8 KiB."""
 ACCEPT_RETRY_SECONDS = 1.0
 READ_AHEAD_BYTES = 4096
 """Bytes per read call. Most messages are smaller, so one read often returns several messages."""
@@ -106,11 +102,6 @@ class TcpSession:
         self.opened = opened
         self.peer = peer
         self.addresses: tuple[tuple[str, int], ...] = ()
-        self.path: NixlPath | None = None
-        """For a stream: the NIXL agent and blocks, if both sides have agreed on NIXL.
-
-        None: the stream uses TCP only.
-        """
 
     @property
     def peer_names(self) -> tuple[str, ...] | None:
@@ -355,16 +346,12 @@ class TcpSession:
         self._unwatch()
         self._is_closed = True
         self.line.setblocking(True)
-        if self.path is None:
-            return self.line
-        return NixlSocket(self.line, self.path)
+        return self.line
 
     def close(self) -> None:
         """Close the connection immediately."""
         if not self._is_closed:
             self._is_closed = True
-            if self.path is not None:
-                self.path.release()
             self._unwatch()
             for waiting in (self._arrival, self._outlet):
                 if waiting is not None and not waiting.done():
@@ -467,67 +454,16 @@ async def _prove(session: TcpSession, credentials: PeerCredentials, peer: NodeId
         raise PeerRefused(
             f"the node that answers as {peer} does not hold the key of generation {credentials.generation}"
         )
-    session.path = _offered_path(credentials, opened, peer)
     mac = session_mac(credentials.key, "dialler", opened, challenge.nonce, peer, credentials.job)
-    await session.send(Answer(mac=mac, nixl=_offer(credentials, "dialler", opened, challenge.nonce, session.path)))
+    await session.send(Answer(mac=mac))
     verdict = await session.receive()
     if isinstance(verdict, Refused):
         raise PeerRefused(f"{peer} rejects this node: {verdict.reason}")
     if not isinstance(verdict, Accepted):
         raise MalformedMessage("the peer sent no verdict")
     session.addresses = verdict.addresses
-    description = offered_nixl(verdict.nixl, credentials.key, "listener", opened.nonce, challenge.nonce)
-    if not await _join(session, description) and description:
-        raise PeerLost(f"{peer} accepted NIXL, but this node cannot read from it")
     if opened.kind != "stream":
         session.read_ahead()
-
-
-def _offered_path(credentials: PeerCredentials, opened: Open, peer: NodeId) -> NixlPath | None:
-    """Reserve blocks of registered memory for a stream that may use NIXL.
-
-    Return None if the connection is no stream, or if this node does not use NIXL or has no free blocks.
-    """
-    if credentials.nixl is None or opened.kind != "stream":
-        return None
-    blocks = credentials.nixl.reserve(peer)
-    return NixlPath(credentials.nixl, blocks, peer) if blocks is not None else None
-
-
-def _offer(
-    credentials: PeerCredentials,
-    role: Literal["dialler", "listener"],
-    opened: Open,
-    nonce: bytes,
-    path: NixlPath | None,
-) -> bytes:
-    return nixl_offer(credentials.key, role, opened.nonce, nonce, path.nixl.description) if path is not None else b""
-
-
-async def _join(session: TcpSession, description: bytes) -> bool:
-    """Prepare the transfer of chunks over NIXL in both directions of a session.
-
-    Args:
-        session: session in its handshake. Its attribute `path` is None if this side does not offer NIXL, or after a
-            failure.
-        description: description of the peer's NIXL agent; empty if the peer does not offer NIXL.
-
-    Returns:
-        True if both sides can use NIXL.
-    """
-    path = session.path
-    if path is None:
-        return False
-    try:
-        if not description:
-            raise NixlUnavailable("the peer does not offer NIXL")
-        path.peer = await asyncio.to_thread(path.nixl.connect, path.node_id, description)
-    except NixlUnavailable as error:
-        log.debug("a stream with %s uses TCP: %s", path.node_id, error)
-        session.path = None
-        path.release()
-        return False
-    return True
 
 
 Serve = Callable[[TcpSession], Awaitable[None]]
@@ -567,7 +503,6 @@ class PeerListener:
         limits: ListenerLimits = LISTENER_LIMITS,
         *,
         identity: PeerIdentity | None = None,
-        nixl: Nixl | None = None,
     ) -> None:
         """Create the listener for sessions of other agents; `start` begins to listen.
 
@@ -575,11 +510,9 @@ class PeerListener:
             node_id: this node.
             limits: limits of sessions and handshakes.
             identity: identity with which the listener answers peers that begin TLS; None refuses TLS.
-            nixl: this node's NIXL agent, which transfers chunks by RDMA in generations without TLS; None without NIXL.
         """
         self.node_id = node_id
         self.identity = identity
-        self.nixl = nixl
         self._limits = limits
         self.port = 0
         self.refused_count = 0
@@ -763,11 +696,7 @@ class PeerListener:
         if credentials is not self._credentials:
             raise PeerRefused("the generation is over")
         session.opened, session.peer = opened, opened.node_id
-        if description := offered_nixl(answer.nixl, credentials.key, "dialler", opened.nonce, nonce):
-            session.path = _offered_path(credentials, opened, opened.node_id)
-            await _join(session, description)
-        offer = _offer(credentials, "listener", opened, nonce, session.path)
-        await session.send(Accepted(addresses=self.addresses, nixl=offer))
+        await session.send(Accepted(addresses=self.addresses))
         if opened.kind != "stream":
             session.read_ahead()
         return serve

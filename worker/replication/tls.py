@@ -12,11 +12,11 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import struct
 from collections.abc import Iterable
 from typing import Any, Final
 
 from worker.errors import PeerRefused
-from worker.replication.library_sockets import fill, wait_for
 
 FIRST_BYTE: Final = b"\x16"
 """First byte of a TLS connection (RFC 8446, section 5.1).
@@ -33,6 +33,7 @@ KEY_BYTES: Final = 2**38
 
 AES-GCM in TLS is safe for 2^24.5 records of 16 KiB, which are 2^38.5 bytes (RFC 8446, section 5.5).
 """
+_TIMEVAL = struct.Struct("ll")
 
 
 class TlsSocket(ssl.SSLSocket):
@@ -76,8 +77,25 @@ class TlsSocket(ssl.SSLSocket):
         return self.send(next(iter(buffers)))
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0, /) -> int:  # noqa: ARG002
-        """Receive decrypted bytes into the whole buffer (see `library_sockets.fill`). `nbytes` is unused."""
-        return fill(buffer, flags, self._decrypt)
+        """Receive decrypted bytes, as `socket.recv_into` does; `nbytes` is unused.
+
+        With MSG_WAITALL, the call fills the buffer unless a time limit or the end of the connection comes first.
+        BlockingIOError means that the time limit passed before the first byte.
+        """
+        filled = 0
+        with memoryview(buffer) as whole:
+            while filled < whole.nbytes:
+                try:
+                    with whole[filled:] as rest:
+                        count = self._decrypt(rest)
+                except BlockingIOError:
+                    if filled:
+                        break
+                    raise
+                filled += count
+                if count == 0 or not flags & socket.MSG_WAITALL:
+                    break
+        return filled
 
     def _decrypt(self, target: memoryview) -> int:
         while True:
@@ -95,8 +113,14 @@ class TlsSocket(ssl.SSLSocket):
 
         Raises BlockingIOError if the time limit ends the wait, or immediately if `send` and `recv_into` must not wait.
         """
-        if not (self.is_waiting and wait_for(self, event, limit)):
-            raise BlockingIOError(f"TLS needs the peer: {error}") from error
+        if self.is_waiting:
+            # OpenSSL holds received bytes in its own buffer, where the kernel's blocking calls do not see them.
+            seconds, micros = _TIMEVAL.unpack(self.getsockopt(socket.SOL_SOCKET, limit, _TIMEVAL.size))
+            poll = select.poll()
+            poll.register(self, event)
+            if poll.poll((1000 * seconds + micros / 1000) or None):
+                return
+        raise BlockingIOError(f"TLS needs the peer: {error}") from error
 
     def peer_names(self) -> tuple[str, ...]:
         """Return the URIs in the peer's verified certificate. Valid after the handshake."""

@@ -14,7 +14,6 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, JobName, NodeId, RunId
 from everstep.protocol.peer_messages import Open
 from worker.replication.identity import PeerIdentity
-from worker.replication.nixl import Nixl
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,6 @@ class PeerCredentials:
     """Seconds without a packet of the peer's kernel after which a connection counts as lost (`worker.node.sockets`)."""
     identity: PeerIdentity | None = None
     """Identity with which this node encrypts the generation's connections; None leaves them plain."""
-    nixl: Nixl | None = None
-    """This node's NIXL agent, offered for streams. None with an identity, because NIXL carries no TLS."""
-
-    def __post_init__(self) -> None:
-        """Check that NIXL is absent if connections are encrypted."""
-        assert self.identity is None or self.nixl is None, "NIXL would send an encrypted generation's chunks in plain"
 
     def __repr__(self) -> str:
         return f"Credentials(run={self.run}, generation={self.generation}, node_id={self.node_id})"

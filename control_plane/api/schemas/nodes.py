@@ -12,7 +12,6 @@ from control_plane.core.observed.facts import NodeRequest
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.states import NodeState
-from everstep.protocol.replica_transport import ReplicaTransport
 
 
 class NodeIncident(Shape):
@@ -129,14 +128,6 @@ class Node(Shape):
     Absent if AWS has not reported one. AWS does not report it for all instance types.
     """
     agent_version: str
-    replica_transport: ReplicaTransport | None
-    """The transport with which this node exchanges replicas with other nodes.
-
-    A node with NIXL still uses TCP in three cases: for a job with TLS between its nodes, with a node that does not use
-    NIXL, and for ten minutes with a node after NIXL has failed with it. Absent until the agent has connected.
-    """
-    replica_transport_reason: str | None
-    """Why the node uses this transport: the agent's option, its RDMA devices, or the error of NIXL."""
     refused_message_count: int
     """Number of the agent's messages that the server of the node's fleet rejected since the server's start.
 

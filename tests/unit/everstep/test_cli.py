@@ -827,10 +827,6 @@ def test_a_node_shows_what_was_refused(run, messages, sessions, words):
     assert "exposed" not in out
     _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, "Exposure": "ranks run as the agent's user"})
     assert "ranks run as the agent's user" in out
-    assert "replicas" not in out
-    transport = {"ReplicaTransport": "tcp", "ReplicaTransportReason": "found rdmap0s6, but NIXL is missing"}
-    _, out, _, _ = run("nodes", "describe", "i-1", describe_node={**node, **transport})
-    assert "over TCP: found rdmap0s6, but NIXL is missing" in out
 
 
 def test_a_node_shows_its_memory_and_that_of_its_ranks(run):

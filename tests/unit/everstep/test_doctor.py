@@ -76,11 +76,9 @@ def test_a_node_at_its_boot_passes_without_the_service() -> None:
     ("text", "environment", "found"),
     [
         ("", {}, ""),
-        ("", {"EVERSTEP_REPLICA_TRANSPORT": "tcp"}, "tcp"),
-        ("EVERSTEP_REPLICA_TRANSPORT=nixl\n", {"EVERSTEP_REPLICA_TRANSPORT": "tcp"}, "nixl"),
-        ("EVERSTEP_REPLICA_TRANSPORT=nixl\nAGENT_OPTIONS='--cold --replica-transport tcp'\n", {}, "tcp"),
-        ("AGENT_OPTIONS=--replica-transport=nixl\n", {}, "nixl"),
-        ("AGENT_OPTIONS=--replica-transport\n", {}, ""),
+        ("", {"EVERSTEP_ALLOW_BUILDS": "1"}, "1"),
+        ("EVERSTEP_ALLOW_BUILDS=0\n", {"EVERSTEP_ALLOW_BUILDS": "1"}, "0"),
+        ("EVERSTEP_ALLOW_BUILDS='1'\n", {}, "1"),
     ],
 )
 def test_a_setting_of_the_agent_is_read_as_its_unit_passes_it(
@@ -89,7 +87,7 @@ def test_a_setting_of_the_agent_is_read_as_its_unit_passes_it(
     file = tmp_path / "agent.env"
     if text:
         file.write_text(text)
-    read = doctor_facts.setting("EVERSTEP_REPLICA_TRANSPORT", "--replica-transport", file=file, environment=environment)
+    read = doctor_facts.setting("EVERSTEP_ALLOW_BUILDS", file=file, environment=environment)
     assert read == found
 
 

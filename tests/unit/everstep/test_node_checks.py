@@ -28,15 +28,14 @@ GOOD = NodeFacts(
     shared_memory_total=1024 * GIB,
     memory_total=2048 * GIB,
     answers_without_token=False,
-    rdma_devices=("rdmap0s6",),
+    has_rdma_device=True,
 )
 
 
 def test_a_node_with_everything_that_its_type_has_passes() -> None:
     findings = judge_node(GOOD)
     assert {finding.level for finding in findings} == {Level.OK}
-    assert [finding.check for finding in findings] == ["gpu count", "efa", "replica transport", "limits", "metadata"]
-    assert "replicas use NIXL: found rdmap0s6" in {finding.message for finding in findings}
+    assert [finding.check for finding in findings] == ["gpu count", "efa", "limits", "metadata"]
 
 
 @pytest.mark.parametrize(
@@ -52,26 +51,13 @@ def test_a_node_with_everything_that_its_type_has_passes() -> None:
         ({"open_files": 1024}, "limits", Level.WARNING, "1,024 files"),
         ({"is_memory_lockable": False}, "limits", Level.WRONG, "locked memory is limited"),
         (
-            {"is_memory_lockable": False, "rdma_devices": ()},
+            {"is_memory_lockable": False, "has_rdma_device": False},
             "limits",
             Level.WARNING,
             "locked memory is limited",
         ),
         ({"shared_memory_total": 64 * GIB}, "tmpfs size", Level.WARNING, "/dev/shm has 3% of the memory"),
         ({"answers_without_token": True}, "metadata", Level.WARNING, "IMDSv1"),
-        (
-            {"nixl_error": "it is missing"},
-            "replica transport",
-            Level.WARNING,
-            "replicas use TCP: found rdmap0s6, but it is missing",
-        ),
-        (
-            {"replica_transport": "nixl", "rdma_devices": ()},
-            "replica transport",
-            Level.WARNING,
-            "replicas use TCP although --replica-transport is nixl: this node has no EFA or InfiniBand device",
-        ),
-        ({"replica_transport": "rdma"}, "replica transport", Level.WRONG, "is 'rdma', not one of auto, tcp, nixl"),
     ],
 )
 def test_a_difference_is_found_and_names_what_to_do(
@@ -86,18 +72,7 @@ def test_a_difference_is_found_and_names_what_to_do(
 def test_a_type_without_an_entry_and_a_machine_outside_ec2_have_no_accelerators_to_check() -> None:
     for kind in ("", "t3.large"):
         facts = NodeFacts(instance_type=kind, open_files=1_048_576, is_memory_lockable=True)
-        assert [(found.check, found.level) for found in judge_node(facts)] == [
-            ("replica transport", Level.OK),
-            ("limits", Level.OK),
-        ]
-
-
-@pytest.mark.parametrize("setting", ["auto", "tcp"])
-def test_a_node_that_needs_no_nixl_uses_tcp_and_says_why(setting: str) -> None:
-    facts = replace(GOOD, replica_transport=setting, rdma_devices=() if setting == "auto" else GOOD.rdma_devices)
-    (found,) = [finding for finding in judge_node(facts) if finding.check == "replica transport"]
-    why = "this node has no EFA or InfiniBand device" if setting == "auto" else "--replica-transport is tcp"
-    assert (found.level, found.message) == (Level.OK, f"replicas use TCP: {why}")
+        assert [(found.check, found.level) for found in judge_node(facts)] == [("limits", Level.OK)]
 
 
 def test_terraform_gives_each_type_the_cards_that_the_check_expects() -> None:
@@ -124,7 +99,6 @@ def test_facts_come_from_the_metadata_service_and_the_kernel(tmp_path: Path, met
     tool.chmod(0o755)
     (tmp_path / "amazon" / "ofi-nccl").mkdir(parents=True)
     places = {
-        "replica_transport": "tcp",
         "devices": tmp_path / "infiniband",
         "tools": tool.parent,
         "plugins": (tmp_path / "amazon",),
@@ -135,33 +109,12 @@ def test_facts_come_from_the_metadata_service_and_the_kernel(tmp_path: Path, met
     assert (found.instance_type, found.gpu_count, found.efa_count, found.efa_error) == ("p5.48xlarge", 8, 2, "")
     assert found.answers_without_token is False
     assert not found.has_nccl_plugin
-    assert (found.replica_transport, found.rdma_devices) == ("tcp", ("mlx5_0", "rdmap0", "rdmap1"))
+    assert found.has_rdma_device
     (tmp_path / "amazon" / "ofi-nccl" / "libnccl-net-ofi.so").touch()
     tool.write_text("#!/bin/sh\necho provider: tcp\n")
     found = node_facts(**sizes, **places)
     assert found.has_nccl_plugin
     assert found.efa_error == "libfabric offers no provider `efa`: fi_info -p efa lists none"
-
-
-@pytest.mark.parametrize("setting", ["auto", "tcp"])
-def test_nixl_is_loaded_only_if_the_node_would_use_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
-) -> None:
-    (tmp_path / "infiniband" / "rdmap0s6").mkdir(parents=True)
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho traceback >&2\necho "ImportError: $3" >&2\nexit 1\n')
-    python.chmod(0o755)
-    monkeypatch.setattr("sys.executable", str(python))
-    found = node_facts(
-        gpu_count=0,
-        shared_memory_total=1,
-        memory_total=2,
-        replica_transport=setting,
-        devices=tmp_path / "infiniband",
-        plugins=(),
-    )
-    error = "the package nixl-cu12 cannot be used: ImportError: import nixl_cu12._bindings"
-    assert found.nixl_error == (error if setting == "auto" else "")
 
 
 def test_a_silent_metadata_service_leaves_the_type_unknown(tmp_path: Path, metadata: Service) -> None:
@@ -170,3 +123,4 @@ def test_a_silent_metadata_service_leaves_the_type_unknown(tmp_path: Path, metad
         gpu_count=0, shared_memory_total=1, memory_total=2, devices=tmp_path, plugins=(), endpoint=metadata.url
     )
     assert (found.instance_type, found.answers_without_token, found.efa_count) == ("", False, 0)
+    assert not found.has_rdma_device

@@ -174,8 +174,6 @@ def byte_fields(kind: type[Message]) -> dict[str, msgspec.inspect.BytesType]:
 
 
 OF_ANY_LENGTH = {
-    "Accepted": {"nixl"},
-    "Answer": {"nixl"},
     "Captured": {"chunk_digests"},
     "CommandEnded": {"stdout", "stderr"},
     "ObjectHeader": {"data"},

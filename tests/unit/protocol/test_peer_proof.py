@@ -8,9 +8,8 @@ from typing import Literal
 import msgspec
 import pytest
 
-from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId
-from everstep.protocol.peer_messages import Open, nixl_offer, offered_nixl, session_mac
+from everstep.protocol.peer_messages import Open, session_mac
 
 OPEN = Open(
     run=RunId("ab" * 16),
@@ -77,24 +76,3 @@ def test_fields_are_told_apart_by_their_lengths() -> None:
     left = Proof(job=JobName("ab"), opened=other(run=RunId("c")))
     right = Proof(job=JobName("a"), opened=other(run=RunId("bc")))
     assert left.mac() != right.mac()
-
-
-KEY, NONCE, CHALLENGE = b"k" * 32, b"a" * 32, b"b" * 32
-
-
-@pytest.mark.security
-def test_an_offer_of_nixl_is_valid_for_one_side_of_one_session() -> None:
-    offer = nixl_offer(KEY, "dialler", NONCE, CHALLENGE, b"description")
-    assert offered_nixl(offer, KEY, "dialler", NONCE, CHALLENGE) == b"description"
-    assert offered_nixl(b"", KEY, "dialler", NONCE, CHALLENGE) == b""
-    changed: list[tuple[bytes, bytes, Literal["dialler", "listener"], bytes, bytes]] = [
-        (offer + b"s", KEY, "dialler", NONCE, CHALLENGE),
-        (offer[:20], KEY, "dialler", NONCE, CHALLENGE),
-        (offer, b"K" * 32, "dialler", NONCE, CHALLENGE),
-        (offer, KEY, "listener", NONCE, CHALLENGE),
-        (offer, KEY, "dialler", CHALLENGE, CHALLENGE),
-        (offer, KEY, "dialler", NONCE, NONCE),
-    ]
-    for each in changed:
-        with pytest.raises(MalformedMessage, match="does not match the generation's key"):
-            offered_nixl(*each)

@@ -99,20 +99,6 @@ export function exposures(nodes: readonly Exposed[]): { text: string; nodeIds: s
   return [...found].map(([text, nodeIds]) => ({ text: sentence(text), nodeIds }))
 }
 
-type Sending = Pick<Node, 'NodeStatus' | 'ReplicaTransport' | 'ReplicaTransportReason'>
-
-/** Return how nodes send replicas: each transport with its number of nodes, and each reason for the use of TCP once. */
-export function transportsOf(nodes: readonly Sending[]): string {
-  const counts = new Map<string, number>()
-  for (const { NodeStatus, ReplicaTransport: transport, ReplicaTransportReason: reason } of nodes) {
-    if (transport === undefined || NodeStatus === 'gone') continue
-    const text = NODES.transport(transport, transport === 'tcp' ? reason : undefined)
-    counts.set(text, (counts.get(text) ?? 0) + 1)
-  }
-  const words = [...counts].sort().map(([text, number]) => `${plural(number, 'node')}: ${text}`)
-  return words.join('; ') || NODES.noTransport
-}
-
 const NOTICES = new Set(['NoticeReceived', 'NodesToBeLeft'])
 
 /** Return the newest `most` notices of AWS, the newest first. */

@@ -8,11 +8,11 @@ import { Link, useParams } from 'react-router'
 
 import { call } from '../api/client'
 import { eventsQuery, fleetsQuery, nodesQuery, useRole } from '../api/queries'
-import type { Fleet, Node } from '../contract'
+import type { Fleet } from '../contract'
 import { fleetFigures, hook, shown, type FleetFigures } from '../model/figures'
 import { changesOf, fleetVerdict, formOf, spares } from '../model/fleets'
 import { count, dollars, plural, sentence } from '../model/format'
-import { exposures, nodeNotices, noticesIn, transportsOf } from '../model/nodes'
+import { exposures, nodeNotices, noticesIn } from '../model/nodes'
 import { Ago, Empty, FactList, NodeLink, Problem, Shown, Status, useIsStale, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { ConfirmByName } from '../parts/ConfirmByName'
@@ -50,7 +50,6 @@ function NotFound({ name }: { name: string }) {
 function FleetView({ fleet }: { fleet: Fleet }) {
   const { isAdmin } = useRole()
   const figures = fleetFigures(fleet, { isStale: useIsStale() })
-  const nodes = useQuery(nodesQuery(fleet.FleetName)).data ?? []
   const badge = (
     <span {...hook(figures, 'status')}>
       <Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} />
@@ -70,7 +69,7 @@ function FleetView({ fleet }: { fleet: Fleet }) {
       {(fleet.Drift ?? []).length > 0 && <Drift differences={fleet.Drift} />}
       <Attention fleet={fleet} />
       <Card title={FLEET.facts}>
-        <FactList facts={factsOf(fleet, figures, nodes)} />
+        <FactList facts={factsOf(fleet, figures)} />
         {isAdmin && fleet.FleetStatus !== 'deleting' && <Change key={JSON.stringify(formOf(fleet))} fleet={fleet} />}
       </Card>
       <FleetNodes fleet={fleet} />
@@ -96,7 +95,7 @@ function Drift({ differences }: { differences: readonly string[] }) {
   )
 }
 
-function factsOf(fleet: Fleet, figures: FleetFigures, nodes: readonly Node[]): Fact[] {
+function factsOf(fleet: Fleet, figures: FleetFigures): Fact[] {
   const labels = FLEET.labels
   const figure = (field: Parameters<typeof shown<FleetFigures>>[1]) => shown(figures, field)
   const ofDesired = FLEET.ofDesired(figure('nodes'), figure('desiredNodes'), count(fleet.MaxNodeCount))
@@ -128,7 +127,6 @@ function factsOf(fleet: Fleet, figures: FleetFigures, nodes: readonly Node[]): F
     [labels.failed, fleet.HoldFailedInstances ? FLEET.keptForInspection : FLEET.ended],
     [labels.drills, drills],
     [labels.encryption, FLEET.encryption(fleet.ReplicaEncryption, fleet.EncryptsReplicas)],
-    [labels.transport, transportsOf(nodes)],
     ...rollFacts(fleet),
     [labels.created, <Ago key="created" at={fleet.CreationTime} />],
   ]

@@ -68,7 +68,6 @@ export const FLEET = {
     drills: 'Drills',
     encryption: 'Replica encryption (TLS)',
     roll: 'Roll',
-    transport: 'Replica transport',
     created: 'Created',
   },
   ofDesired: (nodes: string, desired: string, limit: string) => `${nodes} of ${desired} desired, at most ${limit}`,

@@ -33,9 +33,6 @@ export const NODES = {
   heldWithoutReason: 'the server gives no reason',
   requested: (action: string) => `Requested: ${action}`,
   noVersion: 'no agent has joined',
-  noTransport: 'not reported',
-  transport: (transport: string, reason?: string) =>
-    reason === undefined ? transport.toUpperCase() : `${transport.toUpperCase()}, because ${reason}`,
   dialog: {
     title: (id: string) => `Act on ${id}`,
     action: 'Action',

@@ -8,7 +8,6 @@ import socket
 import pytest
 
 from everstep.protocol.agent_messages import NoticeKind
-from everstep.protocol.replica_transport import ReplicaTransport
 from tests.instance_metadata import SPOT, served
 from tests.integration.worker.agent.fleet import TIMEOUTS, Fleet, until
 from worker.agent import control_client
@@ -48,13 +47,10 @@ async def test_an_agent_tries_one_replica_after_the_other(fleet: Fleet) -> None:
         node.settings = dataclasses.replace(
             node.settings,
             control_plane_urls=(f"http://127.0.0.1:{nobody.getsockname()[1]}", url),
-            replica_transport="tcp",
         )
         node.start()
         await fleet.connected()
-    hello = fleet.control.hellos[-1]
-    assert (hello.node_id, hello.replica_transport) == (node.id, ReplicaTransport.TCP)
-    assert hello.replica_transport_reason == "--replica-transport is tcp"
+    assert fleet.control.hellos[-1].node_id == node.id
 
 
 async def test_what_the_instance_announces_is_in_the_next_report(fleet: Fleet) -> None:

@@ -18,7 +18,6 @@ from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
 from worker.node.network_cards import NetworkCard
 from worker.replication.identity import PeerIdentity
-from worker.replication.nixl import Nixl
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.sender import Printed, ReplicaSender
@@ -44,9 +43,8 @@ def credentials(
     run: RunId = RUN,
     generation: Generation = GENERATION,
     identity: PeerIdentity | None = None,
-    nixl: Nixl | None = None,
 ) -> PeerCredentials:
-    return PeerCredentials(JOB, run, generation, node_id, key, silence_seconds=3.0, identity=identity, nixl=nixl)
+    return PeerCredentials(JOB, run, generation, node_id, key, silence_seconds=3.0, identity=identity)
 
 
 def content(step: int) -> Content:
@@ -118,9 +116,7 @@ class Pair:
         has_parity: bool = False,
         listener_limits: ListenerLimits = LISTENER_LIMITS,
         is_encrypted: bool = False,
-        nixl: tuple[Nixl | None, Nixl | None] = (None, None),
     ) -> None:
-        self.nixl = dict(zip((OWNER, HOLDER), nixl, strict=True))
         self.identities = {node_id: identity_of(node_id) if is_encrypted else None for node_id in (OWNER, HOLDER)}
         self.payload_bytes = payload_bytes
         self.owner_store = self._store(tmpfs / "owner", memory_bytes)
@@ -176,9 +172,7 @@ class Pair:
             self.listener = PeerListener(HOLDER, identity=identity)
         if not self.listener.port:
             self.listener.start(HOLDER_ADDRESS)
-        self.listener.admit(
-            credentials(HOLDER, identity=identity or self.identities[HOLDER], nixl=self.nixl[HOLDER]), self.serve
-        )
+        self.listener.admit(credentials(HOLDER, identity=identity or self.identities[HOLDER]), self.serve)
 
     async def serve(self, session: TcpSession) -> None:
         kinds = {"replica": self.receiver.replica, "fetch": self.receiver.fetch, "stream": self.receiver.stream}
@@ -202,7 +196,7 @@ class Pair:
     ) -> TcpSession:
         """Open a session to the holder."""
         return await dial(
-            who or credentials(OWNER, identity=self.identities[OWNER], nixl=self.nixl[OWNER]),
+            who or credentials(OWNER, identity=self.identities[OWNER]),
             peer=peer,
             address=HOLDER_ADDRESS,
             port=self.listener.port,

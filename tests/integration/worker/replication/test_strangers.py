@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from everstep.protocol.codec import Message, encode, frame
+from everstep.protocol.codec import LENGTH, Message, encode, frame
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId
 from everstep.protocol.peer_messages import (
     CHUNK_HEADER,
@@ -39,6 +39,7 @@ from tests.integration.worker.replication.pair import (
     Pair,
     credentials,
 )
+from tests.newer_release import of_newer_release
 from worker.errors import PeerLost, PeerRefused
 from worker.node.network_cards import NetworkCard
 from worker.replication import tcp
@@ -124,6 +125,19 @@ async def test_a_proof_is_worth_nothing_in_another_session(pair: Pair) -> None:
     assert isinstance(verdict, Refused)
     assert await is_alive(pair)
     assert pair.listener.refused_count == 1
+
+
+async def test_an_earlier_agent_that_offers_rdma_is_accepted(pair: Pair) -> None:
+    """Earlier agents offer RDMA in a field `nixl` of up to 8 KiB. The listener ignores the offer, as they expect."""
+    session = TcpSession(await pair.line(), _open(), HOLDER)
+    await session.send(_open())
+    challenge = await session.receive()
+    assert isinstance(challenge, Challenge)
+    answer = encode(Answer(mac=session_mac(KEY, "dialler", _open(), challenge.nonce, HOLDER, JOB)))
+    data = of_newer_release(answer, Answer, {"nixl": bytes(32 + 8192)})
+    await asyncio.get_running_loop().sock_sendall(session.line, LENGTH.pack(len(data)) + data)
+    assert await session.receive() == Accepted(addresses=pair.listener.addresses)
+    session.close()
 
 
 async def test_the_listeners_own_proof_sent_back_is_none(pair: Pair) -> None:

@@ -40,7 +40,6 @@ from everstep.protocol.certificates import RENEWAL_SECONDS
 from everstep.protocol.codec import PROTOCOL_MINOR, PROTOCOL_VERSION, UPDATE_ADVICE, decode, encode
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.manifest import SharedObject
-from everstep.protocol.replica_transport import ReplicaTransport
 from everstep.protocol.shared_lists import SharedLists
 from tests.newer_release import of_newer_release
 from tests.unit.control_plane.api.conftest import GROUP
@@ -508,19 +507,6 @@ async def test_what_a_jobs_code_can_get_at_is_shown_until_it_cannot(client, serv
                 )
             )
             assert (await asyncio.to_thread(client.describe_node, NodeId=node)).get("Exposure", "") == exposure
-
-
-async def test_the_transport_of_a_nodes_replicas_is_shown_with_its_reason(client, service, token, node):
-    for transport, reason in ((ReplicaTransport.TCP, "found rdmap0s6, but NIXL is missing"), (None, "")):
-        async with line(service, token) as opened:
-            said = hello(node, f"agent {transport}")
-            await opened.send(
-                encode(structs.replace(said, replica_transport=transport, replica_transport_reason=reason))
-            )
-            await opened.recv()
-            shown = await asyncio.to_thread(client.describe_node, NodeId=node)
-        assert shown.get("ReplicaTransport") == transport
-        assert shown.get("ReplicaTransportReason", "") == reason
 
 
 async def test_that_ranks_start_warm_on_a_node_is_shown(client, service, token, node):
