@@ -165,5 +165,5 @@ bench-recovery: setup  ## how long a failure holds training, beside torchrun and
 bench-dashboard: setup web  ## how fast the dashboard is, in Chromium: the list of jobs, a fault, scrolling; writes docs/benchmarks-dashboard.md
 	@$(BIN)/python -m benchmarks.dashboard
 
-bench-durable: setup  ## checkpoints: transfers to S3, training during uploads, loads by other ranks, strategies; writes docs/benchmarks-durable.md
+bench-durable: setup  ## checkpoints: transfers to S3, training during uploads, loads by other ranks; writes docs/benchmarks-durable.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.durable

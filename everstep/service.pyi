@@ -137,8 +137,6 @@ class CheckpointActivity(TypedDict):
 
 class CheckpointConfig(TypedDict):
     """Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. With or without them, Everstep also writes a checkpoint when the job completes, stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint."""
-    Strategy: NotRequired[Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"]]
-    """When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given."""
     EverySteps: NotRequired[int]
     """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given."""
     IntervalInSeconds: NotRequired[int]
@@ -375,7 +373,7 @@ class DutyAction(TypedDict):
     """The checkpoint from which the job continues after the action. Absent for other actions."""
 
 class ElasticConfig(TypedDict):
-    """Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes."""
+    """Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes."""
     MinNodeCount: NotRequired[int]
     """Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority."""
     MaxNodeCount: NotRequired[int]
@@ -1720,7 +1718,7 @@ class EverstepClient(Protocol):
     def complete_source(self, *, SourceId: str) -> PutSourceResponse:
         """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source. Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if the archive is too large or invalid, and then deletes the upload, unless it has another SHA-256 than `SourceId`."""
     def create_checkpoint(self, *, TrainingJobName: str) -> CreateCheckpointResponse:
-        """Request a checkpoint in S3 of a running job's newest committed step or of a later step. With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks finish after the call. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or has the strategy Everstep and no committed step."""
+        """Request a checkpoint in S3 of a running job's newest committed step or of a later step. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has no checkpoint of its newest step and cannot make one. The job is then not running, or has no committed step."""
     def create_fleet(self, *, FleetName: str, AutoScalingGroupName: str, SpareCount: int = ..., SparePolicy: SparePolicy = ..., MinNodeCount: int = ..., PriceUsdPerHour: float = ..., HoldFailedInstances: bool = ..., MaxReplacementsPerHour: int = ..., NodeRoleName: str = ..., AllowDrills: bool = ..., AllowCommands: bool = ..., ReplicaEncryption: Literal["Auto", "On", "Off"] = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ..., ExpectedChanges: Sequence[GroupChange] = ...) -> CreateFleetResponse:
         """Register an Auto Scaling group as a fleet. From then on, only Everstep may resize the group and terminate its instances. The response lists the changes made to the group. With DryRun, the call changes and creates nothing and returns the planned changes. Pass these as ExpectedChanges to make the call fail if it would change anything else."""
     def create_incident_note(self, *, IncidentId: str, Text: str, ClientRequestToken: str = ...) -> Note:
@@ -1826,7 +1824,7 @@ class EverstepClient(Protocol):
     def pause_automation(self, *, Reason: str) -> Automation:
         """Pause all automatic actions until ResumeAutomation, also across restarts of the service. During the pause, the service terminates, launches and reboots no instance, starts and restarts no job, and deletes no checkpoint. Running jobs continue to train and to store snapshots and checkpoints. The service still halts ranks of ended generations. It still accepts requests for jobs and nodes, which take effect after the pause. Actions that the service has already begun may continue for up to a second. If automation is already paused for the same reason, the call changes nothing. Raises ConflictException if automation is paused for another reason."""
     def pause_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
-        """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing. Raises ConflictException if the job has the strategy None, which stores no state."""
+        """Pause a training job: all ranks stop at one agreed step, which is stored in S3. The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it trains. Repeated calls change nothing."""
     def pin_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Protect a checkpoint from deletion until UnpinCheckpoint."""
     def put_project_quota(self, *, Project: str, MaxNodeCount: int = ..., MaxJobCount: int = ..., MaxSourceBytes: int = ..., MaxPriority: int = ..., AllowedRoleArns: Sequence[str] = ..., AllowedSecrets: Sequence[str] = ..., AllowedData: Sequence[str] = ...) -> ProjectQuota:

@@ -19,21 +19,18 @@ import boto3
 from moto.server import ThreadedMotoServer
 
 from benchmarks import command
-from benchmarks.cluster_jobs import started_bench
 from benchmarks.command import Begun
-from benchmarks.durable import loads, strategies, uploads, writers
+from benchmarks.durable import loads, uploads, writers
 from benchmarks.durable.loads import Load
 from benchmarks.durable.part_sink import running_part_sink
 from benchmarks.durable.peers import Operation, Outcome
 from benchmarks.durable.readers import READERS, SharedLoadTime, shared_load
 from benchmarks.durable.report import PAGE, SYSTEMS, Comparison, Run, Sample, replaced
-from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import BUCKET, CLIENTS, MIB, Task
 from benchmarks.durable.uploads import UploadBlock
 from benchmarks.durable.writers import WRITERS, SharedUploadTime, shared_upload
 from benchmarks.errors import BenchmarkFailed
 from benchmarks.page import load
-from infra.local_cloud.up import ClusterOptions
 from tests.seaweedfs import ACCESS_KEY, REGION, SECRET_KEY, SeaweedFs
 
 ROUNDS, UPLOAD_ROUNDS, LOAD_ROUNDS = 3, 16, 8
@@ -97,13 +94,6 @@ def _loads(begun: Begun) -> Iterator[Load]:
     rounds, size = (1, uploads.QUICK_SIZE) if begun.is_quick else (LOAD_ROUNDS, loads.SIZE)
     yield from loads.measure(begun.home / "loads", rounds=rounds, size=size)
     begun.say("restored a step with 3, 4 and 6 ranks")
-
-
-def _strategies(begun: Begun) -> Iterator[StrategyJob]:
-    options = ClusterOptions(nodes=strategies.NODES, spares=0)
-    with started_bench(begun.home / "strategies", begun.say, options) as bench:
-        bench.wait_until_warm(strategies.NODES)
-        yield from strategies.measure(bench, rounds=1 if begun.is_quick else ROUNDS)
 
 
 def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
@@ -220,7 +210,6 @@ PARTS: Mapping[str, Callable[[Begun], Iterator[Any]]] = {
     "restores": _restores,
     "uploads": _uploads,
     "loads": _loads,
-    "strategies": _strategies,
 }
 """The parts of the benchmark. Each key is the field of `report.Run` that the part fills."""
 

@@ -1,4 +1,4 @@
-"""Computes the rows and tables of uploads during training, loads from memory, and checkpoint strategies. Pure."""
+"""Computes the rows and tables of uploads during training and loads from memory. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from benchmarks.durable.loads import MOVED, SAME, Layout, Load, needed_bytes
-from benchmarks.durable.strategies import EVERSTEP as EVERSTEP_STRATEGY
-from benchmarks.durable.strategies import KILL_AT, NONE, StrategyJob
 from benchmarks.durable.transfer import MIB
 from benchmarks.durable.uploads import DCP, EVERSTEP, FLOOR, UploadBlock, added_wait, compared_count, slowdown_ratio
 from benchmarks.measures import Verdict, bootstrap_interval
@@ -23,7 +21,6 @@ MOST_OF_SAME = 2.0
 The limit is relative to a load by as many ranks as saved the state. The time to transfer the bytes that the ranks'
 nodes do not hold is added to the limit.
 """
-MOST_LOST_STEPS = 2
 UPLOAD_NAMES = {FLOOR: "no checkpoint", EVERSTEP: "Everstep", DCP: "`async_save`"}
 
 
@@ -156,77 +153,6 @@ def load_table(loads: Sequence[Load]) -> str:
             ]
         )
     return table(head, body)
-
-
-def strategy_rows(jobs: Sequence[StrategyJob]) -> list[Row]:
-    """Return the report's rows that compare the checkpoint strategies.
-
-    They contain the useful time and the lost steps with Everstep, and the lost steps of the job without checkpoints.
-    """
-    if not jobs:
-        return []
-    useful = {strategy: statistics.median(useful_ratio(job, jobs) for job in of) for strategy, of in _by(jobs).items()}
-    best = max(ratio for strategy, ratio in useful.items() if strategy != EVERSTEP_STRATEGY)
-    lost = {strategy: [job.lost_steps for job in of] for strategy, of in _by(jobs).items()}
-    return [
-        Row(
-            what="useful time with the strategy Everstep ÷ the highest of the other strategies",
-            value=useful[EVERSTEP_STRATEGY] / best,
-            n=len(lost[EVERSTEP_STRATEGY]),
-            limit=1.0,
-            is_least=True,
-        ).judged(),
-        Row(
-            what="highest number of lost steps with the strategy Everstep",
-            value=max(lost[EVERSTEP_STRATEGY]),
-            n=len(lost[EVERSTEP_STRATEGY]),
-            limit=MOST_LOST_STEPS,
-        ).judged(),
-        Row(
-            what="lowest number of lost steps with the strategy None",
-            value=min(lost[NONE]),
-            n=len(lost[NONE]),
-            limit=KILL_AT - 1,
-            is_least=True,
-        ).judged(),
-    ]
-
-
-def strategy_table(jobs: Sequence[StrategyJob]) -> str:
-    """Return the Markdown table of the checkpoint strategies, with one line per strategy."""
-    head = ("strategy", "useful time, median", "useful time, all", "lost steps", "blocked, s", "seconds")
-    body = [
-        [
-            strategy,
-            f"{statistics.median(useful_ratio(job, jobs) for job in of):.0%}",
-            ", ".join(f"{useful_ratio(job, jobs):.0%}" for job in of),
-            ", ".join(str(job.lost_steps) for job in of),
-            number(statistics.median(job.blocked_seconds for job in of)),
-            number(statistics.median(job.seconds for job in of)),
-        ]
-        for strategy, of in _by(jobs).items()
-    ]
-    return table(head, body)
-
-
-def step_seconds(jobs: Sequence[StrategyJob]) -> float:
-    """Return the step time without checkpoints in seconds: the median in the jobs with the checkpoint strategy None."""
-    return statistics.median(job.step_seconds for job in jobs if job.strategy == NONE)
-
-
-def useful_ratio(job: StrategyJob, jobs: Sequence[StrategyJob]) -> float:
-    """Return the time that the job's steps need without checkpoints and failures ÷ the time that the job took.
-
-    The step time without checkpoints is that of `jobs`, which contain the strategy None.
-    """
-    return (job.steps - 1) * step_seconds(jobs) / job.seconds
-
-
-def _by(jobs: Sequence[StrategyJob]) -> dict[str, list[StrategyJob]]:
-    found: dict[str, list[StrategyJob]] = {}
-    for job in jobs:
-        found.setdefault(job.strategy, []).append(job)
-    return found
 
 
 def _order(layout: Layout) -> tuple[bool, int, bool]:

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
-from benchmarks.durable import jobs, strategies, uploads
+from benchmarks.durable import jobs, uploads
 from benchmarks.durable.loads import Load
 from benchmarks.durable.peers import Outcome
 from benchmarks.durable.readers import READERS, SharedLoadTime
-from benchmarks.durable.strategies import StrategyJob
 from benchmarks.durable.transfer import CONNECTIONS, MIB, PART_BYTES, RANGE_BYTES, Figure
 from benchmarks.durable.uploads import UploadBlock
 from benchmarks.durable.writers import CAP_MIB_PER_SECOND, OBJECT_MIB, WRITERS, SharedUploadTime
@@ -92,9 +91,6 @@ class Run(BenchmarkRun):
     """Measured loads shared by several nodes. If empty (results of older versions), the page omits the section."""
     uploads: Sequence[UploadBlock] = ()
     loads: Sequence[Load] = ()
-    strategies: Sequence[StrategyJob] = ()
-    """Measured jobs with checkpoint strategies. Results of earlier versions have no `uploads`, `loads` or `strategies`.
-    """
     remeasured: Sequence[str] = ()
     """Names of the parts that a later run has replaced (option `--again`)."""
 
@@ -129,7 +125,6 @@ def rows(run: Run) -> list[Row]:
     found += _divided(run)
     found += jobs.upload_rows(run.uploads)
     found += jobs.load_rows(run.loads)
-    found += jobs.strategy_rows(run.strategies)
     found = without_verdicts(found) if run.is_busy else found
     if not run.samples:
         return found
@@ -261,12 +256,6 @@ def _job_values(run: Run) -> dict[str, str | None]:
         "job_step": f"{1000 * jobs.usual_step_seconds(blocks):.0f} ms" if blocks else None,
         "loads": jobs.load_table(loads) if loads else None,
         "load_mib": f"{number(loads[0].state_bytes / MIB)} MiB" if loads else None,
-        "strategies": jobs.strategy_table(run.strategies) if run.strategies else None,
-        "strategy_steps": str(strategies.STEPS) if run.strategies else None,
-        "strategy_kill": str(strategies.KILL_AT) if run.strategies else None,
-        "strategy_step": f"{1000 * jobs.step_seconds(run.strategies):.0f} ms" if run.strategies else None,
-        "strawman": f"{strategies.STRAWMAN_SECONDS} s" if run.strategies else None,
-        "everstep_every": f"{strategies.EVERSTEP_EVERY} steps" if run.strategies else None,
     }
 
 

@@ -53,7 +53,6 @@ _CHECKPOINT_WAITS: Final[Mapping[CheckpointWaitKind, str]] = {
     CheckpointWaitKind.NO_TIME: "no time remained for its checkpoint",
     CheckpointWaitKind.TOO_SLOW: "did not wait for its checkpoint: {took}, {left} remained",
     CheckpointWaitKind.GAVE_UP: "stopped waiting for its checkpoint: {took}",
-    CheckpointWaitKind.ONLY_SOURCE: "waits for its checkpoint, because only checkpoints can be restored",
     CheckpointWaitKind.SOLE_HOLDER: "waits for its checkpoint, because only the departing nodes hold its last step; "
     "{left} remained",
     CheckpointWaitKind.NO_REPLACEMENT: "waits for its checkpoint while no replacement is ready; {left} remained",

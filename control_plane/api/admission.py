@@ -14,10 +14,9 @@ from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
-from control_plane.core import elastic, parity, strategies
+from control_plane.core import elastic, parity
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, OnTotalLoss
-from control_plane.core.strategies import Strategy
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
@@ -91,9 +90,9 @@ def admit(
     Raises:
         InvalidRequest: the request has errors. The exception lists one field error for each.
     """
-    copies, schedule = copies_of(request), _schedule(request.checkpoint_config)
+    copies = copies_of(request)
     wrong = [
-        *_contradicting_checkpoints(request, schedule, copies),
+        *_contradicting_checkpoints(request.checkpoint_config),
         *_reserved(request),
         *_inputs(request, bucket),
         *_outputs(request, run_id, bucket),
@@ -123,12 +122,11 @@ def admit(
         parity_group_size=_parity_group_size(request),
         max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
-        checkpoint_strategy=Strategy(request.checkpoint_config.strategy),
-        checkpoint_every_steps=schedule.every_steps,
-        checkpoint_interval_seconds=schedule.interval_seconds,
-        checkpoint_max_overhead=schedule.max_overhead,
-        checkpoint_max_bytes_per_second=schedule.max_bytes_per_second,
-        checkpoint_on_notice=_on_notice(request.checkpoint_config),
+        checkpoint_every_steps=request.checkpoint_config.every_steps,
+        checkpoint_interval_seconds=request.checkpoint_config.interval_in_seconds,
+        checkpoint_max_overhead=request.checkpoint_config.max_overhead,
+        checkpoint_max_bytes_per_second=request.checkpoint_config.max_upload_bytes_per_second,
+        checkpoint_on_notice=request.checkpoint_config.on_notice,
         checkpoint_max_count=request.checkpoint_config.max_count,
         checkpoint_trash_hours=request.checkpoint_config.trash_hours,
         checkpoint_keep_every_steps=request.checkpoint_config.keep_every_steps,
@@ -160,12 +158,10 @@ def copies_of(request: CreateTrainingJobRequest) -> int:
     """Return the number of nodes that hold each shard.
 
     If the request does not set Copies, the result is 2 in general. It is 1 for a job of one node and for a job with
-    parity. It is also 1 for a checkpoint strategy other than Everstep, because such a strategy keeps no copies on other
-    nodes.
+    parity.
     """
     asked = request.protection
-    is_copied = Strategy(request.checkpoint_config.strategy) is Strategy.EVERSTEP and not _parity_group_size(request)
-    default = 2 if is_copied else 1
+    default = 1 if _parity_group_size(request) else 2
     return (
         asked.copies if asked is not None and "copies" in asked.model_fields_set else min(default, request.node_count)
     )
@@ -183,7 +179,6 @@ def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[Fi
         size,
         copies=copies,
         node_count=request.node_count,
-        strategy=Strategy(request.checkpoint_config.strategy),
         min_node_count=request.elastic_config.min_node_count,
     )
     yield from (FieldError(field=field, message=message) for field, message in found)
@@ -260,54 +255,16 @@ def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Ite
             yield FieldError(field=field, message=message)
 
 
-def _schedule(config: CheckpointConfig) -> strategies.StrategySchedule:
-    return strategies.completed(
-        Strategy(config.strategy),
-        strategies.StrategySchedule(
-            every_steps=config.every_steps,
-            interval_seconds=config.interval_in_seconds,
-            max_overhead=config.max_overhead,
-            max_bytes_per_second=config.max_upload_bytes_per_second,
-        ),
+def _contradicting_checkpoints(config: CheckpointConfig) -> Iterator[FieldError]:
+    found = contradictions(
+        every_steps=config.every_steps,
+        interval_seconds=config.interval_in_seconds,
+        max_overhead=config.max_overhead,
+        max_bytes_per_second=config.max_upload_bytes_per_second,
+        max_uploads=config.max_uploads_in_flight or 1,
+        has_third_slot=config.third_slot,
     )
-
-
-def _on_notice(config: CheckpointConfig) -> bool:
-    """Return whether the job writes a checkpoint when AWS announces the end of a node.
-
-    If the request does not set OnNotice, the result is false for the strategy None, which writes no checkpoints.
-    """
-    is_default = "on_notice" not in config.model_fields_set
-    return config.on_notice and not (is_default and Strategy(config.strategy) is Strategy.NONE)
-
-
-def _contradicting_checkpoints(
-    request: CreateTrainingJobRequest, schedule: strategies.StrategySchedule, copies: int
-) -> Iterator[FieldError]:
-    config, size = request.checkpoint_config, request.elastic_config
-    found = [
-        *contradictions(
-            every_steps=schedule.every_steps,
-            interval_seconds=schedule.interval_seconds,
-            max_overhead=schedule.max_overhead,
-            max_bytes_per_second=schedule.max_bytes_per_second,
-            max_uploads=config.max_uploads_in_flight or 1,
-            has_third_slot=config.third_slot,
-        ),
-        *strategies.contradictions(
-            Strategy(config.strategy),
-            schedule,
-            strategies.StrategySettings(
-                copies=copies,
-                third_slot=config.third_slot,
-                on_notice=_on_notice(config),
-                is_preemptible=request.preemptible,
-                may_shrink=size.min_node_count is not None and size.min_node_count < request.node_count,
-                may_grow=size.max_node_count is not None and size.max_node_count > request.node_count,
-            ),
-        ),
-    ]
-    yield from (FieldError(field=field, message=message) for field, message in dict(found).items())
+    yield from (FieldError(field=field, message=message) for field, message in found)
 
 
 def _is_in(bucket: str, uri: str) -> bool:

@@ -24,7 +24,7 @@ from control_plane.api.schemas.common import (
     FieldError,
 )
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
-from control_plane.core import elastic, parity, slot_memory, strategies
+from control_plane.core import elastic, parity, slot_memory
 from control_plane.core.checkpoints import contradictions
 from control_plane.core.observed.jobs import OnTotalLoss
 from control_plane.core.states import JobState
@@ -205,27 +205,6 @@ def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[
             has_third_slot=spec.third_slot,
         )
     )
-    schedule = strategies.StrategySchedule(
-        every_steps=spec.checkpoint_every_steps,
-        interval_seconds=spec.checkpoint_interval_seconds,
-        max_overhead=spec.checkpoint_max_overhead,
-        max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
-    )
-    yield from (
-        FieldError(field=field, message=message)
-        for field, message in strategies.contradictions(
-            spec.checkpoint_strategy,
-            schedule,
-            strategies.StrategySettings(
-                copies=spec.copies,
-                third_slot=spec.third_slot,
-                on_notice=spec.checkpoint_on_notice,
-                is_preemptible=spec.preemptible,
-                may_shrink=spec.least_node_count < spec.node_count,
-                may_grow=spec.most_node_count > spec.node_count,
-            ),
-        )
-    )
     if (spec.min_node_count, spec.max_node_count) != (job.spec.min_node_count, job.spec.max_node_count):
         # An unchanged MaxNodeCount stays valid, even if the Auto Scaling group's MaxSize or the quota is smaller now.
         most = spec.max_node_count if spec.max_node_count != job.spec.max_node_count else None
@@ -266,7 +245,6 @@ def _wrong_parity(job: SavedJob, spec: SavedJobSpec) -> Iterator[FieldError]:
             spec.parity_group_size,
             copies=spec.copies,
             node_count=spec.node_count,
-            strategy=spec.checkpoint_strategy,
             min_node_count=spec.min_node_count,
         )
         yield from (FieldError(field=field, message=message) for field, message in found)

@@ -64,7 +64,6 @@ from control_plane.core.states import (
     NodeState,
     ProtectionState,
 )
-from control_plane.core.strategies import Strategy, strategy_words
 from control_plane.core.verification import Blocked
 from control_plane.db import checkpoints
 from control_plane.db import rolls as db_rolls
@@ -353,7 +352,6 @@ def job(
             copies=spec.copies, parity_group_size=spec.parity_group_size, max_slowdown=spec.max_slowdown
         ),
         checkpoint_config=jobs_schemas.CheckpointConfig(
-            strategy=spec.checkpoint_strategy.value,
             every_steps=spec.checkpoint_every_steps,
             s3_uri=spec.checkpoint_uri,
             third_slot=spec.third_slot,
@@ -427,7 +425,6 @@ def _checkpoint_activity(job: SavedJob) -> jobs_schemas.CheckpointActivity:
     is_over = job.ended_at is not None
     return jobs_schemas.CheckpointActivity(
         policy=policy_words(
-            strategy=spec.checkpoint_strategy,
             every_steps=spec.checkpoint_every_steps,
             interval_seconds=spec.checkpoint_interval_seconds,
             max_overhead=spec.checkpoint_max_overhead,
@@ -1092,11 +1089,8 @@ def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[Pro
     """Return the protection state and, unless it is `Protected`, the reason in a sentence."""
     if job.state in states.ENDED_JOBS:
         return ProtectionState.UNPROTECTED, "The job has ended; its memory was released."
-    strategy = job.spec.checkpoint_strategy
-    if is_paused(job) and strategy is not Strategy.NONE:
+    if is_paused(job):
         return ProtectionState.UNPROTECTED, f"The job has no nodes; its state is in S3. {job.reason}"
-    if words := strategy_words(strategy):
-        return ProtectionState.UNPROTECTED, words
     if (lapse := lapse_of(job)) is not None:
         words = core_protection.in_words(lapse, Step(job.boundary))
         return ProtectionState.UNPROTECTED, f"{words[0].upper()}{words[1:]}."

@@ -23,7 +23,6 @@ from control_plane.core.observed.steps import (
     CheckpointUpload,
     GenerationRecord,
 )
-from control_plane.core.strategies import STRATEGIES, Strategy
 from everstep.protocol.agent_messages import MemberReport, UploadedShard
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import MANIFEST_VERSION, CheckpointManifest, ManifestShard, SharedObject
@@ -124,7 +123,6 @@ def contradictions(
 
 def policy_words(
     *,
-    strategy: Strategy,
     every_steps: int,
     interval_seconds: int | None,
     max_overhead: float | None,
@@ -133,11 +131,9 @@ def policy_words(
 ) -> str:
     """Return a clause for users that lists when a job makes a checkpoint.
 
-    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. `strategy` is the
-    job's strategy. The function `contradictions` documents the other arguments.
+    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. The function
+    `contradictions` documents the other arguments.
     """
-    if strategy is Strategy.NONE:
-        return "never, because the strategy is None"
     budget = f" and {max_bytes_per_second:,} bytes per second and node" if max_bytes_per_second else ""
     causes = [
         *([f"every {every_steps:,} steps"] if every_steps else []),
@@ -146,9 +142,7 @@ def policy_words(
         *(["on a notice of AWS"] if on_notice else []),
         "when the job stops",
     ]
-    clause = ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
-    waits = ", and training waits for each" if STRATEGIES[strategy].is_blocking else ""
-    return clause if strategy is Strategy.EVERSTEP else f"{clause}{waits} (strategy {strategy})"
+    return ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

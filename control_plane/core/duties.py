@@ -243,8 +243,6 @@ class Protection:
     survives_node_loss: bool = True
     is_whole: bool = True
     """Whether all nodes of the launch are connected and report no fault."""
-    is_by_choice: bool = False
-    """Whether the job's strategy keeps no step in memory."""
     changed_at: float | None = None
     """Unix time of the newest change of a holder. None if no holder is stored."""
 
@@ -260,8 +258,6 @@ class Checkpoints:
     interval_seconds: float | None = None
     is_scheduled: bool = True
     """Whether the job's settings make checkpoints due while it trains."""
-    are_stored: bool = True
-    """False for a strategy that stores nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -450,9 +446,7 @@ def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
 
 def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     see, found = ActionKind.SHOW_PROTECTION, facts.protection
-    if found is not None and found.is_by_choice:
-        yield _duty(DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL, see)
-    elif found is not None and found.state is ProtectionState.UNPROTECTED:
+    if found is not None and found.state is ProtectionState.UNPROTECTED:
         if facts.boundary > FIRST_STEPS:
             yield _duty(DutyKind.PROTECTION_LOST, Urgency.NOW, see, since=found.changed_at)
     elif found is not None and found.state is ProtectionState.DEGRADED:
@@ -474,7 +468,7 @@ def _is_checkpoint_missing(facts: JobFacts, now: float) -> bool:
     """Return whether the newest checkpoint is older than the job's settings and `UNSAVED_SECONDS` permit."""
     kept = facts.checkpoints
     since = kept.newest_at or facts.started_at
-    if not kept.are_stored or since is None:
+    if since is None:
         return False
     steps = facts.max_boundary - (kept.newest_step or FIRST_STEP)
     if steps < OVERDUE_FACTOR * kept.every_steps or steps <= 0:

@@ -296,7 +296,7 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
 
 
 def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts) -> WaitsDeliberately | None:
-    """Return the ranks that wait within a limit that the script or the checkpoint strategy declared.
+    """Return the ranks that wait within a limit that the script declared.
 
     None while every such wait is shorter than `stall_seconds`.
     """

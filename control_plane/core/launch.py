@@ -19,7 +19,6 @@ from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.steps import NO_GENERATION
-from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step
 from everstep.protocol.parity import holder_of, is_share, stripe_of
@@ -136,10 +135,8 @@ def floor_of(spec: JobSpec, seen: JobObserved, record: JobRecord) -> Step:
     """Return the step below which the job would lose committed steps (the floor in R52 of docs/design.md).
 
     The result is the newer of two steps: the newest known committed step, and the step that the newest started
-    generation restored. The result is `FIRST_STEP` if the job's strategy restores no step from memory.
+    generation restored.
     """
-    if not STRATEGIES[spec.checkpoint_strategy].uses_memory:
-        return FIRST_STEP
     parent = parent_of(seen)
     base = next((link.base_step for link in seen.lineage if link.generation == parent), FIRST_STEP)
     return max(base, committed_of(spec, seen, record), FIRST_STEP) if parent else FIRST_STEP
@@ -151,10 +148,9 @@ def survey(spec: JobSpec, seen: JobObserved, record: JobRecord, roll: Roll) -> r
     The result names an empty string as the owner of ranks whose GROUP_RANK has no node yet.
     """
     owners = [place if place is not None else NodeId("") for place in roll.places for _ in range(spec.ranks_per_node)]
-    uses_memory = STRATEGIES[spec.checkpoint_strategy].uses_memory
     return recovery.Survey(
         owners=owners,
-        inventories={node_id: report.inventory if uses_memory else () for node_id, report in roll.promised.items()},
+        inventories={node_id: report.inventory for node_id, report in roll.promised.items()},
         path=recovery.path_of(seen.lineage, parent_of(seen)),
         worlds=recovery.worlds_of(seen.lineage),
         checkpoints=tuple(each for each in seen.checkpoints if not each.is_wrong),
@@ -224,8 +220,6 @@ def make_plan(
             max_bytes_per_second=spec.checkpoint_max_bytes_per_second or 0.0,
             stored_at_seconds=(record.started_at or 0.0) if stored is None else stored.completed_at,
             upload_seconds=record.upload_seconds or 0.0,
-            snapshots=STRATEGIES[spec.checkpoint_strategy].snapshots,
-            is_blocking=STRATEGIES[spec.checkpoint_strategy].is_blocking,
         ),
         relayout=restore.relayout,
         timeouts=policy.timeouts,

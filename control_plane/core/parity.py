@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 from math import comb
 
-from control_plane.core.strategies import Strategy
 from control_plane.errors import ImpossiblePlacement
 from everstep.protocol.ids import NodeId
 
@@ -35,7 +34,6 @@ def contradictions(
     *,
     copies: int,
     node_count: int,
-    strategy: Strategy,
     min_node_count: int | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the settings of a job that are not possible together with parity.
@@ -44,7 +42,6 @@ def contradictions(
         group_size: g, the number of nodes per parity group.
         copies: number of nodes that hold each shard, the owner included.
         node_count: number of nodes of the job.
-        strategy: the job's checkpoint strategy. Parity needs Everstep's own strategy.
         min_node_count: MinNodeCount of ElasticConfig, or None.
 
     Yields:
@@ -57,11 +54,6 @@ def contradictions(
             "Protection.ParityGroupSize",
             f"groups of {group_size} nodes need {group_size} nodes; NodeCount is {node_count}. Lower ParityGroupSize "
             "or raise NodeCount",
-        )
-    if strategy is not Strategy.EVERSTEP:
-        yield (
-            "Protection.ParityGroupSize",
-            f"the strategy {strategy} keeps nothing on other nodes; remove the field",
         )
     if min_node_count is not None and min_node_count < group_size <= node_count:
         yield (

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from control_plane.core.actions import EventDraft
 from control_plane.core.observed.jobs import AwaitedCommit, JobRecord, Lapse
 from everstep.protocol.agent_messages import MemberReport, ShardProtection
-from everstep.protocol.ids import NO_STEP, NodeId, Step
+from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.plan import Timeouts
 from everstep.protocol.rank_messages import UnkeptCause
 
@@ -45,7 +45,6 @@ def with_watch(
     *,
     silent: frozenset[NodeId],
     is_looking: bool,
-    keeps_every_step: bool,
     timeouts: Timeouts,
 ) -> JobRecord:
     """Return the record with the awaited commit and the lapse, if there is one.
@@ -56,7 +55,6 @@ def with_watch(
         reports: agents' reports about the newest generation.
         silent: members whose agents do not answer.
         is_looking: whether the coordinator's report is current, and training has not ended.
-        keeps_every_step: whether ranks keep steps even if no checkpoint is due.
         timeouts: `exclude_seconds` is the shortest time after which a commit is overdue.
 
     Returns:
@@ -70,7 +68,7 @@ def with_watch(
         awaited = None
     if lapse is not None and (lapse.generation, lapse.kept) != (record.generation, kept):
         lapse = None
-    next_step = record.proposed if record.proposed > kept else record.boundary + 1 if keeps_every_step else NO_STEP
+    next_step = record.proposed if record.proposed > kept else record.boundary + 1
     if awaited is None and next_step > kept:
         awaited = AwaitedCommit(generation=record.generation, kept=kept, step=Step(next_step))
     if awaited is not None and awaited.passed_at is None and record.boundary >= awaited.step:

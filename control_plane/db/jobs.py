@@ -24,7 +24,6 @@ from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.membership import Launch
 from control_plane.core.observed.jobs import JobSettings
 from control_plane.core.states import JobState
-from control_plane.core.strategies import Strategy
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease
 from control_plane.db.leases import Lease
@@ -499,18 +498,13 @@ def request_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
     """Record a user's request to pause a job until a user resumes it. Idempotent.
 
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
-    Conflict if the job has ended, a user has requested its stop, or its strategy stores no state.
+    Conflict if the job has ended, or a user has requested its stop.
     """
     job = get_run(session, run_id)
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
     if job.stop_requested_at is not None:
         raise Conflict(f"the training job {job.name!r} stops at a user's request and cannot be paused")
-    if job.spec.checkpoint_strategy is Strategy.NONE:
-        raise Conflict(
-            f"the training job {job.name!r} cannot be paused: it has the strategy None, which stores no state, so a "
-            "pause would lose every step"
-        )
     if job.pause_requested_at is None:
         session.execute(update(JobRow).where(JobRow.run_id == run_id).values(pause_requested_at=now, modified_at=now))
     return get_run(session, run_id)
@@ -531,11 +525,7 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
 
 
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:
-    """Record a user's request for a checkpoint (CreateCheckpoint).
-
-    `step` is the result of `core.strategies.requested_step`. A checkpoint of `step` or of a later step fulfils the
-    request.
-    """
+    """Record a user's request for a checkpoint (CreateCheckpoint) of `step` or of a later step."""
     session.execute(
         update(JobRow).where(JobRow.run_id == run_id).values(checkpoint_wanted_step=step, checkpoint_wanted_at=now)
     )

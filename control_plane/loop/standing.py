@@ -32,7 +32,6 @@ from control_plane.core.states import (
     SecondaryStatus,
     TrainingJobStatus,
 )
-from control_plane.core.strategies import Strategy
 from control_plane.db import automation, checkpoints, fleets, implications, jobs, nodes, protection
 from control_plane.db import incidents as db_incidents
 from control_plane.db.fleets import FleetRecord
@@ -169,7 +168,6 @@ def of_jobs(
                 state=state,
                 survives_node_loss=bool(survives),
                 is_whole=healthy >= max(launched, len(node_ids)),
-                is_by_choice=job.spec.checkpoint_strategy is not Strategy.EVERSTEP,
                 changed_at=lapse.since if lapse is not None else _changed_at(totals.get(job.run_id)),
             ),
             checkpoints=_checkpoints(job, kept.get(job.run_id)),
@@ -300,7 +298,6 @@ def _checkpoints(job: SavedJob, newest: tuple[int, datetime] | None) -> Checkpoi
         every_steps=spec.checkpoint_every_steps,
         interval_seconds=spec.checkpoint_interval_seconds,
         is_scheduled=is_scheduled,
-        are_stored=spec.checkpoint_strategy is not Strategy.NONE,
     )
 
 
@@ -358,8 +355,7 @@ def listed_protection(job: SavedJob, totals: ShardTotals | None) -> ProtectionSt
     Returns:
         The protection state.
     """
-    is_everstep = job.spec.checkpoint_strategy is Strategy.EVERSTEP
-    if job.committed_step < 0 or totals is None or not is_everstep or lapse_of(job) is not None:
+    if job.committed_step < 0 or totals is None or lapse_of(job) is not None:
         return ProtectionState.UNPROTECTED
     size = job.spec.parity_group_size
     has_holders = (

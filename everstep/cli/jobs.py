@@ -129,12 +129,6 @@ def submit(
             "less frequent. By default 0.01, or 1 on a local cluster."
         ),
     ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            help="Checkpoint strategy, for comparison: Everstep (default), None, Strawman, HighFreq or CheckFreq."
-        ),
-    ] = None,
     checkpoint_every_steps: Annotated[
         int | None, typer.Option(help="Steps between two checkpoints in S3; 0: only when the job stops.")
     ] = None,
@@ -264,7 +258,6 @@ def submit(
         Tags=pairs("--tag", tag or []) or None,
         Protection=without_none(Copies=copies, ParityGroupSize=parity_group_size, MaxSlowdown=max_slowdown) or None,
         CheckpointConfig=without_none(
-            Strategy=strategy,
             EverySteps=checkpoint_every_steps,
             IntervalInSeconds=checkpoint_interval_seconds,
             MaxOverhead=checkpoint_max_overhead,

@@ -9,7 +9,6 @@ its step and its digest.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -21,19 +20,6 @@ from everstep.protocol.parity import Contribution, Rebuild
 
 DEFAULT_MAX_SLOWDOWN = 0.01
 """Default limit of the time that snapshots may add to an iteration, as a fraction of the mean iteration time."""
-
-
-class Snapshots(StrEnum):
-    """Rule for the steps that the ranks copy into memory as snapshots.
-
-    - EVERY_STEP: as many steps as `max_slowdown` permits.
-    - FOR_CHECKPOINTS: only steps that become checkpoints, and the last step of the training.
-    - NEVER: no step. No state leaves the ranks.
-    """
-
-    EVERY_STEP = "every_step"
-    FOR_CHECKPOINTS = "for_checkpoints"
-    NEVER = "never"
 
 
 SourceKind = Literal["local", "peer", "parity", "s3"]
@@ -255,9 +241,6 @@ class CheckpointPlan(Message, frozen=True):
     """
     upload_seconds: float = 0.0
     """Duration of the last upload of an earlier generation, in seconds; 0 if none was measured."""
-    snapshots: Snapshots = Snapshots.EVERY_STEP
-    is_blocking: bool = False
-    """True if ranks wait, after the commit of a checkpoint's step, until S3 has all shards of the step."""
 
 
 class Timeouts(Message, frozen=True):

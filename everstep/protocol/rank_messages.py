@@ -23,7 +23,7 @@ into slots.
     64      8     vote           agent        0 none, 1 acked, 2 abandon
     72      8     load           agent        number of the attempt to load the base into a slot, 0 before the first
     80      8     verified       agent        length of the verified beginning of the base's payload, in this attempt
-    88      8     hold           agent        committed step for whose upload the rank waits, 0 without one
+    88      8     zero           agent        ranks of earlier releases wait while it is above 0
     2048    8     sequence       rank         number of writes of this half
     2056    8     generation     rank
     2064    8     boundary       rank         number of steps finished, -1 before the restore has returned
@@ -56,7 +56,7 @@ from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
-_AGENT = struct.Struct("<QqqqqQqQQQQ")
+_AGENT = struct.Struct("<QqqqqQqQQQ8x")
 _RANK = struct.Struct("<QqQqQqQQQQ")
 _SEQUENCE = struct.Struct("Q")
 """Layout of a sequence number, in native byte order (little endian on every supported machine).
@@ -173,12 +173,6 @@ class AgentHalf:
     vote: Vote = Vote.NONE
     load: int = 0
     verified: int = 0
-    hold: int = 0
-    """Committed step for whose upload to S3 the ranks wait; 0 if training continues.
-
-    A rank that has finished this step waits until the field changes. Only jobs whose checkpoints block training set the
-    field.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +250,6 @@ def write_agent_half(page: memoryview, half: AgentHalf) -> None:
         half.vote,
         half.load,
         half.verified,
-        half.hold,
     )
     _write(page, 0, body)
 
@@ -271,7 +264,7 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
     body = _read(page, 0, _AGENT.size)
     if body is None:
         return None
-    generation, committed, proposed, slot, stop, stop_state, vote_step, vote, load, verified, hold = _AGENT.unpack(body)
+    generation, committed, proposed, slot, stop, stop_state, vote_step, vote, load, verified = _AGENT.unpack(body)
     try:
         return AgentHalf(
             generation,
@@ -284,7 +277,6 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
             Vote(vote),
             load,
             verified,
-            hold,
         )
     except ValueError:  # A field of the agent's half has a value that this version does not define.
         return None

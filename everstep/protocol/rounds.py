@@ -107,11 +107,6 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     """The proposed step; -1 while no step is proposed."""
     persist_step: Step = Step(-1)
     """A committed step that the agents upload to S3; -1 if there is none."""
-    hold_step: Step = Step(-1)
-    """A committed step for whose upload to S3 all ranks wait; -1 if training continues.
-
-    Only jobs whose checkpoints block training use it.
-    """
     stop_step: Step = Step(-1)
     stop_state: StopState = StopState.NONE
     finished: bool = False

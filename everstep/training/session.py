@@ -382,8 +382,6 @@ class TrainingSession:
                 self._link.let_go()
                 self._reported_at = passed_at
             self._snapshotter.prepare()
-            if decision.is_held:
-                decision = self._await_upload()
             if decision.must_wait:
                 decision = self._await_stop()
             if decision.is_stopped:
@@ -558,21 +556,6 @@ class TrainingSession:
         logger.warning(
             "step %d was not committed within %.0f s of the end", self._boundary, self._environment.final_round_seconds
         )
-
-    def _await_upload(self) -> StepDecision:
-        """Wait while the upload of a finished step blocks training (`StepDecision.is_held`).
-
-        The rank reports the phase `checkpoint`, so a long upload does not count as a hang.
-        """
-        begun = self._clock()
-        with self.phase("checkpoint", limit_seconds=MAX_LIMIT_SECONDS):
-            while True:
-                self._guard.reach()
-                self._link.wait(PAGE_POLL_SECONDS)
-                decision = self._attend()
-                if not decision.is_held:
-                    self._guard.add_wait(self._clock() - begun)
-                    return decision
 
     def _await_stop(self) -> StepDecision:
         """Wait after the step of an announced stop, until the agent confirms or withdraws the stop.

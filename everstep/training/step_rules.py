@@ -51,12 +51,6 @@ class StepDecision:
     The rank then waits and reads the page again.
     """
     is_stopped: bool = False
-    is_held: bool = False
-    """True while the rank must wait for the upload of a step that it has finished.
-
-    The rank then waits and reads the page again. It does not wait for other ranks: the agents end the wait when the
-    uploads have ended.
-    """
     is_quiet: bool = False
     """True if the rank has not reached the proposed step yet, and no stop is announced.
 
@@ -84,7 +78,6 @@ def decide(view: RankView, half: AgentHalf) -> StepDecision:
         echo=_on_stop(view, half),
         must_wait=is_here and half.stop_state is StopState.ANNOUNCED,
         is_stopped=is_here and half.stop_state is StopState.CONFIRMED,
-        is_held=0 < half.hold <= view.boundary,
         is_quiet=half.proposed > view.boundary and half.stop_state is not StopState.ANNOUNCED,
     )
 
@@ -93,8 +86,7 @@ def decide_alone(view: RankView, word: AgentHalf) -> StepDecision:
     """Return what the rank does next while the agent is disconnected or the page is unreadable.
 
     Without the agent, the rank captures no step and accepts no new stop request of the coordinator. It still stops at
-    the step of a request that it has already accepted, and it still waits for a blocking upload, because the other
-    ranks wait too.
+    the step of a request that it has already accepted.
 
     Args:
         view: the rank's own state.
@@ -109,7 +101,6 @@ def decide_alone(view: RankView, word: AgentHalf) -> StepDecision:
     return StepDecision(
         must_wait=is_here and has_agreed and word.stop_state is StopState.ANNOUNCED,
         is_stopped=is_here and word.stop_state is StopState.CONFIRMED,
-        is_held=0 < word.hold <= view.boundary,
     )
 
 

@@ -161,8 +161,6 @@ export interface CheckpointActivity {
 
 /** Rules by which Everstep writes checkpoints to S3, and keeps or deletes them. EverySteps, IntervalInSeconds and MaxOverhead each make checkpoints due. With or without them, Everstep also writes a checkpoint when the job completes, stops or pauses, when AWS announces the end of a node, and for each CreateCheckpoint. */
 export interface CheckpointConfig {
-  /** When and where the job stores its state. The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing. `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05. With these strategies, a restore uses checkpoints only. The strategy cannot change after creation. "Everstep" unless given. */
-  Strategy?: 'Everstep' | 'None' | 'Strawman' | 'HighFreq' | 'CheckFreq'
   /** Steps between two checkpoints in S3. 0 disables checkpoints by number of steps. 0 unless given. */
   EverySteps?: number
   /** Seconds between the beginnings of two checkpoints. The first commit after that time becomes a checkpoint. If EverySteps is set too, both rules make checkpoints due. */
@@ -411,7 +409,7 @@ export interface CreateTrainingJobRequest {
   ElasticConfig?: ElasticConfig
   /** Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
-  /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. Must be false with the strategy None. false unless given. */
+  /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. false unless given. */
   Preemptible?: boolean
   /** The project of the job. The default is the token's project, or `default`. Only a token without a project may choose another project. */
   Project?: string
@@ -618,7 +616,7 @@ export interface DutyAction {
   Step?: number
 }
 
-/** Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the strategy None must keep its number of nodes. */
+/** Limits between which the number of nodes of a job may change while it trains. The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. */
 export interface ElasticConfig {
   /** Smallest number of nodes with which the job starts, resumes and continues while the fleet has no further nodes. The default is NodeCount: the job waits until it has all nodes. When nodes arrive, the job stops at an agreed step and continues with them. A preemptible job also shrinks to this number for a job of higher priority. */
   MinNodeCount?: number

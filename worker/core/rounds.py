@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
-from everstep.protocol.plan import Snapshots
 from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
@@ -326,10 +325,6 @@ class Coordinator:
 
     No slot then contains a shard of the current layout at the base, so the base is neither proposed nor uploaded.
     """
-    snapshots: Snapshots = Snapshots.EVERY_STEP
-    """Selects which steps are proposed. The base is always proposed first, except if `is_relayout`."""
-    is_blocking: bool = False
-    """True if training on all ranks pauses until each checkpoint is uploaded (blocking checkpoints)."""
     max_uploads: int = 1
     """Maximum number of steps that agents upload at the same time."""
     distance: int = 1
@@ -493,27 +488,6 @@ class Coordinator:
         return Step((floor // self.every_steps + 1) * self.every_steps)
 
     @property
-    def hold(self) -> Step:
-        """The step for whose upload all ranks wait (blocking checkpoints), or `NONE`.
-
-        The wait begins after the commit, and ends when no agent uploads the step any more, even if uploads failed. It
-        also ends when the ranks must stop, so that they reach the step of the stop.
-        """
-        is_over = self.is_recovering or self.is_finished or self._is_stopping
-        return self.persist if self.is_blocking and self._is_storing and not is_over else NONE
-
-    @property
-    def _is_storing(self) -> bool:
-        """True from the moment a step is marked for upload until no agent uploads the step any more.
-
-        Until an agent has reported the commit of this step, the coordinator does not know whether the agent uploads the
-        step. The value therefore stays True until all agents have reported the commit.
-        """
-        return self.persist != NONE and any(
-            each.committed < self.persist or self.persist in each.pinned_steps for each in self.ranks
-        )
-
-    @property
     def is_complete(self) -> bool:
         """True if the coordinator has received at least one report about every rank of the generation."""
         return len(self.ranks) == self.world_size
@@ -642,7 +616,7 @@ class Coordinator:
         if len(boundaries) > 1:
             return replace(self, is_finished=True, proposed=NONE)
         (boundary,) = boundaries
-        if self.committed == boundary or boundary <= self.base or self.snapshots is Snapshots.NEVER:
+        if self.committed == boundary or boundary <= self.base:
             return replace(self, is_finished=True, final=boundary, proposed=NONE)
         if self.final != boundary:
             return replace(self, final=boundary, proposed=self.proposed if self.proposed == boundary else NONE)
@@ -652,11 +626,10 @@ class Coordinator:
         """Mark the newest complete step for upload once all ranks have finished.
 
         The newest complete step is the committed step; without a commit, it is the base. Nodes are released after the
-        job, so S3 must store this step. A job without snapshots uploads no step when its script ends.
+        job, so S3 must store this step.
         """
         foundation = self.committed if self.committed != NONE else (self._held_base or NONE)
-        is_due = self._is_stopping or self.snapshots is not Snapshots.NEVER
-        return replace(self, persist=foundation) if self.is_finished and is_due else self
+        return replace(self, persist=foundation) if self.is_finished else self
 
     @property
     def _held_base(self) -> Step:
@@ -690,8 +663,6 @@ class Coordinator:
         # Before ranks have restored their state, `highest_boundary` can be below the base. The base is never captured
         # again, so only later steps are proposed.
         soonest = max(self.highest_boundary + self.lead.steps, self.newest + 1, self.base + 1)
-        if self.snapshots is not Snapshots.EVERY_STEP:
-            return self._propose_checkpoint(Step(soonest))
         step = max(soonest, self.committed + self.distance)
         if self.every_steps:
             multiple = -(-soonest // self.every_steps) * self.every_steps
@@ -716,19 +687,3 @@ class Coordinator:
             len({*each.pinned_steps, each.held_step}.difference(unavailable)) >= self.slot_count - 1
             for each in self.ranks
         )
-
-    def _propose_checkpoint(self, soonest: Step) -> Coordinator:
-        """Propose the next step that becomes a checkpoint, if one is due and another upload may begin.
-
-        Only jobs that capture nothing but checkpoints use this method (`snapshots`). The minimum distance between two
-        snapshots (`distance`) does not apply to them.
-        """
-        is_wanted = self.wanted > self.persist
-        # After the commit of the step to upload (`persist`), an agent first pins the step's slot and then reports the
-        # commit. Until all agents have reported the commit, `uploads_in_flight` may lack this step.
-        is_marking = self.persist != NONE and any(each.committed < self.persist for each in self.ranks)
-        is_busy = is_marking or not self._may_mark
-        if self.snapshots is Snapshots.NEVER or is_busy or not (is_wanted or self.every_steps):
-            return self
-        step = soonest if is_wanted else max(soonest, self.due_step)
-        return replace(self, proposed=Step(step), newest=Step(step))

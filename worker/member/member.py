@@ -332,8 +332,6 @@ class Member:
                 stored=plan.checkpoint.stored_step,
                 strayed=strayed(plan),
                 is_relayout=plan.relayout is not None,
-                snapshots=plan.checkpoint.snapshots,
-                is_blocking=plan.checkpoint.is_blocking,
                 max_uploads=plan.checkpoint.max_uploads,
             )
             self.server = RoundServer(

@@ -280,12 +280,11 @@ class OwnedShard:
         return self.granted_slot < 0 and self._core.is_capturable(self.page.rank())
 
     def may_wait(self) -> bool:
-        """Return whether the rank may be waiting between two steps, for a stop, an upload or the end of training.
+        """Return whether the rank may be waiting between two steps, for a stop or the end of training.
 
         A waiting rank reads its shared-memory page only after the agent has sent it a message.
         """
-        half = self.page.agent
-        is_awaited = half.stop_state is StopState.ANNOUNCED or half.hold > 0
+        is_awaited = self.page.agent.stop_state is StopState.ANNOUNCED
         return is_awaited or self.page.rank().standing is not RankStanding.MOVING
 
     def content(self, step: Step) -> Content:
@@ -619,7 +618,6 @@ class OwnedShard:
                 vote=self._core.vote,
                 stop=half.stop if announcement is None else announcement.stop_step,
                 stop_state=half.stop_state if announcement is None else announcement.stop_state,
-                hold=half.hold if announcement is None else max(announcement.hold_step, 0),
             )
         )
 

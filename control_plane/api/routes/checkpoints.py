@@ -24,7 +24,6 @@ from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.core.checkpoints import TrashCause
 from control_plane.core.states import JobState
-from control_plane.core.strategies import Strategy, newest_storable, requested_step
 from control_plane.db import automation, checkpoints, events, jobs
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import Conflict
@@ -60,21 +59,18 @@ def create_checkpoint(
 ) -> checkpoints_schemas.CreateCheckpointResponse:
     """Request a checkpoint in S3 of a running job's newest committed step or of a later step.
 
-    With the strategies Strawman, HighFreq and CheckFreq, the checkpoint is of a step that the ranks finish after the
-    call. While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the
-    job has no checkpoint of its newest step and cannot make one. The job is then not running, has the strategy None, or
-    has the strategy Everstep and no committed step.
+    While a requested checkpoint is not complete, repeated calls change nothing. Raises ConflictException if the job has
+    no checkpoint of its newest step and cannot make one. The job is then not running, or has no committed step.
     """
     now = services.now()
     with services.database.write() as session:
         job = find_job(session, training_job_name, caller)
         newest = restorable(session, job)
         is_new = False
-        strategy, steps = job.spec.checkpoint_strategy, {"committed": job.committed_step, "boundary": job.boundary}
-        if newest is not None and newest.step >= newest_storable(strategy, **steps):
+        wanted = job.committed_step
+        if newest is not None and newest.step >= wanted:
             wanted = int(newest.step)
         else:
-            wanted = requested_step(strategy, **steps)
             if job.state != JobState.RUNNING or wanted <= 0:
                 raise Conflict(_why_none(job))
             is_outstanding = job.checkpoint_wanted_step > (-1 if newest is None else newest.step)
@@ -279,6 +275,4 @@ def _why_none(job: SavedJob) -> str:
         return f"the training job {job.name!r} has ended: {job.reason}"
     if job.state != JobState.RUNNING:
         return f"the training job {job.name!r} is not training: {job.reason}"
-    if job.spec.checkpoint_strategy is Strategy.NONE:
-        return f"the training job {job.name!r} has the strategy None, which makes no checkpoints"
     return f"the training job {job.name!r} has not committed a step yet"

@@ -194,8 +194,7 @@ def pause_training_job(
     """Pause a training job: all ranks stop at one agreed step, which is stored in S3.
 
     The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it
-    trains. Repeated calls change nothing. Raises ConflictException if the job has the strategy None, which stores no
-    state.
+    trains. Repeated calls change nothing.
     """
     now = services.now()
     with services.database.write() as session:

@@ -95,16 +95,6 @@ class CheckpointConfig(Request):
     CreateCheckpoint.
     """
 
-    strategy: Literal["Everstep", "None", "Strawman", "HighFreq", "CheckFreq"] = "Everstep"
-    """When and where the job stores its state.
-
-    The strategies besides Everstep exist for comparison, and keep no copies on other nodes. `None` stores nothing.
-    `Strawman` makes a checkpoint every three hours, or every IntervalInSeconds, and training waits until S3 has stored
-    it. `HighFreq` works like `Strawman`, but makes checkpoints as often as S3 can store them. `CheckFreq` stores
-    checkpoints in the background, at an interval that keeps the overhead within MaxOverhead, by default 0.05.
-
-    With these strategies, a restore uses checkpoints only. The strategy cannot change after creation.
-    """
     every_steps: int = Field(default=0, ge=0, le=1_000_000_000)
     """Steps between two checkpoints in S3. 0 disables checkpoints by number of steps."""
     interval_in_seconds: int | None = Field(default=None, ge=1, le=MAX_RUNTIME_SECONDS)
@@ -269,8 +259,7 @@ class RetryStrategy(Request):
 class ElasticConfig(Request):
     """Limits between which the number of nodes of a job may change while it trains.
 
-    The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes. A job with the
-    strategy None must keep its number of nodes.
+    The number of ranks per node stays the same. Without ElasticConfig, a job keeps its number of nodes.
     """
 
     min_node_count: int | None = Field(default=None, ge=1, le=MAX_NODE_COUNT)
@@ -365,8 +354,7 @@ class CreateTrainingJobRequest(Request):
     preemptible: bool = False
     """Whether a job of higher priority that needs the nodes may pause this job.
 
-    At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. Must be false
-    with the strategy None.
+    At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically.
     """
     project: Name | None = None
     """The project of the job. The default is the token's project, or `default`.

@@ -28,10 +28,9 @@ from control_plane.core.observed.facts import Fact, NotPaused
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import Told
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
-from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
 from everstep.protocol.ids import FIRST_STEP
-from everstep.protocol.plan import CHECK_VARIABLE, Snapshots
+from everstep.protocol.plan import CHECK_VARIABLE
 
 PAUSE_PATIENCE_TIMES = 5
 """Limit for the upload of the last checkpoint after the ranks' end, as a multiple of `blind_wait_seconds`.
@@ -70,8 +69,7 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
 def _with_final_checkpoint(view: JobView) -> JobView:
     """Record the job's final checkpoint, unless the job makes none."""
     is_check = CHECK_VARIABLE in view.spec.script.environment
-    never = STRATEGIES[view.spec.checkpoint_strategy].snapshots is Snapshots.NEVER
-    if is_check or never or view.record.max_boundary <= FIRST_STEP:
+    if is_check or view.record.max_boundary <= FIRST_STEP:
         return view
     return with_record(view, final_checkpoint=durable_step(view))
 
@@ -141,19 +139,6 @@ def _upload_patience(view: JobView) -> float:
     """Return for how many seconds after the ranks' end the job waits for the upload of its last checkpoint."""
     expected = moves.UPLOAD_MARGIN * (view.record.upload_seconds or 0.0)
     return max(PAUSE_PATIENCE_TIMES * view.policy.timeouts.blind_wait_seconds, expected)
-
-
-def awaits_restart_source(view: JobView) -> bool:
-    """Return whether a job that stopped at an agreed step must wait for the checkpoint of its last committed step.
-
-    A new generation on other nodes cancels the upload. If the job's strategy restores no step from memory, the job
-    would then repeat all steps since its last checkpoint. The result is False for strategies that restore steps from
-    memory or make no checkpoints, and after the time limit.
-    """
-    rules = STRATEGIES[view.spec.checkpoint_strategy]
-    if rules.uses_memory or rules.snapshots is Snapshots.NEVER or not lacks_checkpoint(view):
-        return False
-    return watched_seconds(view, _ended_at(view)) <= _upload_patience(view)
 
 
 def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decision:

@@ -8,7 +8,7 @@ from control_plane.core import faults, hangs, moves
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.evidence import nodes_out_of_view, silent_in_rounds
 from control_plane.core.incidents import incident_id
-from control_plane.core.job.ending import ask_to_stop, awaits_restart_source
+from control_plane.core.job.ending import ask_to_stop
 from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
 from control_plane.core.job.restart import start_new_generation, with_incident
 from control_plane.core.job.view import (
@@ -107,8 +107,6 @@ def _upload_wait(view: JobView, leaving: tuple[Departure, ...], stopped_at: floa
         return CheckpointWait(why=CheckpointWaitKind.NO_STEP)
     if newest >= record.committed:
         return CheckpointWait(why=CheckpointWaitKind.IN_S3, step=newest)
-    if awaits_restart_source(view):
-        return CheckpointWait(why=CheckpointWaitKind.ONLY_SOURCE)
     return moves.checkpoint_wait(
         moves.ends_at(leaving, view.nodes, view.now),
         is_announced=any(move.is_announced for move in leaving),

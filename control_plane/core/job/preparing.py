@@ -30,7 +30,6 @@ from control_plane.core.job.view import (
 from control_plane.core.observed.incidents import PausesWithoutNodes
 from control_plane.core.observed.reasons import GaveUp, Waits
 from control_plane.core.states import IncidentEvent, JobEvent
-from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import Prepare
 from everstep.protocol.ids import FIRST_STEP, Generation
 
@@ -161,7 +160,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
             [*incident.replacement_instance_ids, *(node_id for node_id in launched if node_id not in before)]
         )
         incident = incidents.moved(incident, IncidentEvent.NODES_THERE, view.now)
-        is_held = STRATEGIES[view.spec.checkpoint_strategy].uses_memory and view.record.committed > FIRST_STEP
+        is_held = view.record.committed > FIRST_STEP
         if incident.cause in NODE_LOSS_CAUSES and is_held and not (view.record.refused or view.record.failed_reads):
             incident = incidents.with_faults(incident, faults.memory_loss(restore.forgotten, incident.failed_at))
         incident = replace(

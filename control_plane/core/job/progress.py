@@ -13,10 +13,8 @@ from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import IncidentEvent, IncidentState
-from control_plane.core.strategies import STRATEGIES
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Step
-from everstep.protocol.plan import Snapshots
 
 SHOWN_OUTPUTS = 5
 """Maximum number of unstored outputs that an event names."""
@@ -88,7 +86,6 @@ def with_progress(view: JobView) -> JobView:
         view.reports,
         silent=silent,
         is_looking=status is not None and not status.finished and plan.coordinator not in silent,
-        keeps_every_step=STRATEGIES[view.spec.checkpoint_strategy].snapshots is Snapshots.EVERY_STEP,
         timeouts=view.policy.timeouts,
     )
     view = replace(view, record=watched, events=(*view.events, *protection.events(view.seen.record, watched)))

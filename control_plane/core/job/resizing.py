@@ -9,7 +9,7 @@ import msgspec
 from control_plane.core import elastic, hangs, incidents, launch, moves
 from control_plane.core.actions import Decision, EventDraft
 from control_plane.core.incidents import Fault
-from control_plane.core.job.ending import ask_to_stop, awaits_restart_source
+from control_plane.core.job.ending import ask_to_stop
 from control_plane.core.job.outcome import LAUNCH_SECONDS, stay
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import (
@@ -222,9 +222,6 @@ def grow(view: JobView) -> Decision | None:
     fault = Fault(cause=Cause.GROWN, evidence=NodesReady(node_ids=growth.node_ids), at=stopped_at)
     decision = Grows(count=record.member_count)
     if has_agreed_stop(view):
-        if awaits_restart_source(view):
-            words = f"stopped at step {record.boundary} to grow with {names}; waits for its checkpoint"
-            return stay(view, words, requeue=LAUNCH_SECONDS)
         return start_new_generation(view, (fault,), None, decision=decision)
     patience = view.policy.timeouts.blind_wait_seconds + hangs.promised_seconds(view.reports)
     if view.now - max(growth.asked_at, last_movement_at(view)) > patience:

@@ -17,9 +17,8 @@ from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
 from control_plane.core.observed.reasons import AwaitsFirstStep, JobReason, Told, separated
 from control_plane.core.states import JobEvent, JobState
-from control_plane.core.strategies import requested_step
 from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeStacks
-from everstep.protocol.ids import FIRST_STEP, NO_STEP, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP
 
 
 def watch(view: JobView) -> Decision:
@@ -132,15 +131,13 @@ def _awaits_first_step(view: JobView) -> JobReason:
 def _with_notices(view: JobView) -> JobView:
     """Record that new notices from AWS require a checkpoint before the announced nodes end.
 
-    Each notice requires one checkpoint. `notice_wanted` stores the lowest step that this checkpoint may have, which
-    `requested_step` returns.
+    Each notice requires one checkpoint. `notice_wanted` stores the lowest step that this checkpoint may have.
     """
     record = view.record
     announced = tuple(move.node_id for move in record.moves if move.is_announced)
-    wanted = requested_step(view.spec.checkpoint_strategy, committed=record.committed, boundary=record.boundary)
-    is_new = view.spec.checkpoint_on_notice and wanted > FIRST_STEP and bool(set(announced) - set(record.noticed))
-    if is_new:
-        return with_record(view, noticed=announced, notice_wanted=Step(wanted))
+    is_new = bool(set(announced) - set(record.noticed))
+    if is_new and view.spec.checkpoint_on_notice and record.committed > FIRST_STEP:
+        return with_record(view, noticed=announced, notice_wanted=record.committed)
     return with_record(view, noticed=tuple(node_id for node_id in record.noticed if node_id in announced))
 
 

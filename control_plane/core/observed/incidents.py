@@ -83,7 +83,6 @@ class CheckpointWaitKind(StrEnum):
     NO_TIME = "no_time"
     TOO_SLOW = "too_slow"
     GAVE_UP = "gave_up"
-    ONLY_SOURCE = "only_source"
     SOLE_HOLDER = "sole_holder"
     NO_REPLACEMENT = "no_replacement"
     IN_TIME = "in_time"
@@ -103,7 +102,7 @@ class CheckpointWait(Value, frozen=True):
     def is_awaited(self) -> bool:
         """Whether the job waits."""
         kinds = CheckpointWaitKind
-        return self.why in (kinds.ONLY_SOURCE, kinds.SOLE_HOLDER, kinds.NO_REPLACEMENT, kinds.IN_TIME)
+        return self.why in (kinds.SOLE_HOLDER, kinds.NO_REPLACEMENT, kinds.IN_TIME)
 
 
 class RestartsRanks(Value, frozen=True):

@@ -26,7 +26,6 @@ from control_plane.core.observed.steps import (
     RepeatedWork,
 )
 from control_plane.core.states import JobState
-from control_plane.core.strategies import Strategy
 from control_plane.core.verification import Blocked
 from everstep.protocol.agent_messages import CheckpointPace, OutputFailure
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, JobName, NodeId, Rank, RunId, Step
@@ -87,7 +86,6 @@ class JobSettings:
     parity_group_size: int | None = None
     """Number of nodes per parity group. None: copies protect the shards."""
     max_slowdown: float = DEFAULT_MAX_SLOWDOWN
-    checkpoint_strategy: Strategy = Strategy.EVERSTEP
     checkpoint_every_steps: int = 0
     """Steps between two checkpoints. 0 disables this trigger."""
     checkpoint_interval_seconds: int | None = None

@@ -64,7 +64,7 @@ class StandsStill(Value, frozen=True):
 
 
 class WaitsDeliberately(Value, frozen=True):
-    """Ranks wait within a limit that the script or the checkpoint strategy declared."""
+    """Ranks wait within a limit that the script declared."""
 
     waiting: RanksOnNodes
     phases: tuple[str, ...]

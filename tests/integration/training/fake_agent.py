@@ -185,13 +185,6 @@ class FakeAgent:
                 line.write(stop=step, stop_state=state)
                 line.say(WordChanged())
 
-    def hold(self, step: int) -> None:
-        """Make the ranks wait, as during the upload of `step`. Step 0 ends the wait."""
-        with self.changed:
-            for line in self.lines:
-                line.write(hold=step)
-                line.say(WordChanged())
-
     def halves(self) -> list[object]:
         return [read_rank_half(line.page) for line in self.lines]
 

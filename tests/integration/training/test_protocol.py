@@ -623,62 +623,6 @@ def test_a_withdrawn_stop_lets_the_waiting_rank_go_on(tmp_path: Path, begin: Beg
         thread.join()
 
 
-def test_a_rank_waits_at_its_boundary_while_an_upload_blocks_training(
-    tmp_path: Path, begin: Begin, links: Links
-) -> None:
-    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
-        session, step = begin(agent)
-        links.notify(agent)
-        step()
-        session.boundary()
-        agent.hold(1)
-        waited: list[tuple[int, Phase]] = []
-
-        def end() -> None:
-            agent.wait_for(lambda: rank_half(agent).phase is Phase.CHECKPOINT)
-            waited.append((rank_half(agent).boundary, rank_half(agent).phase))
-            agent.hold(0)
-
-        thread = threading.Thread(target=end)
-        thread.start()
-        step()
-        session.boundary()
-        thread.join()
-        assert waited == [(2, Phase.CHECKPOINT)]
-        assert rank_half(agent).phase is Phase.TRAIN
-        step()
-        session.boundary()
-        agent.wait_for(lambda: agent.of_kind(Boundary)[-1][1].boundary == 3)
-        assert sum(message.blocked_seconds for _, message in agent.of_kind(Boundary)) > 0
-
-
-def test_a_rank_that_waits_for_an_upload_outlives_its_agent(tmp_path: Path, begin: Begin, links: Links) -> None:
-    """A rank waits for an upload while its agent dies.
-
-    The rank continues only when the restarted agent ends the wait, because the other ranks wait too.
-    """
-    released = []
-    with FakeAgent(tmp_path, 1, commit_target=0) as agent:
-        session, step = begin(agent)
-        links.notify(agent)
-        agent.hold(1)
-
-        def restart() -> None:
-            agent.wait_for(lambda: rank_half(agent).phase is Phase.CHECKPOINT)
-            agent.stop()
-            agent.start()
-            agent.wait_for(lambda: len(agent.of_kind(RankHello)) == 2)
-            released.append(True)
-            agent.hold(0)
-
-        thread = threading.Thread(target=restart)
-        thread.start()
-        step()
-        session.boundary()
-        assert released
-        thread.join()
-
-
 def test_a_rank_that_waits_for_a_stop_outlives_its_agent(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=0) as agent:
         session, step = begin(agent)

@@ -12,13 +12,12 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from benchmarks.durable import strategies, uploads
+from benchmarks.durable import uploads
 from benchmarks.durable.jobs import upload_table
 from benchmarks.durable.loads import LAYOUTS, MOVED, SAME, Layout, Load, absent_share, needed_bytes
 from benchmarks.durable.part_sink import running_part_sink
 from benchmarks.durable.readers import READERS, SharedLoadTime
 from benchmarks.durable.report import GOALS, NAMES, PAGE, RAW, SYSTEMS, Comparison, Run, Sample, replaced, rows
-from benchmarks.durable.strategies import STRATEGIES, StrategyJob
 from benchmarks.durable.transfer import MIB
 from benchmarks.durable.uploads import DCP, EVERSTEP, FLOOR, UploadBlock
 from benchmarks.durable.writers import WRITERS, SharedUploadTime
@@ -90,13 +89,6 @@ LOADS = [
     for layout, seconds in LOAD_SECONDS.items()
     for _ in range(3)
 ]
-LOST = {"None": 60, "Strawman": 20, "HighFreq": 10, "CheckFreq": 12, "Everstep": 0}
-JOBS = [
-    StrategyJob(
-        strategy=name, steps=100, seconds=11 + lost / 10, lost_steps=lost, blocked_seconds=0.1, step_seconds=0.1
-    )
-    for name, lost in LOST.items()
-]
 RUN = Run(
     machine=MACHINE,
     is_quick=False,
@@ -107,7 +99,6 @@ RUN = Run(
     restores=RESTORES,
     uploads=BLOCKS,
     loads=LOADS,
-    strategies=JOBS,
 )
 
 
@@ -117,7 +108,7 @@ def verdicts(run: Run) -> dict[str, Verdict]:
 
 def test_every_limit_passes_in_a_good_run() -> None:
     assert set(verdicts(RUN).values()) == {Verdict.PASS}
-    assert len(verdicts(RUN)) == 5 + len(GOALS) + 2 + 2 + 3 + 2 + 3
+    assert len(verdicts(RUN)) == 5 + len(GOALS) + 2 + 2 + 3 + 2
 
 
 @pytest.mark.parametrize(("operation", "limit"), [("load", 1.5), ("copy", 1.25), ("export", 1.0)])
@@ -327,53 +318,6 @@ def test_a_load_of_other_tensors_falls_short_on_a_busy_machine_too() -> None:
     assert len(short(busy)) == 2
 
 
-@pytest.mark.parametrize(
-    ("strategy", "change", "what"),
-    [
-        ("Everstep", {"seconds": 12.1}, "useful time with the strategy Everstep ÷ the highest of the other strategies"),
-        ("Everstep", {"lost_steps": 3}, "highest number of lost steps with the strategy Everstep"),
-        ("None", {"lost_steps": 58}, "lowest number of lost steps with the strategy None"),
-    ],
-)
-def test_a_strategy_that_does_not_do_its_work_falls_short(strategy: str, change: dict[str, float], what: str) -> None:
-    changed = [replace(job, **change) if job.strategy == strategy else job for job in JOBS]  # type: ignore[arg-type]
-    assert short(replace(RUN, strategies=changed)) == {what}
-
-
-def test_the_useful_time_of_a_strategy_is_the_median_of_its_jobs() -> None:
-    what = "useful time with the strategy Everstep ÷ the highest of the other strategies"
-    (own,) = [job for job in JOBS if job.strategy == "Everstep"]
-    slow, lossy = replace(own, seconds=30.0), replace(own, lost_steps=3)
-    assert short(replace(RUN, strategies=[*JOBS, own, slow])) == set()
-    assert short(replace(RUN, strategies=[*JOBS, slow, slow])) == {what}
-    assert short(replace(RUN, strategies=[*JOBS, own, lossy])) == {
-        "highest number of lost steps with the strategy Everstep"
-    }
-
-
-def trace(*parts: tuple[int, int, int, float]) -> str:
-    """Return a trace. A part has a generation, its first and last step, and the time of its first line."""
-    return "".join(
-        f"{generation} {step} {begin + 0.1 * (step - first):.3f} 0.01\n"
-        for generation, first, last, begin in parts
-        for step in range(first, last + 1)
-    )
-
-
-def test_a_trace_shows_lost_steps_and_the_time_of_both_launches() -> None:
-    job = strategies.judge("HighFreq", strategies.parse(trace((1, 1, 60, 10.0), (2, 51, 100, 18.0)) + "2 101 99"))
-    assert (job.steps, job.lost_steps) == (100, 10)
-    assert job.seconds == pytest.approx(8.0 + 4.9)
-    assert job.blocked_seconds == pytest.approx(1.1)
-    assert job.step_seconds == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("parts", [((1, 1, 100, 0.0),), ((1, 1, 60, 0.0), (2, 61, 70, 9.0), (3, 71, 100, 12.0))])
-def test_a_job_that_was_not_killed_once_does_not_count(parts: tuple[tuple[int, int, int, float], ...]) -> None:
-    with pytest.raises(BenchmarkFailed, match="launches"):
-        strategies.judge("HighFreq", strategies.parse(trace(*parts)))
-
-
 def test_a_part_can_be_measured_again_on_the_same_revision() -> None:
     loads = [replace(each, seconds=0.1) for each in LOADS]
     later = Run(
@@ -402,10 +346,9 @@ def test_a_run_that_does_not_fit_replaces_no_part(change: dict[str, Any]) -> Non
 
 def test_the_page_has_a_section_for_each_part_that_was_measured() -> None:
     page = render(PAGE, RUN)
-    sections = ("Training while a checkpoint is stored", "Loads by other numbers of ranks", "Strategies")
+    sections = ("Training while a checkpoint is stored", "Loads by other numbers of ranks")
     assert all(f"## {title}" in page for title in sections)
-    assert all(f"| {name} |" in page for name in STRATEGIES)
-    parts = ("samples", "comparisons", "shared", "restores", "uploads", "loads", "strategies")
+    parts = ("samples", "comparisons", "shared", "restores", "uploads", "loads")
     empty = replace(RUN, **dict.fromkeys(parts, ()))
     others = ("Loads and exports", "Uploads", "Downloads")
     assert not any(f"## {title}" in render(PAGE, empty) for title in (*sections, *others))

@@ -54,7 +54,7 @@ RUNS: dict[str, BenchmarkRun] = {
     "recovery": test_interruption.RUN,
     "scale": test_scale.RUN,
 }
-OPTIONAL = {"caveats", "job_uploads", "loads", "missing", "peer_notes", "remeasured", "restores", "strategies"}
+OPTIONAL = {"caveats", "job_uploads", "loads", "missing", "peer_notes", "remeasured", "restores"}
 """Placeholders whose text only some runs supply."""
 BUSY = replace(MACHINE, load_average=(1.01, 0.0, 0.0))
 

@@ -191,7 +191,7 @@ def test_submit_as_the_readme_says(run):
             "--hyperparameter",
             "seed=7",
         ),
-        *("--checkpoint-max-count", "5", "--checkpoint-max-age-seconds", "3600", "--strategy", "Everstep"),
+        *("--checkpoint-max-count", "5", "--checkpoint-max-age-seconds", "3600"),
         *("--environment", "A=b=c", "--fleet", "main", "--priority", "3", "--tag", "team=x", "--max-slowdown", "0.05"),
         upload_source={"SourceId": "s"},
         create_training_job=planned,
@@ -202,7 +202,6 @@ def test_submit_as_the_readme_says(run):
     (_, dry), (_, request) = calls[1:]
     assert dry == {**request, "DryRun": True}
     assert request["CheckpointConfig"] == {
-        "Strategy": "Everstep",
         "EverySteps": 100,
         "MaxCount": 5,
         "MaxAgeInSeconds": 3600,

@@ -88,7 +88,7 @@ def test_slot_header() -> None:
 
 HALVES = {
     "agent half": (
-        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106, 107),
+        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106),
         {
             "sequence": 1,
             "generation": 5,
@@ -101,7 +101,7 @@ HALVES = {
             "vote": 2,
             "load": 105,
             "verified": 106,
-            "hold": 107,
+            "zero": 0,
         },
     ),
     "rank half": (

@@ -52,10 +52,6 @@ NOTHING, QUIET = StepDecision(), StepDecision(is_quiet=True)
         (view(echo_step=5), half(stop=5, stop_state=StopState.CONFIRMED), StepDecision(is_stopped=True)),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
         (view(echo_step=4), half(stop=4, stop_state=StopState.CONFIRMED), NOTHING),
-        (view(), half(hold=5), StepDecision(is_held=True)),
-        (view(), half(hold=4), StepDecision(is_held=True)),
-        (view(), half(hold=6), NOTHING),
-        (view(boundary=0), half(hold=0), NOTHING),  # hold=0 means that training does not wait for an upload
     ],
 )
 def test_decisions(view: RankView, half: AgentHalf, expected: StepDecision) -> None:
@@ -81,9 +77,6 @@ def test_decisions(view: RankView, half: AgentHalf, expected: StepDecision) -> N
         (view(echo_step=7), half(stop=7, stop_state=StopState.ANNOUNCED), NOTHING),
         (view(echo_step=7), half(stop=7, stop_state=StopState.CONFIRMED), NOTHING),
         (view(echo_step=5), half(stop=5, stop_state=StopState.NONE), NOTHING),
-        # the rank still waits for the upload, as the other ranks do
-        (view(boundary=5), half(hold=5), StepDecision(is_held=True)),
-        (view(boundary=4), half(hold=5), NOTHING),
     ],
 )
 def test_decisions_while_the_agent_is_away(view: RankView, word: AgentHalf, expected: StepDecision) -> None:

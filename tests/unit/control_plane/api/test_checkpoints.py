@@ -106,23 +106,6 @@ def test_a_job_that_does_not_train_makes_none_and_says_why(service, client, job)
         client.create_checkpoint(**GPT)
 
 
-@pytest.mark.parametrize("strategy", ["Strawman", "HighFreq", "CheckFreq"])
-def test_a_strategy_that_commits_only_checkpoints_makes_one_of_a_later_step(service, client, fleet, source, strategy):
-    job = Job(service, client, source, CheckpointConfig={"Strategy": strategy})
-    job.launch(1)
-    job.write(jobs.transition, before="queued", after="running", now=START, reason="trains", started_at=START)
-    assert (client.create_checkpoint(**GPT)["Step"], client.create_checkpoint(**GPT)["Status"]) == (1, "Requested")
-    job.write(jobs.change, committed_step=5, boundary=5, max_boundary=5)
-    job.checkpoint(5)
-    assert client.create_checkpoint(**GPT)["Status"] == "Complete", "no rank has finished a later step"
-    job.write(jobs.change, boundary=8, max_boundary=8)
-    assert (client.create_checkpoint(**GPT)["Step"], client.create_checkpoint(**GPT)["Status"]) == (9, "Requested")
-    assert wanted(service)[0] == 9
-    job.checkpoint(10)
-    job.write(jobs.change, committed_step=10, boundary=10, max_boundary=10)
-    assert client.create_checkpoint(**GPT)["Status"] == "Complete"
-
-
 # Tests of the verification of stored checkpoints
 
 

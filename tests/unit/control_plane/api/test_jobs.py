@@ -96,7 +96,6 @@ def test_a_request_can_say_everything(client, request_):
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
     assert job["CheckpointConfig"] == {
-        "Strategy": "Everstep",
         "EverySteps": 100,
         "S3Uri": "s3://mine/checkpoints/gpt/",
         "ThirdSlot": True,
@@ -123,30 +122,6 @@ def test_a_request_can_say_everything(client, request_):
         {"team": "a"},
         {"MODE": "fast"},
     )
-
-
-@pytest.mark.covers("CreateTrainingJob.CheckpointConfig.Strategy")
-@pytest.mark.parametrize(
-    ("config", "described"),
-    [
-        ({"Strategy": "None"}, {"EverySteps": 0, "OnNotice": False}),
-        ({"Strategy": "Strawman"}, {"EverySteps": 0, "IntervalInSeconds": 10_800, "OnNotice": True}),
-        (
-            {"Strategy": "Strawman", "IntervalInSeconds": 60},
-            {"EverySteps": 0, "IntervalInSeconds": 60, "OnNotice": True},
-        ),
-        ({"Strategy": "HighFreq"}, {"EverySteps": 1, "OnNotice": True}),
-        ({"Strategy": "CheckFreq"}, {"EverySteps": 0, "MaxOverhead": 0.05, "OnNotice": True}),
-    ],
-)
-def test_a_strategy_sets_the_settings_that_the_request_leaves_out(client, request_, config, described):
-    client.create_training_job(**request_, CheckpointConfig=config)
-    job = client.describe_training_job(TrainingJobName="gpt")
-    seen = job["CheckpointConfig"]
-    seen.pop("S3Uri")
-    assert seen == {"Strategy": config["Strategy"], "ThirdSlot": False, "TrashHours": 24, **described}
-    assert job["Protection"]["Copies"] == 1
-    client.create_training_job(**{**request_, "TrainingJobName": "again"}, CheckpointConfig=seen)
 
 
 @pytest.mark.covers(

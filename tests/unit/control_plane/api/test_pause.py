@@ -63,20 +63,6 @@ def test_what_cannot_be_paused_is_refused(service, client, job):
         client.resume_training_job(TrainingJobName="gpt")
 
 
-def test_a_job_that_stores_nothing_is_never_paused_and_its_protection_does_not_name_s3(service, client, source, fleet):
-    job = Job(service, client, source, CheckpointConfig={"Strategy": "None"})
-    job.launch(1)
-    job.write(jobs.change, started_at=service.clock(), reason="trains", boundary=1, max_boundary=1)
-    with refused("ConflictException", match="has the strategy None, which stores no state"):
-        client.pause_training_job(TrainingJobName="gpt")
-    with refused("ValidationException", match="Preemptible"):
-        client.update_training_job(TrainingJobName="gpt", Preemptible=True)
-    assert seen(client) == ("InProgress", "Interrupted", False)
-    protection = client.describe_protection(TrainingJobName="gpt")
-    assert protection["ProtectionState"] == "Unprotected"
-    assert protection["Reason"].startswith("The strategy None keeps no state: after a failure, the job starts")
-
-
 def test_a_stop_shows_before_a_pause(client, job):
     client.pause_training_job(TrainingJobName="gpt")
     client.stop_training_job(TrainingJobName="gpt")

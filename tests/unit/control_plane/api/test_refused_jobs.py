@@ -69,11 +69,6 @@ def request_(client, tmp_path_factory):
             "ElasticConfig.MinNodeCount",
             "groups of 4 nodes need 4 nodes; MinNodeCount is 3. Raise MinNodeCount or lower ParityGroupSize",
         ),
-        (
-            {"Protection": {"ParityGroupSize": 4}, "CheckpointConfig": {"Strategy": "Strawman"}},
-            "Protection.ParityGroupSize",
-            "the strategy Strawman keeps nothing on other nodes; remove the field",
-        ),
         ({"Protection": {"MaxSlowdown": 0}}, "Protection.MaxSlowdown", "must be at least 0.0001"),
         ({"NodeCount": 9}, "NodeCount", "NodeCount is 9; the group training-group of the fleet main has MaxSize 8"),
         (
@@ -218,42 +213,6 @@ def request_(client, tmp_path_factory):
             "set MaxOverhead",
         ),
         ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),
-        ({"CheckpointConfig": {"Strategy": "Gemini"}}, "CheckpointConfig.Strategy", "HighFreq"),
-        (
-            {"CheckpointConfig": {"Strategy": "Strawman"}, "Protection": {"Copies": 2}},
-            "Protection.Copies",
-            "the strategy Strawman keeps no copies on other nodes",
-        ),
-        (
-            {"CheckpointConfig": {"Strategy": "HighFreq", "EverySteps": 10}},
-            "CheckpointConfig.EverySteps",
-            "the strategy HighFreq always has 1",
-        ),
-        (
-            {"CheckpointConfig": {"Strategy": "None", "OnNotice": True}},
-            "CheckpointConfig.OnNotice",
-            "the strategy None makes no checkpoints",
-        ),
-        (
-            {"CheckpointConfig": {"Strategy": "CheckFreq", "ThirdSlot": True}},
-            "CheckpointConfig.ThirdSlot",
-            "the strategy CheckFreq does not use it",
-        ),
-        (
-            {"CheckpointConfig": {"Strategy": "None"}, "Preemptible": True},
-            "Preemptible",
-            "the strategy None stores no state, so a pause would lose every step",
-        ),
-        (
-            {"CheckpointConfig": {"Strategy": "None"}, "ElasticConfig": {"MinNodeCount": 1, "MaxNodeCount": 2}},
-            "ElasticConfig.MinNodeCount",
-            "the strategy None stores no state, so a job that grows would lose every step",
-        ),
-        (
-            {"CheckpointConfig": {"Strategy": "None"}, "ElasticConfig": {"MaxNodeCount": 6}},
-            "ElasticConfig.MaxNodeCount",
-            "the strategy None stores no state, so a job that grows would lose every step",
-        ),
         ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
         ({"Unknown": 1}, "Unknown", "is not a field of this request"),
         ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "must be text, not '200'"),

@@ -197,8 +197,6 @@ def test_a_running_job_without_a_step_in_memory_is_urgent_after_its_first_steps(
     lost = protected(state=ProtectionState.UNPROTECTED)
     assert duty(protection=lost) == (DutyKind.PROTECTION_LOST, Urgency.NOW)
     assert duty(protection=lost, boundary=Step(3)) == (DutyKind.NOTHING, Urgency.NONE)
-    by_choice = replace(lost, is_by_choice=True)
-    assert duty(protection=by_choice) == (DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL), "the user chose the strategy"
 
 
 def test_a_degraded_job_never_has_nothing_to_do() -> None:
@@ -217,7 +215,6 @@ def test_a_job_of_many_steps_without_a_checkpoint_has_a_duty() -> None:
     found = of_job(unsaved, NOW)
     assert (found.kind, found.urgency) == (DutyKind.NO_CHECKPOINT, Urgency.LATER)
     assert [each.kind for each in found.actions] == [ActionKind.SET_CHECKPOINTS]
-    assert duty(unsaved, checkpoints=replace(never, are_stored=False)) == (DutyKind.NOTHING, Urgency.NONE)
 
 
 @pytest.mark.parametrize(

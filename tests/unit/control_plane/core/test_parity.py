@@ -8,7 +8,6 @@ import pytest
 
 from control_plane.core import domain_loss, parity, placement, slot_memory
 from control_plane.core.observed.jobs import JobSettings
-from control_plane.core.strategies import Strategy
 from control_plane.errors import ImpossiblePlacement
 from everstep.protocol.ids import NodeId
 from everstep.protocol.slot import CHUNK_BYTES
@@ -21,7 +20,7 @@ def nodes(count: int) -> list[NodeId]:
 
 
 def contradicted(group_size: int = 4, **changes: object) -> dict[str, str]:
-    settings = {"copies": 1, "node_count": 8, "strategy": Strategy.EVERSTEP, **changes}
+    settings = {"copies": 1, "node_count": 8, **changes}
     return dict(parity.contradictions(group_size, **settings))  # type: ignore[arg-type]
 
 
@@ -36,7 +35,6 @@ def test_a_job_of_whole_groups_contradicts_nothing() -> None:
     [
         ({"copies": 2}, "Protection.Copies", "not 2; remove Copies"),
         ({"node_count": 3}, "Protection.ParityGroupSize", "NodeCount is 3. Lower ParityGroupSize"),
-        ({"strategy": Strategy.HIGH_FREQ}, "Protection.ParityGroupSize", "the strategy HighFreq keeps nothing"),
         ({"min_node_count": 3}, "ElasticConfig.MinNodeCount", "MinNodeCount is 3. Raise MinNodeCount or lower"),
     ],
 )

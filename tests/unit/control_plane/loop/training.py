@@ -1,6 +1,6 @@
 """Simulates the training of a job whose agents follow the checkpoint settings of its plan, in virtual seconds.
 
-plan of the real loops ──▶ RoundServer of the agent (steps, checkpoints, waits) ◀──▶ two simulated ranks
+plan of the real loops ──▶ RoundServer of the agent (steps, checkpoints) ◀──▶ two simulated ranks
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ class Training:
     upload_seconds: float
     slowed: float = 1.0
     now: float = 0.0
-    waited_seconds: float = 0.0
-    """Seconds for which the ranks waited for an upload."""
     uploads: list[tuple[float, Step]] = field(default_factory=list)
     """Time and step of each upload, oldest first."""
     _steps: float = 0.0
@@ -44,8 +42,6 @@ class Training:
             world_size=self.plan.world_size,
             base=self.plan.base_step,
             every_steps=plan.every_steps,
-            snapshots=plan.snapshots,
-            is_blocking=plan.is_blocking,
             max_uploads=plan.max_uploads,
         )
         schedule = CheckpointSchedule(
@@ -79,10 +75,7 @@ class Training:
         while self.now < end:
             self.now += TICK_SECONDS
             is_uploading = self._is_uploading()
-            if self.server.announcement().hold_step != NONE:
-                self.waited_seconds += TICK_SECONDS
-            else:
-                self._steps += 1 / (self.slowed if is_uploading else 1.0)
+            self._steps += 1 / (self.slowed if is_uploading else 1.0)
             if is_uploading and self.now >= self.uploads[-1][0] + self.upload_seconds:
                 self._stored = self.uploads[-1][1]
             self._report()

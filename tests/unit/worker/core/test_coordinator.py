@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from everstep.protocol.ids import NodeId, Rank, Step
-from everstep.protocol.plan import Snapshots
 from everstep.protocol.rank_messages import RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator
@@ -486,11 +485,6 @@ class TestEnd:
         core = running().report(*self.closing(9, 1, 2, Vote.ABANDON))
         assert (core.final, core.persist) == (9, NONE)
         assert core.report(*self.closing(9, 1, 9, Vote.ACKED)).persist == 9
-
-    def test_a_job_without_snapshots_uploads_no_step_when_its_script_ends(self) -> None:
-        core = Coordinator(world_size=2, base=Step(5), every_steps=0, snapshots=Snapshots.NEVER).begin()
-        core = core.report(*both(5, 5, 5, Vote.ACKED)).report(*self.closing(9, 5, NONE))
-        assert (core.is_finished, core.committed, core.persist) == (True, 5, NONE)
 
     def test_without_a_stop_the_control_plane_cannot_halt_the_rounds(self) -> None:
         assert running().halt() == running()
