@@ -218,12 +218,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         "(OTEL_EXPORTER_OTLP_ENDPOINT)",
     )
     parser.add_argument(
-        "--export-logs",
-        default="",
-        metavar="GROUP",
-        help="existing CloudWatch log group that receives a copy of the ranks' output; by default no copy",
-    )
-    parser.add_argument(
         "--bucket", default=env("EVERSTEP_BUCKET", ""), help="S3 bucket for sources, logs, outputs and checkpoints"
     )
     parser.add_argument(
@@ -275,7 +269,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         webhook_receivers=tuple(given.allow_webhook),
         webhook_secrets=tuple(env("EVERSTEP_WEBHOOK_SECRET", "").split()),
         otlp_endpoint=given.otlp_endpoint,
-        log_group=given.export_logs,
         secrets_prefix=given.secrets_prefix,
         server_secret=env("EVERSTEP_SERVER_SECRET", ""),
         admin_token=env("EVERSTEP_ADMIN_TOKEN", ""),

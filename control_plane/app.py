@@ -48,7 +48,7 @@ from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
-from control_plane.cloud.sinks import EventSink, LogGroupSink, LogSink, sink_of
+from control_plane.cloud.sinks import EventSink, sink_of
 from control_plane.cloud.webhooks import WebhookSink
 from control_plane.core import webhooks
 from control_plane.core.timeouts import grace_seconds, ladder
@@ -62,7 +62,6 @@ from control_plane.loop.context import LoopContext
 from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.exporter import EventExporter
 from control_plane.loop.figures import LoopFigures
-from control_plane.loop.log_exporter import LogExporter
 from control_plane.loop.metric_writer import MetricWriter
 from control_plane.loop.readiness import Readiness
 from control_plane.loop.runner import Runner
@@ -149,7 +148,6 @@ def create_app(
     spool_directory.mkdir(mode=0o700, exist_ok=True)
     queue: EventQueue | None = None
     sinks: dict[str, EventSink] = {}
-    log_sink: LogSink | None = None
     attestation: Attestation | None = None
     figures = LoopFigures()
     stored: Secrets = SecretFiles(settings.state_directory)
@@ -157,7 +155,6 @@ def create_app(
         connection = Connection(settings.cloud)
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
         sinks = {arn: sink_of(connection, arn) for arn in settings.event_exports}
-        log_sink = LogGroupSink(connection, settings.log_group) if settings.log_group else None
         operator = operator or AwsOperator(connection)
         figures = LoopFigures(connection.meter.collectors)
         if settings.mode is CloudMode.AWS:
@@ -221,7 +218,7 @@ def create_app(
         app.state.services = replace(services, wake=wake)
         stop = asyncio.Event()
         with ServerReplica(settings.state_directory, replica_url) as replica:
-            make_loops = loops or partial(_loops, settings, replica.owner, sinks, log_sink)
+            make_loops = loops or partial(_loops, settings, replica.owner, sinks)
             tasks = [asyncio.create_task(loop.run(stop)) for loop in make_loops(app.state.services, secret)]
             for task in tasks:
                 task.add_done_callback(partial(_report_crash, when_crashed))
@@ -331,7 +328,6 @@ def _loops(
     settings: Settings,
     owner: str,
     sinks: Mapping[str, EventSink],
-    log_sink: LogSink | None,
     services: Services,
     secret: bytes,
 ) -> Sequence[Loop]:
@@ -355,13 +351,7 @@ def _loops(
     def leaser() -> Leaser:
         return Leaser(context.owner, grace_seconds(context.timeouts), context.monotonic)
 
-    exporters: list[Loop] = [
-        EventExporter(services.database, name, sink, leaser(), context.now) for name, sink in sinks.items()
-    ]
-    if log_sink is not None:
-        exporters.append(
-            LogExporter(services.database, services.objects, settings.log_group, log_sink, leaser(), context.now)
-        )
+    exporters = [EventExporter(services.database, name, sink, leaser(), context.now) for name, sink in sinks.items()]
     return Runner(context), MetricWriter(services.database, services.registry), *exporters
 
 

@@ -72,8 +72,6 @@ class Settings:
     """
     otlp_endpoint: str = ""
     """Base URL of a collector that accepts OTLP over HTTP. Empty: no traces."""
-    log_group: str = ""
-    """CloudWatch log group that receives a copy of the ranks' output. Empty: no copy."""
     is_other_host_allowed: bool = False
     """Whether the server may listen on other addresses than loopback without TLS."""
     tls_certificate: Path | None = None
@@ -141,8 +139,6 @@ class Settings:
             raise InvalidSettings("--webhook contains the same URL twice")
         if self.otlp_endpoint and not url_host(self.otlp_endpoint):
             raise InvalidSettings(f"--otlp-endpoint {self.otlp_endpoint!r} is not an http or https URL")
-        if self.log_group and re.fullmatch(r"[A-Za-z0-9_/.#-]{1,512}", self.log_group) is None:
-            raise InvalidSettings(f"--export-logs {self.log_group!r} is not the name of a log group")
         if self.server_id and re.fullmatch(r"[0-9a-f]{32}", self.server_id) is None:
             raise InvalidSettings(f"--server-id {self.server_id!r} does not consist of 32 hexadecimal digits")
         if self.server_secret and re.fullmatch(r"[0-9a-fA-F]{64}", self.server_secret) is None:

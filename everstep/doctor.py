@@ -64,8 +64,6 @@ SERVER_OPTIONS: Final = {
     "ec2:DescribeInstanceTypes": "fleets with several instance types",
     "ec2:GetConsoleOutput": "console output of nodes, stored before their end",
     "events:PutEvents": "events to EventBridge",
-    "logs:CreateLogStream": "logs to CloudWatch Logs",
-    "logs:PutLogEvents": "logs to CloudWatch Logs",
     "secretsmanager:GetSecretValue": "secrets in AWS Secrets Manager",
     "secretsmanager:PutSecretValue": "secrets in AWS Secrets Manager",
     "sns:Publish": "events to SNS",

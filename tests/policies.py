@@ -130,9 +130,6 @@ def _requests(aws: ServedAws, service: str, operation: str, given: Mapping[str, 
                 yield Request(action, entry["EventBusName"])
         case "sns", "PublishBatch":
             yield Request("sns:Publish", given["TopicArn"])
-        case "logs", ("CreateLogStream" | "PutLogEvents"):
-            stream = f"log-group:{given['logGroupName']}:log-stream:{given['logStreamName']}"
-            yield Request(action, f"arn:aws:logs:{ACCOUNT}:{stream}")
         case _:
             raise AssertionError(f"the resource of {action} is missing")
 

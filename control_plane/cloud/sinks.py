@@ -1,4 +1,4 @@
-"""Sinks that forward events and log lines: an EventBridge bus or an SNS topic, and a CloudWatch log group.
+"""Sinks that forward events: an EventBridge bus or an SNS topic.
 
     EventBridge   source `everstep`, detail type = the event's type, resources = the job's name, detail as below
     SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`
@@ -21,14 +21,12 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, Protocol
 
 from control_plane.cloud.connection import Connection, translated
-from control_plane.cloud.errors import CloudError, CloudUnavailable, NotFound
-from control_plane.core.log_batches import BatchLine
+from control_plane.cloud.errors import CloudError, CloudUnavailable
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
@@ -186,41 +184,3 @@ def detail_of(fields: dict[str, Any]) -> str:
     if len(text.encode()) <= MAX_ENTRY_BYTES:
         return text
     return json.dumps({**kept, "Detail": {}, "Message": str(kept["Message"])[:2_000], "IsCut": True}, default=str)
-
-
-class LogSink(Protocol):
-    """Sends log lines to a receiver outside Everstep: a CloudWatch log group. Synchronous. Raises only `CloudError`."""
-
-    def put_lines(self, stream: str, batch: Sequence[BatchLine]) -> int:
-        """Append lines to a stream. The sink creates a missing stream.
-
-        `batch` comes from `core.log_batches`. Return the number of lines that the service refused, because their time
-        is too old or too far in the future. Raises CloudError if the call failed. In this case, the service has usually
-        accepted no line.
-        """
-
-
-class LogGroupSink:
-    """Sends log lines to a CloudWatch log group, which must exist. Implements `LogSink`."""
-
-    def __init__(self, connection: Connection, group: str) -> None:
-        self._logs = connection.client("logs")
-        self._group = group
-
-    def put_lines(self, stream: str, batch: Sequence[BatchLine]) -> int:
-        """Append lines (see `LogSink`)."""
-        try:
-            return self._put(stream, batch)
-        except NotFound:
-            with translated(), suppress(self._logs.exceptions.ResourceAlreadyExistsException):
-                self._logs.create_log_stream(logGroupName=self._group, logStreamName=stream)
-            return self._put(stream, batch)
-
-    def _put(self, stream: str, batch: Sequence[BatchLine]) -> int:
-        lines = [{"timestamp": line.at_ms, "message": line.message} for line in batch]
-        with translated():
-            answer = self._logs.put_log_events(logGroupName=self._group, logStreamName=stream, logEvents=lines)
-        refused = answer.get("rejectedLogEventsInfo") or {}
-        early = max(refused.get("tooOldLogEventEndIndex", 0), refused.get("expiredLogEventEndIndex", 0))
-        late = len(lines) - refused["tooNewLogEventStartIndex"] if "tooNewLogEventStartIndex" in refused else 0
-        return int(early + late)

@@ -1,4 +1,4 @@
-"""The progress of exports: how far events were sent to each receiver, and each job's log to CloudWatch.
+"""The progress of exports: how far events were sent to each receiver.
 
 Invariant: the position of an export never decreases. Only the server that has the export's lease writes it.
 """
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypedDict, Unpack
 
-from sqlalchemy import and_, not_, or_, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import events, leases
 from control_plane.db.leases import Lease
-from control_plane.db.models import ExportRow, JobRow, LogExportRow
+from control_plane.db.models import ExportRow
 from control_plane.db.session import record_of
 
 
@@ -74,37 +74,3 @@ def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> N
     """
     leases.guard(session, lease)
     session.execute(update(ExportRow).where(ExportRow.name == lease.key).values(**columns))
-
-
-def logs_to_copy(session: Session) -> tuple[str, ...]:
-    """Return the runs whose logs are not completely copied.
-
-    The result contains the runs of unfinished jobs, and the runs of ended jobs whose copy has begun.
-    """
-    is_over = LogExportRow.is_over.is_(True)
-    query = select(JobRow.run_id).outerjoin(LogExportRow, LogExportRow.run_id == JobRow.run_id)
-    wanted = or_(JobRow.ended_at.is_(None), and_(LogExportRow.run_id.is_not(None), not_(is_over)))
-    return tuple(session.scalars(query.where(wanted).order_by(JobRow.created_at)))
-
-
-def log_cursor(session: Session, run_id: str) -> str | None:
-    """Return the position in a run's log up to which the export has copied, or None before the first copy."""
-    return session.scalar(select(LogExportRow.cursor).where(LogExportRow.run_id == run_id))
-
-
-def store_log_cursor(session: Session, lease: Lease, run_id: str, *, cursor: str, is_over: bool) -> None:
-    """Store the position in a run's log up to which the export has copied.
-
-    Args:
-        session: from `Database.write`.
-        lease: lease of the export that copies the log.
-        run_id: run id of the log.
-        cursor: the position, as `loop.log_exporter` encodes it.
-        is_over: whether the log is complete and completely copied.
-
-    Raises:
-        StaleLease: another control-plane server has taken the lease over. Nothing was written.
-    """
-    leases.guard(session, lease)
-    session.merge(LogExportRow(run_id=run_id, cursor=cursor, is_over=is_over))
-    session.flush()

@@ -914,15 +914,13 @@ class ExportRow(Base):
 
 
 class LogExportRow(Base):
-    """The position up to which a run's log has been exported to the CloudWatch log group."""
+    """A row of earlier servers, which copied logs to CloudWatch. Such a server may still run beside this one."""
 
     __tablename__ = "log_export"
 
     run_id: Mapped[str] = mapped_column(ForeignKey("job.run_id", ondelete="CASCADE"), primary_key=True)
     cursor: Mapped[str]
-    """Log position up to which the export has copied, encoded by `loop.log_exporter.text_of`."""
     is_over: Mapped[bool]
-    """Whether the log is complete and completely copied."""
 
 
 class IntentRow(Base):

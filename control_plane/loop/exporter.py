@@ -17,10 +17,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import ClassVar, Final
+from typing import Final
 
 from sqlalchemy.orm import Session
 
@@ -41,118 +40,14 @@ FIRST_RETRY_SECONDS: Final = 1.0
 MOST_RETRY_SECONDS: Final = 300.0
 
 
-class Exporter(ABC):
-    """Base class of the loops that export events or log lines.
-
-    The base class claims the lease and calls `export_some` again and again. It stores failures in the export's row, and
-    pauses after each failure.
-
-    `name` is the key of the export's row and lease. `leaser` claims and renews this lease, and no other loop may use
-    the same `leaser`.
-    """
-
-    poll_seconds: ClassVar[float] = EXPORT_POLL_SECONDS
-    """Pause after a successful call of `export_some`, in seconds."""
-
-    def __init__(
-        self,
-        database: Database,
-        name: str,
-        leaser: Leaser,
-        now: Callable[[], datetime],
-        *,
-        uniform: Callable[[float, float], float] = random.uniform,
-    ) -> None:
-        self._uniform = uniform
-        self._database = database
-        self._name = name
-        self._leaser = leaser
-        self._now = now
-        self._lease: Lease | None = None
-        self.failure_count = 0
-        """Number of failed attempts to export since the last success."""
-
-    @abstractmethod
-    def export_some(self) -> bool:
-        """Send the next events or logs to the receiver. Blocks: call it in a thread.
-
-        Returns:
-            Whether more entries are ready to be sent.
-
-        Raises:
-            StaleLease: another control-plane server took the export over. That server sends the last entries again.
-        """
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Send events or logs to the receiver until `stop` is set, then release the lease of the export."""
-        while not stop.is_set():
-            is_more = False
-            try:
-                is_more = await asyncio.to_thread(self.export_some)
-            except StaleLease as stale:
-                log.info("export to %s: %s", self._name, stale)
-            except Exception:
-                self.failure_count += 1
-                log.exception("export to %s: a pass failed; the next pass retries", self._name)
-            if not is_more:
-                await pause(self.pause_seconds(), until=stop)
-        await asyncio.to_thread(self._release)
-
-    def pause_seconds(self) -> float:
-        """Return the pause, in seconds, before the next call of `export_some`.
-
-        After a failure, the pause is random, up to `retry_seconds` (full jitter). Exporters of several servers and to
-        several receivers then do not retry at the same time.
-        """
-        return self._uniform(0.0, retry_seconds(self.failure_count)) if self.failure_count else self.poll_seconds
-
-    def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
-        """Claim the lease and read the export's state.
-
-        Return None while another control-plane server holds the lease.
-        """
-        exports.ensure(session, self._name)
-        self._lease = self._leaser.claim(session, "export", self._name)
-        return None if self._lease is None else (self._lease, exports.get(session, self._name))
-
-    def _kept(self) -> Lease:
-        """Return this server's lease of the export, without which it must not store the export's position.
-
-        The method first renews the lease if a renewal is due.
-        """
-        assert self._lease is not None
-        if self._leaser.is_due(self._lease):
-            with self._database.write() as session:
-                self._lease = self._leaser.renew(session, self._lease)
-        return self._lease
-
-    def _note_failure(self, lease: Lease, before: exports.ExportRecord, failure: CloudError) -> None:
-        self.failure_count += 1
-        words = f"{failure.code}: {failure.message}" if failure.code else failure.message
-        if words != before.failure:
-            log.warning("export to %s failed; the exporter retries: %s", self._name, words)
-        with self._database.write() as session:
-            exports.change(session, lease, failing_since=before.failing_since or self._now(), failure=words)
-
-    def _note_success(self, lease: Lease, before: exports.ExportRecord, position: int) -> None:
-        self.failure_count = 0
-        if position != before.position or before.failure:
-            with self._database.write() as session:
-                exports.change(session, lease, position=position, failing_since=None, failure="")
-        if before.failure:
-            log.info("export to %s succeeds again", self._name)
-
-    def _release(self) -> None:
-        if self._lease is not None:
-            with self._database.write() as session:
-                self._leaser.release(session, self._lease)
-
-
-class EventExporter(Exporter):
+class EventExporter:
     """The loop that exports events to one bus, topic or webhook.
 
+    It claims the export's lease and calls `export_some` again and again. It stores failures in the export's row, and
+    pauses after each failure.
+
     The name of the export is the receiver's ARN, or a webhook's host and a digest of its URL. The exporter calls the
-    sink in threads. `leaser` claims the export's lease, and no other loop may use the same `leaser`.
+    sink in threads. `leaser` claims and renews the export's lease, and no other loop may use the same `leaser`.
     """
 
     def __init__(
@@ -165,11 +60,25 @@ class EventExporter(Exporter):
         *,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        super().__init__(database, name, leaser, now, uniform=uniform)
+        self._uniform = uniform
+        self._database = database
+        self._name = name
         self._sink = sink
+        self._leaser = leaser
+        self._now = now
+        self._lease: Lease | None = None
+        self.failure_count = 0
+        """Number of failed attempts to export since the last success."""
 
     def export_some(self) -> bool:
-        """Send the next events to the receiver. See `Exporter.export_some`."""
+        """Send the next events to the receiver. Blocks: call it in a thread.
+
+        Returns:
+            Whether more events are ready to be sent.
+
+        Raises:
+            StaleLease: another control-plane server took the export over. That server sends the last events again.
+        """
         with self._database.write() as session:
             claimed = self._claim(session)
             if claimed is None:
@@ -191,6 +100,59 @@ class EventExporter(Exporter):
             return self._sink.put(entries)
         except CloudError as error:
             return error
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Send events to the receiver until `stop` is set, then release the lease of the export."""
+        while not stop.is_set():
+            is_more = False
+            try:
+                is_more = await asyncio.to_thread(self.export_some)
+            except StaleLease as stale:
+                log.info("export to %s: %s", self._name, stale)
+            except Exception:
+                self.failure_count += 1
+                log.exception("export to %s: a pass failed; the next pass retries", self._name)
+            if not is_more:
+                await pause(self.pause_seconds(), until=stop)
+        await asyncio.to_thread(self._release)
+
+    def pause_seconds(self) -> float:
+        """Return the pause, in seconds, before the next call of `export_some`.
+
+        After a failure, the pause is random, up to `retry_seconds` (full jitter). Exporters of several servers and to
+        several receivers then do not retry at the same time.
+        """
+        return self._uniform(0.0, retry_seconds(self.failure_count)) if self.failure_count else EXPORT_POLL_SECONDS
+
+    def _claim(self, session: Session) -> tuple[Lease, exports.ExportRecord] | None:
+        """Claim the lease and read the export's state.
+
+        Return None while another control-plane server holds the lease.
+        """
+        exports.ensure(session, self._name)
+        self._lease = self._leaser.claim(session, "export", self._name)
+        return None if self._lease is None else (self._lease, exports.get(session, self._name))
+
+    def _note_failure(self, lease: Lease, before: exports.ExportRecord, failure: CloudError) -> None:
+        self.failure_count += 1
+        words = f"{failure.code}: {failure.message}" if failure.code else failure.message
+        if words != before.failure:
+            log.warning("export to %s failed; the exporter retries: %s", self._name, words)
+        with self._database.write() as session:
+            exports.change(session, lease, failing_since=before.failing_since or self._now(), failure=words)
+
+    def _note_success(self, lease: Lease, before: exports.ExportRecord, position: int) -> None:
+        self.failure_count = 0
+        if position != before.position or before.failure:
+            with self._database.write() as session:
+                exports.change(session, lease, position=position, failing_since=None, failure="")
+        if before.failure:
+            log.info("export to %s succeeds again", self._name)
+
+    def _release(self) -> None:
+        if self._lease is not None:
+            with self._database.write() as session:
+                self._leaser.release(session, self._lease)
 
 
 def retry_seconds(failure_count: int) -> float:

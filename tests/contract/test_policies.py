@@ -20,8 +20,7 @@ from control_plane.cloud.errors import CloudError
 from control_plane.cloud.notices import SqsQueue
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
-from control_plane.cloud.sinks import LogGroupSink, sink_of
-from control_plane.core.log_batches import BatchLine
+from control_plane.cloud.sinks import sink_of
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
 from infra.local_cloud.environment import aws_variables
@@ -56,7 +55,6 @@ def places(aws: ServedAws) -> Mapping[str, str]:
     aws.client("s3").create_bucket(Bucket=BUCKET)
     secret = aws.client("secretsmanager").create_secret
     queue = aws.client("sqs").create_queue(QueueName="everstep-notices")["QueueUrl"]
-    aws.client("logs").create_log_group(logGroupName="/jobs/lines")
     aws.client("ssm").put_parameter(Name="/team/token", Value="secret", Type="SecureString")
     return {
         "bucket_arn": f"arn:aws:s3:::{BUCKET}",
@@ -65,7 +63,6 @@ def places(aws: ServedAws) -> Mapping[str, str]:
         "queue_arn": f"arn:aws:sqs:us-east-1:123456789012:{queue.rpartition('/')[2]}",
         "event_bus_arns": aws.client("events").create_event_bus(Name="jobs")["EventBusArn"],
         "topic_arns": aws.client("sns").create_topic(Name="jobs")["TopicArn"],
-        "log_group_arns": "arn:aws:logs:us-east-1:123456789012:log-group:/jobs/lines",
         "job_role_arns": ROLE,
         "job_secret_arns": secret(Name="team/token", SecretString="secret")["ARN"],
         "queue_url": queue,
@@ -109,7 +106,6 @@ module "identity" {
   queue_arn           = var.settings.queue_arn
   event_bus_arns      = var.settings.event_bus_arns
   topic_arns          = var.settings.topic_arns
-  log_group_arns      = var.settings.log_group_arns
   job_role_arns       = var.settings.job_role_arns
   job_secret_arns     = var.settings.job_secret_arns
 }
@@ -136,7 +132,6 @@ def act_as_server(aws: ServedAws, places: Mapping[str, str]) -> list[Request]:
         connection.client("secretsmanager").get_secret_value(SecretId="rds!db")
         for arn in (places["event_bus_arns"], places["topic_arns"]):
             assert sink_of(connection, arn).put(entries("a")) is None
-        LogGroupSink(connection, "/jobs/lines").put_lines("gpt/r1/i-1", [BatchLine(at_ms=1, message="a line")])
         queue = SqsQueue(connection, places["queue_url"])
         aws.client("sqs").send_message(QueueUrl=places["queue_url"], MessageBody="{}")
         queue.delete([message.receipt for message in queue.receive()])

@@ -6,7 +6,6 @@ The tests receive the events through an SQS queue behind the sink.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -15,8 +14,7 @@ import pytest
 
 from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.sinks import ARN, EventBusSink, LogGroupSink, SinkEntry, TopicSink, sink_of
-from control_plane.core.log_batches import BatchLine
+from control_plane.cloud.sinks import ARN, EventBusSink, SinkEntry, TopicSink, sink_of
 from tests.unit.local_cloud.served import ServedAws, served_aws
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -118,31 +116,3 @@ def test_what_is_not_there_is_a_cloud_error_or_a_refusal(connection: Connection,
 )
 def test_what_an_export_may_be_sent_to(arn: str, is_one: bool) -> None:
     assert (ARN.fullmatch(arn) is not None) is is_one
-
-
-def test_a_log_group_takes_lines_and_makes_streams(connection: Connection) -> None:
-    logs = connection.client("logs")
-    logs.create_log_group(logGroupName="/everstep/jobs")
-    sink = LogGroupSink(connection, "/everstep/jobs")
-    now = int(time.time() * 1000)
-    assert sink.put_lines("gpt/run/i-0", [BatchLine(now, "a"), BatchLine(now + 1, "b")]) == 0
-    assert sink.put_lines("gpt/run/i-0", [BatchLine(now + 2, "c")]) == 0
-    found = logs.get_log_events(logGroupName="/everstep/jobs", logStreamName="gpt/run/i-0", startFromHead=True)[
-        "events"
-    ]
-    assert [(event["timestamp"] - now, event["message"]) for event in found] == [(0, "a"), (1, "b"), (2, "c")]
-
-
-def test_lines_that_are_too_old_or_too_far_ahead_are_counted(connection: Connection) -> None:
-    connection.client("logs").create_log_group(logGroupName="/everstep/late")
-    now, day = int(time.time() * 1000), 24 * 3600 * 1000
-    sink = LogGroupSink(connection, "/everstep/late")
-    # The service refuses both lines. moto reports an index that is one less than the index that AWS documents, so the
-    # sink returns one instead of two here.
-    assert sink.put_lines("s", [BatchLine(now - 15 * day, "old"), BatchLine(now - 15 * day + 1, "old")]) > 0
-    assert sink.put_lines("s", [BatchLine(now, "now"), BatchLine(now + 3 * 3600 * 1000, "ahead")]) == 1
-
-
-def test_a_group_that_is_not_there_is_a_cloud_error(connection: Connection) -> None:
-    with pytest.raises(CloudError):
-        LogGroupSink(connection, "/nowhere").put_lines("s", [BatchLine(1, "a")])

@@ -22,7 +22,6 @@ locals {
   server_options = concat(
     ["--host 0.0.0.0 --port ${local.port} --allow-non-loopback --trusted-proxies ${module.network.vpc_cidr}"],
     [for arn in concat(var.event_bus_arns, var.topic_arns) : "--export-events ${arn}"],
-    [for arn in compact([var.log_group_arn]) : "--export-logs ${split(":", arn)[6]}"],
     var.server_options,
   )
 
@@ -131,7 +130,6 @@ module "identity" {
   job_secret_arns     = var.job_secret_arns
   event_bus_arns      = var.event_bus_arns
   topic_arns          = var.topic_arns
-  log_group_arns      = compact([var.log_group_arn])
 }
 
 module "servers" {

@@ -156,17 +156,6 @@ variable "topic_arns" {
   default     = []
 }
 
-variable "log_group_arn" {
-  description = "CloudWatch log group that receives a copy of the ranks' output. Null: none."
-  type        = string
-  default     = null
-
-  validation {
-    condition     = var.log_group_arn == null || can(regex("^arn:[a-z-]+:logs:[^:]+:[0-9]+:log-group:[^:*\\s]+$", var.log_group_arn))
-    error_message = "Use the form arn:aws:logs:REGION:ACCOUNT:log-group:NAME, without `:*` at the end."
-  }
-}
-
 variable "server_options" {
   description = "Further options of `everstep server`, such as `--keep events=365`."
   type        = list(string)

@@ -160,16 +160,6 @@ data "aws_iam_policy_document" "server" {
       resources = statement.value
     }
   }
-
-  dynamic "statement" {
-    for_each = length(var.log_group_arns) == 0 ? [] : [var.log_group_arns]
-
-    content {
-      sid       = "Lines"
-      actions   = ["logs:CreateLogStream", "logs:PutLogEvents"]
-      resources = [for arn in statement.value : "${arn}:*"]
-    }
-  }
 }
 
 data "aws_iam_policy_document" "node" {

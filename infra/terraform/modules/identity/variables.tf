@@ -49,12 +49,6 @@ variable "topic_arns" {
   default     = []
 }
 
-variable "log_group_arns" {
-  description = "CloudWatch log groups that receive the lines of ranks."
-  type        = list(string)
-  default     = []
-}
-
 variable "job_role_arns" {
   description = "Roles that jobs may have (`RoleArn`). Their trust policies must permit `sts:AssumeRole` and `sts:TagSession` to the role of nodes."
   type        = list(string)

@@ -32,7 +32,6 @@ from control_plane.loop import (
     cloud_watch,
     duty_watch,
     exporter,
-    log_exporter,
     metric_writer,
     notice_reader,
     orphan_keeper,
@@ -68,9 +67,7 @@ LOOPS = {
     notice_reader.NoticeReader: "",  # see `FailingWorld.look`
     cloud_watch.CloudWatch: "",  # `World.tick` runs it
     Runner: "",  # `World.tick` runs the loops of fleets and jobs
-    exporter.Exporter: "",  # It stores positions only, as do its subclasses.
-    exporter.EventExporter: "",
-    log_exporter.LogExporter: "",
+    exporter.EventExporter: "",  # It stores positions only.
     metric_writer.MetricWriter: "",  # It reads no AWS.
 }
 """Every background loop, with the method that makes one pass."""
