@@ -294,7 +294,7 @@ class _Table:
         for row in self.in_state(NodeState.HELD):
             if row.release is HoldRelease.RETURN:
                 self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.RELEASED))
-            elif row.release is HoldRelease.TERMINATE and not self._lacks_evidence(row):
+            elif row.release is HoldRelease.TERMINATE and not self.lacks_evidence(row):
                 self.move(row, NodeEvent.EXCLUDED, ReleasedToEnd(held=row.reason))
                 # The fleet already requested a replacement when it began to hold the node. Mark the node, so that the
                 # fleet requests no second one.
@@ -384,7 +384,7 @@ class _Table:
             elif row.state is NodeState.HELD:
                 self.rows[row.node_id] = replace(row, hold=Hold.PERSON, reason=row.request, request=None)
 
-    def _lacks_evidence(self, row: NodeRecord) -> bool:
+    def lacks_evidence(self, row: NodeRecord) -> bool:
         """Return whether a failed node that a person will inspect must still upload its logs.
 
         False if the node's agent is not connected.
@@ -917,7 +917,7 @@ def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:
 
 
 def _evidence(table: _Table) -> list[FleetAction]:
-    rows = [row for row in table.in_state(NodeState.HELD) if row.hold is Hold.INSPECTION and row.evidence_at is None]
+    rows = [row for row in table.in_state(NodeState.HELD) if table.lacks_evidence(row)]
     return [SendKeepEvidence(node_id=row.node_id) for row in rows]
 
 

@@ -368,7 +368,7 @@ class NodeRow(Base):
     returned_at: Mapped[datetime | None]
     """When a user last returned the node to service. Older entries of the node's fault history do not count."""
     evidence_at: Mapped[datetime | None]
-    """When a held node's evidence, which is data for its inspection, was completely uploaded to S3."""
+    """When the logs of a node that is held for inspection were completely uploaded to S3."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
     """When the control plane noticed that the group lacked the instance that later became this node.

@@ -19,7 +19,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
 
-import msgspec
 from sqlalchemy.orm import Session
 
 from control_plane.accounts import reasons
@@ -144,20 +143,16 @@ class Executor:
         self._begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
-        """Store in S3 the evidence about a node that a person will inspect, unless a task already stores it.
+        """Let the agent of a node that a person will inspect store its logs in S3, and note that they are stored.
 
-        The object `node.json` contains the node, its history, its incidents and its agent's last report. The docstring
-        of the module `last_logs` lists the logs. If the agent is connected, it uploads its logs before the executor
-        writes `node.json`.
+        The docstring of the module `last_logs` lists the logs.
         """
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
-        has_uploaded_logs = view is not None and view.report is not None and view.report.evidence_key == key
-        if view is not None and view.is_connected and not has_uploaded_logs:
+        if view is not None and view.report is not None and view.report.evidence_key == key:
+            self._begin_work(key, lambda: self._note_evidence(lease, action.node_id, key))
+        else:
             self._registry.send(action.node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
-            return
-        report = msgspec.to_builtins(view.report) if view is not None else None
-        self._begin_work(key, lambda: self._put_evidence(lease, action.node_id, key, report))
 
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         """Start to apply changes to a fleet's Auto Scaling group, one after the other.
@@ -372,34 +367,21 @@ class Executor:
             if self._begin(lease, call).state is IntentState.OPEN:
                 self._objects.put_if_unchanged(at, body, etag=etag)
 
-    async def _put_evidence(self, lease: Lease, node_id: NodeId, key: str, report: object) -> None:
-        try:
-            body = await asyncio.to_thread(self._evidence, node_id, report)
-            await asyncio.to_thread(
-                self._objects.put, ObjectReference(bucket=self._bucket, key=f"{key}node.json"), body
+    async def _note_evidence(self, lease: Lease, node_id: NodeId, key: str) -> None:
+        def note(session: Session, lease: Lease) -> None:
+            now = self._now()
+            nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
+            message = f"the logs of {node_id} are kept in s3://{self._bucket}/{key}"
+            events.append(
+                session,
+                events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id),
             )
-            await asyncio.to_thread(self._under, lease, partial(self._note_evidence, node_id, key))
-        except CloudError as error:
-            log.warning("node %s: could not store its evidence in S3; the next pass retries: %s", node_id, error)
+
+        try:
+            await asyncio.to_thread(self._under, lease, note)
         except (StaleLease, NoSuchRow) as stale:
             log.info("node %s: %s", node_id, stale)
         self._registry.hint()
-
-    def _evidence(self, node_id: NodeId, report: object) -> bytes:
-        with self._database.read() as session:
-            node = nodes.get(session, node_id)
-            history = implications.of_node(session, node_id)
-            records = [row for line in history if (row := incidents.find(session, line.incident_id)) is not None]
-        return msgspec.json.encode({"node": node, "history": history, "incidents": records, "last_report": report})
-
-    def _note_evidence(self, node_id: NodeId, key: str, session: Session, lease: Lease) -> None:
-        now = self._now()
-        nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
-        message = f"what is known of {node_id} is kept in s3://{self._bucket}/{key}"
-        events.append(
-            session,
-            events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id),
-        )
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
         """Run `write` in one transaction, under the version of `lease` that this server renewed last.

@@ -69,7 +69,7 @@ def test_a_node_is_rebooted_and_a_failed_one_is_kept_with_its_evidence(place: Wo
         s3 = place.cluster.aws("s3")
         wait_until(
             "its evidence",
-            lambda: {"node.json", "agent.log", "shim.log"} <= evidence(s3, failed),
+            lambda: {"agent.log", "shim.log"} <= evidence(s3, failed),
             lambda: evidence(s3, failed),
         )
         place.client.release_node(NodeId=failed, Terminate=True)

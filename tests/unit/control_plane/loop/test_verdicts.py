@@ -6,13 +6,12 @@ If it keeps the node for inspection, it stores the evidence in S3.
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 
 import msgspec
 import pytest
 
-from control_plane.core.states import JobState, NodeState
+from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.observer import Hearing
@@ -87,7 +86,7 @@ async def test_a_pass_is_due_when_a_lease_ends(silent: float, expected: float) -
     assert hearing.verdict_in(registry.views().values()) == pytest.approx(expected)
 
 
-async def test_what_is_known_of_a_held_node_is_in_s3_before_it_may_be_ended(world: World) -> None:
+async def test_the_logs_of_a_held_node_are_in_s3_before_it_may_be_ended(world: World) -> None:
     world.wish(hold_failed_instances=True)
     world.submit()
     await world.running()
@@ -102,8 +101,3 @@ async def test_what_is_known_of_a_held_node_is_in_s3_before_it_may_be_ended(worl
     ]
     place = ObjectReference(bucket=BUCKET, key=f"evidence/{failed.node_id}/")
     assert asked == [KeepEvidence(place=place)]
-    kept = json.loads(world.objects.get(ObjectReference(bucket=BUCKET, key=f"{place.key}node.json")))
-    assert kept["node"]["state"] == NodeState.HELD
-    assert [line["what"] for line in kept["history"]] == ["gpu_lost"]
-    assert [incident["job_name"] for incident in kept["incidents"]] == ["gpt"]
-    assert kept["last_report"]["faults"][0]["message"] == "GPU 3"
