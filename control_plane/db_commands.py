@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ObjectInfo, ServiceStore
+from control_plane.cloud.objects import ObjectInfo, ServiceStore, require_missing
 from control_plane.cloud.region import find_region
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.core.checkpoints import TrashMark
@@ -50,6 +50,7 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
+from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger("everstep.db")
 
@@ -284,8 +285,9 @@ def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
     After these changes, the rows agree with the run's manifests and marks in S3. The function skips invalid manifests,
     and manifests that name objects of other runs, with a warning.
 
-    Raises CloudError if S3 does not answer or refuses the requests. For a run that has ended, the function returns that
-    S3 was not seen instead: a bucket that no longer exists must not prevent the restore.
+    Raises CloudError if S3 does not answer or refuses the requests, if only its second list has a manifest, or if it
+    lists no object of a run with checkpoints, so that the bucket may be another one. For a run that has ended, the
+    function returns that S3 was not seen instead: a bucket that no longer exists must not prevent the restore.
     """
     try:
         return _found_in_s3(objects, run)
@@ -331,6 +333,9 @@ def _found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:
                     stored[place] = manifest[1]
             case _:
                 pass
+    for generation, step in sorted(run.backup.complete - present):
+        manifest_key = f"{folder.key}gen={generation}/step={step}/manifest.json"
+        require_missing(objects, ObjectReference(bucket=folder.bucket, key=manifest_key), folder.key)
     s3 = StoredRun(manifests=decoded, present=present, pinned=pinned.keys(), trashed=trashed.keys())
     changes = reconcile(s3, run.backup)
     return RunChanges(

@@ -4,7 +4,7 @@
     events         all events
     nodes          ended nodes, their fault histories, and their agents' session tokens
     tokens         revoked and expired tokens; used nonces after their expiry
-    generations    generations of ended jobs, except the newest generation of each job
+    generations    generations of ended jobs without a checkpoint, except the newest generation of each job
     plans          plans of generations, except the newest few of each job; parents and times of the generations
                    remain, because restores need them
     protection     shards and holders of ended jobs
@@ -27,9 +27,11 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, and_, delete, inspect, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
+from control_plane.db import checkpoints
 from control_plane.db.models import (
     AuditEntryRow,
     Base,
+    CheckpointRow,
     EventRow,
     FleetHourRow,
     GenerationRow,
@@ -80,7 +82,12 @@ def prune(session: Session, retention: RowRetention, now: datetime) -> Mapping[s
         return now - timedelta(days=days)
 
     alive = select(NodeRow.id).where(NodeRow.ended_at.is_(None))
-    ended = select(JobRow.run_id).where(JobRow.ended_at < before(retention.generations))
+    # Whether the job could restore a checkpoint, which limits may delete otherwise, follows from all generations.
+    is_stored = CheckpointRow.state.in_((checkpoints.COMPLETE, checkpoints.TRASHED))
+    ended = select(JobRow.run_id).where(
+        JobRow.ended_at < before(retention.generations),
+        JobRow.run_id.not_in(select(CheckpointRow.run_id).where(is_stored)),
+    )
     silent = select(JobRow.run_id).where(JobRow.ended_at < before(retention.protection))
     unread = select(JobRow.run_id).where(JobRow.ended_at < before(retention.metrics))
     newest = select(JobRow.generation).where(JobRow.run_id == GenerationRow.run_id).scalar_subquery()

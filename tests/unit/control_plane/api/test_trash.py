@@ -7,8 +7,8 @@ from datetime import timedelta
 
 import pytest
 
-from control_plane.cloud.errors import AccessDenied, CloudUnavailable
-from control_plane.db import automation, backups, checkpoints
+from control_plane.cloud.errors import AccessDenied, CloudUnavailable, GarbledAnswer, NotFound
+from control_plane.db import automation, backups, checkpoints, retention
 from control_plane.db.session import Database
 from control_plane.db_commands import main, restore
 from control_plane.loop.checkpoint_keeper import CheckpointKeeper
@@ -16,6 +16,8 @@ from control_plane.loop.verifier import Verifier
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, refused
 from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, keys, make, steps  # noqa: F401
+from tests.unit.control_plane.api.test_unreadable_store import Broken
+from tests.unit.control_plane.loop.test_failing_reads import ERRORS
 
 GPT = {"TrainingJobName": "gpt"}
 HOUR = timedelta(hours=1).total_seconds()
@@ -258,6 +260,41 @@ def test_a_restored_database_knows_pins_and_the_trash_and_waits_for_a_person(
         assert "deletions are not paused" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("call", ["list", "get"])
+def test_a_failed_read_ends_a_restore_before_a_server_can_use_the_database(service, tmp_path, call):
+    def fail(name, read):
+        if name == call:
+            raise error
+        return read()
+
+    for error in ERRORS:
+        with pytest.raises(type(error)):
+            restore(
+                tmp_path / "backup",
+                f"sqlite:///{tmp_path / 'x.db'}",
+                lambda: Broken(service.objects, fail),
+                service.clock(),
+            )
+        assert not (tmp_path / "x.db").exists()
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("cut_count", [1, 100], ids=["a list that ends early", "an empty bucket"])
+def test_a_list_that_lacks_manifests_deletes_no_checkpoint(service, tmp_path, cut_count):
+    """S3 cuts its first answer, or the name belongs to another bucket."""
+    lists = iter(range(cut_count))
+
+    def cut(name, read):
+        return iter(()) if name == "list" and next(lists, None) is not None else read()
+
+    with pytest.raises(NotFound if cut_count > 1 else GarbledAnswer):
+        restore(
+            tmp_path / "backup", f"sqlite:///{tmp_path / 'x.db'}", lambda: Broken(service.objects, cut), service.clock()
+        )
+    assert not (tmp_path / "x.db").exists()
+
+
 def test_a_manifest_that_does_not_decode_is_not_missing(service, client, restored, tmp_path):
     url = f"sqlite:///{tmp_path / 'restored.db'}"
     service.objects.put(mark(restored, 30, "manifest.json"), b"{}")
@@ -290,3 +327,20 @@ def test_a_person_deletes_nothing_for_good_before_the_restore_is_accepted(servic
     with refused("ConflictException", match="everstep db restored"):
         client.delete_checkpoint(**GPT, Step=20, SkipTrash=True)
     assert client.delete_checkpoint(**GPT, Step=20)["Status"] == "Trashed"
+
+
+def test_old_checkpoints_of_an_ended_job_stay_within_its_limit_when_rows_are_pruned(service, client, make):  # noqa: F811
+    """The limits count checkpoints from which the job can restore, and only its generations say which these are."""
+    job = make(MaxCount=3, TrashHours=24)
+    for generation, step in ((1, 10), (2, 20), (3, 30)):
+        if generation > 1:
+            job.launch(generation, base=step - 10)
+        job.checkpoint(step, generation=generation)
+    collect(service)
+    job.end(job.run)
+    client.verify_checkpoint(**GPT, Step=30)
+    service.clock.advance(24 * HOUR * 60)
+    with service.database.write() as session:
+        retention.prune(session, retention.DEFAULT, service.clock())
+    collect(service)
+    assert (steps(client), trash(client)) == ([30, 20, 10], [])
