@@ -355,7 +355,7 @@ class Duty(TypedDict):
 
 class DutyAction(TypedDict):
     """One thing that a person can do now."""
-    Kind: Literal["ReadLogs", "SubmitAgain", "HandBack", "ResumeAutomation", "AcceptRestore", "Resume", "Pause", "Stop", "Shrink", "RepeatWork", "CheckStore", "CorrectGroup", "DescribeFleet", "ResumeLaunches", "ListEvents", "ShowProtection", "CreateCheckpoint", "SetCheckpoints", "DecideNode", "ReadServerLog"]
+    Kind: Literal["ReadLogs", "SubmitAgain", "HandBack", "ResumeAutomation", "AcceptRestore", "Resume", "Pause", "Stop", "Shrink", "RepeatWork", "CheckStore", "CorrectGroup", "DescribeFleet", "ResumeLaunches", "ListEvents", "ShowProtection", "CreateCheckpoint", "SetCheckpoints", "DecideNode"]
     Urgency: Literal["Now", "Later", "Optional", "None"]
     Description: str
     """What the person should do and why, in one or two sentences."""
@@ -398,6 +398,18 @@ class Event(TypedDict):
     TrainingJobName: NotRequired[str]
     NodeId: NotRequired[str]
     Detail: Any
+
+class EvidenceFact(TypedDict):
+    """The values of a sentence of Evidence."""
+    Kind: str
+    """Type of the fact, for example `InstanceEnded` or `RankEnded`. `Recorded`: only the sentence is stored."""
+    NodeIds: list[str]
+    Ranks: list[int]
+    Code: NotRequired[str]
+    """Code of the fault that an agent reported, or EC2's code of the state reason."""
+    Xid: NotRequired[int]
+    ExitCode: NotRequired[int]
+    """Exit code of the rank, or the negated signal number."""
 
 class ExecuteCommandResponse(TypedDict):
     """Output and exit code of a program that ran on the node of a rank."""
@@ -642,6 +654,8 @@ class Incident(TypedDict):
     Cause: Literal["notice", "requested", "grown", "returned", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
     Phase: Literal["replace", "restore", "rework", "closed"]
     Evidence: list[str]
+    EvidenceFacts: list[EvidenceFact]
+    """The values of each sentence of Evidence, in the same order."""
     Decision: str
     Reason: str
     RestoreSource: NotRequired[Literal["local", "peer", "parity", "s3"]]
@@ -688,8 +702,8 @@ class Incident(TypedDict):
     """The note of the person who acknowledged the incident."""
     Owner: NotRequired[str]
     """The person who takes care of the incident, as UpdateIncident sets it."""
-    Outcome: NotRequired[Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]]
-    """How the incident ended. Only in DescribeIncident."""
+    Outcome: Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]
+    """How the incident ended."""
     Verdict: NotRequired[str]
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     Why: NotRequired[str]
@@ -701,9 +715,11 @@ class Incident(TypedDict):
     Wait: NotRequired[CapacityWait]
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     DutySentence: NotRequired[str]
-    """Whether a person must act on the incident, and the most urgent action. Only in DescribeIncident."""
+    """Whether a person must act on the incident, in the words of the job's duty. Only in DescribeIncident."""
     Actions: NotRequired[list[DutyAction]]
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
+    Milestones: NotRequired[list[Milestone]]
+    """The moments that have occurred, oldest first. Only in DescribeIncident."""
     Notes: NotRequired[list[Note]]
     """At most 100 notes, oldest first. Only in DescribeIncident."""
 
@@ -894,6 +910,12 @@ class MetricSeries(TypedDict):
     Rank: NotRequired[int]
     Values: list[float]
     """For each point: the value, or NaN without a value. If the point covers several steps, the value is their mean."""
+
+class Milestone(TypedDict):
+    """A moment of an incident."""
+    Kind: Literal["Failed", "Detected", "Replaced", "Restored", "Closed"]
+    Time: datetime
+    Description: str
 
 class Node(TypedDict):
     """An EC2 instance of a fleet, with its agent."""
@@ -1746,7 +1768,7 @@ class EverstepClient(Protocol):
     def describe_checkpoint(self, *, TrainingJobName: str, Step: int, Generation: int = ...) -> Checkpoint:
         """Describe one checkpoint: where its manifest is, whether it is complete and pinned, and its last verification. Until DeleteTrainingJob, the operation also describes a deleted checkpoint, with the status Deleted."""
     def describe_duties(self) -> DescribeDutiesResponse:
-        """List the jobs and fleets that need a person now or later, the most urgent first, then the newest. A job that failed longer than a day ago needs nobody."""
+        """List the jobs and fleets that need a person now or later, the most urgent first, then the newest. A job that failed longer than a day ago needs nobody. A held node is listed with its fleet, and not again with the job that lost it."""
     def describe_fleet(self, *, FleetName: str) -> Fleet:
         """Describe one fleet."""
     def describe_incident(self, *, IncidentId: str) -> Incident:

@@ -258,6 +258,11 @@ def _details(account: Account) -> Iterator[str]:
         yield f"All ranks stopped after step {account.reached_step:,}, which every rank had finished."
     if (ended := _ended_from_outside(account)) is not None:
         yield f"AWS CloudTrail records who called TerminateInstances for {ended}."
+    if account.wait is not None:
+        yield f"AWS reports: “{account.wait.message.rstrip('.')}.”"
+        yield "Pauses between attempts double from 30 s up to 15 min."
+    if absent_seconds(account.evidence) is not None:
+        yield "Everstep's log shows why the control plane was down: journalctl --unit everstep-server."
     if (step := _skipped_step(account)) is not None:
         yield f"The launch without step {step} showed whether the state or the script was at fault."
     source = SOURCES.get(account.restore_source or "")

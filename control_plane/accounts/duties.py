@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from control_plane.accounts.held_nodes import advice
-from control_plane.accounts.incidents import Action, duration, moment_words, of_choice, of_repeat, resubmission
+from control_plane.accounts.incidents import duration, moment_words
+from control_plane.accounts.occurrences import listed
 from control_plane.core.duties import ActionKind, DutyKind, FleetFacts, PersonAction, PersonDuty, Urgency
 from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.reasons import GaveUp, JobReason
+from control_plane.core.observed.steps import HolderState, RepeatedWork
+from everstep.protocol.ids import FIRST_STEP
 
 _LOG_LINES: Final = 50
 _LEADS: Final[Mapping[Urgency, str]] = {
@@ -34,27 +38,53 @@ class Subject:
     wait: CapacityWait | None = None
     is_waiting: bool = False
     """Whether the job waits for its first nodes."""
+    reason: JobReason = ""
+    """Why the job is in its state. For a failed job, this is the reason of the failure."""
 
 
-def sentence(duty: PersonDuty, subject: Subject) -> str:
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Something that a person can do now, in words."""
+
+    kind: ActionKind
+    urgency: Urgency
+    words: str
+    """One or two imperative sentences that say what to do."""
+    command: str
+    """The command for the first step of the action."""
+    further_commands: tuple[str, ...] = ()
+    """Commands for the next step. The person chooses one of them."""
+    node_id: str | None = None
+    """The held node that the action is about. None for an action about the job."""
+    is_recommended: bool = False
+    """Whether Everstep recommends the action instead of waiting."""
+    min_node_count: int | None = None
+    """The MinNodeCount that the action gives the job. None for an action that leaves MinNodeCount unchanged."""
+    step: int | None = None
+    """The checkpoint from which the job continues after the action. None for the beginning and for other actions."""
+
+
+def sentence(duty: PersonDuty) -> str:
     """Return the one sentence that says what a person has to do. All pages, commands and notifications show it."""
     if duty.kind is DutyKind.NOTHING:
         return "Nothing to do."
     if duty.kind is DutyKind.CAPACITY_WAIT:
-        return _of_wait(duty, subject)
+        return _of_wait(duty)
     return f"{_LEADS[duty.urgency]}: {_brief(duty)}."
 
 
-def _of_wait(duty: PersonDuty, subject: Subject) -> str:
+def _of_wait(duty: PersonDuty) -> str:
     at = "" if duty.next_attempt_at is None else f" at {moment_words(duty.next_attempt_at)}"
     if duty.urgency is not Urgency.LATER:
         return f"You need not act: Everstep tries again{at}."
     first = duty.actions[0]
-    text = action(first, subject).words.partition(".")[0].partition(",")[0]
-    choice = f"{text[0].lower()}{text[1:]}"
     if first.is_recommended:
-        return f"Decide: wait for the next attempt{at}, or (recommended) {choice}."
-    return f"Decide: wait for the next attempt{at} (recommended), or {choice}."
+        return f"Decide: wait for the next attempt{at}, or (recommended) continue on {_nodes(first.node_count)}."
+    return f"Decide: wait for the next attempt{at} (recommended), or pause the job."
+
+
+def _nodes(count: int | None) -> str:
+    return f"{count} {'node' if count == 1 else 'nodes'}"
 
 
 def _brief(duty: PersonDuty) -> str:
@@ -149,28 +179,60 @@ _EXPLANATIONS: Final[Mapping[DutyKind, str]] = {
 def action(done: PersonAction, subject: Subject) -> Action:
     """Return an action in words, with all names filled in."""
     if done.node is not None:
-        found = advice(done.node.node_id, done.node.hold, done.node.reason, subject.fleet.price_usd_per_hour)
+        found = advice(done.node.node_id, done.node.hold, done.node.reason)
         node = done.node.node_id
         return Action(done.kind, done.urgency, found.words, found.command, found.further_commands, node)
     if done.repeat is not None:
-        return of_repeat(done.repeat, subject.job)
-    if done.kind in (ActionKind.SHRINK, ActionKind.PAUSE):
-        return of_choice(done, subject.job)
-    if done.kind is ActionKind.SUBMIT_AGAIN:
-        words, command = resubmission(done.step), _ACTIONS[ActionKind.READ_LOGS][1]
-    else:
-        words, command = _ACTIONS[done.kind]
+        return _repeat(done, done.repeat, subject.job)
+    words, command = _ACTIONS[done.kind]
+    failure = subject.reason.because.failure if isinstance(subject.reason, GaveUp) else None
+    rank = None if failure is None else failure.rank
     values: Mapping[str, object] = {
         "job": subject.job,
         "fleet": subject.fleet.name,
         "group": subject.fleet.auto_scaling_group_name,
         "person": subject.person or "the person",
         "setting": done.setting,
+        "count": done.node_count,
+        "nodes": _nodes(done.node_count),
+        "start": "the beginning" if done.step is None else f"step {done.step:,}",
+        "wrong": "the cause" if failure is None or failure.error is None else "the script or its data",
+        "rank": "" if rank is None else f" --rank {rank}",
     }
-    return Action(done.kind, done.urgency, words.format_map(values), command.format_map(values), step=done.step)
+    return Action(
+        done.kind,
+        done.urgency,
+        words.format_map(values),
+        command.format_map(values),
+        is_recommended=done.is_recommended,
+        min_node_count=done.node_count,
+        step=done.step,
+    )
+
+
+def _repeat(done: PersonAction, choice: RepeatedWork, job: str) -> Action:
+    """Return the consent for which a job waits before it repeats much training, in words."""
+    count = choice.newest_step - choice.base_step
+    cost = "" if choice.seconds is None else f", about {choice.seconds / 60:.0f} minutes of training"
+    start = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step:,}"
+    lost = "AWS reports that every node of the job has ended. " if choice.is_total else ""
+    silent = [each.node_id for each in choice.holders if each.state is HolderState.SILENT]
+    wait = f", or restore the connection of {listed(silent)}" if silent else ""
+    words = f"{lost}Let the job repeat {count:,} steps{cost} from {start}{wait}."
+    command = f"everstep jobs accept-loss {job} --from-step {choice.base_step}"
+    return Action(done.kind, done.urgency, words, command, step=choice.base_step)
 
 
 _ACTIONS: Final[Mapping[ActionKind, tuple[str, str]]] = {
+    ActionKind.SUBMIT_AGAIN: (
+        "Correct {wrong}, and submit the job again from {start}.",
+        f"everstep jobs logs {{job}}{{rank}} --tail {_LOG_LINES}",
+    ),
+    ActionKind.SHRINK: (
+        "Continue on {nodes}. The job grows again later.",
+        "everstep jobs update {job} --set ElasticConfig.MinNodeCount={count}",
+    ),
+    ActionKind.PAUSE: ("Pause the job, so that other jobs can use its nodes.", "everstep jobs pause {job}"),
     ActionKind.READ_LOGS: (
         "Read the logs of the ranks. Some scripts evaluate or load data for a long time.",
         f"everstep jobs logs {{job}} --tail {_LOG_LINES}",

@@ -49,6 +49,7 @@ from control_plane.core.observed.facts import (
     Standstill,
 )
 from control_plane.core.remedies import is_of_hardware, xid_words
+from everstep.protocol.agent_messages import FaultCode
 
 _MAX_FRAMES = 3
 _SILENT: Final[Mapping[SilenceProof, str]] = {
@@ -65,6 +66,23 @@ _SHARDS: Final[Mapping[ShardLoss, str]] = {
     ShardLoss.PARITY: "two nodes of a parity group are lost, and with them the shard of rank {ranks}",
     ShardLoss.MEMORY: "no remaining node holds the shard of rank {ranks}",
 }
+_FAULTS: Final[Mapping[str, str]] = {
+    FaultCode.GPU_XID: "an Xid error",
+    FaultCode.GPU_ECC: "a GPU memory (ECC) error",
+    FaultCode.GPU_LOST: "the loss of a GPU",
+    FaultCode.GPU_THROTTLED: "a throttled GPU",
+    FaultCode.GPU_SILENT: "a GPU that does not respond",
+    FaultCode.NIC_DOWN: "a network card without a link",
+    FaultCode.NIC_ERRORS: "errors of a network card",
+    FaultCode.DISK_FULL: "a full disk",
+    FaultCode.DISK_READ_ONLY: "a read-only disk",
+    FaultCode.DISK_SILENT: "a disk that does not respond",
+    FaultCode.MEMORY_LOW: "low memory",
+    FaultCode.MEMORY_KILLED: "a process that the kernel killed for memory",
+    FaultCode.MEMORY_FULL: "too little memory",
+    FaultCode.RANKS_NOT_GONE: "processes that do not exit",
+}
+"""Names of faults. A fault without a name has the words of its code."""
 _ODD: Final[Mapping[Oddity, str]] = {
     Oddity.STOPPED: "stopped",
     Oddity.BEHIND: "at an earlier step than the other ranks",
@@ -87,7 +105,7 @@ def sentence(fact: Fact) -> str:
         case NodeRemoved():
             return f"{fact.node_id} is no longer part of the fleet"
         case Faulty():
-            return f"{fact.code}: {fact.text}" + ("; a reboot did not repair it" if fact.is_repeated else "")
+            return f"{fault_name(fact)}: {fact.text}" + ("; a reboot did not repair it" if fact.is_repeated else "")
         case NodeFaulty():
             return f"the agent of {fact.node_id} reports {sentence(fact.fault)}"
         case Lemon():
@@ -115,7 +133,7 @@ def sentence(fact: Fact) -> str:
         case AgentRestarted(reported_generation=None):
             return f"the agent of {fact.node_id} has restarted and has no state of this job"
         case AgentRestarted():
-            numbers = f"generation {fact.reported_generation}, not generation {fact.generation}"
+            numbers = f"launch {fact.reported_generation}, not launch {fact.generation}"
             return f"the agent of {fact.node_id} reports {numbers}"
         case RankEnded(memory=memory) if memory is not None:
             return f"{out_of_memory.sentence(fact.rank, fact.node_id, memory)}; {out_of_memory.advice(memory)}"
@@ -166,8 +184,14 @@ def sentence(fact: Fact) -> str:
 
 def lemon(fact: Lemon) -> str:
     """Return in which incidents a lemon (a node with too many incidents) was involved."""
-    involvements = ", ".join(f"{each.what} ({each.incident_id})" for each in fact.involvements)
+    involvements = ", ".join(f"{code_words(each.what)} ({each.incident_id})" for each in fact.involvements)
     return f"it was involved in {len(fact.involvements)} incidents within {fact.hours:g} h: {involvements}"
+
+
+def code_words(code: str) -> str:
+    """Return the code of a fault or of an incident's cause in words. The number of an Xid may follow the code."""
+    code, _, number = code.partition(" ")
+    return xid_words(int(number)) if number else _FAULTS.get(code, code.replace("_", " "))
 
 
 def hang(fact: Standstill) -> str:
@@ -182,8 +206,8 @@ def hardware_fault(facts: Iterable[Fact]) -> NodeFaulty | None:
 
 
 def fault_name(fault: Faulty) -> str:
-    """Return the name of a fault, such as `gpu_lost`, or an Xid with its meaning."""
-    return fault.code if fault.xid is None else xid_words(fault.xid)
+    """Return the name of a fault, such as `the loss of a GPU`, or an Xid with its meaning."""
+    return code_words(fault.code) if fault.xid is None else xid_words(fault.xid)
 
 
 def standstill(fact: Standstill) -> str:

@@ -8,31 +8,28 @@ Invariant: pure. A sentence states only stored facts. An unknown fact is omitted
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Final
 
 from control_plane.accounts import jobs
 from control_plane.accounts.facts import fault_name, hardware_fault
-from control_plane.accounts.held_nodes import advice, hourly
+from control_plane.accounts.held_nodes import hourly
 from control_plane.accounts.occurrences import listed, occurrence
-from control_plane.core.duties import ActionKind, HeldNode, PersonAction, Urgency, choices
+from control_plane.core.duties import HeldNode
 from control_plane.core.incidents import absent_seconds, phase_moments
 from control_plane.core.observed.facts import Fact, RankEnded
 from control_plane.core.observed.incidents import GivesUp, Repeated, Response
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import GaveUp, JobReason
-from control_plane.core.observed.steps import HolderState, RepeatedWork
 from control_plane.core.states import JobState
 from everstep.protocol.ids import FIRST_STEP, Step
 
 _SAME_PASS_SECONDS = 1.0
 """If two stored times differ by at most so many seconds, both count as times of the same decision of the job loop."""
-_LOG_LINES = 50
-_CLAUSE_END = re.compile(r"[:,.](?= |$)")
 
 
 class IncidentOutcome(StrEnum):
@@ -120,8 +117,6 @@ class Account:
     cost_usd: float | None = None
     wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
-    repeat: RepeatedWork | None = None
-    """The choice for which the job waits (`core.repeats`). None for a closed incident, and without such a choice."""
     is_long_wait: bool = False
     """Whether Everstep asks a person about the wait, because the next attempt is far away (`core.capacity.is_long`)."""
     instance_type: str = ""
@@ -201,151 +196,68 @@ def script_error(cause: Cause, outcome: IncidentOutcome, job_reason: JobReason) 
     return job_reason.because.failure.error if isinstance(job_reason, GaveUp) else None
 
 
+class MilestoneKind(StrEnum):
+    """A moment of every recovery: the failure, its detection, all nodes ready, training again, and the end."""
+
+    FAILED = "Failed"
+    DETECTED = "Detected"
+    REPLACED = "Replaced"
+    RESTORED = "Restored"
+    CLOSED = "Closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Milestone:
+    """A moment of an incident. `at` is in Unix seconds."""
+
+    kind: MilestoneKind
+    at: float
+    words: str
+
+
+def milestones(account: Account) -> tuple[Milestone, ...]:
+    """Return the moments of an incident that have occurred, oldest first, in the words of its card."""
+    step = account.from_step
+    found = (
+        (MilestoneKind.FAILED, account.failed_at, "The failure occurred."),
+        (MilestoneKind.DETECTED, account.opened_at, "Everstep detected the failure."),
+        (MilestoneKind.REPLACED, account.replaced_at, f"{_replacement(account)}."),
+        (
+            MilestoneKind.RESTORED,
+            account.restored_at,
+            f"Training resumed{'' if step is None else f' from step {step:,}'}.",
+        ),
+        (MilestoneKind.CLOSED, account.closed_at, CLOSED[account.outcome]),
+    )
+    return tuple(Milestone(kind, at, words) for kind, at, words in found if at is not None)
+
+
+def _replacement(account: Account) -> str:
+    lost, new = listed(account.instance_ids), listed(account.replacement_instance_ids)
+    if not new:
+        return "All nodes were ready"
+    were = "was" if len(account.replacement_instance_ids) == 1 else "were"
+    return f"{new} {were} ready{f' in place of {lost}' if lost else ''}"
+
+
+CLOSED: Final[Mapping[IncidentOutcome, str]] = {
+    IncidentOutcome.OPEN: "The incident is open.",
+    IncidentOutcome.RECOVERED: "Training had caught up.",
+    IncidentOutcome.JOB_PAUSED: "The job was paused.",
+    IncidentOutcome.JOB_COMPLETED: "The job completed.",
+    IncidentOutcome.JOB_FAILED: "The job failed.",
+    IncidentOutcome.JOB_STOPPED: "The job was stopped.",
+}
+
+
 def verdict(account: Account, now: float) -> str:
     """Return what failed, and the state of the job now: two short sentences."""
     return f"{_failure(account)} {_ending(account, now)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
-    """Something that a person can do now, in words."""
-
-    kind: ActionKind
-    urgency: Urgency
-    words: str
-    """One or two imperative sentences that say what to do."""
-    command: str
-    """The command for the first step of the action."""
-    further_commands: tuple[str, ...] = ()
-    """Commands for the next step. The person chooses one of them."""
-    node_id: str | None = None
-    """The held node that the action is about. None for an action about the job."""
-    is_recommended: bool = False
-    """Whether Everstep recommends the action instead of waiting."""
-    min_node_count: int | None = None
-    """The MinNodeCount that the action gives the job. None for an action that leaves MinNodeCount unchanged."""
-    step: int | None = None
-    """The checkpoint from which the job continues after the action. None for the beginning and for other actions."""
-
-
-def actions(account: Account) -> tuple[Action, ...]:
-    """Return what a person can do about an incident now, the most urgent first."""
-    of_nodes = (action for node in account.held for action in _of_a_node(node))
-    every = (*_of_the_job(account), *of_nodes, *_of_the_control_plane(account))
-    return tuple(sorted(every, key=lambda each: tuple(Urgency).index(each.urgency)))
-
-
-def duty(account: Account, *, is_brief: bool = False) -> str:
-    """Return whether a person must act on an incident, and what is most urgent.
-
-    The text has one or two sentences. If `is_brief` is true, it has one, without the reason for the action.
-    """
-    first = next(iter(actions(account)), None)
-    if first is None:
-        return "Nothing to do."
-    words = f"{_CLAUSE_END.split(first.words, maxsplit=1)[0]}." if is_brief else first.words
-    step = f"{words[0].lower()}{words[1:]}"
-    if account.wait is not None and first.command.startswith("everstep jobs"):
-        attempt = moment_words(account.wait.next_attempt_at)
-        if account.is_long_wait and first.is_recommended:
-            return f"Decide: wait for the next attempt at {attempt}, or (recommended) {step}"
-        if account.is_long_wait:
-            return f"Decide: wait for the next attempt at {attempt} (recommended), or {step}"
-        return f"Nothing to do: the next attempt is at {attempt}."
-    optional = "Optional" if is_brief else "Nobody must act. Optional"
-    lead = {Urgency.NOW: "Act now", Urgency.LATER: "Not urgent", Urgency.OPTIONAL: optional}
-    return f"{lead[first.urgency]}: {step}"
-
-
-def _of_the_job(account: Account) -> tuple[Action, ...]:
-    name = account.job_name
-    if account.outcome is IncidentOutcome.OPEN:
-        if account.taken_over_by:
-            return (
-                Action(
-                    ActionKind.HAND_BACK,
-                    Urgency.NOW,
-                    "Hand the job back, and Everstep recovers it.",
-                    f"everstep jobs hand-back {name}",
-                ),
-            )
-        repeat = () if account.repeat is None else (of_repeat(account.repeat, account.job_name),)
-        return (*repeat, *_of_a_wait(account))
-    if account.outcome is IncidentOutcome.JOB_FAILED:
-        wrong = "the cause" if account.script_error is None else "the script or its data"
-        failed, rank = "the failed rank", ""
-        if (number := account.failed_rank) is not None:
-            failed, rank = f"rank {number}", f" --rank {number}"
-        words = resubmission(account.kept_step, wrong, failed)
-        command = f"everstep jobs logs {name}{rank} --tail {_LOG_LINES}"
-        return (Action(ActionKind.SUBMIT_AGAIN, Urgency.NOW, words, command),)
-    if account.outcome is IncidentOutcome.JOB_PAUSED:
-        words = "Resume the job if it is still paused."
-        return (Action(ActionKind.RESUME, Urgency.OPTIONAL, words, f"everstep jobs resume {name}"),)
-    return ()
-
-
-def of_repeat(choice: RepeatedWork, job: str) -> Action:
-    """Return the consent for which a job waits before it repeats much training, in words."""
-    count = choice.newest_step - choice.base_step
-    cost = "" if choice.seconds is None else f", about {choice.seconds / 60:.0f} minutes of training"
-    start = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step:,}"
-    lost = "AWS reports that every node of the job has ended. " if choice.is_total else ""
-    silent = [each.node_id for each in choice.holders if each.state is HolderState.SILENT]
-    wait = f", or restore the connection of {listed(silent)}" if silent else ""
-    words = f"{lost}Let the job repeat {count:,} steps{cost} from {start}{wait}."
-    command = f"everstep jobs accept-loss {job} --from-step {choice.base_step}"
-    return Action(ActionKind.REPEAT_WORK, Urgency.NOW, words, command, step=choice.base_step)
-
-
-def _of_a_wait(account: Account) -> Iterable[Action]:
-    """Yield what a person can do instead of waiting for instances: continue on fewer nodes, or pause the job."""
-    if account.wait is None:
-        return
-    least = account.least_node_count
-    for each in choices(account.wait, account.node_count, least, is_long=account.is_long_wait):
-        yield of_choice(each, account.job_name)
-
-
-def of_choice(choice: PersonAction, job: str) -> Action:
-    """Return what a person can do instead of waiting for instances, in words."""
-    if choice.kind is ActionKind.PAUSE:
-        words = "Pause the job, so that other jobs can use its nodes."
-        return Action(choice.kind, choice.urgency, words, f"everstep jobs pause {job}")
-    left = choice.node_count
-    words = f"Continue on {left} {'node' if left == 1 else 'nodes'}. The job grows again when AWS launches a node."
-    command = f"everstep jobs update {job} --set ElasticConfig.MinNodeCount={left}"
-    return Action(
-        choice.kind,
-        choice.urgency,
-        words,
-        command,
-        is_recommended=choice.is_recommended,
-        min_node_count=left,
-    )
-
-
-def resubmission(step: int | None, wrong: str = "the cause", failed: str = "the failed rank") -> str:
-    """Return what a person does about a failed job. `step`: its newest checkpoint, or None without one."""
-    start = "the beginning" if step is None else f"the checkpoint of step {step:,}"
-    return f"Correct {wrong}, and submit the job again from {start}. The log of {failed} shows the error."
-
-
 def _may_shrink(account: Account) -> bool:
     """Return whether a person can let a waiting job continue on the nodes that it has."""
     return account.wait is not None and 0 < account.node_count - account.wait.missing_count < account.least_node_count
-
-
-def _of_a_node(node: HeldNode) -> Iterable[Action]:
-    found = advice(node.node_id, node.hold, node.reason)
-    kind, further = ActionKind.DECIDE_NODE, found.further_commands
-    yield Action(kind, Urgency.LATER, found.words, found.command, further, node.node_id)
-
-
-def _of_the_control_plane(account: Account) -> Iterable[Action]:
-    if absent_seconds(account.evidence) is not None:
-        words = "Read Everstep's log, to find the outage's cause."
-        yield Action(ActionKind.READ_SERVER_LOG, Urgency.OPTIONAL, words, "journalctl --unit everstep-server")
 
 
 def _failure(account: Account) -> str:
@@ -415,7 +327,7 @@ def continuing_cost(account: Account, now: float) -> str:
         if account.idle_count == 0:
             return ""
         is_one = account.idle_count == 1
-        nodes = f"{account.idle_count} idle {'node' if is_one else 'nodes'} of fleet {account.fleet_name}"
+        nodes = f"{account.idle_count} idle {'node' if is_one else 'nodes'}"
         if price is None:
             return f"{nodes} still {'costs' if is_one else 'cost'} money."
         return f"{nodes} {'costs' if is_one else 'cost'} {hourly(price * account.idle_count)}."

@@ -132,7 +132,7 @@ def message(of: Message) -> str:
         case StateChanged():
             return f"{of.before} → {of.after}: {reason(of.because)}"
         case GenerationEnded():
-            return f"generation {of.generation} ended: {sentences(of.because)}"
+            return f"launch {of.generation} ended: {sentences(of.because)}"
         case HangFound():
             parts = (standstill(of.fact), hang_proof(of.fact), "" if of.alone is None else sentence(of.alone))
             return "; ".join(part for part in parts if part)

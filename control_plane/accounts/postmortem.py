@@ -22,9 +22,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from control_plane.accounts import duties
+from control_plane.accounts.duties import Action, Subject
 from control_plane.accounts.facts import sentence
-from control_plane.accounts.incidents import Account, Action, IncidentOutcome, actions, duty, verdict
+from control_plane.accounts.incidents import CLOSED, Account, IncidentOutcome, milestones, verdict
 from control_plane.accounts.jobs import response, restore_reason
+from control_plane.accounts.occurrences import occurrence
+from control_plane.core.duties import PersonDuty
 from control_plane.core.incidents import PHASES, SOURCES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -75,6 +79,9 @@ class PostMortem:
     """All facts from which `markdown` writes the post-mortem of one incident."""
 
     account: Account
+    duty: PersonDuty
+    """What a person has to do about the incident."""
+    subject: Subject
     owner: str
     """The person who handles the incident (its owner). Empty if it has no owner."""
     acknowledged_by: str
@@ -99,7 +106,7 @@ def markdown(post_mortem: PostMortem) -> str:
     decided = (response(account.decision), restore_reason(account.from_step, account.restore_source))
     blocks = [
         f"# Post-mortem: job {_inline(account.job_name)}, {_minute(account.failed_at)} UTC",
-        f"**{_inline(verdict(account, post_mortem.written_at))}** {_inline(duty(account))}",
+        f"**{_inline(verdict(account, post_mortem.written_at))}** {_inline(duties.sentence(post_mortem.duty))}",
         _identity(post_mortem),
         *_section("Impact", _impact(account, post_mortem.written_at)),
         *_section("Timeline", _timeline(post_mortem)),
@@ -109,7 +116,7 @@ def markdown(post_mortem: PostMortem) -> str:
         *_section("Stacks", "\n\n".join(_stack(each) for each in post_mortem.stacks)),
         *_section("Notes", "\n\n".join(_note(each) for each in post_mortem.notes)),
         *_section("Similar incidents", "\n".join(_similar(each) for each in post_mortem.similar)),
-        *_section("What to do", _to_do(account)),
+        *_section("What to do", _to_do(post_mortem)),
     ]
     return "\n\n".join(blocks) + "\n"
 
@@ -124,7 +131,7 @@ def _identity(post_mortem: PostMortem) -> str:
     account = post_mortem.account
     facts = [
         ("Incident", account.incident_id),
-        ("Cause", account.cause.value),
+        ("Cause", occurrence(account.cause)),
         ("Project", account.project),
         ("Fleet", account.fleet_name),
         ("Owner", post_mortem.owner or "none"),
@@ -165,30 +172,12 @@ def _figures(account: Account) -> Iterator[tuple[str, str]]:
 
 
 def _timeline(post_mortem: PostMortem) -> str:
-    account = post_mortem.account
-    milestones = (
-        (account.failed_at, "**The failure occurred.**"),
-        (account.opened_at, "**Everstep detected the failure.**"),
-        (account.replaced_at, "**All nodes were ready.**"),
-        (account.restored_at, "**Training ran again.**"),
-        (account.closed_at, f"**{_CLOSED[account.outcome]}**"),
-    )
-    entries = [(at, words) for at, words in milestones if at is not None]
+    entries = [(each.at, f"**{each.words}**") for each in milestones(post_mortem.account)]
     entries += [(each.at, _inline(each.words)) for each in post_mortem.events]
     # The sort is stable, and the incident's own times come first in the list. They therefore precede events of equal
     # time.
     entries.sort(key=lambda each: each[0])
     return "\n".join(f"- {_second(at)} {words}" for at, words in entries)
-
-
-_CLOSED = {
-    IncidentOutcome.OPEN: "The incident is open.",
-    IncidentOutcome.RECOVERED: "Training had caught up.",
-    IncidentOutcome.JOB_PAUSED: "The job was paused.",
-    IncidentOutcome.JOB_COMPLETED: "The job completed.",
-    IncidentOutcome.JOB_FAILED: "The job failed.",
-    IncidentOutcome.JOB_STOPPED: "The job was stopped.",
-}
 
 
 def _lines(post_mortem: PostMortem) -> str:
@@ -218,15 +207,16 @@ def _note(note: WrittenNote) -> str:
 
 def _similar(incident: SimilarIncident) -> str:
     how = {IncidentOutcome.OPEN: "still open", IncidentOutcome.RECOVERED: "recovered"}.get(
-        incident.outcome, _CLOSED[incident.outcome].rstrip(".").lower()
+        incident.outcome, CLOSED[incident.outcome].rstrip(".").lower()
     )
     return f"- {_second(incident.opened_at)} {_inline(incident.incident_id)}, job {_inline(incident.job_name)}: {how}"
 
 
-def _to_do(account: Account) -> str:
-    steps = [f"{number}. {_step(each)}" for number, each in enumerate(actions(account), 1)]
+def _to_do(post_mortem: PostMortem) -> str:
+    found = (duties.action(each, post_mortem.subject) for each in post_mortem.duty.actions)
+    steps = [f"{number}. {_step(each)}" for number, each in enumerate(found, 1)]
     nothing = [] if steps else ["Nothing."]
-    advice = f"The runbook explains this cause: `/runbook.html#{account.cause.value}` on the control plane."
+    advice = f"The runbook explains this cause: `/runbook.html#{post_mortem.account.cause.value}` on the control plane."
     return "\n".join((*steps, *nothing, "", advice))
 
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy.orm import Session
 
 from control_plane.accounts import answers
+from control_plane.accounts.duties import Subject
 from control_plane.accounts.incidents import Account, IncidentOutcome, JobCourse, outcome_of, script_error
 from control_plane.accounts.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote
 from control_plane.api import views
 from control_plane.api.deps import Services
 from control_plane.cloud.errors import CloudError
-from control_plane.core import accounting, capacity, hangs, similar_incidents
-from control_plane.core.duties import HeldNode
+from control_plane.core import accounting, capacity, duties, hangs, similar_incidents
+from control_plane.core.duties import NOTHING, DutyKind, HeldNode, PersonDuty
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.similar_incidents import Candidate
@@ -33,8 +34,9 @@ from control_plane.db.events import EventFilter, EventRecord
 from control_plane.db.incidents import IncidentFilter, JobOfIncident, SavedIncident
 from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
+from control_plane.loop import standing
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
-from control_plane.loop.records import capacity_wait_of, job_record, prefix_of, reason_of, repeat_choice_of
+from control_plane.loop.records import capacity_wait_of, job_record, prefix_of, reason_of
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
@@ -67,26 +69,43 @@ def cost_usd(session: Session, record: SavedIncident, now: datetime) -> float | 
     return accounting.cost_usd(idle, fleets.get(session, job.fleet_name).price_usd_per_hour)
 
 
-def headlines(session: Session, found: Sequence[SavedIncident]) -> list[str]:
-    """Return what failed in each of several incidents, in a few words. One query reads all their jobs."""
+def summaries(session: Session, found: Sequence[SavedIncident]) -> list[views.Summary]:
+    """Return what failed in each of several incidents, and how it ended. One query reads all their jobs."""
     courses = incidents.jobs_of(session, {each.run_id for each in found})
-    return [_headline(each, courses[each.run_id]) for each in found]
+    return [_summary(each, courses[each.run_id]) for each in found]
 
 
-def _headline(record: SavedIncident, job: JobOfIncident) -> str:
-    cause = Cause(record.cause)
-    error = script_error(cause, _outcome(record, job), reason_of(job))
-    return answers.headline(cause, record.evidence, record.faulted_instance_ids, error)
+def _summary(record: SavedIncident, job: JobOfIncident) -> views.Summary:
+    cause, outcome = Cause(record.cause), _outcome(record, job)
+    error = script_error(cause, outcome, reason_of(job))
+    return views.Summary(answers.headline(cause, record.evidence, record.faulted_instance_ids, error), outcome)
 
 
-def detail(session: Session, record: SavedIncident, now: datetime) -> views.IncidentDetail:
+def detail(services: Services, session: Session, record: SavedIncident) -> views.IncidentDetail:
     """Return the fields of an incident that DescribeIncident returns and lists of incidents omit."""
+    now = services.now()
+    about = account(session, record, now)
+    duty, subject = _duty(services, session, about, record)
     return views.IncidentDetail(
-        account=account(session, record, now),
+        account=about,
+        duty=duty,
+        subject=subject,
         notes=notes.about(session, record.run_id, record.id),
         stacks_event_id=_stacks_event_id(session, record),
         now=now.timestamp(),
     )
+
+
+_OF_JOB: Final = {IncidentOutcome.JOB_FAILED: DutyKind.JOB_FAILED, IncidentOutcome.JOB_PAUSED: DutyKind.PAUSED}
+"""Outcomes with which an incident leaves its job a duty, as long as the job has it."""
+
+
+def _duty(services: Services, session: Session, about: Account, record: SavedIncident) -> tuple[PersonDuty, Subject]:
+    """Return what a person has to do about an incident: its job's duty, or that of nodes that it took out of use."""
+    job, agents = jobs.get_run(session, record.run_id), services.peers.agents().connected
+    (of_job,) = standing.of_jobs(session, [job], agents, services.now().timestamp()).values()
+    is_part = about.outcome is IncidentOutcome.OPEN or _OF_JOB.get(about.outcome) is of_job.duty.kind
+    return duties.of_incident(of_job.duty if is_part else NOTHING, about.held), of_job.subject
 
 
 def account(session: Session, record: SavedIncident, now: datetime) -> Account:
@@ -136,7 +155,6 @@ def account(session: Session, record: SavedIncident, now: datetime) -> Account:
         closed_at=_unix(record.closed_at),
         cost_usd=cost_usd(session, record, now),
         wait=wait,
-        repeat=repeat_choice_of(job) if record.closed_at is None else None,
         is_long_wait=wait is not None and capacity.is_long(wait, now.timestamp()),
         instance_type="" if fleet is None else fleet.instance_type,
         availability_zone="" if fleet is None else fleet.availability_zone,
@@ -191,17 +209,22 @@ def similar(session: Session, record: SavedIncident, limit: int) -> tuple[views.
     )
 
 
-def post_mortem(session: Session, record: SavedIncident, log: LastLines, now: datetime) -> PostMortem:
+def post_mortem(services: Services, session: Session, record: SavedIncident, log: LastLines) -> PostMortem:
     """Return the content of an incident's post-mortem, for `accounts.postmortem.markdown`.
 
-    `session` comes from `Database.read`, and `log` from `last_lines`. The document is dated `now`.
+    `session` comes from `Database.read`, and `log` from `last_lines`.
     """
+    now = services.now()
+    about = account(session, record, now)
+    duty, subject = _duty(services, session, about, record)
     since, until = record.failed_at - _AROUND, None if record.closed_at is None else record.closed_at + _AROUND
     which = EventFilter(job_name=record.job_name, project=record.project, after=since, before=until)
     around = events.page(session, which, limit=_EVENTS)
     number = _stacks_event_id(session, record)
     return PostMortem(
-        account=account(session, record, now),
+        account=about,
+        duty=duty,
+        subject=subject,
         owner=record.owner,
         acknowledged_by=record.acknowledged_by,
         events=tuple(TimelineEntry(each.at.timestamp(), each.message) for each in around),

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from control_plane.accounts import answers, duties, held_nodes, reasons
 from control_plane.accounts import incidents as accounts
 from control_plane.accounts import jobs as job_accounts
+from control_plane.accounts.duties import Action, Subject
 from control_plane.accounts.facts import sentence
-from control_plane.accounts.incidents import Account, Action, IncidentOutcome
+from control_plane.accounts.incidents import Account, IncidentOutcome
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import drills as drills_schemas
@@ -47,10 +48,20 @@ from control_plane.core import (
 )
 from control_plane.core import protection as core_protection
 from control_plane.core.checkpoints import CheckpointStatus, TrashCause, Verification, policy_words
+from control_plane.core.duties import PersonDuty
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.drills import DrillKind, DrillState
-from control_plane.core.observed.facts import Requested
+from control_plane.core.observed.facts import (
+    Fact,
+    Faulty,
+    InstanceEnded,
+    NodeFaulty,
+    RankEnded,
+    Requested,
+    nodes_of,
+    ranks_of,
+)
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, CapacityWait
 from control_plane.core.observed.nodes import Remedy
@@ -174,7 +185,8 @@ def job_summary(
         }
     return jobs_schemas.TrainingJobSummary(
         **of_lists,
-        **_alike(job, jobs_schemas.TrainingJobSummary, "reason", "target_step"),
+        **_alike(job, jobs_schemas.TrainingJobSummary, "reason", "target_step", "boundary"),
+        boundary=_boundary(job),
         training_job_name=job.name,
         training_job_status=status_of(job),
         secondary_status=secondary_status_of(job),
@@ -191,6 +203,11 @@ def job_summary(
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
         final_checkpoint_step=_shown_final_checkpoint(job),
     )
+
+
+def _boundary(job: SavedJob) -> int:
+    """Return the steps that the ranks have finished. A commit can be newer than the ranks' newest report."""
+    return max(job.boundary, job.committed_step)
 
 
 def _unstored_outputs(job: SavedJob) -> dict[str, Any]:
@@ -330,7 +347,8 @@ def job(
     spec = job.spec
     return jobs_schemas.TrainingJob(
         **_alike(spec, jobs_schemas.TrainingJob, "requirements", "role_arn"),
-        **_alike(job, jobs_schemas.TrainingJob, "reason", "target_step", "taken_over_by"),
+        **_alike(job, jobs_schemas.TrainingJob, "reason", "target_step", "taken_over_by", "boundary"),
+        boundary=_boundary(job),
         requirements=spec.requirements or None,
         role_arn=spec.role_arn or None,
         training_job_name=job.name,
@@ -486,7 +504,7 @@ def protection(
         generation=job.generation,
         committed_step=job.committed_step,
         proposed_step=job.proposed_step,
-        boundary=job.boundary,
+        boundary=_boundary(job),
         committed_at=job.committed_at,
         copies=job.spec.copies,
         parity_group_size=job.spec.parity_group_size,
@@ -672,6 +690,8 @@ class IncidentDetail:
     """The fields of an incident that DescribeIncident returns and lists of incidents omit."""
 
     account: Account
+    duty: PersonDuty
+    subject: Subject
     notes: Sequence[NoteRecord]
     stacks_event_id: int | None
     """Id of the event with the stacks of the ranks. None if no such event is stored."""
@@ -679,18 +699,24 @@ class IncidentDetail:
     """Time of the request, in Unix seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What failed in an incident, in a few words, and how the incident ended."""
+
+    headline: str
+    outcome: IncidentOutcome
+
+
 def incident(
-    record: SavedIncident, cost_usd: float | None, headline: str, detail: IncidentDetail | None = None
+    record: SavedIncident, cost_usd: float | None, summary: Summary, detail: IncidentDetail | None = None
 ) -> incidents_schemas.Incident:
     """Convert the record of an incident into its response model.
 
-    `cost_usd` is the incident's cost until now, and `headline` says what failed. `detail` is None if the incident is
-    an entry of a list.
+    `cost_usd` is the incident's cost until now. `detail` is None if the incident is an entry of a list.
     """
     described: dict[str, Any] = {}
     if detail is not None:
         described = {
-            "outcome": detail.account.outcome,
             "verdict": accounts.verdict(detail.account, detail.now),
             "why": answers.why(detail.account),
             "done": list(answers.done(detail.account)),
@@ -700,8 +726,12 @@ def incident(
                 availability_zone=detail.account.availability_zone,
             ),
             "continuing_cost": accounts.continuing_cost(detail.account, detail.now) or None,
-            "duty_sentence": accounts.duty(detail.account, is_brief=True),
-            "actions": [_action(each) for each in accounts.actions(detail.account)],
+            "duty_sentence": duties.sentence(detail.duty),
+            "actions": [_action(duties.action(each, detail.subject)) for each in detail.duty.actions],
+            "milestones": [
+                incidents_schemas.Milestone(kind=each.kind, time=records.at(each.at), description=each.words)
+                for each in accounts.milestones(detail.account)
+            ],
             "notes": [note(each) for each in detail.notes],
         }
     return incidents_schemas.Incident(
@@ -719,6 +749,7 @@ def incident(
             "owner",
         ),
         evidence=[sentence(fact) for fact in record.evidence],
+        evidence_facts=[_evidence_fact(fact) for fact in record.evidence],
         decision=job_accounts.response(record.decision),
         reason=job_accounts.restore_reason(record.from_step, record.restore_source),
         node_count_before=record.node_count_before or None,
@@ -729,7 +760,8 @@ def incident(
         replacement_instance_id=next(iter(record.replacement_instance_ids), None),
         control_plane_absent_seconds=absent_seconds(record.evidence),
         cost_usd=cost_usd,
-        headline=headline,
+        headline=summary.headline,
+        outcome=summary.outcome,
         rank_sources=_rank_sources(record),
         stacks_event_id=None if detail is None else detail.stacks_event_id,
         acknowledgement_time=record.acknowledged_at,
@@ -737,6 +769,18 @@ def incident(
         acknowledgement=record.acknowledgement or None,
         owner=record.owner or None,
         **described,
+    )
+
+
+def _evidence_fact(fact: Fact) -> incidents_schemas.EvidenceFact:
+    fault = fact.fault if isinstance(fact, NodeFaulty) else fact
+    return incidents_schemas.EvidenceFact(
+        kind=str(type(fact).__struct_config__.tag),
+        node_ids=list(nodes_of(fact)),
+        ranks=list(ranks_of(fact)),
+        code=fault.code if isinstance(fault, Faulty | InstanceEnded) else None,
+        xid=fault.xid if isinstance(fault, Faulty) else None,
+        exit_code=fact.code if isinstance(fact, RankEnded) else None,
     )
 
 
@@ -761,7 +805,7 @@ def duty(standing: Standing) -> duties_schemas.Duty:
     return duties_schemas.Duty(
         kind=found.kind,
         urgency=found.urgency,
-        sentence=duties.sentence(found, subject),
+        sentence=duties.sentence(found),
         explanation=duties.explanation(found, subject) or None,
         since=None if found.since is None else records.at(found.since),
         actions=[_action(duties.action(each, subject)) for each in found.actions],

@@ -134,7 +134,7 @@ def follow(
                     f"{_what_came(record)} before the result of the drill was known",
                 )
             )
-        return Followed(drill=_ended(drill, DrillState.ABSORBED, now, "the drill ended no generation"))
+        return Followed(drill=_ended(drill, DrillState.ABSORBED, now, "the drill ended no launch"))
     return Followed(drill=drill)
 
 

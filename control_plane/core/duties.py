@@ -145,7 +145,6 @@ class ActionKind(StrEnum):
     CREATE_CHECKPOINT = "CreateCheckpoint"
     SET_CHECKPOINTS = "SetCheckpoints"
     DECIDE_NODE = "DecideNode"
-    READ_SERVER_LOG = "ReadServerLog"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +205,6 @@ class FleetFacts:
     drift: tuple[str, ...] = ()
     is_launch_suspended: bool = False
     """Whether a person suspended the launches of the Auto Scaling group. Everstep ends suspensions by AWS."""
-    price_usd_per_hour: float | None = None
     held: tuple[HeldNode, ...] = ()
     paused_at: float | None = None
     """Unix time at which an administrator paused all automatic actions. None while they are active."""
@@ -307,13 +305,27 @@ def of_job(facts: JobFacts, now: float) -> PersonDuty:
 
     Optional and less urgent actions of other duties follow the actions of the most urgent one.
     """
-    held = () if facts.ended_at is not None else _of_nodes(facts.held)
+    is_past = facts.ended_at is not None and not _failed_recently(facts, facts.ended_at, now)
+    held = () if is_past else _of_nodes(facts.held)
     return _most_urgent((*_of_job(facts, now), *held))
 
 
 def of_fleet(facts: FleetFacts) -> PersonDuty:
     """Return what a person has to do for a fleet."""
     return _most_urgent((*_of_fleet(facts), *_of_pauses(facts), *_of_nodes(facts.held)))
+
+
+def of_incident(job: PersonDuty, held: Sequence[HeldNode]) -> PersonDuty:
+    """Return what a person has to do for an incident.
+
+    Args:
+        job: the duty of the incident's job, or `NOTHING` if the incident has no part in it.
+        held: held nodes that the job lost with the incident.
+
+    Returns:
+        The most urgent of both duties.
+    """
+    return _most_urgent((*(() if job is NOTHING else (job,)), *_of_nodes(held)))
 
 
 def _most_urgent(found: Sequence[PersonDuty]) -> PersonDuty:
@@ -361,10 +373,13 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
 
 
 def _of_failure(facts: JobFacts, ended_at: float, now: float) -> PersonDuty:
-    is_recent = now - ended_at < FAILED_SECONDS
-    urgency = Urgency.NOW if is_recent else Urgency.OPTIONAL
+    urgency = Urgency.NOW if _failed_recently(facts, ended_at, now) else Urgency.OPTIONAL
     again = PersonAction(kind=ActionKind.SUBMIT_AGAIN, urgency=urgency, step=facts.checkpoints.newest_step)
     return PersonDuty(kind=DutyKind.JOB_FAILED, urgency=urgency, actions=(again,), since=ended_at)
+
+
+def _failed_recently(facts: JobFacts, ended_at: float, now: float) -> bool:
+    return facts.status is TrainingJobStatus.FAILED and now - ended_at < FAILED_SECONDS
 
 
 def _unattended(facts: JobFacts, kind: DutyKind, action: ActionKind, since: float) -> PersonDuty:
@@ -401,25 +416,17 @@ def _of_nodes(held: Sequence[HeldNode]) -> Iterator[PersonDuty]:
 def _of_shortage(facts: JobFacts, wait: CapacityWait, now: float) -> PersonDuty:
     """Return the choices of a person while AWS launches no instance: continue on fewer nodes, or pause the job."""
     is_decision = is_long(wait, now) and facts.recovery is not None
+    urgency = Urgency.LATER if is_decision else Urgency.OPTIONAL
+    left = facts.node_count - wait.missing_count
+    shrink = PersonAction(kind=ActionKind.SHRINK, urgency=urgency, node_count=left, is_recommended=is_decision)
+    pause = PersonAction(kind=ActionKind.PAUSE, urgency=urgency)
     return PersonDuty(
         kind=DutyKind.CAPACITY_WAIT,
-        urgency=Urgency.LATER if is_decision else Urgency.OPTIONAL,
-        actions=choices(wait, facts.node_count, facts.least_node_count, is_long=is_decision),
+        urgency=urgency,
+        actions=(shrink, pause) if 0 < left < facts.least_node_count else (pause,),
         next_attempt_at=wait.next_attempt_at,
         is_recovering=facts.recovery is not None,
     )
-
-
-def choices(wait: CapacityWait, node_count: int, least_node_count: int, *, is_long: bool) -> tuple[PersonAction, ...]:
-    """Return what a person can do instead of waiting for instances: continue on fewer nodes, or pause the job.
-
-    `is_long`: whether Everstep asks for a decision, because the next attempt is far away.
-    """
-    urgency = Urgency.LATER if is_long else Urgency.OPTIONAL
-    left = node_count - wait.missing_count
-    shrink = PersonAction(kind=ActionKind.SHRINK, urgency=urgency, node_count=left, is_recommended=is_long)
-    pause = PersonAction(kind=ActionKind.PAUSE, urgency=urgency)
-    return (shrink, pause) if 0 < left < least_node_count else (pause,)
 
 
 def _of_recovery(recovery: Recovery) -> Iterator[PersonDuty]:

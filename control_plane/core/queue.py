@@ -325,7 +325,7 @@ def in_words(plan: QueueSchedule, run: RunId) -> str:
     paused = f"; {pausing} jobs of lower priority are being paused" if pausing else ""
     shrinking = sum(each.head.run == run for each in plan.reductions.values())
     shrunk = f"; {shrinking} elastic jobs return nodes" if shrinking else ""
-    figures = f"needs {_needs_words(job)}; {plan.free_count} of {plan.capacity} are free"
+    figures = f"needs {_needs_words(job)}; jobs use {plan.capacity - plan.free_count} of at most {plan.capacity} nodes"
     return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}{shrunk}"
 
 

@@ -83,7 +83,7 @@ class DutyWatch:
         return [*changed, *((key, None) for key in told.keys() - present.keys())]
 
     def _event(self, each: Standing) -> NewEvent:
-        words = sentence(each.duty, each.subject)
+        words = sentence(each.duty)
         return NewEvent(
             at=self._now(),
             type=BEGAN if each.duty.urgency.needs_a_person else ENDED,

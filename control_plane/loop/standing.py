@@ -124,7 +124,8 @@ def of_jobs(
     totals = protection.totals(session, with_memory) if with_memory else {}
     members = nodes.by_run(session, runs) if runs else {}
     kept = checkpoints.newest_of(session, [job.run_id for job in shown if _needs_checkpoint(job)])
-    held = _held_by_run(session, runs)
+    failed = [job.run_id for job in shown if job.state == JobState.FAILED]
+    held = _held_by_run(session, (*runs, *failed))
     pauses = _pauses(session)
     facts_of = {fleet.name: _fleet_facts(fleet, pauses) for fleet in fleets.every(session)}
     recovering = [job.run_id for job in shown if job.ended_at is None and job.memo.get("incident") is not None]
@@ -183,6 +184,7 @@ def of_jobs(
                 person=job.taken_over_by if job.taken_over_at is not None else "",
                 wait=facts.wait,
                 is_waiting=record.state in (JobState.QUEUED, JobState.ALLOCATING),
+                reason=record.reason,
             ),
             fleet_name=job.fleet_name,
             project=job.project,
@@ -212,7 +214,6 @@ def _fleet_facts(fleet: FleetRecord, pauses: Mapping[str, float | None], held: t
         status=FleetStatus.DELETING if fleet.delete_requested_at is not None else FleetStatus(fleet.state),
         drift=fleet.drift,
         is_launch_suspended=any(_is_suspended_by_person(each) for each in fleet.reasons),
-        price_usd_per_hour=fleet.price_usd_per_hour,
         held=held,
         **pauses,
     )
@@ -239,7 +240,7 @@ def _held_by_fleet(held: Sequence[SavedNode]) -> dict[str, tuple[HeldNode, ...]]
 
 
 def _held_by_run(session: Session, runs: Sequence[str]) -> dict[str, tuple[HeldNode, ...]]:
-    """Return the held nodes that incidents of unfinished jobs involved, by run id."""
+    """Return the held nodes that incidents of the jobs involved, by run id."""
     held = {node.id: _held_node(node) for node in nodes.held(session)} if runs else {}
     found: defaultdict[str, list[HeldNode]] = defaultdict(list)
     for run_id, node_id in implications.runs_of(session, held) if held else ():

@@ -40,7 +40,7 @@ SEEDS = st.integers(0, 2**32)
 RULED = re.compile(
     r"\b(?:i|nn|inc|tok)-[0-9a-f-]+|\bstep(?: beyond)? \d+|\d+ steps?\b|[\d.]+ s\b|\d\d:\d\d:\d\d UTC|us-east-1a"
     r"|c7i\.2xlarge|EC2|\b[Ss]3\b|(?i:gpu|xid) \d+|s3://\S+"
-    r"|(?:rank|generation|code|signal) \d+|NVIDIA H100 80GB HBM3"
+    r"|(?:rank|generation|launch|code|signal) \d+|NVIDIA H100 80GB HBM3"
     r"|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|are identical|are replaced)\b"
     r"|[\d,]+ bytes"
 )

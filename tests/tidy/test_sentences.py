@@ -7,6 +7,7 @@ behaviour when somebody rewords it, or when a person's note contains the same wo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOM = ROOT / "control_plane" / "accounts"
+PAGES = [path for path in sorted((ROOT / "web" / "src").rglob("*.ts*")) if path.name != "contract.ts"]
 MODULES = [
     path
     for package in ("control_plane", "worker", "everstep")
@@ -109,6 +111,57 @@ def readings(source: str) -> Iterator[int]:
                 yield node.lineno
             case ast.Call(func=ast.Attribute(attr=name), args=args) if name in PATTERNS and any(map(is_text, args)):
                 yield node.lineno
+
+
+_TEXT = (
+    r"(?:\w*(?:Message|Reason|Evidence|Headline|Description|Sentence|Explanation|Verdict|ContinuingCost)|Why|Done"
+    r"|message|reason|evidence|headline|title|sentence)"
+)
+_READS = r"(?:includes|startsWith|endsWith|split|match|matchAll|replace|replaceAll|search|indexOf|lastIndexOf|slice)"
+READINGS_IN_TYPESCRIPT = re.compile(
+    rf"\b{_TEXT}(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?[!?]*\.{_READS}\("  # sentence(x).split(…), job.Reason?.includes(…)
+    rf"|\.(?:test|exec)\((?:\w+[!?]*\.)*{_TEXT}\b"
+    rf"|\b(?!title){_TEXT} [!=]== ['\"`]\w|['\"`] [!=]== (?:\w+[!?]*\.)*{_TEXT}\b"
+    rf"|\b{_TEXT}[!?]*\.(?:filter|find|findIndex|some|every|map|flatMap)\(\(?(?P<each>\w+)\)? =>[^\n]*\b(?P=each)\.{_READS}\("
+)
+ALLOWED_IN_TYPESCRIPT = {
+    "pages/JobOverview.tsx: const traceback = job.FailureReason?.includes('\\n') ? job.FailureReason : undefined": (
+        "the page gives a text of several lines a box of its own"
+    ),
+    "model/spec.ts: throw new NotASpec(error instanceof Error ? error.message.split('\\n')[0]! : String(error))": (
+        "the browser's parser adds the document to its message"
+    ),
+}
+
+
+def test_the_dashboard_reads_no_sentence():
+    found = {
+        f"{path.relative_to(ROOT / 'web' / 'src')}: {line.strip()}"
+        for path in PAGES
+        for line in path.read_text().splitlines()
+        if READINGS_IN_TYPESCRIPT.search(line)
+    }
+    assert sorted(found ^ ALLOWED_IN_TYPESCRIPT.keys()) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_read"),
+    [
+        ("const own = evidence.filter((each) => each.includes(node))", True),
+        ("const [before] = sentence(incident.ContinuingCost).split(` fleet ${fleet} `)", True),
+        ("INCIDENT.quote(wait.Message.split('. ')[0]!)", True),
+        ("all.filter((id) => isTitled || !title.includes(id))", True),
+        ("if (/Xid/.test(event.Message)) return", True),
+        ("node.Reason === 'surplus'", True),
+        ("'surplus' === node.Reason", True),
+        ("if (job.Reason === '') return", False),
+        ("incident.Outcome === 'JobFailed'", False),
+        ("incident.Evidence.map(sentence).join(' ')", False),
+        ("names.includes(name)", False),
+    ],
+)
+def test_what_reads_a_sentence_in_typescript(line: str, is_read: bool) -> None:
+    assert (READINGS_IN_TYPESCRIPT.search(line) is not None) is is_read
 
 
 def test_no_code_reads_a_sentence():

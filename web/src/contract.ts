@@ -598,7 +598,7 @@ export interface Duty {
 
 /** One thing that a person can do now. */
 export interface DutyAction {
-  Kind: 'ReadLogs' | 'SubmitAgain' | 'HandBack' | 'ResumeAutomation' | 'AcceptRestore' | 'Resume' | 'Pause' | 'Stop' | 'Shrink' | 'RepeatWork' | 'CheckStore' | 'CorrectGroup' | 'DescribeFleet' | 'ResumeLaunches' | 'ListEvents' | 'ShowProtection' | 'CreateCheckpoint' | 'SetCheckpoints' | 'DecideNode' | 'ReadServerLog'
+  Kind: 'ReadLogs' | 'SubmitAgain' | 'HandBack' | 'ResumeAutomation' | 'AcceptRestore' | 'Resume' | 'Pause' | 'Stop' | 'Shrink' | 'RepeatWork' | 'CheckStore' | 'CorrectGroup' | 'DescribeFleet' | 'ResumeLaunches' | 'ListEvents' | 'ShowProtection' | 'CreateCheckpoint' | 'SetCheckpoints' | 'DecideNode'
   Urgency: 'Now' | 'Later' | 'Optional' | 'None'
   /** What the person should do and why, in one or two sentences. */
   Description: string
@@ -644,6 +644,19 @@ export interface Event {
   TrainingJobName?: string
   NodeId?: string
   Detail: unknown
+}
+
+/** The values of a sentence of Evidence. */
+export interface EvidenceFact {
+  /** Type of the fact, for example `InstanceEnded` or `RankEnded`. `Recorded`: only the sentence is stored. */
+  Kind: string
+  NodeIds: string[]
+  Ranks: number[]
+  /** Code of the fault that an agent reported, or EC2's code of the state reason. */
+  Code?: string
+  Xid?: number
+  /** Exit code of the rank, or the negated signal number. */
+  ExitCode?: number
 }
 
 /** A program to run on the node of a rank, as the agent's user. */
@@ -1020,6 +1033,8 @@ export interface Incident {
   Cause: 'notice' | 'requested' | 'grown' | 'returned' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
   Phase: 'replace' | 'restore' | 'rework' | 'closed'
   Evidence: string[]
+  /** The values of each sentence of Evidence, in the same order. */
+  EvidenceFacts: EvidenceFact[]
   Decision: string
   Reason: string
   /** The most distant source from which any rank was restored. The order is the own node, a peer, parity (shards and shares of several peers), and S3. */
@@ -1066,8 +1081,8 @@ export interface Incident {
   Acknowledgement?: string
   /** The person who takes care of the incident, as UpdateIncident sets it. */
   Owner?: string
-  /** How the incident ended. Only in DescribeIncident. */
-  Outcome?: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
+  /** How the incident ended. */
+  Outcome: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
   /** What failed, and the state of the job now, in two short sentences. Only in DescribeIncident. */
   Verdict?: string
   /** The exception of the script, the reported fault, or a sentence about the cause. The text begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if the control plane was down when the failure occurred. Only in DescribeIncident. */
@@ -1078,10 +1093,12 @@ export interface Incident {
   ContinuingCost?: string
   /** The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait. */
   Wait?: CapacityWait
-  /** Whether a person must act on the incident, and the most urgent action. Only in DescribeIncident. */
+  /** Whether a person must act on the incident, in the words of the job's duty. Only in DescribeIncident. */
   DutySentence?: string
   /** Actions that a person can take now, the most urgent first. Only in DescribeIncident. */
   Actions?: DutyAction[]
+  /** The moments that have occurred, oldest first. Only in DescribeIncident. */
+  Milestones?: Milestone[]
   /** At most 100 notes, oldest first. Only in DescribeIncident. */
   Notes?: Note[]
 }
@@ -1455,6 +1472,13 @@ export interface MetricSeries {
   Rank?: number
   /** For each point: the value, or NaN without a value. If the point covers several steps, the value is their mean. */
   Values: (number | 'NaN' | 'Infinity' | '-Infinity')[]
+}
+
+/** A moment of an incident. */
+export interface Milestone {
+  Kind: 'Failed' | 'Detected' | 'Replaced' | 'Restored' | 'Closed'
+  Time: Timestamp
+  Description: string
 }
 
 /** An EC2 instance of a fleet, with its agent. */

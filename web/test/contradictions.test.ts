@@ -64,12 +64,14 @@ const incident = (changes: Partial<Incident> = {}) =>
     RunId: 'run',
     Cause: 'instance_terminated',
     Phase: 'replace',
+    Outcome: 'Open',
     GenerationBefore: 1,
     InstanceIds: ['i-b'],
     FaultedInstanceIds: ['i-b'],
     ReplacementInstanceIds: [],
     RankSources: [],
     Evidence: [],
+    EvidenceFacts: [],
     Decision: '',
     Reason: '',
     FailedAt: NOW - 60,
@@ -146,7 +148,7 @@ describe('an incident', () => {
       MaxBoundary: 78,
       Boundary: 78,
     })
-    const last = incident({ Phase: 'closed', ClosedAt: NOW, LostSteps: 0 })
+    const last = incident({ Phase: 'closed', Outcome: 'JobFailed', ClosedAt: NOW, LostSteps: 0 })
     const nothing = protection({ LastCheckpoint: undefined })
     expect(incidentFigures(last, NOW, failed, { protection: nothing })).toMatchObject({
       recomputedSteps: 0,

@@ -39,7 +39,9 @@ const incident = (changes: Partial<Incident> = {}): Incident => ({
   RunId: 'run',
   Cause: 'instance_terminated',
   Phase: 'replace',
+  Outcome: 'Open',
   Evidence: ['EC2 says so'],
+  EvidenceFacts: [],
   Decision: 'replace i-0123456789abcdef0 and restart all ranks',
   Reason: 'lost',
   GenerationBefore: 1,
@@ -58,6 +60,7 @@ const closed = (cause: Incident['Cause'], seconds: number, id: string) =>
     IncidentId: id,
     Cause: cause,
     Phase: 'closed',
+    Outcome: 'Recovered',
     FailedAt: NOW - 900,
     OpenedAt: NOW - 899,
     ClosedAt: NOW - 899 + seconds + 2,
@@ -194,6 +197,7 @@ function* stories(count: number) {
     const lost = random(4) === 0 ? random(20) : 0
     const ended = {
       Phase: 'closed',
+      Outcome: end === undefined ? ('Recovered' as const) : (`Job${end}` as const),
       ClosedAt: NOW - 10,
       DetectSeconds: 1,
       ReplaceSeconds: 2,

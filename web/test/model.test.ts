@@ -106,7 +106,9 @@ const incident = (changes: Partial<Incident> = {}): Incident => ({
   RunId: 'run',
   Cause: 'instance_terminated',
   Phase: 'closed',
+  Outcome: 'Recovered',
   Evidence: ['EC2 says so'],
+  EvidenceFacts: [],
   Decision: 'replace i-a',
   Reason: '',
   GenerationBefore: 1,
@@ -188,15 +190,24 @@ describe('the timeline', () => {
   test('a fault is on the lane of each node where it happened, with the evidence about that node', () => {
     const { lanes } = timeline(
       job,
-      [incident({ FaultedInstanceIds: ['i-b', 'i-c'], Evidence: ['rank 1 on i-b ended', 'a drill'] })],
+      [
+        incident({
+          FaultedInstanceIds: ['i-b', 'i-c'],
+          Evidence: ['rank 1 ended', 'i-b is mentioned'],
+          EvidenceFacts: [
+            { Kind: 'RankEnded', NodeIds: ['i-b'], Ranks: [1] },
+            { Kind: 'Recorded', NodeIds: [], Ranks: [] },
+          ],
+        }),
+      ],
       [],
       spans,
       NOW,
     )
     expect(lanes.slice(0, 3).map((lane) => [lane.id, ...lane.faults.map((fault) => fault.label)])).toEqual([
       ['job'],
-      ['i-b', 'an instance was terminated. Rank 1 on i-b ended.'],
-      ['i-c', 'an instance was terminated. Rank 1 on i-b ended. A drill.'],
+      ['i-b', 'An instance was terminated. Rank 1 ended.'],
+      ['i-c', 'An instance was terminated. Rank 1 ended. I-b is mentioned.'],
     ])
   })
   test('a job without data has its lane', () => expect(timeline({}, [], [], [], NOW).lanes).toHaveLength(1))
@@ -225,19 +236,18 @@ describe('the timeline', () => {
 
 describe('whether an incident is over', () => {
   test('an open one names its phase and how long the phase has taken', () => {
-    const open = incident({ ClosedAt: undefined, Phase: 'restore' })
+    const open = incident({ ClosedAt: undefined, Outcome: 'Open', Phase: 'restore' })
     expect(presentWords(open, NOW)).toBe('Everstep is restoring state, for 57 s so far.')
-    expect(standingOf(open, NOW)).toEqual({ tone: 'busy', word: 'Recovering' })
+    expect(standingOf(open)).toEqual({ tone: 'busy', word: 'Recovering' })
   })
   test.each([
     ['Recovered', 'good', 'Recovered'],
     ['JobFailed', 'bad', 'Job failed'],
     ['JobPaused', 'idle', 'Job paused'],
     ['JobStopped', 'idle', 'Job stopped'],
-    [undefined, 'good', 'Recovered'],
   ] as const)('a closed one with the outcome %s', (Outcome, tone, word) => {
     expect(presentWords(incident({ Outcome }), NOW)).toBeUndefined()
-    expect(standingOf(incident({ Outcome }), NOW)).toEqual({ tone, word })
+    expect(standingOf(incident({ Outcome }))).toEqual({ tone, word })
   })
 })
 

@@ -82,7 +82,9 @@ const incident: Incident = {
   RunId: 'run',
   Cause: 'node_fault',
   Phase: 'replace',
+  Outcome: 'Open',
   Evidence: ['Xid 79 on i-a'],
+  EvidenceFacts: [],
   Decision: 'replace i-a',
   Why: 'GPU 5 failed.',
   Done: ['Everstep stopped all ranks.'],
@@ -121,7 +123,7 @@ describe('the card about what to do', () => {
     Actions: [action],
   }
   const drawCard = (duty: Duty, role = 'admin') => {
-    const again = { to: '/submit?from=run', label: 'Then submit again from the beginning…' }
+    const again = { to: '/submit?from=run', label: 'Submit again…' }
     const nodes = [{ NodeId: 'i-a', FleetName: 'main', NodeStatus: 'held', HoldAdvice: HOLD }]
     const answers = { '["nodes","main",false]': nodes }
     const { figures } = of()
@@ -136,7 +138,7 @@ describe('the card about what to do', () => {
       expect.stringMatching(/^Correct the cause\..*everstep jobs logs gpt --tail 50/),
     ])
     const links = act.getAllByRole('link').map((link) => [link.textContent, link.getAttribute('href')])
-    expect(links).toContainEqual(['Then submit again from the beginning…', '/submit?from=run'])
+    expect(links).toContainEqual(['Submit again…', '/submit?from=run'])
     expect(links.map(([, href]) => href)).toContain('/runbook.html#failed')
   })
   test('offers each role only the buttons whose requests the server accepts', () => {
@@ -265,7 +267,7 @@ describe('the queue', () => {
         described(pending, {
           QueuePosition: 2,
           QueuedBehind: ['interrupted'],
-          Reason: 'needs 4 nodes, 0 of 8 are free',
+          Reason: 'needs 4 nodes; jobs use 8 of at most 8 nodes',
         }),
         described(interrupted, { QueuePosition: 1, Reason: 'gave way' }),
         described(leaving, {}),
@@ -279,7 +281,7 @@ describe('the queue', () => {
       ['1', 'interrupted', 'Interrupted'],
       ['2', 'pending', 'Queued'],
     ])
-    expect(rows[1]![5]).toBe('Needs 4 nodes, 0 of 8 are free.')
+    expect(rows[1]![5]).toBe('Needs 4 nodes; jobs use 8 of at most 8 nodes.')
     expect(rows[1]![6]).toBe('interrupted')
     expect(rows[1]![7]).toMatch(
       /^The start of interrupted\.The end of runs \(4 nodes\), or of other jobs with as many nodes\./,

@@ -87,7 +87,9 @@ const incident = (changes: Partial<Incident> = {}): Incident => ({
   RunId: 'run',
   Cause: 'instance_terminated',
   Phase: 'replace',
+  Outcome: 'Open',
   Evidence: ['EC2 says so'],
+  EvidenceFacts: [],
   Decision: 'replace i-a',
   Reason: 'lost',
   GenerationBefore: 1,
@@ -104,6 +106,7 @@ const closed = (seconds: number, id: string): Incident =>
   incident({
     IncidentId: id,
     Phase: 'closed',
+    Outcome: 'Recovered',
     FailedAt: NOW - 1000,
     OpenedAt: NOW - 999,
     ClosedAt: NOW - 900,
@@ -173,7 +176,11 @@ describe('the state of a job', () => {
     ],
     [
       'recomputing',
-      { job: job({ Boundary: 1190 }), incidents: [incident({ Phase: 'rework' })] },
+      {
+        job: job({ Boundary: 1190, CommittedStep: 1188 }),
+        protection: undefined,
+        incidents: [incident({ Phase: 'rework' })],
+      },
       'busy',
       'Recomputing steps',
       /^Recomputing steps: at step 1,190 of 1,204\.$/,
@@ -297,10 +304,10 @@ describe('the state of a job', () => {
     ],
     [
       'queued',
-      { job: job({ SecondaryStatus: 'Pending', Reason: 'needs 4 nodes; 0 of 8 are free' }) },
+      { job: job({ SecondaryStatus: 'Pending', Reason: 'needs 4 nodes; jobs use 8 of at most 8 nodes' }) },
       'idle',
       'Queued',
-      /^Queued\. Needs 4 nodes; 0 of 8 are free\.$/,
+      /^Queued\. Needs 4 nodes; jobs use 8 of at most 8 nodes\.$/,
     ],
     [
       'the first launch',
@@ -388,14 +395,14 @@ describe('the protection of a job', () => {
       },
       'warn',
       'Degraded',
-      'Degraded: rank 3 has 1 copy.',
+      'Degraded. Rank 3 has 1 copy.',
     ],
     [
       'degraded without a reason',
       { protection: protection({ ProtectionState: 'Degraded' }) },
       'warn',
       'Degraded',
-      'Degraded: some shards have too few copies.',
+      'Degraded. Some shards have too few copies.',
     ],
     [
       'one copy',
@@ -540,7 +547,7 @@ describe('the protection of a job', () => {
       },
       'bad',
       'Unprotected',
-      'Unprotected: step 1203 was committed, but no rank has reported its holders.',
+      'Unprotected. Step 1203 was committed, but no rank has reported its holders.',
     ],
   ]
   test.each(cases)('%s', (_, changes, tone, title, text) =>
@@ -582,7 +589,7 @@ describe('the verdict in one line', () => {
         protection: protection({ ProtectionState: 'Unprotected', Reason: 'no rank has reported its holders' }),
       },
       'busy',
-      'Recovering: replacing nodes for 10 s. | Unprotected: no rank has reported its holders. Nothing to do.',
+      'Recovering: replacing nodes for 10 s. | Unprotected. No rank has reported its holders. Nothing to do.',
     ],
     [
       'an urgent duty',
@@ -676,6 +683,7 @@ describe('phases', () => {
   test('of a closed incident add up to the interruption', () => {
     const done = incident({
       Phase: 'closed',
+      Outcome: 'Recovered',
       FailedAt: NOW - 20,
       OpenedAt: NOW - 18,
       ClosedAt: NOW - 4,

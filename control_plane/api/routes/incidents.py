@@ -76,9 +76,9 @@ def list_incidents(
         page = incidents.page(session, which, after=after, limit=max_results + 1, is_ascending=is_ascending)
         shown, more = page_of(page, max_results, lambda record: (sort_order, record.opened_at.isoformat(), record.id))
         costs = [incident_reports.cost_usd(session, record, services.now()) for record in shown]
-        headlines = incident_reports.headlines(session, shown)
+        summaries = incident_reports.summaries(session, shown)
     return incidents_schemas.ListIncidentsResponse(
-        incidents=[views.incident(*each) for each in zip(shown, costs, headlines, strict=True)], next_token=more
+        incidents=[views.incident(*each) for each in zip(shown, costs, summaries, strict=True)], next_token=more
     )
 
 
@@ -87,10 +87,9 @@ def describe_incident(incident_id: IncidentIdPath, caller: Reader, services: Ser
     """Describe one incident: its evidence, the decision with its reason, and the cost."""
     with services.database.read() as session:
         record = _visible(session, incident_id, caller)
-        now = services.now()
-        detail = incident_reports.detail(session, record, now)
-        (headline,) = incident_reports.headlines(session, [record])
-    return views.incident(record, detail.account.cost_usd, headline, detail)
+        detail = incident_reports.detail(services, session, record)
+        (summary,) = incident_reports.summaries(session, [record])
+    return views.incident(record, detail.account.cost_usd, summary, detail)
 
 
 @router.post("/{IncidentId}", operation_id="UpdateIncident")
@@ -154,7 +153,7 @@ def export_incident(
     log = incident_reports.last_lines(services, record)
     with services.database.read() as session:
         record = incidents.get(session, incident_id)
-        content = postmortem.markdown(incident_reports.post_mortem(session, record, log, services.now()))
+        content = postmortem.markdown(incident_reports.post_mortem(services, session, record, log))
     return incidents_schemas.ExportIncidentResponse(
         incident_id=incident_id,
         format=format.value,
@@ -187,8 +186,8 @@ def acknowledge_incident(
 
 def _changed(session: Session, record: SavedIncident, now: datetime) -> incidents_schemas.Incident:
     """Return the API's description of an incident that a person has just acknowledged or given an owner."""
-    (headline,) = incident_reports.headlines(session, [record])
-    return views.incident(record, incident_reports.cost_usd(session, record, now), headline)
+    (summary,) = incident_reports.summaries(session, [record])
+    return views.incident(record, incident_reports.cost_usd(session, record, now), summary)
 
 
 def _visible(session: Session, incident_id: str, caller: Caller) -> SavedIncident:

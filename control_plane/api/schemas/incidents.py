@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from control_plane.accounts.incidents import IncidentOutcome
+from control_plane.accounts.incidents import IncidentOutcome, MilestoneKind
 from control_plane.api.schemas.common import CapacityWait, Request, Shape, ShortText
 from control_plane.api.schemas.duties import DutyAction
 from control_plane.api.schemas.notes import Note
@@ -22,6 +22,28 @@ class RankSource(Shape):
     last_rank: int
 
 
+class EvidenceFact(Shape):
+    """The values of a sentence of Evidence."""
+
+    kind: str
+    """Type of the fact, for example `InstanceEnded` or `RankEnded`. `Recorded`: only the sentence is stored."""
+    node_ids: list[str]
+    ranks: list[int]
+    code: str | None
+    """Code of the fault that an agent reported, or EC2's code of the state reason."""
+    xid: int | None
+    exit_code: int | None
+    """Exit code of the rank, or the negated signal number."""
+
+
+class Milestone(Shape):
+    """A moment of an incident."""
+
+    kind: MilestoneKind
+    time: datetime
+    description: str
+
+
 class Incident(Shape):
     """A failure and its recovery."""
 
@@ -34,6 +56,8 @@ class Incident(Shape):
     cause: Cause
     phase: IncidentPhase
     evidence: list[str]
+    evidence_facts: list[EvidenceFact]
+    """The values of each sentence of Evidence, in the same order."""
     decision: str
     reason: str
     restore_source: Literal["local", "peer", "parity", "s3"] | None
@@ -104,8 +128,8 @@ class Incident(Shape):
     """The note of the person who acknowledged the incident."""
     owner: str | None
     """The person who takes care of the incident, as UpdateIncident sets it."""
-    outcome: IncidentOutcome | None = None
-    """How the incident ended. Only in DescribeIncident."""
+    outcome: IncidentOutcome
+    """How the incident ended."""
     verdict: str | None = None
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     why: str | None = None
@@ -127,9 +151,11 @@ class Incident(Shape):
     wait: CapacityWait | None = None
     """The wait for instances that AWS does not launch. Only in DescribeIncident, and only during such a wait."""
     duty_sentence: str | None = None
-    """Whether a person must act on the incident, and the most urgent action. Only in DescribeIncident."""
+    """Whether a person must act on the incident, in the words of the job's duty. Only in DescribeIncident."""
     actions: list[DutyAction] | None = None
     """Actions that a person can take now, the most urgent first. Only in DescribeIncident."""
+    milestones: list[Milestone] | None = None
+    """The moments that have occurred, oldest first. Only in DescribeIncident."""
     notes: list[Note] | None = None
     """At most 100 notes, oldest first. Only in DescribeIncident."""
 

@@ -43,7 +43,7 @@ def prepare(view: JobView) -> Decision:
         return stopped
     seen_generation = launch.highest_seen(view.seen, view.spec.run)
     if seen_generation > view.record.issued_generation:
-        reason = f"an agent reports generation {seen_generation}, so a higher number is issued"
+        reason = f"an agent reports launch {seen_generation}, so a higher number is issued"
         return change_state(
             with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
         )

@@ -104,7 +104,7 @@ def start_new_generation(
 
 
 def _doubt_event(doubted: DoubtedCheckpoint) -> EventDraft:
-    which, readers = f"the checkpoint of step {doubted.step}, generation {doubted.generation}", doubted.readers
+    which, readers = f"the checkpoint of step {doubted.step}, launch {doubted.generation}", doubted.readers
     first = next(iter(readers))
     if len(readers) > 1:
         return EventDraft(type="CheckpointDamaged", message=f"{which}, is damaged: {witnesses.damage_words(readers)}")

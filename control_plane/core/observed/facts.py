@@ -409,6 +409,34 @@ Fact: TypeAlias = (
     | LostEachOther
 )
 
+
+def nodes_of(fact: Fact) -> tuple[NodeId, ...]:
+    """Return the nodes that a fact is about. Empty if it is about no particular node."""
+    match fact:
+        case Standstill():
+            return fact.stuck.node_ids
+        case NodesReady():
+            return fact.node_ids
+        case LostEachOther():
+            return (fact.node_id, *fact.departed)
+        case _:
+            node_id: NodeId | None = getattr(fact, "node_id", None)
+            return () if node_id is None else (node_id,)
+
+
+def ranks_of(fact: Fact) -> tuple[Rank, ...]:
+    """Return the ranks that a fact is about. Empty if it is about no particular rank."""
+    match fact:
+        case RankEnded() | DrillOrdered():
+            return () if fact.rank is None else (fact.rank,)
+        case Standstill():
+            return fact.stuck.ranks
+        case ShardsLost() | AloneStuck() | SameStack():
+            return fact.ranks
+        case _:
+            return ()
+
+
 NOTHING = Recorded()
 """The evidence of a verdict that needs none."""
 

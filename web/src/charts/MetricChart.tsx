@@ -9,7 +9,7 @@ import { Link } from 'react-router'
 import { figure, marks, nearestPlace, positionWords, tablePlaces, type Range, type Unit } from '../model/chart'
 import { nearestLine, type SeriesKind } from '../model/breakdown'
 import type { Fault } from '../model/metrics'
-import { causeWords } from '../model/causes'
+import { causeTitle } from '../model/causes'
 import { METRICS } from '../words/metrics'
 import { MARGIN, Plot, type Layout, type PlotLine, type View } from './Plot'
 
@@ -161,7 +161,7 @@ function Marks({ faults, layout }: { faults: readonly Fault[]; layout: Layout })
     <>
       {found.map(({ left, faults: each }) => {
         const numbers = each.length > 1 ? `${each[0]!.number}–${each.at(-1)!.number}` : String(each[0]!.number)
-        const causes = [...new Set(each.map((fault) => causeWords(fault.cause)))]
+        const causes = [...new Set(each.map((fault) => causeTitle(fault.cause)))]
         const words = METRICS.faults.mark(numbers, causes.join(', '))
         return (
           <Link

@@ -10,12 +10,6 @@ const PHASE_WORDS: Readonly<Record<string, string>> = PHASES
 /** Return the title of an incident's cause. A cause that only a newer server knows is shown by its own name. */
 export const causeTitle = (cause: string): string => TITLES[cause] ?? words(cause)
 
-/** Return the cause of an incident as a clause, for the middle of a sentence. */
-export function causeWords(cause: string): string {
-  const title = causeTitle(cause)
-  return title.startsWith('AWS') ? title : title.charAt(0).toLowerCase() + title.slice(1)
-}
-
 /** Return what happened in a phase of an incident, for example "restarting ranks" if the nodes stayed the same. */
 export const phaseWords = (phase: string, incident: Incident): string =>
   happeningIn(phase, incident)?.words ?? PHASE_WORDS[phase] ?? words(phase)

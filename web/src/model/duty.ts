@@ -1,7 +1,6 @@
 /** What a person has to do, as the server states it: the order of urgencies, and actions of an incident. Pure. */
 import type { Duty, DutyAction, Incident, TrainingJob } from '../contract'
 import { DUTIES, DUTY } from '../words/duty'
-import { count } from './format'
 import type { Tone } from './standing'
 
 export type Urgency = Duty['Urgency']
@@ -17,8 +16,7 @@ export const urgencyOf = (actions: readonly DutyAction[]): Urgency => actions[0]
 /** Return a link to the form that submits a failed job again, from its newest checkpoint. */
 export function resubmission({ RunId }: Pick<TrainingJob, 'RunId'>, step: number | undefined) {
   const checkpoint = step === undefined ? '' : `&checkpoint=${step}`
-  const label = DUTY.resubmit(step === undefined ? undefined : count(step))
-  return { to: `/submit?from=${encodeURIComponent(RunId)}${checkpoint}`, label }
+  return { to: `/submit?from=${encodeURIComponent(RunId)}${checkpoint}`, label: DUTY.resubmit }
 }
 
 /** Return the line at the top of an incident's page: the server's sentence about what a person must do. */

@@ -25,9 +25,10 @@ import type {
   TrainingJobSummary,
 } from '../contract'
 import { toneOfDuty } from '../words/duty'
+import { OUTCOMES } from '../words/incident'
 import { phaseWords } from './causes'
 import { count, dollars, duration, percent, plural } from './format'
-import { cutShortBy, hasReleasedNodes, isOver, reachedStep, STATUSES, statusWord, type Tone } from './standing'
+import { hasReleasedNodes, isOver, reachedStep, STATUSES, statusWord, type Tone } from './standing'
 
 /** Age in seconds from which an answer is stale, if no request failed before. */
 export const STALE_SECONDS = 15
@@ -106,18 +107,22 @@ export function jobFigures(job: AnyJob, { protection: any, isStale = false }: Co
   const nodes = nodesOf(job)
   const word = protectionWord(job, protection, nodes)
   const target = job.TargetStep
-  const reached = known(reachedStep(job))
+  const committed = hasNodes ? known(newestCommit(job, protection)) : undefined
+  // All ranks have finished a committed step. The protection can be newer than the job's answer.
+  const newest = (step: number) => known(step < 0 ? step : Math.max(step, committed ?? step))
+  const reached = newest(reachedStep(job))
+  const isShort = job.TrainingJobStatus === 'Completed' && target !== undefined && (reached ?? 0) < target
   return {
     of: `job/${job.RunId ?? job.TrainingJobName ?? ''}`,
     isStale,
     isOver: isOver(job),
     status: statusWord(job.SecondaryStatus),
-    statusTone: live(STATUSES[job.SecondaryStatus ?? ''] ?? 'idle'),
-    step: known(job.Boundary),
+    statusTone: live(isShort ? 'warn' : (STATUSES[job.SecondaryStatus ?? ''] ?? 'idle')),
+    step: newest(job.Boundary ?? -1),
     reachedStep: reached,
     targetStep: target,
     doneRatio: target ? Math.min(1, (reached ?? 0) / target) : undefined,
-    committedStep: hasNodes ? known(newestCommit(job, protection)) : undefined,
+    committedStep: committed,
     checkpointStep: protection?.LastCheckpoint?.Step,
     protection: word,
     protectionTone: live(word === 'Protected' && !survivesNodeLoss(job, protection) ? 'warn' : PROTECTION_TONES[word]),
@@ -212,6 +217,7 @@ export interface PhaseLength {
 export interface IncidentFigures {
   of: string
   isOpen: boolean
+  /** The present phase of an open incident, or how a closed one ended. */
   phase: string
   phaseTone: Tone
   /** Phases that have begun, in their order. Their sum is `totalSeconds`. */
@@ -242,13 +248,13 @@ export function incidentFigures(
 ): IncidentFigures {
   const isOpen = incident.ClosedAt === undefined
   const phases = phaseLengths(incident, now)
-  const end = cutShortBy(incident, job)
-  const unsaved = end === 'Failed' || end === 'Stopped' ? unsavedSteps(job!, protection) : undefined
+  const hasEndedJob = incident.Outcome === 'JobFailed' || incident.Outcome === 'JobStopped'
+  const unsaved = hasEndedJob && job?.RunId === incident.RunId ? unsavedSteps(job, protection) : undefined
   return {
     of: `incident/${incident.IncidentId}`,
     isOpen,
-    phase: phaseWords(incident.Phase, incident),
-    phaseTone: isOpen ? 'busy' : 'idle',
+    phase: isOpen ? phaseWords(incident.Phase, incident) : OUTCOMES[incident.Outcome].word,
+    phaseTone: isOpen ? 'busy' : OUTCOMES[incident.Outcome].tone,
     phases,
     totalSeconds: phases.reduce((total, each) => total + each.seconds, 0),
     reachedStep: incident.ReachedStep,

@@ -116,5 +116,6 @@ export function headline(text: string): string {
 /** Return a text with a capital first letter. */
 export const capitalized = (text: string): string => text.charAt(0).toUpperCase() + text.slice(1)
 
-/** Return the words of an identifier: instance_terminated → instance terminated. */
-export const words = (identifier: string): string => identifier.replace(/_/g, ' ')
+/** Return the words of an identifier: disk_full → disk full, JobStateChanged → Job state changed. */
+export const words = (identifier: string): string =>
+  identifier.replace(/_/g, ' ').replace(/(?<=[a-z])[A-Z]/g, (letter) => ` ${letter.toLowerCase()}`)

@@ -6,12 +6,6 @@ import { phaseLengths } from './figures'
 import { duration, soon } from './format'
 import type { Tone } from './standing'
 
-type Outcome = NonNullable<Incident['Outcome']>
-
-/** Return how an incident ended. A list of incidents has no outcomes, so a closed one counts as recovered there. */
-export const outcomeOf = ({ Outcome: outcome, ClosedAt }: Pick<Incident, 'Outcome' | 'ClosedAt'>): Outcome =>
-  outcome ?? (ClosedAt === undefined ? 'Open' : 'Recovered')
-
 /** Return the missing nodes: "1 p5.48xlarge in us-east-2a". */
 export const missingWords = ({ MissingNodeCount, InstanceType, AvailabilityZone }: CapacityWait): string =>
   INCIDENT.wait.missing(MissingNodeCount, InstanceType, AvailabilityZone)
@@ -20,16 +14,12 @@ export const missingWords = ({ MissingNodeCount, InstanceType, AvailabilityZone 
 export const attemptWords = ({ NextAttemptTime: at }: CapacityWait, now: number): string =>
   at <= now + 1 ? INCIDENT.wait.due : soon(at, now)
 
-/** Return the first sentence of AWS's message about the missing capacity. */
-export const quoteOf = ({ Message }: CapacityWait): string =>
-  INCIDENT.wait.quote(Message.split('. ')[0]!.replace(/\.$/, ''))
-
 /** Seconds after its end for which pages treat an incident like an open one. */
 const RECENT_SECONDS = 900
 
 /** Whether the incident is open, ended a short time ago, or ended its job. `now`: Unix seconds. */
 export const isRecent = (incident: Incident, now: number): boolean =>
-  now - (incident.ClosedAt ?? now) < RECENT_SECONDS || outcomeOf(incident) === 'JobFailed'
+  now - (incident.ClosedAt ?? now) < RECENT_SECONDS || incident.Outcome === 'JobFailed'
 
 /**
  * Return what happens now in an open incident. `now`: Unix seconds.
@@ -42,12 +32,11 @@ export function presentWords(incident: Incident, now: number): string | undefine
   return INCIDENT.phase(phaseWords(incident.Phase, incident), duration(seconds))
 }
 
-/** Return an incident's badge: its outcome, or the time of the next attempt. Tone `warn`: a person must decide. */
-export function standingOf(incident: Incident, now: number): { word: string; tone: Tone } {
-  if (incident.Wait === undefined) return OUTCOMES[outcomeOf(incident)]
-  const word = INCIDENT.retries(attemptWords(incident.Wait, now))
-  return { word, tone: hasDecision(incident) ? 'warn' : 'busy' }
-}
+/** Return an incident's badge: its outcome. Tone `warn`: a person must decide about a wait. */
+export const standingOf = (incident: Incident): { word: string; tone: Tone } =>
+  incident.Wait !== undefined && hasDecision(incident)
+    ? { ...OUTCOMES[incident.Outcome], tone: 'warn' }
+    : OUTCOMES[incident.Outcome]
 
 const hasDecision = ({ Actions = [] }: Incident): boolean =>
   Actions.some(({ Urgency, InstanceId }) => Urgency !== 'Optional' && InstanceId === undefined)

@@ -1,6 +1,6 @@
 /** The list of incidents: its filters and its order. Pure. */
 import type { Incident } from '../contract'
-import { causeWords } from './causes'
+import { causeTitle } from './causes'
 
 /** The filter of the list. An incident must match every field that is not empty. */
 export interface IncidentFilter {
@@ -23,7 +23,7 @@ export function filtered(incidents: readonly Incident[], filter: IncidentFilter)
     if (filter.owner && (each.Owner ?? NO_OWNER) !== filter.owner) return false
     if (filter.project && each.Project !== filter.project) return false
     const nodes = [...(each.FaultedInstanceIds ?? []), ...(each.InstanceIds ?? [])]
-    const cause = [each.Cause, causeWords(each.Cause)]
+    const cause = [each.Cause, causeTitle(each.Cause)]
     const words = [each.TrainingJobName, each.Headline, ...cause, each.IncidentId, each.Owner ?? '', ...nodes]
     return words.join(' ').toLowerCase().includes(text)
   })

@@ -1,5 +1,5 @@
 /** The timeline of one incident: milestones, events, log lines, stacks and notes, in the order of time. Pure. */
-import type { Event, Incident, LogEvent, Note } from '../contract'
+import type { Event, Incident, LogEvent, Milestone, Note } from '../contract'
 import { INCIDENT } from '../words/incident'
 import { sentence } from './format'
 import { stacksOf } from './stacks'
@@ -16,6 +16,14 @@ export interface Moment {
   note?: Note
 }
 
+const MILESTONES = {
+  Failed: 'bad',
+  Detected: 'warn',
+  Replaced: 'busy',
+  Restored: 'good',
+  Closed: 'idle',
+} as const satisfies Record<Milestone['Kind'], Tone>
+
 /** Types of events that are left out, because the timeline already shows their content. */
 const REPEATED = new Set(['IncidentNoteCreated'])
 
@@ -26,17 +34,12 @@ const REPEATED = new Set(['IncidentNoteCreated'])
  */
 export function momentsOf(incident: Incident, events: readonly Event[], lines: readonly LogEvent[]): Moment[] {
   const words = INCIDENT.timeline
-  const restored = incident.RestoredAt
-  const milestones: Moment[] = [
-    { key: 'failed', at: incident.FailedAt, title: words.failed, tone: 'bad' },
-    { key: 'detected', at: incident.OpenedAt, title: words.detected, tone: 'warn' },
-    ...(restored === undefined
-      ? []
-      : [{ key: 'restored', at: restored, title: words.restored, tone: 'good' as const }]),
-    ...(incident.ClosedAt === undefined
-      ? []
-      : [{ key: 'closed', at: incident.ClosedAt, title: words.closed, tone: 'idle' as const }]),
-  ]
+  const milestones: Moment[] = (incident.Milestones ?? []).map(({ Kind: key, Time: at, Description: title }) => ({
+    key,
+    at,
+    title,
+    tone: MILESTONES[key],
+  }))
   const last = lines.at(-1)
   const printed: Moment[] = last
     ? [{ key: 'lines', at: Math.min(incident.FailedAt, last.Timestamp), title: words.lines(lines.length), lines }]

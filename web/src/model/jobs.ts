@@ -99,17 +99,19 @@ export interface StatusCount {
   word: string
   tone: Tone
   count: number
+  /** How many of them need a person. */
+  pressing: number
 }
 
 /** Return the number of jobs of each status, in the order of urgency, without statuses that no job has. */
 export const jobsByStatus = (jobs: readonly TrainingJobSummary[]): StatusCount[] =>
   Object.entries(STATUSES)
-    .map(([status, tone]) => ({
-      status,
-      word: statusWord(status),
-      tone,
-      count: jobs.filter((job) => job.SecondaryStatus === status).length,
-    }))
+    .map(([status, tone]) => ({ status, tone, having: jobs.filter((job) => job.SecondaryStatus === status) }))
+    .map(({ status, tone, having }) => {
+      const pressing = having.filter(({ Duty }) => Duty && isPressing(Duty)).length
+      const isPast = status === 'Failed' && pressing === 0
+      return { status, word: statusWord(status), tone: isPast ? 'idle' : tone, count: having.length, pressing }
+    })
     .filter(({ count }) => count > 0)
 
 /** Columns of the list, in the order of the table. */

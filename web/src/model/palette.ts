@@ -4,7 +4,7 @@ import { PALETTE } from '../words/palette'
 import { SHELL } from '../words/shell'
 import { addressesOf } from './jobs'
 import { actionsOf } from './nodes'
-import { causeWords } from './causes'
+import { causeTitle } from './causes'
 import { isOver, statusWord } from './standing'
 
 export type Scheme = 'auto' | 'light' | 'dark'
@@ -60,7 +60,7 @@ export function entriesOf({ jobs, fleets, incidents, nodes }: Lists, { mayRun, i
         page(
           `/incidents/${encodeURIComponent(incident.IncidentId)}`,
           incident.IncidentId,
-          kinds.incident(causeWords(incident.Cause)),
+          kinds.incident(causeTitle(incident.Cause)),
         ),
       ),
     ...nodes.map((node) =>

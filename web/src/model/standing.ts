@@ -1,5 +1,5 @@
 /** The statuses of a job: their tones, their order by urgency, and what follows from them. Pure. */
-import type { Incident, TrainingJob } from '../contract'
+import type { TrainingJob } from '../contract'
 import { STATUS_WORDS } from '../words/statuses'
 
 /** good: healthy. busy: in progress. warn: needs attention. bad: failed. idle: finished, or not started. */
@@ -57,25 +57,3 @@ export const isQueued = (job: JobStatus): boolean =>
 /** Return the highest step of all launches of a job, or -1. */
 export const reachedStep = (job: Pick<Partial<TrainingJob>, 'Boundary' | 'MaxBoundary'>): number =>
   Math.max(job.MaxBoundary ?? -1, job.Boundary ?? -1)
-
-/**
- * Return the job's status if the job ended or was paused, and the incident closed, before the recovery was complete.
- *
- * A recovery is complete when training reaches the step of the failure again. undefined: the incident is open, or its
- * recovery is complete.
- */
-export function cutShortBy(incident: Incident, job: Partial<TrainingJob> | undefined): string | undefined {
-  const closed = incident.ClosedAt
-  if (closed === undefined || job === undefined) return undefined
-  if (job.RunId !== undefined && job.RunId !== incident.RunId) return undefined
-  const isThen = (at?: number) => at !== undefined && Math.abs(at - closed) <= SAME_MOMENT_SECONDS
-  if (isThen(job.TrainingEndTime)) return job.TrainingJobStatus
-  const wasQueued = job.SecondaryStatusTransitions?.some((each) => each.State === 'queued' && isThen(each.StartTime))
-  return wasQueued ? 'Paused' : undefined
-}
-/**
- * Up to this difference, the end of an incident and the end or pause of its job count as one moment.
- *
- * The control plane stores both times together, and rounding can make them differ.
- */
-const SAME_MOMENT_SECONDS = 1

@@ -1,7 +1,7 @@
 /** The timeline of a job as spans on lanes: what the job did, and its nodes. Pure. */
 import type { Incident, TimeSpan, TrainingJob, TrainingJobNode } from '../contract'
 import { TIMELINE } from '../words/jobTabs'
-import { causeWords } from './causes'
+import { causeTitle } from './causes'
 import { sentence } from './format'
 import { wordsOf } from './time'
 
@@ -134,9 +134,9 @@ function faultAt({ FailedAt, ClosedAt }: Incident, spans: readonly TrainingJobNo
 /** Return a fault with its evidence. On the lane of `node`, only evidence about this node is shown if any exists. */
 function faultOf(incident: Incident, node?: string): Fault {
   const evidence = incident.Evidence ?? []
-  const own = node === undefined ? [] : evidence.filter((each) => each.includes(node))
+  const own = evidence.filter((_, index) => incident.EvidenceFacts?.[index]?.NodeIds.some((id) => id === node))
   const facts = (own.length ? own : evidence).map(sentence).join(' ')
-  const label = `${causeWords(incident.Cause)}. ${facts}`.trim()
+  const label = `${causeTitle(incident.Cause)}. ${facts}`.trim()
   return { at: incident.FailedAt, label, incidentId: incident.IncidentId }
 }
 

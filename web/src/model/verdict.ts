@@ -47,15 +47,17 @@ export function verdict(facts: Facts): Verdict {
   const line = {
     tone: duty.Urgency === 'Now' ? toneOfDuty(duty) : state.tone,
     lead: state.text,
-    text: [state.detail, protectionInLine(facts, protection, recovery), duty.Sentence].filter(Boolean).join(' '),
+    text: [state.detail, protectionInLine(facts, figures, protection, recovery), duty.Sentence]
+      .filter(Boolean)
+      .join(' '),
   }
   return { figures, state, protection, recovery, duty, banners: bannersOf(facts), line }
 }
 
 /** Return the sentence about protection. It is empty for a waiting, starting or recovering job that risks no steps. */
-function protectionInLine({ job }: Facts, protection: Statement, recovery?: PhaseNow): string {
+function protectionInLine({ job }: Facts, figures: JobFigures, protection: Statement, recovery?: PhaseNow): string {
   if (job.SecondaryStatus === 'Pending' || (recovery !== undefined && protection.tone !== 'bad')) return ''
-  return protection.title === 'Not yet protected' && job.SecondaryStatus !== 'Training' ? '' : protection.text
+  return figures.protection === 'Not yet protected' && job.SecondaryStatus !== 'Training' ? '' : protection.text
 }
 
 const stated = (tone: Tone, title: string, text: string, detail = ''): JobState => ({ tone, title, text, detail })
@@ -65,13 +67,14 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
   const highest = reachedStep(job)
   const reached = highest >= 0 ? count(highest) : undefined
   const step = figures.step === undefined ? undefined : count(figures.step)
+  const target = figures.doneRatio === undefined || figures.doneRatio >= 1 ? undefined : shown(figures, 'targetStep')
   const why = sentence(job.Reason ?? '')
   switch (job.TrainingJobStatus) {
     case 'Completed':
       if (job.SecondaryStatus === 'CompletedWithOlderCheckpoint') {
-        return stated('warn', TITLES.completed, STATE.completed(reached && plural(highest, 'step')), why)
+        return stated('warn', TITLES.completed, STATE.completed(reached && plural(highest, 'step'), target), why)
       }
-      return stated('good', TITLES.completed, STATE.completed(reached && plural(highest, 'step')))
+      return stated(figures.statusTone, TITLES.completed, STATE.completed(reached && plural(highest, 'step'), target))
     case 'Failed': {
       const text = STATE.atStep(TITLES.failed, highest > 0 ? reached : undefined)
       return stated('bad', TITLES.failed, text, headline(job.FailureReason ?? job.Reason ?? ''))
@@ -84,7 +87,7 @@ function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait
   if (isBeforeFirstStep(job)) return stateBeforeFirstStep(facts, recovery !== undefined)
   switch (job.SecondaryStatus) {
     case 'Training':
-      return stateInTraining(facts, recovery !== undefined)
+      return stateInTraining(facts, step, recovery !== undefined)
     case 'Paused':
       return stated('idle', TITLES.paused, STATE.atStep(TITLES.paused, reached), why)
     case 'Pending':
@@ -136,8 +139,7 @@ function stateBeforeFirstStep({ job, now }: Facts, isRecovering: boolean): JobSt
     : stated('busy', TITLES.starting, STATE.firstStep(time), detail)
 }
 
-function stateInTraining({ job, progress, now }: Facts, isRecovering: boolean): JobState {
-  const step = (job.Boundary ?? -1) >= 0 ? count(job.Boundary!) : undefined
+function stateInTraining({ job, progress, now }: Facts, step: string | undefined, isRecovering: boolean): JobState {
   if (job.Duty.Kind === 'Stalled') {
     const text = STATE.stalled(step ?? '0', ago(Math.min(job.Duty.Since ?? now, now), now))
     return stated('warn', TITLES.stalled, text, sentence(job.Reason ?? ''))
@@ -197,22 +199,18 @@ function protectionOf({ job, protection }: Facts, figures: JobFigures): Statemen
       return said(
         figures.committedStep === undefined
           ? `${KEPT.unprotected} ${inS3}`
-          : KEPT.unprotectedStep(clause(protection.Reason)),
+          : KEPT.unprotectedStep(sentence(protection.Reason || KEPT.tooFewCopies)),
       )
     case 'Unconfirmed':
       return said(KEPT.unconfirmed(shown(figures, 'healthyNodes'), shown(figures, 'wantedNodes')))
     case 'Degraded':
-      return said(KEPT.degraded(clause(protection.Reason)))
+      return said(KEPT.degraded(sentence(protection.Reason || KEPT.tooFewCopies)))
     case 'Protected':
       return said(protectedWords(protection, figures))
     default:
       return said(KEPT.unknown)
   }
 }
-
-/** Return a reason from the API with a lower-case first letter, so that it can follow a colon. */
-const clause = (reason = ''): string =>
-  reason ? sentence(reason).replace(/^./, (letter) => letter.toLowerCase()) : KEPT.tooFewCopies
 
 function protectedWords({ RecoveryOdds = [] }: NonNullable<Facts['protection']>, figures: JobFigures): string {
   if (figures.protectionTone === 'warn') return KEPT.noLoss
@@ -223,11 +221,10 @@ function protectedWords({ RecoveryOdds = [] }: NonNullable<Facts['protection']>,
 /** Return how many steps a failed job has lost: the steps after its newest checkpoint. */
 function lossOf(figures: JobFigures): Statement {
   const { protection: title, reachedStep: reached = 0, checkpointStep: kept, unsavedSteps: unsaved = 0 } = figures
-  const lost = plural(unsaved, 'step')
   if (reached <= 0) return { tone: 'idle', title, text: KEPT.noStep }
-  if (kept === undefined) return { tone: 'bad', title, text: KEPT.lostAll(lost) }
+  if (kept === undefined) return { tone: 'bad', title, text: KEPT.lostAll(unsaved) }
   if (unsaved === 0) return { tone: 'idle', title, text: KEPT.lostNothing(count(reached)) }
-  return { tone: 'warn', title, text: KEPT.lostSome(lost, count(kept)) }
+  return { tone: 'warn', title, text: KEPT.lostSome(unsaved, count(kept)) }
 }
 
 function recoveryOf({ incidents = [], now }: Facts): PhaseNow | undefined {

@@ -40,6 +40,7 @@ import { ActionButton } from '../parts/ActionButton'
 import { download } from '../parts/download'
 import { ContinuingCost, Happened, NodeList } from '../parts/Happened'
 import { PhaseBar } from '../parts/IncidentTable'
+import { LastLines } from '../parts/LastLines'
 import { Notes } from '../parts/Notes'
 import { Owner } from '../parts/Owner'
 import { PageHead } from '../parts/PageHead'
@@ -110,7 +111,6 @@ function Described({ incident }: { incident: Incident }) {
 }
 
 function Head({ incident, figures, address }: Shared & { address: string }) {
-  const now = useNow()
   const save = async () => {
     const document = await call('ExportIncident', { IncidentId: incident.IncidentId, Format: 'markdown' })
     download(document.FileName, [document.Content], 'text/markdown')
@@ -131,7 +131,7 @@ function Head({ incident, figures, address }: Shared & { address: string }) {
       title={<Unbroken text={incident.Headline} />}
       status={
         <>
-          <Status {...standingOf(incident, now)} />
+          <Status {...standingOf(incident)} />
           {figures.isOpen && incident.Wait === undefined && (
             <span {...hook(figures, 'phase')}>
               <Status tone={figures.phaseTone} word={figures.phase} />
@@ -207,7 +207,7 @@ function ToDo({ incident, ...context }: ToDoProps) {
         ) : (
           <>
             <Steps actions={actions} runId={runId} urgency={urgency} {...context} />
-            <ContinuingCost incident={incident} fleet={context.fleet} />
+            <ContinuingCost incident={incident} />
           </>
         )}
       </Card>
@@ -303,17 +303,17 @@ function Entry({ moment, failedAt }: { moment: Moment; failedAt: number }) {
       </span>
       <div className="what">
         {tone && <ToneIcon tone={tone} />}
-        <Unbroken text={title} /> {event && <span className="dim">{event.Type}</span>}
+        <Unbroken text={title} />
         {note && <p className="text">{note.Text}</p>}
         {lines && (
-          <pre className="log wrap" tabIndex={0}>
-            {lines
+          <LastLines
+            text={lines
               .map((line) => {
                 const who = line.Rank === undefined ? line.NodeId : `rank ${line.Rank}`
                 return `${clock(line.Timestamp)} ${who}  ${plain(line.Message)}`
               })
               .join('\n')}
-          </pre>
+          />
         )}
         {event && hasStacks(event) && <Stacks event={event} />}
       </div>

@@ -6,7 +6,7 @@ import { useQuery } from '@tanstack/react-query'
 import { incidentsQuery } from '../api/queries'
 import type { Incident } from '../contract'
 import { filtered, NO_OWNER, troubleFirst, valuesOf, type IncidentFilter } from '../model/incidentList'
-import { causeWords } from '../model/causes'
+import { causeTitle } from '../model/causes'
 import { Empty, Filter, Shown } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { IncidentTable } from '../parts/IncidentTable'
@@ -79,7 +79,7 @@ function List({ incidents }: { incidents: Incident[] }) {
           onChange={(event) => set({ cause: event.currentTarget.value })}
           data={[
             { value: '', label: WORDS.everyCause },
-            ...valuesOf(incidents, 'Cause').map((cause) => ({ value: cause, label: causeWords(cause) })),
+            ...valuesOf(incidents, 'Cause').map((cause) => ({ value: cause, label: causeTitle(cause) })),
           ]}
         />
         <NativeSelect

@@ -15,7 +15,7 @@ import { positionWords, rangeOf, rangeParameters, type Range, type Zone } from '
 import { csv, detailed, faultsOn, isCoarse, standstills, startOf, tokensAt, tokensMetric } from '../model/metrics'
 import type { Axis, Fault, Window } from '../model/metrics'
 import { groups, isOwn, titleOf } from '../model/ownMetrics'
-import { causeWords } from '../model/causes'
+import { causeTitle } from '../model/causes'
 import { useAddress } from '../parts/address'
 import { Empty, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
@@ -196,7 +196,7 @@ function FaultList({ faults, axis, zone }: { faults: readonly Fault[]; axis: Axi
         {shown.map((fault) => (
           <li key={fault.incidentId}>
             <span className="number">{fault.number}</span>
-            <Link to={`/incidents/${encodeURIComponent(fault.incidentId)}`}>{causeWords(fault.cause)}</Link>
+            <Link to={`/incidents/${encodeURIComponent(fault.incidentId)}`}>{causeTitle(fault.cause)}</Link>
             <span className="dim">{positionWords(axis, axis === 'step' ? fault.to : fault.from, zone)}</span>
           </li>
         ))}

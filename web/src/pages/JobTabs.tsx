@@ -7,7 +7,7 @@ import { eventsQuery, olderEvents, protectionQuery } from '../api/queries'
 import { ProtectionMatrix } from '../charts/ProtectionMatrix'
 import type { DescribeProtectionResponse, Event, TrainingJob } from '../contract'
 import { hook, jobFigures, shown, type JobFigures } from '../model/figures'
-import { count, percent, plural } from '../model/format'
+import { count, percent, plural, words } from '../model/format'
 import { losses, survivesOneLoss } from '../model/matrix'
 import type { Tone } from '../model/standing'
 import { ActionButton } from '../parts/ActionButton'
@@ -184,7 +184,8 @@ export function EventList({ scope, most = MOST_ROWS }: { scope: { job?: string; 
   )
 }
 
-const textOf = (event: Event): string => `${event.Type} ${event.Message} ${event.NodeId ?? ''}`.toLowerCase()
+const textOf = (event: Event): string =>
+  `${event.Type} ${words(event.Type)} ${event.Message} ${event.NodeId ?? ''}`.toLowerCase()
 
 function EventTable({ events }: { events: Event[] }) {
   const { columns } = EVENTS_TAB
@@ -205,7 +206,7 @@ function EventTable({ events }: { events: Event[] }) {
               <td className="moment" data-name={columns.when}>
                 <Ago at={event.Time} />
               </td>
-              <td data-name={columns.event}>{event.Type}</td>
+              <td data-name={columns.event}>{words(event.Type)}</td>
               <td className="reason wide">
                 {event.Message}
                 <Stacks event={event} />

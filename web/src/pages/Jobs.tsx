@@ -177,7 +177,7 @@ function StatusSummary({ jobs, status, onChange }: Summary) {
       <button type="button" className="chip" aria-pressed={status === ''} onClick={() => onChange('')}>
         {JOBS.all} <span className="number">{count(jobs.length)}</span>
       </button>
-      {jobsByStatus(jobs).map(({ status: name, word, tone, count: number }) => (
+      {jobsByStatus(jobs).map(({ status: name, word, tone, count: number, pressing }) => (
         <button
           key={name}
           type="button"
@@ -189,6 +189,7 @@ function StatusSummary({ jobs, status, onChange }: Summary) {
           <span className="number" data-figure={`jobs-${name.toLowerCase()}`}>
             {count(number)}
           </span>
+          {pressing > 0 && ` ${JOBS.ofThem(pressing)}`}
         </button>
       ))}
     </div>

@@ -11,11 +11,12 @@ import { addressesOf, jobsByStatus } from '../model/jobs'
 import { count, duration } from '../model/format'
 import { dutyHook, fleetFigures, hook, shown } from '../model/figures'
 import { hours, money, ratio, startOfDay } from '../model/reports'
-import { causeWords, phaseWords } from '../model/causes'
+import { phaseWords } from '../model/causes'
 import { Ago, Empty, Shown, Status, ToneIcon, Unbroken, useNow, useIsStale } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
 import { toneOfDuty } from '../words/duty'
+import { JOBS } from '../words/jobs'
 import { OVERVIEW } from '../words/overview'
 import { FIRST_COMMAND } from '../words/commands'
 
@@ -77,9 +78,10 @@ function JobCounts({ jobs }: { jobs: TrainingJobSummary[] }) {
     <Card title={OVERVIEW.jobs}>
       <Figures
         isLarge
-        figures={jobsByStatus(jobs).map(({ status, word, tone, count: number }) => ({
+        figures={jobsByStatus(jobs).map(({ status, word, tone, count: number, pressing }) => ({
           label: word,
           name: `jobs-${status.toLowerCase()}`,
+          note: pressing ? JOBS.ofThem(pressing) : undefined,
           value: (
             <Link to={`/jobs?status=${status}`} className={`tone-${tone}`}>
               {count(number)}
@@ -171,7 +173,7 @@ function OpenIncidents({ incidents, now }: { incidents: Incident[]; now: number 
               <ToneIcon tone="busy" />
               <span className="grow">
                 <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{each.TrainingJobName}</Link>{' '}
-                {causeWords(each.Cause)}
+                <Unbroken text={each.Headline} />
               </span>
               <span className="when">
                 {phaseWords(each.Phase, each)} {OVERVIEW.incidents.since(duration(Math.max(0, now - each.FailedAt)))}

@@ -76,6 +76,6 @@ function useAccount(listed: Incident | undefined): Incident | undefined {
   const described = useQuery({ ...incidentQuery(listed?.IncidentId ?? ''), enabled: listed !== undefined }).data
   if (listed === undefined || described?.IncidentId !== listed.IncidentId) return listed
   if (described.Phase !== listed.Phase) return listed
-  const { Outcome, Verdict, Why, Done, Wait, Actions } = described
-  return { ...listed, Outcome, Verdict, Why, Done, Wait, Actions }
+  const { Why, Done, Wait, Actions } = described
+  return { ...listed, Why, Done, Wait, Actions }
 }

@@ -1,11 +1,10 @@
 /** Answers about an incident: what failed, why, what Everstep did, what happens now, and what was lost. */
 import type { ReactNode } from 'react'
-import { Link } from 'react-router'
 
 import type { Incident } from '../contract'
 import { hook, shown, type IncidentFigures } from '../model/figures'
 import { clock, sentence, utc } from '../model/format'
-import { presentWords, quoteOf } from '../model/incident'
+import { presentWords } from '../model/incident'
 import { Ago, NodeLink, Unbroken, useNow } from './Basics'
 import { INCIDENT } from '../words/incident'
 
@@ -23,25 +22,19 @@ interface Props {
 export function Happened({ incident, figures, fleet, isTitled = false, jobReason }: Props) {
   const words = INCIDENT.happened
   const [done, ...explained] = incident.Done ?? []
-  const quote = incident.Wait === undefined ? [] : [quoteOf(incident.Wait), INCIDENT.wait.pauses]
   const unsaved = figures.unsavedSteps ? [words.unsavedReason(figures.keptStep ?? 0)] : []
-  const details = [...quote, ...unsaved, ...explained, ...(incident.Evidence ?? [])]
+  const details = [...unsaved, ...explained, ...(incident.Evidence ?? [])]
   const title = incident.Headline
-  const all = incident.FaultedInstanceIds ?? []
   // If the script failed, name no nodes, because the nodes on which it ran did not fail.
   const isOfScript = incident.Outcome === 'JobFailed' && incident.Cause === 'rank_exit'
-  const failed = isOfScript ? [] : all.filter((id) => isTitled || !title.includes(id))
+  const failed = isOfScript ? [] : (incident.FaultedInstanceIds ?? [])
   const now = useNow()
   const present = presentWords(incident, now)
-  const where = (
-    <>
-      <NodeList ids={failed} fleet={fleet} />
-      {failed.length > 0 && ' at '}
-      <span className="dim" title={utc(incident.FailedAt)}>
-        {now - incident.FailedAt < DAY_SECONDS ? `${clock(incident.FailedAt)} UTC` : utc(incident.FailedAt)},{' '}
-        <Ago at={incident.FailedAt} />
-      </span>
-    </>
+  const when = (
+    <span className="dim" title={utc(incident.FailedAt)}>
+      {now - incident.FailedAt < DAY_SECONDS ? `${clock(incident.FailedAt)} UTC` : utc(incident.FailedAt)},{' '}
+      <Ago at={incident.FailedAt} />
+    </span>
   )
   const folded = details.length > 0 && (
     <details>
@@ -58,7 +51,9 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
             <strong>
               <Unbroken text={title} />
             </strong>{' '}
-            {where}
+            <NodeList ids={failed} fleet={fleet} />
+            {failed.length > 0 && ' at '}
+            {when}
           </dd>
         </>
       )}
@@ -84,14 +79,14 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
       <dt>{words.lost(figures.isOpen)}</dt>
       <dd>
         <Losses figures={figures} outcome={incident.Outcome} />
-        {!isTitled && <ContinuingCost incident={incident} fleet={fleet} />}
+        {!isTitled && <ContinuingCost incident={incident} />}
         {!isTitled && folded}
       </dd>
       {isTitled && (
         <>
-          <dt>{failed.length ? words.where : words.when}</dt>
+          <dt>{words.when}</dt>
           <dd>
-            {where}
+            {when}
             {folded}
           </dd>
         </>
@@ -100,25 +95,13 @@ export function Happened({ incident, figures, fleet, isTitled = false, jobReason
   )
 }
 
-/** The costs that continue from now on. The fleet's name is a link, because a person can make the fleet smaller. */
-export function ContinuingCost({ incident, fleet = '' }: Pick<Props, 'incident' | 'fleet'>) {
-  if (!incident.ContinuingCost) return null
-  const [before, after] = sentence(incident.ContinuingCost).split(` fleet ${fleet} `)
-  return (
+/** The costs that continue from now on. */
+export const ContinuingCost = ({ incident: { ContinuingCost: text } }: Pick<Props, 'incident'>) =>
+  text ? (
     <p className="below">
-      <Unbroken text={before!} />
-      {after !== undefined && (
-        <>
-          {' fleet '}
-          <Link className="link" to={`/fleets/${encodeURIComponent(fleet)}`}>
-            {fleet}
-          </Link>{' '}
-          <Unbroken text={after} />
-        </>
-      )}
+      <Unbroken text={sentence(text)} />
     </p>
-  )
-}
+  ) : null
 
 function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incident['Outcome'] }) {
   const words = INCIDENT.happened
@@ -142,7 +125,7 @@ function Losses({ figures, outcome }: { figures: IncidentFigures; outcome: Incid
           </li>
         )
       )}
-      <Loss figures={figures} field="totalSeconds" words={hasEndedJob ? words.recovering : words.downtime}>
+      <Loss figures={figures} field="totalSeconds" words={words.downtime}>
         {figures.costUsd !== undefined && (
           <span title={words.costs}>
             (<span {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</span>)

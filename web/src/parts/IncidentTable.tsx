@@ -35,11 +35,12 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
           <tr>
             <th>What failed</th>
             {withJob && <th>Job</th>}
-            <th>Phase</th>
+            <th>State</th>
             <th>Failed</th>
             <th className="n">Interrupted</th>
             <th>In phases</th>
             <th className="n">Recomputed steps</th>
+            <th className="n">Cost</th>
             <th>Restored from</th>
             {withOwner && <th>Owner</th>}
           </tr>
@@ -59,7 +60,7 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
                     <JobLink name={each.TrainingJobName} address={addressOf(each)} />
                   </td>
                 )}
-                <td data-name="Phase" {...hook(figures, 'phase')}>
+                <td data-name="State" {...hook(figures, 'phase')}>
                   <Status tone={figures.phaseTone} word={figures.phase} />
                 </td>
                 <td className="nowrap" data-name="Failed">
@@ -73,6 +74,9 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
                 </td>
                 <td className="n" data-name="Recomputed steps" {...hook(figures, 'recomputedSteps')}>
                   {shown(figures, 'recomputedSteps')}
+                </td>
+                <td className="n" data-name="Cost" {...hook(figures, 'costUsd')}>
+                  {shown(figures, 'costUsd')}
                 </td>
                 <td data-name="Restored from">{sourceWords(each.RestoreSource) || '–'}</td>
                 {withOwner && <td data-name="Owner">{each.Owner ?? '–'}</td>}

@@ -8,7 +8,7 @@ import { standingOf } from '../model/incident'
 import { INCIDENT } from '../words/incident'
 import { JOB } from '../words/job'
 import { ActionButton } from './ActionButton'
-import { Ago, Status, useNow } from './Basics'
+import { Ago, Status } from './Basics'
 import { Card } from './Card'
 import { Happened } from './Happened'
 import { PhaseBar, PhaseLengths } from './IncidentTable'
@@ -21,7 +21,6 @@ interface Props {
 
 /** The open incident of a job, or its latest one, in the layout of the incident's page. */
 export function LatestIncident({ incident, figures, job }: Props) {
-  const now = useNow()
   const address = useJobAddress(incident)
   const words = JOB.incident
   const title = incident.ClosedAt === undefined ? words.open : words.last
@@ -51,7 +50,7 @@ export function LatestIncident({ incident, figures, job }: Props) {
   )
   const heading = (
     <span className="row">
-      {title} <Status {...standingOf(incident, now)} />
+      {title} <Status {...standingOf(incident)} />
     </span>
   )
   return (

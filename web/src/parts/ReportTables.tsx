@@ -18,7 +18,7 @@ import {
   span,
   type CsvKind,
 } from '../model/reports'
-import { causeWords } from '../model/causes'
+import { causeTitle } from '../model/causes'
 import { REPORTS } from '../words/reports'
 import { JobLink } from './Basics'
 import { Card } from './Card'
@@ -188,7 +188,7 @@ export function CauseTable({ report }: { report: Report }) {
       {report.Causes.map(({ Cause, Kind, Incidents }) => (
         <tr key={Cause} data-row={Cause}>
           <td className="name" data-name={columns.cause}>
-            {causeWords(Cause)}
+            {causeTitle(Cause)}
           </td>
           <td data-name={columns.kind}>{kinds[Kind] ?? Kind}</td>
           {numbers([

@@ -49,18 +49,24 @@ export function Steps({ actions, urgency, isChoice = false, ...context }: Props)
   )
 }
 
-/** An action's button and commands. The commands are folded behind the button of a node. */
+/** An action's button and commands. The commands are folded behind a button. */
 function What({ action, runId, fleet, again }: { action: DutyAction } & Pick<Props, 'runId' | 'fleet' | 'again'>) {
   const { may } = useRole()
   const { InstanceId: node, MinNodeCount: least } = action
   const texts = [action.Command, ...action.FurtherCommands].filter(Boolean)
   const commands = texts.map((text) => <Command key={text} text={text} />)
-  if (node !== undefined && fleet !== undefined) {
+  const button =
+    node !== undefined && fleet !== undefined ? (
+      <NodeButton id={node} fleet={fleet} />
+    ) : again && action.Kind === 'SubmitAgain' && may('CreateTrainingJob') ? (
+      <Button component={Link} to={again.to} size="xs" variant="default">
+        {again.label}
+      </Button>
+    ) : undefined
+  if (button !== undefined || node !== undefined) {
     return (
       <>
-        <div className="row">
-          <NodeButton id={node} fleet={fleet} />
-        </div>
+        {button && <div className="row">{button}</div>}
         <details>
           <summary className="dim">{DUTY.commands(texts.length)}</summary>
           {commands}
@@ -71,18 +77,7 @@ function What({ action, runId, fleet, again }: { action: DutyAction } & Pick<Pro
   if (least !== undefined && runId !== undefined && may('UpdateTrainingJob')) {
     return <Shrink runId={runId} nodes={least} />
   }
-  return (
-    <>
-      {commands}
-      {again && action.Kind === 'SubmitAgain' && may('CreateTrainingJob') && (
-        <div className="row">
-          <Button component={Link} to={again.to} size="xs" variant="default">
-            {again.label}
-          </Button>
-        </div>
-      )}
-    </>
-  )
+  return commands
 }
 
 /** Lets a waiting job continue on the nodes that it has. The job can grow again, so the button asks no confirmation. */

@@ -35,8 +35,8 @@ export const DUTY = {
   none: 'Nothing. No node and no job waits for you.',
   decide: { Terminate: 'Terminate node…', Release: 'Release node…', Inspect: 'Terminate or release node…' },
   showNode: 'Show the node',
-  commands: (commands: number) => (commands === 1 ? 'As a command' : 'As commands'),
-  resubmit: (step?: string) => `Then submit again from ${step === undefined ? 'the beginning' : `step ${step}`}…`,
+  commands: (commands: number) => (commands === 1 ? 'Command' : 'Commands'),
+  resubmit: 'Submit again…',
   recommended: 'Recommended',
   shrink: (nodes: number) => `Continue on ${nodes} ${nodes === 1 ? 'node' : 'nodes'}`,
 } as const

@@ -23,13 +23,10 @@ export const INCIDENT = {
   crumb: 'Incidents',
   acknowledge: 'Acknowledge',
   acknowledgeNote: 'Marks the incident as seen, and changes nothing else.',
-  retries: (when: string) => `Retries ${when}`,
   wait: {
     missing: (count: number, type: string, zone: string) =>
       `${count} ${type || (count === 1 ? 'node' : 'nodes')}${zone && ` in ${zone}`}`,
     due: 'now',
-    pauses: 'Pauses between attempts double from 30 s up to 15 min.',
-    quote: (quote: string) => `AWS reports: “${quote}”.`,
     recommended: 'Wait for the next attempt (recommended).',
     undecided: 'If nobody decides, Everstep tries again every 15 min.',
     other: (choices: number, isDecision: boolean) =>
@@ -41,7 +38,6 @@ export const INCIDENT = {
   happened: {
     title: 'What happened',
     what: 'What failed',
-    where: 'Where, when',
     when: 'When',
     why: 'Why',
     done: 'Response',
@@ -56,8 +52,6 @@ export const INCIDENT = {
         ? 'All steps are lost: no checkpoint in S3 has them.'
         : `All steps after step ${count(kept)} are lost: no checkpoint in S3 has them.`,
     downtime: 'downtime',
-    /** Label of the recovery time, for an incident with which the job failed or was stopped. */
-    recovering: 'in recovery',
     costs: 'for nodes that did not train',
   },
   phase: (phase: string, time: string) => `Everstep is ${phase}, for ${time} so far.`,
@@ -78,10 +72,6 @@ export const INCIDENT = {
     lines: (lines: number) => `The last ${plural(lines, 'line')} before the failure`,
     stacks: 'Stacks of the ranks',
     none: 'The log has no lines before the failure.',
-    failed: 'The failure occurred',
-    detected: 'Everstep detected the failure',
-    restored: 'Training ran again',
-    closed: 'The incident was closed',
     note: (author: string) => `Note of ${author}`,
   },
   facts: {

@@ -1,5 +1,7 @@
 /** Every text of the job page: its verdict, what to do, and the tabs. Causes and phases are in `causes.ts`. */
 
+import { plural } from '../model/format'
+
 /** The state of the job: short titles, and the first sentences of the verdict. */
 export const STATE = {
   titles: {
@@ -21,7 +23,8 @@ export const STATE = {
     unknown: 'Unknown',
   },
   atStep: (title: string, step?: string) => (step === undefined ? `${title}.` : `${title} at step ${step}.`),
-  completed: (steps?: string) => (steps === undefined ? 'Completed.' : `Completed after ${steps}.`),
+  completed: (steps?: string, target?: string) =>
+    steps === undefined ? 'Completed.' : `Completed after ${steps}${target === undefined ? '' : ` of ${target}`}.`,
   training: (step: string | undefined, nodes: string, pace: string) =>
     `Training ${step === undefined ? 'before the first step' : `at step ${step}`}${nodes}${pace}.`,
   onNodes: (nodes: string) => ` on ${nodes}`,
@@ -52,10 +55,10 @@ export const KEPT = {
   survives: (nodes: number) =>
     `Any ${nodes === 1 ? 'one node' : `${nodes} nodes`} can fail without the loss of a step.`,
   noLoss: 'The loss of one node loses the steps since the newest checkpoint in S3.',
-  degraded: (reason: string) => `Degraded: ${reason}`,
-  tooFewCopies: 'some shards have too few copies.',
+  degraded: (reason: string) => `Degraded. ${reason}`,
+  tooFewCopies: 'some shards have too few copies',
   unprotected: 'Unprotected: memory holds no committed step.',
-  unprotectedStep: (reason: string) => `Unprotected: ${reason}`,
+  unprotectedStep: (reason: string) => `Unprotected. ${reason}`,
   notYet: 'Not yet protected: memory holds no committed step.',
   unconfirmed: (healthy: string, wanted: string) =>
     `Protection is unconfirmed: ${healthy} of ${wanted} nodes are healthy.`,
@@ -63,9 +66,9 @@ export const KEPT = {
   noCheckpoint: 'No checkpoint is in S3.',
   noStep: 'No step was lost: the job had made none.',
   lostNothing: (step: string) => `No step was lost: step ${step} is in S3.`,
-  lostSome: (lost: string, step: string) =>
-    `${lost} after the checkpoint of step ${step} ${lost.startsWith('1 ') ? 'is' : 'are'} lost.`,
-  lostAll: (lost: string) => `${lost} ${lost.startsWith('1 ') ? 'is' : 'are'} lost: no checkpoint is in S3.`,
+  lostSome: (lost: number, step: string) =>
+    `${plural(lost, 'step')} after the checkpoint of step ${step} ${lost === 1 ? 'is' : 'are'} lost.`,
+  lostAll: (lost: number) => `${plural(lost, 'step')} ${lost === 1 ? 'is' : 'are'} lost: no checkpoint is in S3.`,
 } as const
 
 /** Banners about a takeover of the job, its fleet, and other jobs. */

@@ -18,6 +18,8 @@ export const JOBS = {
       `${count(number)} ${verb(number, 'starts', 'start')} or ${verb(number, 'stops', 'stop')}.`,
     paused: (number: number) => `${count(number)} ${verb(number, 'is', 'are')} paused.`,
   },
+  /** How many jobs of a status need a person. */
+  ofThem: (number: number) => `${count(number)} ${verb(number, 'needs', 'need')} you`,
   submit: 'New job',
   empty: { title: 'No job yet', text: 'Submit a job with this command or with the form.' },
   filter: { label: 'Filter by name or reason', placeholder: 'Name or reason  ( / )' },

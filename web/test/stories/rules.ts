@@ -173,6 +173,7 @@ function ofJob(each: Shown, isGreen: boolean, { job, protection, incidents }: An
       break
     case 'step':
       claim(each, each.value === '' ? job.Boundary < 0 : number === job.Boundary, 'another step')
+      claim(each, isOver || job.CommittedStep <= job.Boundary, 'committed beyond the step')
       break
     case 'checkpoint-step':
       claim(each, each.value === String(protection.LastCheckpoint?.Step ?? ''), 'another checkpoint')

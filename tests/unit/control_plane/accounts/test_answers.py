@@ -61,7 +61,7 @@ def case(cause: Cause, *evidence: str, account: Account = RECOVERED) -> Account:
         ),
         (
             case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"),
-            "i-1 reported disk_read_only.",
+            "i-1 reported a read-only disk.",
         ),
         (
             case(Cause.INSTANCE_TERMINATED, SHUTDOWN),
@@ -129,7 +129,7 @@ def test_the_cause_is_one_sentence_or_unknown_with_the_evidence(account: Account
     ("account", "words"),
     [
         (case(Cause.NODE_FAULT, "the agent of i-1 reports gpu_xid: gpu 5: Xid 79"), "GPU 5 of i-1 failed"),
-        (case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"), "i-1 reported disk_read_only"),
+        (case(Cause.NODE_FAULT, "the agent of i-1 reports disk_read_only: /"), "i-1 reported a read-only disk"),
         (case(Cause.NODE_FAULT, "x"), "i-1 reported a fault"),
         (case(Cause.INSTANCE_TERMINATED, SHUTDOWN), "i-1 was terminated"),
         (
@@ -233,6 +233,12 @@ RESUMED = "Training resumed from step 10, from the memory of other nodes"
 NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
 
 
+QUOTED = (
+    "AWS reports: “We do not have sufficient p5.48xlarge capacity (a). Launching EC2 instance failed.”",
+    "Pauses between attempts double from 30 s up to 15 min.",
+)
+
+
 @pytest.mark.parametrize(
     ("account", "sentences"),
     [
@@ -256,7 +262,7 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
         ),
         (
             replace(WAITING, replacement_instance_ids=(), from_step=None),
-            ("Everstep requested 1 p5.48xlarge 2 times: AWS has none.",),
+            ("Everstep requested 1 p5.48xlarge 2 times: AWS has none.", *QUOTED),
         ),
         (
             replace(
@@ -265,11 +271,11 @@ NEWER = f"{RESUMED}, because no complete copy of step 12 existed."
                 wait=replace(SHORT, missing_count=2, failed_count=5),
                 instance_type="",
             ),
-            ("Everstep requested 2 nodes 5 times: AWS has none.",),
+            ("Everstep requested 2 nodes 5 times: AWS has none.", *QUOTED),
         ),
         (
             replace(WAITING, replacement_instance_ids=(), wait=replace(SHORT, failed_count=1, is_shortage=False)),
-            ("Everstep requested 1 p5.48xlarge once: AWS launches none.",),
+            ("Everstep requested 1 p5.48xlarge once: AWS launches none.", *QUOTED),
         ),
         (replace(OPEN, replacement_instance_ids=()), ("Everstep stopped all ranks.",)),
         (

@@ -15,12 +15,20 @@ from control_plane.core.observed.facts import (
     Fact,
     Faulty,
     InstanceEnded,
+    Involvement,
+    Lemon,
+    LostEachOther,
     NodeFaulty,
     RankEnded,
+    RanksOnNodes,
     Returned,
+    SameStack,
     SilenceProof,
+    Standstill,
+    nodes_of,
+    ranks_of,
 )
-from everstep.protocol.agent_messages import ExitClass, NoticeKind
+from everstep.protocol.agent_messages import ExitClass, FaultCode, NoticeKind
 from everstep.protocol.ids import NodeId, Rank
 from tests.unit.control_plane.accounts.values import facts, response
 
@@ -36,7 +44,7 @@ SENTENCES: tuple[tuple[Fact, str], ...] = (
     ),
     (
         NodeFaulty(node_id=NODE, fault=Faulty(code="gpu_lost", text="gpu 3 is gone", is_repeated=True)),
-        "the agent of i-1 reports gpu_lost: gpu 3 is gone; a reboot did not repair it",
+        "the agent of i-1 reports the loss of a GPU: gpu 3 is gone; a reboot did not repair it",
     ),
     (
         AgentSilent(node_id=NODE, seconds=12.04, proof=SilenceProof.LIMIT, limit_seconds=10),
@@ -55,6 +63,32 @@ SENTENCES: tuple[tuple[Fact, str], ...] = (
         "i-1 returns to the fleet: for job b; AWS announced for i-1: spot interruption (two minutes)",
     ),
 )
+
+
+@pytest.mark.parametrize("code", FaultCode)
+def test_a_sentence_contains_no_code_of_a_fault_or_a_cause(code: FaultCode) -> None:
+    fault = NodeFaulty(
+        node_id=NODE, fault=Faulty(code=code, text="details", xid=79 if code is FaultCode.GPU_XID else None)
+    )
+    lemon = Lemon(
+        node_id=NODE,
+        involvements=tuple(Involvement(what, "inc-1") for what in (code, "gpu_xid 79", "rank_exit")),
+        hours=24,
+    )
+    for fact in (fault, fault.fault, lemon):
+        assert "_" not in sentence(fact)
+    assert "Xid 79 (the GPU has fallen off the bus) (inc-1), rank exit (inc-1)" in sentence(lemon)
+
+
+def test_a_fact_names_its_nodes_and_ranks() -> None:
+    stuck = RanksOnNodes((Rank(0), Rank(1)), (NODE, NodeId("i-2")))
+    standstill = Standstill(stuck=stuck, phases=("train",), limit_seconds=5, seconds=6)
+    assert (nodes_of(standstill), ranks_of(standstill)) == ((NODE, "i-2"), (0, 1))
+    ended = SENTENCES[0][0]
+    assert (nodes_of(ended), ranks_of(ended)) == ((NODE,), (3,))
+    assert nodes_of(LostEachOther(node_id=NODE, departed=(NodeId("i-2"),))) == (NODE, "i-2")
+    same = SameStack(ranks=(Rank(2),), text="")
+    assert (nodes_of(same), ranks_of(same)) == ((), (2,))
 
 
 def test_a_fact_has_its_sentence():
@@ -76,7 +110,6 @@ def test_facts_have_different_names():
     [
         "rank 3 on i-1 ended: crashed, signal 9",
         "EC2 reports i-1 as terminated (Client.UserInitiatedShutdown: User initiated shutdown)",
-        "the agent of i-1 reports gpu_xid: gpu 5 (NVIDIA H100): Xid 79; a reboot did not repair it",
         "the agent of i-1 was silent for 7.4 s",
         "the agent of i-1 was silent for 7.4 s and other nodes could not reach it",
         "AWS announced for i-1: spot interruption (two minutes)",

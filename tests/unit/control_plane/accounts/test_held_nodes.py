@@ -17,8 +17,8 @@ from everstep.protocol.ids import NodeId
     [
         (Hold.INSPECTION, "the agent of i-1 reports gpu_xid: GPU 3: Xid 79, the GPU fell off", "Terminate", "Xid 79"),
         (Hold.DISTRUSTED, "gpu_xid: NVRM: Xid (PCI:0000:53:00): 95, contained", "Terminate", "Xid 95"),
-        (Hold.PERSON, "gpu_lost: GPU 2 is missing", "Terminate", "gpu_lost"),
-        (Hold.INSPECTION, "disk_read_only: /", "Terminate", "disk_read_only"),
+        (Hold.PERSON, "gpu_lost: GPU 2 is missing", "Terminate", "the loss of a GPU"),
+        (Hold.INSPECTION, "disk_read_only: /", "Terminate", "a read-only disk"),
         (Hold.INSPECTION, "gpu_xid: GPU 3: Xid 94", "Inspect", "because it failed"),
         (Hold.INSPECTION, "rank 3 ended", "Inspect", "because it failed"),
         (Hold.INSPECTION, "disk_full: /", "Inspect", "because it failed"),
@@ -48,21 +48,20 @@ def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: str) -
     priced, free = (advice("i-1", Hold.INSPECTION, Recorded(text=reason), price) for price in (55.04, None))
     assert priced is not None
     assert free is not None
-    assert priced.words == f"{free.words} It costs $55.04 per hour until then."
-    assert free.words.endswith("The fleet keeps the node until you decide.")
+    assert priced.words == f"{free.words} It costs $55.04 per hour until you decide."
 
 
 def test_an_unreachable_node_is_terminated_like_a_faulty_one() -> None:
     found = advice("i-1", Hold.UNREACHABLE, Recorded(text="silent"), 55.04)
     assert (found.decision, found.command) == (HoldDecision.TERMINATE, "everstep nodes release i-1 --terminate")
-    assert found.words.endswith("If it answers, Everstep uses it again. It costs $55.04 per hour until then.")
+    assert found.words.endswith("If it answers, Everstep uses it again. It costs $55.04 per hour until you decide.")
 
 
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
         (Faulty(code="gpu_xid", text="the GPU fell off", xid=79), "Xid 79"),
-        (Faulty(code="gpu_lost", text="GPU 2 is missing"), "gpu_lost"),
+        (Faulty(code="gpu_lost", text="GPU 2 is missing"), "the loss of a GPU"),
         (Faulty(code="gpu_xid", text="Xid 79", xid=94), None),
     ],
 )

@@ -6,20 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.accounts.answers import done
 from control_plane.accounts.incidents import (
     Account,
     HeldNode,
     IncidentOutcome,
     JobCourse,
-    Urgency,
-    actions,
     continuing_cost,
     duration,
-    duty,
+    milestones,
     outcome_of,
     verdict,
 )
-from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
@@ -102,40 +100,9 @@ def test_every_cause_has_a_sentence(cause: Cause, nodes: tuple[str, ...]) -> Non
     assert " and 2 more" in said or "i-4" not in said
 
 
-def test_the_duty_is_the_most_urgent_action_unless_it_is_optional() -> None:
-    assert duty(RECOVERED) == duty(OPEN) == "Nothing to do."
-    absent = replace(RECOVERED, evidence=facts("no control plane was running for 88 s, until 09:19:54 UTC"))
-    assert duty(absent).startswith("Nobody must act. Optional: read Everstep's log, to find the outage's cause.")
-    assert duty(FAILED) == (
-        "Act now: correct the cause, and submit the job again from the checkpoint of step 5. The log of the failed rank "
-        "shows the error."
-    )
-    assert "submit the job again from the beginning." in duty(replace(FAILED, kept_step=None))
-
-
 def test_a_job_that_a_person_controls_waits_for_that_person() -> None:
     taken = replace(OPEN, taken_over_by="ann")
     assert "Nobody recovers the job, because ann controls it." in verdict(taken, 500.0)
-    assert [(each.urgency, each.command) for each in actions(taken)] == [(Urgency.NOW, "everstep jobs hand-back gpt")]
-    assert actions(OPEN) == ()
-
-
-def test_a_held_node_waits_for_a_person() -> None:
-    held = replace(OPEN, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason=Recorded(text="GPU 3: Xid 79")),))
-    assert [(each.urgency, each.node_id, each.command) for each in actions(held)] == [
-        (Urgency.LATER, "i-1", "everstep nodes release i-1 --terminate")
-    ]
-    assert duty(held).startswith("Not urgent: terminate node i-1: it reported Xid 79")
-    (inspect,) = actions(
-        replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.INSPECTION, reason=Recorded(text="rank 0")),))
-    )
-    assert inspect.further_commands == ("everstep nodes release i-1 --terminate", "everstep nodes release i-1")
-    silent = replace(RECOVERED, held=(HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=""),))
-    assert [(each.urgency, each.command) for each in actions(silent)] == [
-        (Urgency.LATER, "everstep nodes release i-1 --terminate")
-    ]
-    (kept,) = actions(replace(held, price_usd_per_hour=55.04))
-    assert "$" not in kept.words  # The page shows all costs in one place, from `continuing_cost`.
 
 
 def test_the_cost_that_continues_names_the_nodes_and_their_price() -> None:
@@ -147,9 +114,9 @@ def test_the_cost_that_continues_names_the_nodes_and_their_price() -> None:
     assert continuing_cost(replace(one, price_usd_per_hour=None), 500.0) == ""
     assert continuing_cost(replace(RECOVERED, price_usd_per_hour=55.04), 500.0) == ""
     failed = replace(FAILED, price_usd_per_hour=55.04, idle_count=3)
-    assert continuing_cost(failed, 500.0) == "3 idle nodes of fleet main cost $165.12 per hour."
+    assert continuing_cost(failed, 500.0) == "3 idle nodes cost $165.12 per hour."
     unpriced = replace(failed, price_usd_per_hour=None, idle_count=1)
-    assert continuing_cost(unpriced, 500.0) == "1 idle node of fleet main still costs money."
+    assert continuing_cost(unpriced, 500.0) == "1 idle node still costs money."
     assert continuing_cost(replace(failed, idle_count=0), 500.0) == ""
 
 
@@ -191,37 +158,6 @@ def test_a_shortage_says_what_is_missing_and_when_the_next_attempt_is() -> None:
     assert verdict(WAITING, 500.0) == "i-1 was terminated. The job waits for 1 p5.48xlarge in us-east-2a."
     unknown = replace(WAITING, wait=replace(SHORT, missing_count=2), instance_type="", availability_zone="")
     assert verdict(unknown, 500.0).endswith("The job waits for 2 nodes.")
-    assert duty(WAITING) == "Nothing to do: the next attempt is at 00:20:00 UTC."
-
-
-def test_a_long_wait_is_a_decision_of_a_person() -> None:
-    long = replace(WAITING, is_long_wait=True)
-    assert {each.urgency for each in actions(long)} == {Urgency.LATER}
-    assert [(each.is_recommended, each.min_node_count) for each in actions(long)] == [(True, 2), (False, None)]
-    assert duty(long).startswith(
-        "Decide: wait for the next attempt at 00:20:00 UTC, or (recommended) continue on 2 nodes."
-    )
-    only_pause = replace(long, least_node_count=2)
-    assert [each.is_recommended for each in actions(only_pause)] == [False]
-    assert duty(only_pause).startswith(
-        "Decide: wait for the next attempt at 00:20:00 UTC (recommended), or pause the job"
-    )
-    assert not any(each.is_recommended for each in actions(WAITING))
-
-
-@pytest.mark.parametrize(
-    ("account", "commands"),
-    [
-        (WAITING, ("update gpt --set ElasticConfig.MinNodeCount=2", "pause gpt")),
-        (replace(WAITING, least_node_count=2), ("pause gpt",)),
-        (replace(WAITING, wait=replace(SHORT, missing_count=3)), ("pause gpt",)),
-        (replace(WAITING, wait=None), ()),
-    ],
-)
-def test_a_shortage_has_the_choices_that_apply(account: Account, commands: tuple[str, ...]) -> None:
-    found = actions(account)
-    assert tuple(each.command.split(" ", 2)[2] for each in found) == commands
-    assert {each.urgency for each in found} <= {Urgency.OPTIONAL}
 
 
 def test_the_verdict_names_the_meaning_of_an_xid() -> None:
@@ -232,12 +168,6 @@ def test_the_verdict_names_the_meaning_of_an_xid() -> None:
     assert verdict(replace(faulty, evidence=facts("x")), 500.0).startswith("i-1 reported a fault. ")
 
 
-def test_the_command_for_the_log_names_the_rank_that_failed() -> None:
-    failed = replace(FAILED, evidence=facts("EC2 says so", "rank 12 on i-1 ended: error, code 1"))
-    assert actions(failed)[0].command == "everstep jobs logs gpt --rank 12 --tail 50"
-    assert actions(FAILED)[0].command == "everstep jobs logs gpt --tail 50"
-
-
 def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps() -> None:
     absent = replace(
         RECOVERED, evidence=facts("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC")
@@ -246,8 +176,21 @@ def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps
         "i-1 was terminated while the control plane was down for 1 min 28 s. The control plane is up again, and "
         "Everstep recovered the job; no step was lost."
     )
-    (step,) = actions(absent)
-    assert (step.urgency, "the outage's cause" in step.words) == (Urgency.OPTIONAL, True)
+    assert "Everstep's log shows why the control plane was down: journalctl --unit everstep-server." in done(absent)
+
+
+def test_the_moments_of_an_incident_use_the_words_of_its_card() -> None:
+    assert [(each.kind.value, each.at, each.words) for each in milestones(RECOVERED)] == [
+        ("Failed", 100.0, "The failure occurred."),
+        ("Detected", 100.5, "Everstep detected the failure."),
+        ("Replaced", 101.0, "i-2 was ready in place of i-1."),
+        ("Restored", 102.0, "Training resumed from step 10."),
+        ("Closed", 112.3, "Training had caught up."),
+    ]
+    assert [each.kind.value for each in milestones(OPEN)] == ["Failed", "Detected"]
+    same = milestones(replace(RECOVERED, instance_ids=(), replacement_instance_ids=(), from_step=None))
+    assert [each.words for each in same[2:4]] == ["All nodes were ready.", "Training resumed."]
+    assert milestones(FAILED)[-1].words == "The job failed."
 
 
 @pytest.mark.parametrize(

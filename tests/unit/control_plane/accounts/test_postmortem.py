@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from control_plane.accounts.duties import Subject
 from control_plane.accounts.incidents import IncidentOutcome
 from control_plane.accounts.postmortem import PostMortem, SimilarIncident, Stack, TimelineEntry, WrittenNote, markdown
+from control_plane.core.duties import NOTHING, ActionKind, DutyKind, FleetFacts, PersonAction, PersonDuty, Urgency
+from control_plane.core.states import FleetStatus
+from everstep.protocol.ids import Step
 from tests.unit.control_plane.accounts.test_incidents import FAILED, RECOVERED
 
 WHOLE = PostMortem(
     account=RECOVERED,
+    duty=NOTHING,
+    subject=Subject(
+        fleet=FleetFacts(name="main", auto_scaling_group_name="main", status=FleetStatus.ACTIVE), job="gpt"
+    ),
     owner="ann",
     acknowledged_by="bob",
     events=(TimelineEntry(101.5, "The spare i-2 joins gpt."), TimelineEntry(100.0, "EC2 reports i-1.")),
@@ -31,7 +39,7 @@ def test_a_document_has_its_sections_in_order() -> None:
 **i-1 was terminated. Everstep recovered the job in 12 s; no step was lost.** Nothing to do.
 
 - Incident: inc-1
-- Cause: instance\\_terminated
+- Cause: An instance was terminated
 - Project: default
 - Fleet: main
 - Owner: ann
@@ -61,9 +69,9 @@ def test_a_document_has_its_sections_in_order() -> None:
 - 1970-01-01 00:01:40 **The failure occurred.**
 - 1970-01-01 00:01:40 EC2 reports i-1.
 - 1970-01-01 00:01:40 **Everstep detected the failure.**
-- 1970-01-01 00:01:41 **All nodes were ready.**
+- 1970-01-01 00:01:41 **i-2 was ready in place of i-1.**
 - 1970-01-01 00:01:41 The spare i-2 joins gpt.
-- 1970-01-01 00:01:42 **Training ran again.**
+- 1970-01-01 00:01:42 **Training resumed from step 10.**
 - 1970-01-01 00:01:52 **Training had caught up.**
 
 ## Evidence
@@ -120,9 +128,12 @@ def test_a_document_without_lines_says_why_and_omits_empty_sections() -> None:
 
 
 def test_the_post_mortem_of_a_failed_job_counts_steps_from_the_checkpoint() -> None:
-    written = markdown(replace(WHOLE, account=FAILED))
+    again = PersonAction(kind=ActionKind.SUBMIT_AGAIN, urgency=Urgency.NOW, step=Step(5))
+    duty = PersonDuty(kind=DutyKind.JOB_FAILED, urgency=Urgency.NOW, actions=(again,))
+    written = markdown(replace(WHOLE, account=FAILED, duty=duty))
+    assert "28 steps are lost.** Act now: correct the cause, and submit the job again.\n" in written
     assert "- Unsaved steps: 28\n" in written
     assert "- Newest checkpoint: step 5\n" in written
     assert "Resumed from" not in written
-    assert "1. Correct the cause, and submit the job again from the checkpoint of step 5. The log of" in written
+    assert "1. Correct the cause, and submit the job again from step 5." in written
     assert "`everstep jobs logs gpt --tail 50`" in written

@@ -19,8 +19,8 @@ NODE = NodeId("i-1")
 FAULT = Faulty(code="gpu_lost", text="gpu 3 is gone")
 SENTENCES: tuple[tuple[Reason, str], ...] = (
     (InstanceEnded(node_id=NODE, state="terminated", text="Client.X"), "EC2: terminated (Client.X)"),
-    (FAULT, "its agent reports gpu_lost: gpu 3 is gone"),
-    (causes.StillFaulty(fault=FAULT), "after a reboot, its agent still reports gpu_lost: gpu 3 is gone"),
+    (FAULT, "its agent reports the loss of a GPU: gpu 3 is gone"),
+    (causes.StillFaulty(fault=FAULT), "after a reboot, its agent still reports the loss of a GPU: gpu 3 is gone"),
     (causes.WorksFor(job="gpt"), "works for gpt"),
     (causes.JobQueued(job="gpt"), "gpt is queued again"),
     (
@@ -31,7 +31,7 @@ SENTENCES: tuple[tuple[Reason, str], ...] = (
     (causes.Silent(text="a check failed"), "unreachable: its agent is silent and a check failed"),
     (
         causes.NotRebooted(is_accepted=False, seconds=900, because=FAULT),
-        "EC2 did not reboot it within 900 s: its agent reports gpu_lost: gpu 3 is gone",
+        "EC2 did not reboot it within 900 s: its agent reports the loss of a GPU: gpu 3 is gone",
     ),
     (
         causes.NotRebooted(is_accepted=True, seconds=900, because=Recorded(text="x")),

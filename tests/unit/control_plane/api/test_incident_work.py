@@ -187,7 +187,7 @@ def test_an_incident_says_its_outcome_its_verdict_and_what_to_do(client, job, se
     assert described["Outcome"] == "JobFailed"
     assert described["Verdict"].endswith("The job failed; 26 steps are lost.")
     assert described["Headline"] == "An instance was terminated"
-    assert described["ContinuingCost"].startswith("1 idle node of fleet main ")
+    assert described["ContinuingCost"].startswith("1 idle node ")
     assert [(each["Urgency"], each["Command"]) for each in described["Actions"]] == [
         ("Now", "everstep jobs logs gpt --tail 50"),
         ("Later", "everstep nodes describe i-1"),

@@ -135,7 +135,10 @@ def test_its_place_is_the_one_that_it_would_have(client, fleet, wanted):
     client.create_training_job(**{**real, "TrainingJobName": "head", "NodeCount": 8, "Priority": 3})
     plan = planned(client, wanted)
     assert (plan["QueuePosition"], plan["QueuedBehind"], plan["NodesToLaunch"]) == (2, ["head"], 0)
-    assert plan["WaitsFor"] == "place 2 of 2 in the queue, behind head (priority 3): needs 4 nodes; 2 of 8 are free"
+    assert (
+        plan["WaitsFor"]
+        == "place 2 of 2 in the queue, behind head (priority 3): needs 4 nodes; jobs use 6 of at most 8 nodes"
+    )
     assert planned(client, wanted, Priority=4)["QueuePosition"] == 1
 
 

@@ -16,16 +16,19 @@ from control_plane.core.duties import (
     FleetFacts,
     HeldNode,
     JobFacts,
-    PersonDuty,
+    PersonAction,
     Protection,
     Recovery,
     Urgency,
     of_fleet,
+    of_incident,
     of_job,
 )
 from control_plane.core.observed.causes import NOTHING as CAUSELESS
 from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.incidents import FailureRecord, Repeated
 from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.reasons import GaveUp
 from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import (
     FleetStatus,
@@ -35,7 +38,7 @@ from control_plane.core.states import (
     SecondaryStatus,
     TrainingJobStatus,
 )
-from everstep.protocol.ids import Generation, Step
+from everstep.protocol.ids import Generation, Rank, Step
 
 NOW = 1_800_000_000.0
 REPEAT = RepeatedWork(
@@ -84,7 +87,7 @@ def protected(**changes: Any) -> Protection:
 def test_a_job_that_trains_with_all_copies_needs_nobody() -> None:
     assert of_job(TRAINING, NOW) == NOTHING
     assert duty(RECOVERING) == (DutyKind.NOTHING, Urgency.NONE)
-    assert sentence(NOTHING, Subject(fleet=FLEET)) == "Nothing to do."
+    assert sentence(NOTHING) == "Nothing to do."
 
 
 def test_a_failed_job_needs_a_person_for_a_day() -> None:
@@ -132,7 +135,7 @@ def test_a_restored_database_waits_for_a_person() -> None:
     restored = replace(FLEET, restored_at=NOW)
     found = of_fleet(restored)
     assert (found.kind, found.urgency, found.since) == (DutyKind.DELETIONS_PAUSED, Urgency.LATER, NOW)
-    assert sentence(found, Subject(fleet=restored)) == ("Not urgent: accept what the restore of the database changed.")
+    assert sentence(found) == ("Not urgent: accept what the restore of the database changed.")
     assert action(found.actions[0], Subject(fleet=restored)).command == "everstep db restored"
     assert "deletes nothing from S3" in explanation(found, Subject(fleet=restored))
     assert duty(fleet=restored) == (DutyKind.NOTHING, Urgency.NONE), "no job waits for it"
@@ -276,7 +279,7 @@ def test_every_duty_has_one_sentence_and_an_explanation(kind: DutyKind, urgency:
     example = of_job(replace(RECOVERING, wait=WAIT), NOW) if kind is DutyKind.CAPACITY_WAIT else NOTHING
     found = replace(example, kind=kind, urgency=urgency, actions=example.actions or of_fleet(_HELD_FLEET).actions)
     found = replace(found, limit_seconds=120.0, since=NOW)
-    text = sentence(found, subject)
+    text = sentence(found)
     assert text.endswith("."), text
     assert text != "Nothing to do."
     assert ". " not in text
@@ -286,7 +289,7 @@ def test_every_duty_has_one_sentence_and_an_explanation(kind: DutyKind, urgency:
 _HELD_FLEET = replace(FLEET, held=(HELD,))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ActionKind if kind is not ActionKind.READ_SERVER_LOG])
+@pytest.mark.parametrize("kind", ActionKind)
 def test_every_action_has_words_and_a_command_with_all_names(kind: ActionKind) -> None:
     node = HELD if kind is ActionKind.DECIDE_NODE else None
     base = of_fleet(_HELD_FLEET).actions[0]
@@ -297,12 +300,44 @@ def test_every_action_has_words_and_a_command_with_all_names(kind: ActionKind) -
     assert "{" not in words.words + words.command
 
 
+def test_the_words_about_a_failed_job_name_its_rank_and_the_script() -> None:
+    again = PersonAction(kind=ActionKind.SUBMIT_AGAIN, urgency=Urgency.NOW, step=Step(5))
+    unknown = action(again, Subject(fleet=FLEET, job="atlas"))
+    assert unknown.words == "Correct the cause, and submit the job again from step 5."
+    assert unknown.command == "everstep jobs logs atlas --tail 50"
+    failure = FailureRecord(
+        generation=Generation(1),
+        step=Step(7),
+        exit_class=None,
+        code=1,
+        at=NOW,
+        max_boundary=Step(7),
+        rank=Rank(12),
+        error="E",
+    )
+    reason = GaveUp(because=Repeated(count=3, failure=failure))
+    known = action(replace(again, step=None), Subject(fleet=FLEET, job="atlas", reason=reason))
+    assert known.words == "Correct the script or its data, and submit the job again from the beginning."
+    assert known.command == "everstep jobs logs atlas --rank 12 --tail 50"
+
+
+def test_held_nodes_of_an_incident_are_a_duty_that_can_wait() -> None:
+    found = of_incident(NOTHING, (HELD,))
+    assert (found.kind, found.urgency, sentence(found)) == (
+        DutyKind.HELD_NODES,
+        Urgency.LATER,
+        "Not urgent: decide about node i-1.",
+    )
+    assert of_incident(NOTHING, ()) == NOTHING
+    failed = replace(TRAINING, status=TrainingJobStatus.FAILED, state=JobState.FAILED, ended_at=NOW, held=(HELD,))
+    of_both = of_incident(of_job(failed, NOW), (HELD,))
+    assert of_both == of_job(failed, NOW), "the job's page and the incident's page name the same actions"
+    assert [each.kind for each in of_both.actions] == [ActionKind.SUBMIT_AGAIN, ActionKind.DECIDE_NODE]
+    assert len(of_job(failed, NOW + 86_400).actions) == 1
+
+
 def test_the_words_of_a_long_wait_offer_the_choice() -> None:
-    subject = Subject(fleet=FLEET, job="atlas", wait=WAIT)
-
-    def words(found: PersonDuty) -> str:
-        return sentence(found, subject)
-
+    words = sentence
     long = of_job(replace(RECOVERING, wait=WAIT), NOW)
     assert words(long) == "Decide: wait for the next attempt at 08:10:00 UTC, or (recommended) continue on 2 nodes."
     pause = replace(long, actions=long.actions[1:])

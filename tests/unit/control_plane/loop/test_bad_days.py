@@ -1194,7 +1194,7 @@ async def test_a_nodes_own_fault_during_a_launch_is_not_the_breakers_business(wo
     assert (faulty in world.team()) is not is_in_s3
     assert not world.job().failures
     (incident,) = world.incidents()
-    assert f"the agent of {faulty.node_id} reports gpu_lost: a GPU is gone" in evidence_of(incident)
+    assert f"the agent of {faulty.node_id} reports the loss of a GPU: a GPU is gone" in evidence_of(incident)
 
 
 async def test_a_node_that_is_lost_later_forgives_a_script_nothing(world: World) -> None:

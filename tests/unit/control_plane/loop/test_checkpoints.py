@@ -198,7 +198,7 @@ async def test_a_checkpoint_that_one_node_cannot_read_is_verified_and_read_by_an
         for record in world.checkpoints()
     }
     assert found == {3: ("", False), 5: ("", True)}
-    (told,) = [message for message in world.events() if message.startswith("the checkpoint of step 5, generation 1,")]
+    (told,) = [message for message in world.events() if message.startswith("the checkpoint of step 5, launch 1,")]
     assert told.endswith(f"is verified, because {reader.node_id} read other content than its manifest names")
 
 

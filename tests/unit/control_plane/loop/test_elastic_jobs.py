@@ -250,7 +250,7 @@ async def test_a_queued_job_starts_with_the_free_nodes_and_claims_the_others(ful
     full.submit("small", nodes=4, min_node_count=2, patience_seconds=10)
     await full.tick()
     assert full.job("small").reason == (
-        "place 1 of 1 in the queue: needs 4 nodes (or 2 after its patience); 2 of 6 are free"
+        "place 1 of 1 in the queue: needs 4 nodes (or 2 after its patience); jobs use 4 of at most 6 nodes"
     )
     await full.until(lambda: full.job("small").state == JobState.RUNNING)
     assert len(full.plan("small").nodes) == 2

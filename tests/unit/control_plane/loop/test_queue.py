@@ -56,12 +56,15 @@ async def test_a_job_gives_way_to_a_higher_priority_and_resumes_by_itself(small:
     await low_and_high(small)
     await stands(small)
     assert small.job("low").state == JobState.PAUSING, "memory is let go only once the step is a checkpoint"
-    assert small.job("high").reason == "place 1 of 1 in the queue: needs 4 nodes; 2 of 6 are free"
+    assert small.job("high").reason == "place 1 of 1 in the queue: needs 4 nodes; jobs use 4 of at most 6 nodes"
     await small.upload(7, "low")
     small.is_stopped = False
     await small.until(lambda: small.job("high").state == JobState.RUNNING)
     low = small.job("low")
-    assert (low.state, low.reason) == (JobState.QUEUED, "place 1 of 1 in the queue: needs 4 nodes; 2 of 6 are free")
+    assert (low.state, low.reason) == (
+        JobState.QUEUED,
+        "place 1 of 1 in the queue: needs 4 nodes; jobs use 4 of at most 6 nodes",
+    )
     assert "paused after step 7, resumes by itself from the checkpoint of step 7" in [
         transition.reason for transition in low.transitions
     ]
