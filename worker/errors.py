@@ -34,6 +34,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from everstep.protocol.agent_messages import Obstacle
+from everstep.protocol.plan import ObjectReference
 
 
 class WorkerError(Exception):
@@ -94,18 +95,35 @@ class SourceRefused(WorkerError):
 class LoadFailed(WorkerError):
     """This node cannot load the generation. `code` is the type of the fault that the agent reports.
 
-    `obstacle` states why a store did not deliver an input, if the same load may succeed later.
+    `obstacle` states why a store did not deliver an input, if the same load may succeed later. `place` is the S3 object
+    that the store did not deliver, if it is known.
     """
 
-    def __init__(self, code: str, message: str, *, is_permanent: bool, obstacle: Obstacle | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        is_permanent: bool,
+        obstacle: Obstacle | None = None,
+        place: ObjectReference | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.is_permanent = is_permanent
         self.obstacle = obstacle
+        self.place = place
 
     @classmethod
     def lacking(
-        cls, parent: int, code: str, message: str, *, is_passing: bool, obstacle: Obstacle | None = None
+        cls,
+        parent: int,
+        code: str,
+        message: str,
+        *,
+        is_passing: bool,
+        obstacle: Obstacle | None = None,
+        place: ObjectReference | None = None,
     ) -> LoadFailed:
         """Return the error for an input that a job needs and that this node cannot provide.
 
@@ -118,11 +136,12 @@ class LoadFailed(WorkerError):
             message: a complete sentence for the user.
             is_passing: True if the same attempt may succeed later.
             obstacle: why a store did not deliver the input; None for other causes.
+            place: the S3 object that the store did not deliver; None if it is unknown.
 
         Returns:
             The error.
         """
-        return cls(code, message, is_permanent=not is_passing and not parent, obstacle=obstacle)
+        return cls(code, message, is_permanent=not is_passing and not parent, obstacle=obstacle, place=place)
 
 
 class InputRefused(WorkerError):

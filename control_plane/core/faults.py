@@ -8,7 +8,7 @@ Invariant: this module only describes faults. Each fault has a cause, a time and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from control_plane.core import tracebacks
@@ -348,15 +348,22 @@ def of_silence(
 
 def of_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport], now: float) -> tuple[Fault, ...]:
     """Return one fault per node that failed to load its shards."""
+    failed = {node: report for node, report in reports.items() if _has_failed_load(plan, report)}
+    return of_nodes_without_load(failed, failed, now)
+
+
+def of_nodes_without_load(
+    nodes: Iterable[NodeId], reports: Mapping[NodeId, MemberReport], now: float
+) -> tuple[Fault, ...]:
+    """Return one fault for each of `nodes`, none of which has loaded its shards."""
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
-            evidence=RankLoadFailed(node_id=node, text=_words(report)),
+            evidence=RankLoadFailed(node_id=node, text=_words(reports[node])),
             at=now,
             seen_on=(node,),
         )
-        for node, report in sorted(reports.items())
-        if _has_failed_load(plan, report)
+        for node in sorted(nodes)
     )
 
 
@@ -375,6 +382,17 @@ def blocked_loads(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) 
     return tuple(found)
 
 
+def held_loads(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, NodeFault], ...]:
+    """Return the nodes that repeat a load, because S3, IAM or KMS is out of reach, each with its fault."""
+    return tuple(
+        (node_id, fault)
+        for node_id, report in sorted(reports.items())
+        if report.phase is MemberPhase.LOADING
+        for fault in report.faults
+        if fault.obstacle is not None
+    )
+
+
 def _is_blocked(plan: GenerationPlan, node_id: NodeId, fault: NodeFault) -> bool:
     """Return whether a store prevented a load. Older agents report no obstacle, only that a source was unreachable."""
     if fault.obstacle is not None or fault.code != FaultCode.SOURCE_UNAVAILABLE:
@@ -388,11 +406,11 @@ def _is_blocked(plan: GenerationPlan, node_id: NodeId, fault: NodeFault) -> bool
 
 
 def _has_failed_load(plan: GenerationPlan, report: MemberReport) -> bool:
-    """Return whether the agent or the ranks of a node failed to load the node's shards.
+    """Return whether the agent or the ranks of a node failed to load the node's shards, or cannot work for the job.
 
     Only in a relayout (another number of ranks wrote the state) do the ranks themselves load the shards.
     """
-    if report.phase is MemberPhase.LOAD_FAILED:
+    if report.phase is MemberPhase.LOAD_FAILED or _permanent_faults(report):
         return True
     return plan.relayout is not None and any(fault.code in LOAD_FAULTS for fault in report.faults)
 
@@ -420,15 +438,17 @@ def failure_of_loads(
     return None
 
 
-def permanent(reports: Mapping[NodeId, MemberReport]) -> NodeFault | None:
-    """Return a permanent fault that an agent reports, or None. A new generation would fail with the same fault."""
-    found = [
-        (node, fault)
-        for node, report in sorted(reports.items())
-        for fault in report.faults
-        if fault.is_permanent and fault.code not in NODE_FAULTS
-    ]
-    return found[0][1] if found else None
+def permanent(reports: Mapping[NodeId, MemberReport], *, has_trained: bool) -> NodeFault | None:
+    """Return a permanent fault of the job that agents report, or None. A new generation would fail with the same fault.
+
+    Once the job has trained, two nodes must report a permanent fault. A fault of one node counts as a failed load.
+    """
+    found = {node: each for node, report in sorted(reports.items()) for each in reversed(_permanent_faults(report))}
+    return next(iter(found.values()), None) if len(found) > has_trained else None
+
+
+def _permanent_faults(report: MemberReport) -> list[NodeFault]:
+    return [each for each in report.faults if each.is_permanent and each.code not in NODE_FAULTS]
 
 
 def reached(reports: Mapping[NodeId, MemberReport]) -> Step:

@@ -92,6 +92,8 @@ class Blocked:
     attempt_count: int = 1
     next_attempt_at: float = 0.0
     detail: str = ""
+    is_probed: bool = False
+    """Whether the nodes themselves repeat the read until it succeeds. `next_attempt_at` is then in the past."""
 
 
 def blocked(

@@ -75,10 +75,12 @@ def workplace(
     environment: Mapping[str, str] | None = None,
     control_plane_environment: Mapping[str, str] | None = None,
     has_namespaces: bool = False,
+    storage_url: str = "",
 ) -> Iterator[Workplace]:
     """Start a cluster with a client, and end it in any case.
 
     `environment` contains variables for the cluster's instances, `control_plane_environment` for its servers.
+    `storage_url` names an S3 server that replaces the local AWS's S3.
     """
     global _newest_state_dir
     faulthandler.enable(sys.__stderr__)
@@ -95,6 +97,7 @@ def workplace(
         environment=environment or {},
         control_plane_environment=control_plane_environment or {},
         has_namespaces=has_namespaces,
+        start_storage=(lambda *_: storage_url) if storage_url else None,
     )
     with contextlib.ExitStack() as stack:
         stack.callback(_remove_unless_failed, directory, session)

@@ -15,7 +15,15 @@ from pathlib import Path
 from everstep.bulk import PART_BYTES, Part, StoredPart, crc64, put_parts
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import ObjectReference
-from worker.errors import BucketMissing, CorruptCheckpoint, ObjectChanged, ObjectMissing, StoreDenied, StoreRefused
+from worker.errors import (
+    BucketMissing,
+    CorruptCheckpoint,
+    ObjectChanged,
+    ObjectMissing,
+    StorageError,
+    StoreDenied,
+    StoreRefused,
+)
 from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession, SecretPlace
 from worker.storage.object_store import (
     ObjectReader,
@@ -131,6 +139,14 @@ class MemoryObjectStore:
         aborted = {key for key in unfinished if key.startswith(prefix.key) and is_abandoned(key)}
         unfinished -= aborted
         return len(aborted)
+
+    def answers(self, reference: ObjectReference) -> bool:
+        """Implement `ObjectStore.answers`."""
+        try:
+            self._bucket(reference)
+        except StorageError as error:
+            return error.obstacle is None
+        return True
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
         """Implement `ObjectStore.get_bytes`."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -36,6 +37,7 @@ from worker.agent.lines import RankLogLines
 from worker.agent.outputs import EndedOutputs
 from worker.agent.promise import CurrentPromise, Promise
 from worker.agent.settings import AgentSettings
+from worker.agent.store_patience import fault_of, patiently
 from worker.core.generation import MemberAnswer, MemberEvent, Membership, answer_prepare, may_load
 from worker.core.task_limit import refused_task
 from worker.errors import LoadFailed, RanksNotGone
@@ -51,6 +53,7 @@ from worker.shm.store import SlotStore
 from worker.tasks import end, together
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,7 @@ class Lifecycle:
         begun = loop.time()
         watching: asyncio.Task[None] | None = None
         try:
-            entry = await member.open(has_ranks=self._has_ranks(member))
+            entry = await self._patiently(lambda: member.open(has_ranks=self._has_ranks(member)))
             assert self.promise.value is not None
             promise = msgspec.structs.replace(self.promise.value, entry_point=str(entry))
             self.promise.set(promise)
@@ -252,13 +255,15 @@ class Lifecycle:
 
             async def supply_ranks() -> None:
                 nonlocal watching
-                self.supplied = await self._supplies.gather(member.plan, promise.key, member.here, entry)
+                self.supplied = await self._patiently(
+                    lambda: self._supplies.gather(member.plan, promise.key, member.here, entry)
+                )
                 if not wait_for_start(member.plan):
                     member.status.begin_clocks()
                     await self._start_ranks(promise, member, self.supplied)
                 watching = asyncio.create_task(self._watch_exits(promise, member), name="exits before the start")
 
-            await together(supply_ranks(), member.base.load())
+            await together(supply_ranks(), self._patiently(member.base.load))
             assert watching is not None
             self.load_seconds = loop.time() - begun
             self._finish(MemberEvent.LOADED)
@@ -274,13 +279,22 @@ class Lifecycle:
             self._full_disks.note(error, self._settings.slots if error.code == FaultCode.MEMORY_FULL else None)
             if error.code == FaultCode.DISK_FULL:
                 self._full_disks.note_words(str(error))
-            fault = NodeFault(
-                code=error.code, message=str(error), is_permanent=error.is_permanent, obstacle=error.obstacle
-            )
-            self.faults = (*self.faults, fault)
+            self.faults = (*self.faults, fault_of(error))
             self._finish(MemberEvent.LOAD_FAILED)
         finally:
             await end(watching)
+
+    async def _patiently(self, load: Callable[[], Awaitable[T]]) -> T:
+        """Run a load, and repeat it while a store is out of reach. Meanwhile, report the store as a fault."""
+        reported: NodeFault | None = None
+
+        def report(fault: NodeFault | None) -> None:
+            nonlocal reported
+            others = tuple(each for each in self.faults if each is not reported)
+            self.faults, reported = (others if fault is None else (*others, fault)), fault
+            self._on_change()
+
+        return await patiently(load, self._node.objects, report)
 
     def _has_ranks(self, member: Member) -> bool:
         key = (member.plan.run, member.plan.generation)
@@ -388,6 +402,7 @@ class Lifecycle:
     def forget(self) -> None:
         """Discard the remaining data, rank exits and faults of a run from which this node was released."""
         self.remains, self.exits, self.faults = Remains(), {}, ()
+        self._outputs.forget()
         self.is_unsettled = False
 
     async def end_work(self) -> None:
@@ -398,6 +413,11 @@ class Lifecycle:
         """Close the connections of this process. The ranks and slots remain for the next agent process."""
         if self.member is not None:
             await self.member.detach()
+
+    @property
+    def reported_faults(self) -> tuple[NodeFault, ...]:
+        """The faults of the generation, and the outputs of the run's ended generations that are not in S3."""
+        return (*self.faults, *self._outputs.faults)
 
     def fault(self, code: str, message: str) -> None:
         """Report a fault of this node that is not permanent: a later generation may succeed on this node."""

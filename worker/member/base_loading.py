@@ -20,7 +20,7 @@ from msgspec import structs
 from everstep.protocol.agent_messages import FaultCode, Obstacle
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
-from everstep.protocol.plan import GenerationPlan, PlanNode, RankPlan, ShardSource, SourceKind
+from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode, RankPlan, ShardSource, SourceKind
 from everstep.protocol.slot import SlotHeader
 from worker.core.object_readers import ObjectReaders
 from worker.core.rounds import NONE
@@ -99,7 +99,7 @@ class BaseLoading:
         """Set once this node has loaded its own shards, so that it can help other nodes with loads from S3."""
 
     async def load(self) -> None:
-        """Fetch and verify the base for all local ranks concurrently.
+        """Fetch and verify the base for all local ranks concurrently. A repeated call omits the loaded shards.
 
         If no source has a shard with the plan's digest, the load ends immediately, because all ranks then need an older
         step. If a source is unreachable, the other ranks finish their loads, because a second attempt can use their
@@ -121,9 +121,10 @@ class BaseLoading:
         # The ranks wait for this load. The kernel may divide the CPU equally among sessions (autogroups), and each rank
         # has its own session. Therefore raise the priority of the agent's session.
         with before_other_sessions():
-            await together(*(load(rank) for rank in self._here.ranks))
+            await together(*(load(rank) for rank in self._here.ranks if rank not in self._restored_from))
         if failed:
-            raise failed[min(failed)]
+            # Repeated attempts help against a store that is out of reach, and against no other cause.
+            raise min(failed.values(), key=lambda error: error.obstacle is not None)
         self.is_loaded.set()
 
     @property
@@ -215,6 +216,7 @@ class BaseLoading:
         """
         refusals, is_mismatch, has_room = [], True, True
         obstacle: Obstacle | None = None
+        place: ObjectReference | None = None
         for source in sources:
             begun = time.monotonic()
             before_attempt()
@@ -235,6 +237,7 @@ class BaseLoading:
                 if source.kind == "s3":
                     is_late = isinstance(error, TimeoutError)
                     obstacle = Obstacle.NO_ANSWER if is_late else getattr(error, "obstacle", None)
+                    place = source.object
                 log.warning("rank %d: step %d was not loaded from %s", rank, source.step, refusals[-1])
                 continue
             log.info(
@@ -253,6 +256,7 @@ class BaseLoading:
             f"step {self._plan.base_step} of rank {rank}: " + "; ".join(refusals),
             is_permanent=False,
             obstacle=obstacle,
+            place=place,
         )
 
     async def regain(self, shard: OwnedShard) -> None:

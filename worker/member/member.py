@@ -308,6 +308,7 @@ class Member:
                 words,
                 is_passing=error.retryable,
                 obstacle=error.obstacle,
+                place=self.plan.script.source.object,
             ) from error
         except SourceRefused as error:
             raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error

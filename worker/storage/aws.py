@@ -56,6 +56,7 @@ AWS allows at most one hour if one role assumes another role (IAM User Guide, ro
 """
 _CONNECT_TIMEOUT_SECONDS = 5
 _READ_TIMEOUT_SECONDS = 30
+_PROBE_TIMEOUT_SECONDS = 2
 _MAX_ATTEMPTS = 4
 _METADATA_ATTEMPTS = 3
 """Attempts to read the instance's own credentials, each of at most one second. botocore's default is one attempt."""
@@ -229,6 +230,7 @@ def aws_client(
     *,
     region: str | None = None,
     keys: KeysOf | None = None,
+    is_probe: bool = False,
     **options: Any,
 ) -> Any:
     """Return a client for AWS or for the service at AWS_ENDPOINT_URL.
@@ -241,6 +243,7 @@ def aws_client(
         region: region of the service; None for the environment's region.
         keys: returns credentials; botocore calls it again before they expire. With None, the client uses the
             credentials of the environment or the instance, as soon as they exist.
+        is_probe: True for a client that sends each request once, and waits for an answer for a short time only.
         **options: further options of botocore's configuration.
 
     Returns:
@@ -278,9 +281,9 @@ def aws_client(
         service,
         endpoint_url=endpoint or None,
         config=Config(
-            connect_timeout=_CONNECT_TIMEOUT_SECONDS,
-            read_timeout=_READ_TIMEOUT_SECONDS,
-            retries={"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS},
+            connect_timeout=_PROBE_TIMEOUT_SECONDS if is_probe else _CONNECT_TIMEOUT_SECONDS,
+            read_timeout=_PROBE_TIMEOUT_SECONDS if is_probe else _READ_TIMEOUT_SECONDS,
+            retries={"mode": "standard", "total_max_attempts": 1 if is_probe else _MAX_ATTEMPTS},
             proxies={} if is_loopback(endpoint) else None,
             user_agent_extra="everstep",
             **options,

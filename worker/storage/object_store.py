@@ -216,6 +216,16 @@ class ObjectStore(Protocol):
             StorageError: the subtype shows whether to retry.
         """
 
+    def answers(self, reference: ObjectReference) -> bool:
+        """Return whether the store can be read now. One attempt of a few seconds.
+
+        Args:
+            reference: an object from which the method reads one byte. A missing object is an answer.
+
+        Returns:
+            False if the store is out of reach.
+        """
+
     def get_bytes(self, reference: ObjectReference) -> bytes:
         """Return the content of a small object.
 

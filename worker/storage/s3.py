@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -31,7 +31,7 @@ from botocore.exceptions import ClientError
 from everstep import bulk
 from everstep.bulk import CONNECTIONS, PART_BYTES, RangeReader
 from everstep.protocol.plan import ObjectReference
-from worker.errors import CorruptCheckpoint, ObjectMissing, StoreRefused, StoreUnavailable
+from worker.errors import CorruptCheckpoint, ObjectMissing, StorageError, StoreRefused, StoreUnavailable
 from worker.storage.aws import KeysOf, aws_client, aws_errors
 from worker.storage.object_store import ObjectReader, OnStored, Piece, Read, Span, StoredObject, UploadShare, cut
 
@@ -71,23 +71,30 @@ def s3_store(environment: Mapping[str, str] = os.environ, keys: KeysOf | None = 
         ForbiddenEndpoint: EVERSTEP_LOCAL=1, and the endpoint is not on loopback.
     """
     has_endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
-    return S3ObjectStore(
-        aws_client(
-            "s3",
-            environment,
-            keys=keys,
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            max_pool_connections=(_RANKS + 1) * CONNECTIONS,
-            s3={"addressing_style": "path" if has_endpoint else "auto"},
-        )
+    client = partial(
+        aws_client,
+        "s3",
+        environment,
+        keys=keys,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        max_pool_connections=(_RANKS + 1) * CONNECTIONS,
+        s3={"addressing_style": "path" if has_endpoint else "auto"},
     )
+    return S3ObjectStore(client(), probe=partial(client, is_probe=True))
 
 
 class S3ObjectStore:
     """Implements `ObjectStore` with one client that all threads share."""
 
-    def __init__(self, client: BaseClient, *, part_bytes: int = PART_BYTES, range_bytes: int = RANGE_BYTES) -> None:
+    def __init__(
+        self,
+        client: BaseClient,
+        *,
+        part_bytes: int = PART_BYTES,
+        range_bytes: int = RANGE_BYTES,
+        probe: Callable[[], Any] | None = None,
+    ) -> None:
         """Create the store on an S3 client.
 
         Args:
@@ -95,7 +102,9 @@ class S3ObjectStore:
             part_bytes: least size of the parts of a multipart upload. S3 requires at least 5 MiB, except for the last
                 part.
             range_bytes: size of the ranges of a large read.
+            probe: returns a new client for one probe (`answers`); None for `client`.
         """
+        self._probe = probe
         # botocore creates the client's methods at run time, so type checkers cannot see them.
         self.client = cast(Any, client)
         """boto3's S3 client. The caller of `s3_store` must close the client."""
@@ -210,6 +219,15 @@ class S3ObjectStore:
                 on_stored=on_stored,
             )
         return _stored(reference, size, stored)
+
+    def answers(self, reference: ObjectReference) -> bool:
+        """Return whether S3 can be read now (see `ObjectStore.answers`)."""
+        try:
+            with _errors(reference), closing(self._probe()) if self._probe else nullcontext(self.client) as client:
+                client.get_object(**_place(reference), Range="bytes=0-0")["Body"].read()
+        except StorageError as error:
+            return error.obstacle is None
+        return True
 
     def get_bytes(self, reference: ObjectReference) -> bytes:
         """Return the content of a small object (see `ObjectStore.get_bytes`)."""

@@ -11,6 +11,7 @@ from control_plane.core.job.losses import reported_besides
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
 from control_plane.core.job.resizing import training_words
 from control_plane.core.job.restart import start_new_generation
+from control_plane.core.job.store_wait import end_hold, hold, hold_words
 from control_plane.core.job.view import JobView, durable_step, is_in_phase, with_record
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import JobEvent, JobState
@@ -35,7 +36,7 @@ def load_and_start(view: JobView) -> Decision:
     # stores this step in S3.
     if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
         return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
-    if (fault := faults.permanent(view.reports)) is not None:
+    if (fault := faults.permanent(view.reports, has_trained=record.max_boundary > FIRST_STEP)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)
     found = (
         *faults.of_nodes(plan, view.verdicts, view.nodes, view.now),
@@ -50,6 +51,9 @@ def load_and_start(view: JobView) -> Decision:
         failure = failure or faults.failure_of_ranks(plan, view.reports, record.max_boundary)
         return start_new_generation(view, found, failure)
     if is_loading:
+        view = hold(view)
+        if given_up := end_hold(view):
+            return start_new_generation(*given_up, None)
         return _load(view)
     waiting = [node.node_id for node in plan.nodes if not is_in_phase(view, node.node_id, *STARTED)]
     if waiting:
@@ -75,7 +79,8 @@ def _load(view: JobView) -> Decision:
             for node_id in waiting
             if is_in_phase(view, node_id, MemberPhase.PROMISED)
         )
-        return stay(view, f"loads step {plan.base_step}; {', '.join(waiting)} to come", loads, requeue=LAUNCH_SECONDS)
+        words = hold_words(view) or f"loads step {plan.base_step}; {', '.join(waiting)} to come"
+        return stay(view, words, loads, requeue=LAUNCH_SECONDS)
     return _move_to_starting(view, "every node has verified its shards: ranks are started")
 
 

@@ -42,7 +42,7 @@ def start_new_generation(
     """
     plan = view.plan
     found, failure = drills.attributed(view.seen.drill, plan.generation, found, failure, reports=view.reports)
-    issued = Generation(max(view.record.issued_generation, launch.highest_seen(view.seen, view.spec.run)) + 1)
+    issued = Generation(max(view.record.issued_generation, launch.highest_seen(view.seen, view.spec.run, view.now)) + 1)
     has_stopped = view.record.state is JobState.RUNNING and has_agreed_stop(view)
     leaving = tuple(moves.verdict(move) for move in moves.asked(view.record.moves) if move.is_announced and has_stopped)
     gone = tuple(verdict for verdict in view.verdicts.values() if verdict.is_final)
@@ -66,6 +66,8 @@ def start_new_generation(
     # that is out of reach has the job's patience.
     is_read = bool(failed or faults.blocked_loads(plan, view.reports))
     is_read = is_read and all(fault.cause is Cause.LOAD_FAILED for fault in found)
+    # Ranks of other nodes can time out in their start while a node repeats its load.
+    is_read = is_read or bool(faults.held_loads(view.reports))
     record = replace(
         record,
         issued_generation=issued,

@@ -1,4 +1,10 @@
-"""A restore that S3, IAM or KMS prevents: the job waits, keeps its nodes, and tries again until its patience ends."""
+"""A restore that S3, IAM or KMS prevents: the job waits and keeps its nodes until its patience ends.
+
+    a node repeats its load by itself     the generation goes on, and the other nodes keep what they have loaded
+    a load failed                         a new generation loads again after a pause: older agents, ranks in a relayout
+
+Invariant: no failed read of a store counts against the job, a node or a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +13,17 @@ from datetime import UTC, datetime
 
 from control_plane.core import faults, incidents, launch
 from control_plane.core.actions import Decision
+from control_plane.core.incidents import Fault
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, stay
 from control_plane.core.job.sources import step_left_in_s3
-from control_plane.core.job.view import JobView, with_record
+from control_plane.core.job.view import JobView, durable_step, with_record
 from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.incidents import PausesWithoutNodes
 from control_plane.core.observed.reasons import Waits
 from control_plane.core.states import IncidentEvent, JobEvent
 from control_plane.core.verification import Blocked, blocked
 from everstep.protocol.agent_messages import Obstacle
-from everstep.protocol.ids import Step
+from everstep.protocol.ids import FIRST_STEP, Step
 
 LONGEST_PAUSE_SECONDS = 10.0
 """Longest pause between two attempts to load while the store is out of reach. A short pause resumes training soon."""
@@ -45,7 +52,59 @@ def after_loads(view: JobView) -> Blocked | None:
         words = f"{found[0][0]}: {fault.message}"
         obstacle = fault.obstacle or Obstacle.NO_ANSWER
         return blocked(before, obstacle, words, view.now, longest_seconds=LONGEST_PAUSE_SECONDS)
-    return None if faults.of_loads(plan, view.reports, view.now) else before
+    if before is None or faults.of_loads(plan, view.reports, view.now):
+        return None
+    return replace(before, is_probed=False)  # The wait goes on until the nodes of a later generation have loaded.
+
+
+def hold(view: JobView) -> JobView:
+    """Record since when the nodes of a generation repeat their loads, or that none does any more."""
+    wait, held = view.record.store_wait, faults.held_loads(view.reports)
+    if not held:
+        return with_record(view, store_wait=None) if wait is not None and wait.is_probed else view
+    node_id, fault = held[0]
+    obstacle = fault.obstacle or Obstacle.NO_ANSWER
+    if wait is not None and wait.is_probed and wait.obstacle is obstacle:
+        return view
+    begun = Blocked(
+        obstacle=obstacle,
+        since=view.now if wait is None else wait.since,
+        attempt_count=1 if wait is None else wait.attempt_count + 1,
+        next_attempt_at=view.now,
+        detail=f"{node_id}: {fault.message}",
+        is_probed=True,
+    )
+    return with_record(view, store_wait=begun)
+
+
+def hold_words(view: JobView) -> Waits | None:
+    """Return what the nodes of a generation wait for while they repeat their loads, or None if no node does."""
+    wait = view.record.store_wait
+    if wait is None or not wait.is_probed:
+        return None
+    kept = _keeps(view, wait, is_only_copy=not _is_stored(view))
+    return Waits(before=f"waits: {_why(wait)}; its nodes try again all the time; {kept}")
+
+
+def end_hold(view: JobView) -> tuple[JobView, tuple[Fault, ...]] | None:
+    """Return the faults that end a generation whose nodes repeat their loads. None: the nodes continue.
+
+    `await_store` then decides about the nodes. A generation that restores a step which S3 does not have ends only for
+    a stop.
+    """
+    wait, record = view.record.store_wait, view.record
+    if wait is None or not wait.is_probed:
+        return None
+    is_over = record.pause_requested_at is not None or view.now >= _until(view, wait)
+    if not view.wants_stop and not (is_over and _is_stored(view)):
+        return None
+    held = dict(faults.held_loads(view.reports))
+    later = replace(wait, is_probed=False, next_attempt_at=view.now + LONGEST_PAUSE_SECONDS)
+    return with_record(view, store_wait=later), faults.of_nodes_without_load(held, view.reports, view.now)
+
+
+def _is_stored(view: JobView) -> bool:
+    return view.plan.base_step <= max(durable_step(view), FIRST_STEP)
 
 
 def await_store(view: JobView, roll: launch.Roll) -> Decision | None:
@@ -58,20 +117,15 @@ def await_store(view: JobView, roll: launch.Roll) -> Decision | None:
     if wait is None or view.now >= wait.next_attempt_at:
         return None
     left, lost = step_left_in_s3(view, roll)
-    until = wait.since + view.spec.store_patience_seconds
-    why = f"{OBSTACLES[wait.obstacle]} since {_clock(wait.since)} ({wait.detail})"
+    why = _why(wait)
     if not lost and record.pause_requested_at is not None:
         words = f"paused while it waited: {why}; ResumeTrainingJob resumes it"
         return release(with_record(view, store_wait=None), left, Recorded(text=words))
-    if not lost and view.now >= until:
+    if not lost and view.now >= _until(view, wait):
         aside = with_record(view, not_before=view.now + STAND_ASIDE_SECONDS)
         words = f"gives its nodes back, because {why}; it queues again in {STAND_ASIDE_SECONDS / 60:g} minutes"
         return release(aside, left, Recorded(text=f"{words} and restores step {left}"))
-    kept = (
-        "keeps its nodes, because only their memory has the newest step"
-        if lost
-        else f"keeps its nodes until {_clock(until)}"
-    )
+    kept = _keeps(view, wait, is_only_copy=bool(lost))
     waits = Waits(before=f"waits: {why}; tries again at {_clock(wait.next_attempt_at)}; {kept}")
     return stay(view, waits, requeue=LAUNCH_SECONDS)
 
@@ -92,6 +146,20 @@ def release(view: JobView, left: Step, response: PausesWithoutNodes | Recorded) 
         committed=min(view.record.committed, left),
     )
     return change_state(free, JobEvent.PAUSED, response)
+
+
+def _until(view: JobView, wait: Blocked) -> float:
+    return wait.since + view.spec.store_patience_seconds
+
+
+def _why(wait: Blocked) -> str:
+    return f"{OBSTACLES[wait.obstacle]} since {_clock(wait.since)} ({wait.detail})"
+
+
+def _keeps(view: JobView, wait: Blocked, *, is_only_copy: bool) -> str:
+    if is_only_copy:
+        return "keeps its nodes, because only their memory has the newest step"
+    return f"keeps its nodes until {_clock(_until(view, wait))}"
 
 
 def _clock(at: float) -> str:

@@ -148,6 +148,9 @@ class Agent:
     fails_load: bool = False
     load_fault: str = FaultCode.SOURCE_MISMATCH
     load_obstacle: Obstacle | None = None
+    is_patient: bool = False
+    """Whether the agent repeats a load while a store is out of reach. Otherwise, as an older agent, it reports a failed
+    load."""
     is_told_to_stop: bool = False
     is_deaf: bool = False
     """True if the control connection is cut. The agent still runs, but receives and sends no messages."""
@@ -376,6 +379,8 @@ class Agent:
             if message is not None:
                 self.world.said.append((self.node_id, message))
                 self.handle(message)
+        if self.phase is MemberPhase.LOADING and self.plan is not None:
+            self.load(self.plan)
 
     def handle(self, message: ControlToAgent) -> None:
         match message:
@@ -408,16 +413,7 @@ class Agent:
                 self.keys.append(key)
                 self.plan = plan
                 self.commits = ()
-                self.phase = MemberPhase.LOAD_FAILED if not self.fetch(plan) else MemberPhase.LOADED
-                if self.phase is MemberPhase.LOAD_FAILED:
-                    self.faults = (
-                        NodeFault(
-                            code=self.load_fault,
-                            message="a source failed verification",
-                            is_permanent=False,
-                            obstacle=self.load_obstacle,
-                        ),
-                    )
+                self.load(plan)
             case Start(generation=generation):
                 if generation == self.generation and self.phase is MemberPhase.LOADED and self.plan is not None:
                     self.phase = MemberPhase.RUNNING
@@ -460,6 +456,22 @@ class Agent:
             case _:
                 raise AssertionError(message)
         self.report()
+
+    def load(self, plan: GenerationPlan) -> None:
+        """Load the shards once. A patient agent repeats the load if a store is out of reach."""
+        if self.fetch(plan):
+            self.phase, self.faults = MemberPhase.LOADED, ()
+            return
+        is_held = self.is_patient and self.load_obstacle is not None
+        self.phase = MemberPhase.LOADING if is_held else MemberPhase.LOAD_FAILED
+        self.faults = (
+            NodeFault(
+                code=self.load_fault,
+                message="a source failed verification",
+                is_permanent=False,
+                obstacle=self.load_obstacle,
+            ),
+        )
 
     def fetch(self, plan: GenerationPlan) -> bool:
         """Fetch the shards from which this node's ranks start.
