@@ -1110,6 +1110,12 @@ class RepeatChoice(TypedDict):
     """Nodes of the last launch whose agents are silent. Their memory may still hold NewestStep."""
     DamagedSteps: list[int]
     """Newer checkpoints that are damaged."""
+    UnknownSteps: list[int]
+    """Newer checkpoints that S3 lists and the job cannot use: of another history, in the trash, or not in the database."""
+    IsStoreListed: bool
+    """Whether S3 could be listed. If not, S3 may have newer checkpoints."""
+    IsTotalLoss: bool
+    """Whether AWS reports that all nodes of the last launch have ended, and S3 lists no checkpoint."""
 
 class Report(TypedDict):
     """Time, cost and incidents of all matching jobs and fleets over a time range. Total equals the sum of Buckets, and the sum of Fleets. Without idle nodes, it also equals the sum of Projects, and the sum of Jobs and OtherJobs. Deleted jobs and fleets are not included. Costs use the current price of each fleet."""
@@ -1555,7 +1561,7 @@ class TrainingJobSummary(TypedDict):
 class UnstoredOutput(TypedDict):
     """A file, link or other entry of a rank's output directory that is not in S3."""
     Path: str
-    """Path within the newest generation with such outputs: `rank=0/latest`. Bytes that are not UTF-8 are escaped."""
+    """Path below the job's outputs: `gen=1/rank=0/latest`. Bytes that are not UTF-8 are escaped."""
     Cause: Literal["Outside", "NotAFile", "Name", "Unreadable", "Refused"]
 
 class UpdateTrainingJobResponse(TypedDict):

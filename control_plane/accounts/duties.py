@@ -215,7 +215,7 @@ def _repeat(done: PersonAction, choice: RepeatedWork, job: str) -> Action:
     count = choice.newest_step - choice.base_step
     cost = "" if choice.seconds is None else f", about {choice.seconds / 60:.0f} minutes of training"
     start = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step:,}"
-    lost = "AWS reports that every node of the job has ended. " if choice.is_total else ""
+    lost = "AWS reports that every node of the job has ended, and S3 has no checkpoint. " if choice.is_total else ""
     silent = [each.node_id for each in choice.holders if each.state is HolderState.SILENT]
     wait = f", or restore the connection of {listed(silent)}" if silent else ""
     words = f"{lost}Let the job repeat {count:,} steps{cost} from {start}{wait}."

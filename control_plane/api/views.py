@@ -212,11 +212,15 @@ def _boundary(job: SavedJob) -> int:
 
 def _unstored_outputs(job: SavedJob) -> dict[str, Any]:
     unstored = unstored_outputs_of(job)
-    outputs = () if unstored is None else unstored.outputs
+    if unstored is None:
+        return {"unstored_output_count": 0, "unstored_outputs": []}
     return {
-        "unstored_output_count": 0 if unstored is None else unstored.count,
+        "unstored_output_count": unstored.count,
         "unstored_outputs": [
-            results_schemas.UnstoredOutput(path=f"rank={each.rank}/{each.path}", cause=each.cause) for each in outputs
+            results_schemas.UnstoredOutput(
+                path=f"gen={each.generation or unstored.generation}/rank={each.rank}/{each.path}", cause=each.cause
+            )
+            for each in unstored.outputs
         ],
     }
 
@@ -796,6 +800,9 @@ def _repeat_choice(job: SavedJob) -> jobs_schemas.RepeatChoice | None:
         ended_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.ENDED],
         silent_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.SILENT],
         damaged_steps=[*choice.wrong_steps],
+        unknown_steps=[*choice.unknown_steps],
+        is_store_listed=choice.listing is not None and choice.listing.obstacle is None,
+        is_total_loss=choice.is_total,
     )
 
 

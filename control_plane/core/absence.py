@@ -1,4 +1,6 @@
-"""The rules for instances that EC2's answers omit (docs/design.md#failures).
+"""The rules for instances that EC2's answers omit, or report as ended (docs/design.md#failures).
+
+An agent that still answers contradicts AWS: its instance has not ended. The condition is then UNKNOWN.
 
 EC2 is eventually consistent: an answer may omit an instance that runs. An omitted instance counts as ended only if
 
@@ -9,7 +11,7 @@ EC2 is eventually consistent: an answer may omit an instance that runs. An omitt
 The agent of a new instance cannot report yet: the instance still boots, or the control plane rejects the agent's join
 because EC2 does not list the instance. The silence of such an agent therefore proves nothing.
 
-Invariants: an omission never ends the node of a connected agent. An instance whose agent has not joined ends by
+Invariants: no answer of AWS ends the node of an agent that answers. An instance whose agent has not joined ends by
 omission only after EC2's answers have omitted it for longer than `UNJOINED_SECONDS`.
 """
 
@@ -65,7 +67,7 @@ class Omissions:
 def settled(
     condition: InstanceCondition, *, is_connected: bool, silent_seconds: float, timeouts: Timeouts
 ) -> InstanceCondition:
-    """Decide whether an instance that EC2's answers omit (condition ABSENT) has ended.
+    """Decide whether an instance has ended that AWS omits (condition ABSENT) or reports as ended.
 
     The function returns any other condition unchanged.
 
@@ -74,12 +76,17 @@ def settled(
         is_connected: whether the node's agent is connected.
         silent_seconds: how long the agent has been silent, without time in which this control plane could not receive
             messages.
-        timeouts: an instance in condition ABSENT has ended if its agent is silent for longer than `lease_seconds`.
+        timeouts: an agent is silent if its last message is older than `lease_seconds`.
 
     Returns:
         PRESENT, ENDED or UNKNOWN. Never ABSENT.
     """
-    if condition is not InstanceCondition.ABSENT:
-        return condition
-    is_lost = not is_connected and silent_seconds > timeouts.lease_seconds
+    is_silent = silent_seconds > timeouts.lease_seconds
+    match condition:
+        case InstanceCondition.ABSENT:
+            is_lost = not is_connected and is_silent
+        case InstanceCondition.ENDED:
+            is_lost = not is_connected or is_silent  # A broken connection confirms AWS's report at once.
+        case _:
+            return condition
     return InstanceCondition.ENDED if is_lost else InstanceCondition.UNKNOWN

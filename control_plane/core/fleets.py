@@ -145,6 +145,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             is_blind=spec.is_blindness_lifted,
             reasons=(AutomationPaused(text=policy.pause),),
         )
+    # Count a member that AWS's answer repeats once. Otherwise the fleet ends a healthy node as surplus.
+    members = {member.node_id: member for member in observed.group.members}
+    observed = replace(observed, group=replace(observed.group, members=tuple(members.values())))
     table = _Table(now, spec, observed)
     table.follow_aws()
     in_use = [table.node(row.node_id) for row in table.in_state(NodeState.SPARE, NodeState.ASSIGNED)]

@@ -36,6 +36,8 @@ STARTING_PHASES = {
     FIRST_STEP_PHASE: "making the first step",
 }
 """Phases of a rank before its first new step, in order. Each value is a clause for the job's reason text."""
+CLOCK_ERROR_SECONDS = 86_400.0
+"""Largest plausible error of the control plane's clock, against which reported generation numbers are checked."""
 NAMED_NODES = 3
 SHOWN_EVERY_SECONDS = 10
 """Granularity, in seconds, of the durations in a job's reason text.
@@ -253,12 +255,15 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> st
     return ""
 
 
-def highest_seen(seen: JobObserved, run: RunId) -> Generation:
-    """Return the highest generation number of this run in any agent's report."""
-    return max(
-        (node.member.generation for node in seen.nodes.values() if node.member is not None and node.member.run == run),
-        default=NO_GENERATION,
-    )
+def highest_seen(seen: JobObserved, run: RunId, now: float) -> Generation:
+    """Return the highest plausible generation number of this run in any agent's report.
+
+    The control plane issues no number above the Unix time (`core.database_restore.first_number`). A higher number is
+    wrong, and would use up the numbers that a slot can store.
+    """
+    reports = (node.member for node in seen.nodes.values())
+    numbers = (report.generation for report in reports if report is not None and report.run == run)
+    return max((each for each in numbers if each <= now + CLOCK_ERROR_SECONDS), default=NO_GENERATION)
 
 
 def _report(seen: JobObserved, node_id: NodeId, run: RunId) -> MemberReport | None:

@@ -48,6 +48,7 @@ def choice(
         holders=_holders(seen, record, policy),
         wrong_steps=tuple(sorted({each.step for each in seen.checkpoints if each.is_wrong and each.step > base})),
         is_stored=any(each.step == base for each in seen.checkpoints),
+        listing=seen.listing,
     )
 
 
@@ -68,6 +69,10 @@ def words(found: RepeatedWork, job: str, limit_minutes: int) -> str:
         cost += f", about {found.seconds / 60:.0f} minutes of training"
     why = [f"{each.node_id} {_STORY[each.state]}" for each in found.holders if each.state is not HolderState.EMPTY]
     why += [f"the checkpoint of step {step} is damaged" for step in found.wrong_steps]
+    why += [f"S3 lists a checkpoint of step {step} that the job cannot use" for step in found.unknown_steps]
+    if found.listing is not None and not found.unknown_steps:
+        could_look = found.listing.obstacle is None
+        why.append("S3 lists no other checkpoint" if could_look else "S3 could not be listed")
     waits = any(each.state is HolderState.SILENT for each in found.holders)
     other = "To wait costs the idle time of its nodes" + (", and a silent node may return" if waits else "")
     return (

@@ -140,7 +140,7 @@ class Executor:
         The work runs in the background, so that the job loop does not wait for S3.
         """
         key = f"manifest/{action.manifest.run}/{action.manifest.generation}/{action.manifest.step}"
-        self._begin_work(key, lambda: self._put(lease, key, action))
+        self.begin_work(key, lambda: self._put(lease, key, action))
 
     def keep_evidence(self, lease: Lease, action: SendKeepEvidence) -> None:
         """Let the agent of a node that a person will inspect store its logs in S3, and note that they are stored.
@@ -150,7 +150,7 @@ class Executor:
         key = evidence_key(action.node_id)
         view = self._registry.view(action.node_id)
         if view is not None and view.report is not None and view.report.evidence_key == key:
-            self._begin_work(key, lambda: self._note_evidence(lease, action.node_id, key))
+            self.begin_work(key, lambda: self._note_evidence(lease, action.node_id, key))
         else:
             self._registry.send(action.node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
 
@@ -167,7 +167,7 @@ class Executor:
                 each change of the group's members.
         """
         if actions:
-            self._begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
+            self.begin_work(f"group/{lease.key}", lambda: self._change_group(lease, actions, changed))
 
     def strike(self, run: RunId, group: str, drill: DrillObserved) -> None:
         """Start to inject the fault of a drill (a fault that a person injects on purpose).
@@ -181,7 +181,7 @@ class Executor:
             drill: the drill as stored, in state STRUCK.
         """
         if drill.kind is DrillKind.TERMINATE_INSTANCE:
-            self._begin_work(f"drill/{drill.id}", lambda: self._strike_member(group, drill))
+            self.begin_work(f"drill/{drill.id}", lambda: self._strike_member(group, drill))
             return
         message = KillForDrill(run=run, generation=drill.generation, drill=drill.id, rank=drill.rank)
         if not self._registry.send(drill.node_id, message):
@@ -191,7 +191,8 @@ class Executor:
         """Wait until all background work has ended."""
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    def _begin_work(self, key: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+    def begin_work(self, key: str, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Start background work, unless the work with this key is in progress."""
         if key not in self._under_way:
             task = asyncio.create_task(self._do(key, work))
             self._under_way[key] = task

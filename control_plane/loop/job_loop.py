@@ -34,6 +34,7 @@ from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import Observer, StoredJob
 from control_plane.loop.protection_watch import ProtectionWatch
 from control_plane.loop.scheduler import Scheduler
+from control_plane.loop.store_listings import StoreListings
 from control_plane.loop.surroundings import SharedRows
 from everstep.protocol.ids import FleetName, RunId
 from everstep.protocol.log_records import about
@@ -91,6 +92,7 @@ class JobLoop:
         self._fleet_leases = fleet_leases
         self._policy = Policy(timeouts=context.timeouts)
         self._protection = ProtectionWatch(context.registry, context.timeouts)
+        self._listings = StoreListings(context.objects, executor, context.now)
         self._shared = SharedRows(observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
         """Kind and node of each message of the last decision about a job. Traces omit messages that are sent again."""
@@ -183,6 +185,7 @@ class JobLoop:
                 stored = await asyncio.to_thread(self._observer.read_job, run, around)
                 now = self._context.now().timestamp()
                 spec, observed = self._observer.observe_job(stored, now)
+                observed = replace(observed, listing=self._listings.newest(run))
                 decision = decide(now, spec, observed, replace(self._policy, pause=stored.around.pause))
                 if not self._fleet_leases.holds(fleet):
                     # This server has lost the fleet's lease, so drop the decision. Keep the job's lease, because this
@@ -193,6 +196,10 @@ class JobLoop:
                         self._executor.put_manifest(lease, action)
                     else:
                         self._executor.send(action)
+                if decision.record.repeat is None:
+                    self._listings.forget(run)
+                else:
+                    self._listings.refresh(run, spec.checkpoint_prefix)
                 shards = self._protection.changed(stored, observed, now)
                 if (
                     decision.record != observed.record

@@ -203,6 +203,13 @@ def submit(
     max_attempts: Annotated[
         int | None, typer.Option(help="The job fails after this many identical failures at the same step.")
     ] = None,
+    max_repeated_minutes: Annotated[
+        int | None,
+        typer.Option(help="Minutes of training that the job repeats after a loss without consent; by default 30."),
+    ] = None,
+    on_total_loss: Annotated[
+        str | None, typer.Option(help="Wait (default): repeat more only with consent. Restart: always continue.")
+    ] = None,
     max_runtime_seconds: Annotated[int | None, typer.Option(help="Stop the job after this many seconds.")] = None,
     max_pending_seconds: Annotated[
         int | None, typer.Option(help="The job fails if it has not started after this many seconds.")
@@ -277,7 +284,10 @@ def submit(
             MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds
         )
         or None,
-        RetryStrategy=without_none(MaxAttempts=max_attempts) or None,
+        RetryStrategy=without_none(
+            MaxAttempts=max_attempts, MaxRepeatedMinutes=max_repeated_minutes, OnTotalLoss=on_total_loss
+        )
+        or None,
         ElasticConfig=without_none(
             MinNodeCount=min_node_count, MaxNodeCount=max_node_count, PatienceInSeconds=patience_seconds
         )

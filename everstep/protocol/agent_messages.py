@@ -465,6 +465,8 @@ class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
     path: str
     """Path in the rank's output folder, without bytes that are not UTF-8."""
     cause: OutputCause
+    generation: Generation | None = None
+    """The generation of the rank. None from older agents: the generation of the report."""
     omitted_count: int = 0
     """Number of further unstored outputs of the node that the agent does not name. Only in the node's last entry."""
 

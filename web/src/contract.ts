@@ -1763,6 +1763,12 @@ export interface RepeatChoice {
   SilentNodeIds: string[]
   /** Newer checkpoints that are damaged. */
   DamagedSteps: number[]
+  /** Newer checkpoints that S3 lists and the job cannot use: of another history, in the trash, or not in the database. */
+  UnknownSteps: number[]
+  /** Whether S3 could be listed. If not, S3 may have newer checkpoints. */
+  IsStoreListed: boolean
+  /** Whether AWS reports that all nodes of the last launch have ended, and S3 lists no checkpoint. */
+  IsTotalLoss: boolean
 }
 
 /** Terminates a node's instance, so that another instance replaces it. */
@@ -2317,7 +2323,7 @@ export interface UnpinCheckpointRequest {
 
 /** A file, link or other entry of a rank's output directory that is not in S3. */
 export interface UnstoredOutput {
-  /** Path within the newest generation with such outputs: `rank=0/latest`. Bytes that are not UTF-8 are escaped. */
+  /** Path below the job's outputs: `gen=1/rank=0/latest`. Bytes that are not UTF-8 are escaped. */
   Path: string
   Cause: 'Outside' | 'NotAFile' | 'Name' | 'Unreadable' | 'Refused'
 }

@@ -122,7 +122,7 @@ class Agent:
         self.promise = CurrentPromise(self.promises, self.full_disks, on_run=self.listener.expect)
         self.usage = Usage(health, supervisor, self.promise)
         self.lines = RankLogLines(state, objects, self.full_disks, now=now, send=self.control.send_lines)
-        self.outputs = EndedOutputs(objects, self.rank_outputs)
+        self.outputs = EndedOutputs(objects, self.rank_outputs, changed)
         self.sources = SourcePrefetch(self.archives, self.full_disks, on_change=changed)
         self.evidence = Evidence(own_log or OwnLog(), objects, state)
         self.inspection = RankInspection(

@@ -6,8 +6,10 @@ A new generation of the same run does not wait for these uploads. The release of
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 
-from worker.logs.outputs import RankOutputs
+from everstep.protocol.agent_messages import NodeFault
+from worker.logs.outputs import MAX_UNSTORED, RankOutputs, Unstored
 from worker.logs.uploads import LogShipper
 from worker.member.member import Member
 from worker.storage.object_store import ObjectStore
@@ -17,16 +19,22 @@ from worker.tasks import end
 class EndedOutputs:
     """Uploads the log lines and outputs of ended generations in the background. The agent owns the object."""
 
-    def __init__(self, objects: ObjectStore, rank_outputs: RankOutputs) -> None:
+    def __init__(
+        self, objects: ObjectStore, rank_outputs: RankOutputs, on_change: Callable[[], None] = lambda: None
+    ) -> None:
         """Create the object; no outputs of ended generations are uploaded yet.
 
         Args:
             objects: the store that receives the outputs.
             rank_outputs: uploads the outputs of ranks.
+            on_change: called after a change of `faults`.
         """
+        self._on_change = on_change
         self._objects = objects
         self._rank_outputs = rank_outputs
         self._tasks: set[asyncio.Task[object]] = set()
+        self.faults: tuple[NodeFault, ...] = ()
+        """The newest outputs of the run's ended generations that are not in S3."""
 
     @property
     def is_pending(self) -> bool:
@@ -48,12 +56,26 @@ class EndedOutputs:
             if not is_stored:
                 unstored = await self._rank_outputs.upload_all(member.plan, member.here)
                 missing += tuple(words for _, words in unstored)
+                self._report(unstored)
             if not missing:
                 await asyncio.to_thread(self._rank_outputs.forget_streams, member.plan)
 
         task: asyncio.Task[object] = asyncio.create_task(work(), name="streams of an ended generation")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _report(self, unstored: Iterable[Unstored]) -> None:
+        added = tuple(
+            NodeFault(code="output_missing", message=words, is_permanent=False, output=output)
+            for output, words in unstored
+        )
+        if added:
+            self.faults = (*self.faults, *added)[-MAX_UNSTORED:]
+            self._on_change()
+
+    def forget(self) -> None:
+        """Drop the reports about unstored outputs, because the node no longer works for their run."""
+        self.faults = ()
 
     async def wait(self, timeout_seconds: float) -> None:
         """Wait until all uploads of log lines and output files have ended, for at most `timeout_seconds`."""

@@ -155,7 +155,7 @@ class AgentReports:
                 inventory=lifecycle.remains.inventory,
                 ended=lifecycle.remains.ended,
                 commits=lifecycle.remains.commits,
-                faults=lifecycle.faults,
+                faults=lifecycle.reported_faults,
             )
         exits = lifecycle.exits
         return MemberReport(
@@ -173,7 +173,7 @@ class AgentReports:
             round=member.status.round_status(),
             uploads=tuple(member.uploads.uploaded),
             running_uploads=member.uploads.running(),
-            faults=(*lifecycle.faults, *member.status.faults(asyncio.get_running_loop().time())),
+            faults=(*lifecycle.reported_faults, *member.status.faults(asyncio.get_running_loop().time())),
             load_seconds=lifecycle.load_seconds,
             restored_from=member.base.restored_from,
             target=member.status.target(),

@@ -17,6 +17,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -115,6 +116,7 @@ class RankOutputs:
             At most `MAX_UNSTORED` outputs that are not in S3; empty on success.
         """
         missing: list[Unstored] = []
+        failure = partial(OutputFailure, generation=plan.generation)
         user = user_of(plan.run, self._state, self._user)
         uid = os.getuid() if user is None else user.uid
         for rank in here.ranks:
@@ -122,14 +124,14 @@ class RankOutputs:
             files, refused = await asyncio.to_thread(_collect, folder)
             for relative, cause in refused:
                 words = f"output {_shown(relative)} is not in S3: {_WORDS[cause]}"
-                missing.append((OutputFailure(rank=rank, path=_shown(relative), cause=cause), words))
+                missing.append((failure(rank, _shown(relative), cause), words))
             for relative, path in files:
                 key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
                 reference = ObjectReference(bucket=plan.script.output.bucket, key=key)
-                if (failure := await self._send(folder, path, reference, uid)) is not None:
-                    cause, error = failure
+                if (found := await self._send(folder, path, reference, uid)) is not None:
+                    cause, error = found
                     words = f"{reference.key} is not in S3: {error}"
-                    missing.append((OutputFailure(rank=rank, path=relative, cause=cause), words))
+                    missing.append((failure(rank, relative, cause), words))
         for _, words in missing:
             log.warning("%s", words)
         if (more := len(missing) - MAX_UNSTORED) > 0:

@@ -390,6 +390,13 @@ class RepeatChoice(Shape):
     """Nodes of the last launch whose agents are silent. Their memory may still hold NewestStep."""
     damaged_steps: list[int]
     """Newer checkpoints that are damaged."""
+    unknown_steps: list[int]
+    """Newer checkpoints that S3 lists and the job cannot use: of another history, in the trash, or not in the database.
+    """
+    is_store_listed: bool
+    """Whether S3 could be listed. If not, S3 may have newer checkpoints."""
+    is_total_loss: bool
+    """Whether AWS reports that all nodes of the last launch have ended, and S3 lists no checkpoint."""
 
 
 class TakeOverTrainingJobRequest(Request):

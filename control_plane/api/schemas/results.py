@@ -20,7 +20,7 @@ class UnstoredOutput(Shape):
     """A file, link or other entry of a rank's output directory that is not in S3."""
 
     path: str
-    """Path within the newest generation with such outputs: `rank=0/latest`. Bytes that are not UTF-8 are escaped."""
+    """Path below the job's outputs: `gen=1/rank=0/latest`. Bytes that are not UTF-8 are escaped."""
     cause: OutputCause
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from control_plane.core import faults, incidents, launch, recovery, repeats
 from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
+from control_plane.core.job.progress import with_unstored_outputs
 from control_plane.core.job.resizing import shrink, shrink_words, with_size, with_vacancy
 from control_plane.core.job.roster import (
     NODE_LOSS_CAUSES,
@@ -41,13 +42,13 @@ def prepare(view: JobView) -> Decision:
     """
     if (stopped := _stop_without_ranks(view)) is not None:
         return stopped
-    seen_generation = launch.highest_seen(view.seen, view.spec.run)
+    seen_generation = launch.highest_seen(view.seen, view.spec.run, view.now)
     if seen_generation > view.record.issued_generation:
         reason = f"an agent reports launch {seen_generation}, so a higher number is issued"
         return change_state(
             with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
         )
-    view = with_late_reports(view)
+    view = with_unstored_outputs(with_late_reports(view))
     # Store the committed step now. Agents read this step from the memory pages that they share with the ranks, and the
     # next message (Load) clears these pages. The step can be newer than every boundary that agents have reported, for
     # example if they lost the connection to the control plane. All ranks have finished a committed step, so both

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, protection
 from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import first_passed_at, is_silent, passed_at
@@ -13,8 +15,8 @@ from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import IncidentEvent, IncidentState
-from everstep.protocol.agent_messages import ExitClass
-from everstep.protocol.ids import Step
+from everstep.protocol.agent_messages import ExitClass, OutputFailure
+from everstep.protocol.ids import Generation, Rank, Step
 
 SHOWN_OUTPUTS = 5
 """Maximum number of unstored outputs that an event names."""
@@ -89,28 +91,41 @@ def with_progress(view: JobView) -> JobView:
         timeouts=view.policy.timeouts,
     )
     view = replace(view, record=watched, events=(*view.events, *protection.events(view.seen.record, watched)))
-    return _with_unstored_outputs(view)
+    return with_unstored_outputs(view)
 
 
-def _with_unstored_outputs(view: JobView) -> JobView:
-    """Record the output files that the agents could not store in S3, with an event for new ones."""
-    outputs = tuple(
-        fault.output
-        for _, report in sorted(view.reports.items())
-        for fault in report.faults
-        if fault.output is not None
-    )
-    if not outputs:
+def with_unstored_outputs(view: JobView) -> JobView:
+    """Record the output files that the agents could not store in S3, with an event for new ones.
+
+    The agents also report those of ended generations.
+    """
+    before = view.record.unstored
+    known = {_identity(each): each for each in (() if before is None else before.outputs)}
+    fresh: dict[tuple[Generation | None, Rank, str], OutputFailure] = {}
+    for _, node in sorted(view.nodes.items()):
+        report = node.member if node.member is not None and node.member.run == view.spec.run else None
+        for output in (fault.output for fault in (() if report is None else report.faults)):
+            if report is not None and output is not None:
+                each = structs.replace(output, generation=output.generation or report.generation)
+                fresh[_identity(each)] = each
+    if not fresh:
         return view
-    count = len(outputs) + sum(output.omitted_count for output in outputs)
-    unstored = UnstoredOutputs(generation=view.plan.generation, outputs=outputs[:MAX_NAMED_OUTPUTS], count=count)
-    if unstored == view.record.unstored:
+    outputs = tuple((known | fresh).values())
+    count = max(len(outputs) + sum(each.omitted_count for each in outputs), 0 if before is None else before.count)
+    generation = view.record.generation if before is None else before.generation
+    unstored = UnstoredOutputs(generation=generation, outputs=outputs[:MAX_NAMED_OUTPUTS], count=count)
+    if unstored == before:
         return view
-    shown = [f"rank={output.rank}/{output.path} ({output.cause})" for output in outputs[:SHOWN_OUTPUTS]]
-    names = ", ".join(shown)
-    more = f" and {count - len(shown)} more" if count > len(shown) else ""
-    event = EventDraft(type="OutputsNotStored", message=f"outputs are not in S3: {names}{more}")
+    added = [each for key, each in fresh.items() if key not in known]
+    shown = [f"gen={each.generation}/rank={each.rank}/{each.path} ({each.cause})" for each in added[:SHOWN_OUTPUTS]]
+    left = len(added) + sum(each.omitted_count for each in added) - len(shown)
+    more = f" and {left} more" if left > 0 else ""
+    event = EventDraft(type="OutputsNotStored", message=f"outputs are not in S3: {', '.join(shown)}{more}")
     return with_record(replace(view, events=(*view.events, event)), unstored=unstored)
+
+
+def _identity(output: OutputFailure) -> tuple[Generation | None, Rank, str]:
+    return output.generation, output.rank, output.path
 
 
 def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobView:

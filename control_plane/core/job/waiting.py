@@ -52,7 +52,7 @@ def wait_for_nodes(view: JobView) -> Decision:
         if has_none_come:
             return _stand_aside(view, missing)
         return stay(with_capacity_wait(view, missing), _gang_words(view, missing))
-    issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run)) + 1)
+    issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run, view.now)) + 1)
     ready = with_record(
         view,
         issued_generation=issued,

@@ -33,7 +33,7 @@ def watch(view: JobView) -> Decision:
     puts: tuple[JobAction, ...] = checkpoints.due(
         plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
     )
-    if (fault := faults.permanent(view.reports)) is not None:
+    if (fault := faults.permanent(view.reports, has_trained=record.max_boundary > FIRST_STEP)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)
     is_moving = record.state is JobState.RUNNING and (bool(moves.asked(record.moves)) or has_asked_to_grow(record))
     if not (is_moving and has_agreed_stop(view)) and all(has_finished(view, node.node_id) for node in plan.nodes):

@@ -24,6 +24,7 @@ from control_plane.core.observed.steps import (
     GenerationRecord,
     RefusedSource,
     RepeatedWork,
+    StoreListing,
 )
 from control_plane.core.states import JobState
 from control_plane.core.verification import Blocked
@@ -382,9 +383,10 @@ class Lapse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnstoredOutputs:
-    """The output files of a generation's ranks that are not in S3."""
+    """The output files of a job's ranks that are not in S3."""
 
     generation: Generation
+    """The generation of outputs that name none. Older agents name none."""
     outputs: tuple[OutputFailure, ...]
     """At most `MAX_NAMED_OUTPUTS` of them."""
     count: int
@@ -584,6 +586,8 @@ class JobObserved:
     """Unix time at which the control plane first observed the fleet's newest instance. None if there was none."""
     spare_count: int = 0
     """Number of the fleet's spares that can replace a node immediately."""
+    listing: StoreListing | None = None
+    """What S3 lists of the run, while the job waits for consent to repeat training. None before S3 has been listed."""
     is_fleet_blind: bool = False
     """Whether most of the fleet is silent while AWS reports its instances running. If so, silence proves nothing."""
     waiting_words: str = ""

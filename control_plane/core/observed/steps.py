@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from everstep.protocol.agent_messages import RunningUpload
+from everstep.protocol.agent_messages import Obstacle, RunningUpload
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import ManifestShard
 
@@ -129,6 +129,14 @@ class LostHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreListing:
+    """The steps of a run's manifests in S3, or the reason why S3 could not be listed."""
+
+    obstacle: Obstacle | None = None
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatedWork:
     """A choice that only a person may make: repeat much training, or wait for nodes that may return."""
 
@@ -147,8 +155,20 @@ class RepeatedWork:
     """Newer checkpoints that are damaged."""
     is_stored: bool = False
     """Whether `base_step` is a checkpoint in S3."""
+    listing: StoreListing | None = None
+    """What S3 lists. None before S3 has been listed."""
+
+    @property
+    def unknown_steps(self) -> tuple[Step, ...]:
+        """Steps after `base_step` that S3 lists, although the job cannot restore them. Without damaged checkpoints."""
+        steps = () if self.listing is None else self.listing.steps
+        return tuple(step for step in steps if step > self.base_step and step not in self.wrong_steps)
 
     @property
     def is_total(self) -> bool:
-        """Whether AWS reports that every node of the last generation has ended, and nothing is left but step 0."""
-        return self.base_step <= FIRST_STEP and all(each.state is HolderState.ENDED for each in self.holders)
+        """Whether two witnesses agree that nothing is left but step 0.
+
+        AWS reports that every node of the last generation has ended, and S3 was listed and has no checkpoint.
+        """
+        have_ended = bool(self.holders) and all(each.state is HolderState.ENDED for each in self.holders)
+        return self.base_step <= FIRST_STEP and have_ended and self.listing == StoreListing()

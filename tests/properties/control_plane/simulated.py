@@ -217,6 +217,12 @@ class Simulation:
         """Largest number of nodes that the fleet may replace within an hour."""
         self.omitted: set[NodeId] = set()
         """Running instances that AWS's answers omit."""
+        self.reported_ended: set[NodeId] = set()
+        """Running instances that AWS reports as terminated."""
+        self.listed_twice: set[NodeId] = set()
+        """Members that the answer of the Auto Scaling group contains twice."""
+        self.lies: dict[NodeId, Callable[[MemberReport], MemberReport]] = {}
+        """What the agents of some nodes report instead of the truth."""
         self.losses = 0
         """Number of messages that the simulation will lose, counted from the next message."""
         self.upload_seconds = 1.0
@@ -341,6 +347,8 @@ class Simulation:
             if not silent:
                 self.silent_since.pop(node_id, None)
             member = agent.member() if agent is not None else None
+            if member is not None and node_id in self.lies:
+                member = self.lies[node_id](member)
             if agent is not None and silent:
                 member = self.last_words.get(node_id)
             elif agent is not None:
@@ -354,7 +362,7 @@ class Simulation:
                 node_id=node_id,
                 instance=settled(
                     InstanceCondition.ENDED
-                    if gone
+                    if gone or node_id in self.reported_ended
                     else InstanceCondition.ABSENT
                     if node_id in self.omitted
                     else InstanceCondition.PRESENT,
@@ -362,7 +370,9 @@ class Simulation:
                     silent_seconds=self.seconds - since,
                     timeouts=POLICY.timeouts,
                 ),
-                ended=InstanceEnded(node_id=node_id, state=self.ended.get(node_id, "terminated")) if gone else None,
+                ended=InstanceEnded(node_id=node_id, state=self.ended.get(node_id, "terminated"))
+                if gone or node_id in self.reported_ended
+                else None,
                 is_connected=agent is not None and not silent,
                 silent_seconds=self.seconds - since,
                 heard_at=self.control_time_of(since),
@@ -401,7 +411,9 @@ class Simulation:
         nodes = self.nodes()
         members = tuple(
             GroupMember(node_id=node_id, is_leaving=False, awaits_termination=False)
-            for node_id in sorted({*self.agents, *self.booting, *self.ended} - self.removed - self.launching)
+            for node_id in sorted(
+                [*{*self.agents, *self.booting, *self.ended} - self.removed - self.launching, *self.listed_twice]
+            )
         )
         observed = FleetObserved(
             group=GroupObserved(
@@ -566,8 +578,9 @@ class Simulation:
         job.settled_spans += decision.settled_spans
         self.check_ledger(before, job)
         check_incidents(job.record, job.incidents.values())
-        assert job.record.max_boundary >= job.record.committed, "no rank has finished the committed step"
-        assert job.record.boundary >= job.record.committed, "no rank of this generation has finished the committed step"
+        if not self.lies:
+            assert job.record.max_boundary >= job.record.committed, "no rank has finished the committed step"
+            assert job.record.boundary >= job.record.committed, "no rank of this generation has finished that step"
         assert job.record.issued_generation >= before.issued_generation
         if decision.plan is not None:
             self.check_plan(job, observed, decision.plan)
@@ -642,7 +655,7 @@ class Simulation:
             assert bool(rank.sources) == (plan.base_step > 0 and plan.relayout is None)
         for shard, sources in plan.base_shards:
             assert bool(sources) == (plan.base_step > 0)
-            for source in sources:
+            for source in (each for each in sources if not self.lies):
                 assert source.step == plan.base_step
                 assert self.maker(job, plan.parent, source.step) == source.origin_generation, "a source off the path"
                 assert source.digest == digest(shard, source.origin_generation, source.step)
@@ -692,7 +705,7 @@ class Simulation:
         It may start from an older step only after a source of a newer step failed verification. A relayout with parity
         may start from the committed step, because the shares of a newer step can be incomplete.
         """
-        if not observed.record.refused:
+        if not observed.record.refused and not self.lies:
             held = self.held_steps(job, plan.parent, (node.node_id for node in plan.nodes))
             if plan.relayout is not None and job.spec.parity_group_size is not None:
                 held = {step for step in held if step <= observed.record.committed}
@@ -983,6 +996,9 @@ class Simulation:
         self.losses = 0
         self.replacement_limit = FLEET.max_replacements_per_hour
         self.omitted.clear()
+        self.reported_ended.clear()
+        self.listed_twice.clear()
+        self.lies.clear()
         self.upload_seconds = 1.0
         self.capacity = None
         self.announced = {node_id: words for node_id, words in self.announced.items() if node_id in self.due}

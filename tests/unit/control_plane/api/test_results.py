@@ -605,7 +605,7 @@ def test_a_job_names_its_outputs_that_are_not_in_s3(client, job):
     unstored = {"generation": 1, "outputs": [{"rank": 0, "path": "latest", "cause": "Outside"}], "count": 3}
     job.write(jobs.change, memo={"unstored": unstored})
     shown = client.describe_training_job(TrainingJobName="gpt")
-    assert shown["UnstoredOutputs"] == [{"Path": "rank=0/latest", "Cause": "Outside"}]
+    assert shown["UnstoredOutputs"] == [{"Path": "gen=1/rank=0/latest", "Cause": "Outside"}]
     assert shown["UnstoredOutputCount"] == 3
 
 

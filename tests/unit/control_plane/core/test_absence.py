@@ -57,6 +57,24 @@ def test_answers_must_omit_an_instance_whose_agent_has_not_joined_for_a_long_tim
     assert omissions((0.0, both), (200.0, set()), (201.0, both), (UNJOINED_SECONDS + 1, both)).absent == {JOINED}
 
 
-@pytest.mark.parametrize("condition", set(InstanceCondition) - {InstanceCondition.ABSENT})
+@pytest.mark.parametrize(
+    ("is_connected", "silent_seconds", "expected"),
+    [
+        (False, 0.0, InstanceCondition.ENDED),
+        (True, LEASE + 0.1, InstanceCondition.ENDED),
+        (True, LEASE, InstanceCondition.UNKNOWN),
+        (True, 0.0, InstanceCondition.UNKNOWN),
+    ],
+)
+def test_an_agent_that_answers_contradicts_the_reported_end_of_its_instance(
+    is_connected: bool, silent_seconds: float, expected: InstanceCondition
+) -> None:
+    found = settled(
+        InstanceCondition.ENDED, is_connected=is_connected, silent_seconds=silent_seconds, timeouts=TIMEOUTS
+    )
+    assert found is expected
+
+
+@pytest.mark.parametrize("condition", {InstanceCondition.PRESENT, InstanceCondition.UNKNOWN})
 def test_every_other_condition_needs_no_agent(condition: InstanceCondition) -> None:
     assert settled(condition, is_connected=True, silent_seconds=0.0, timeouts=TIMEOUTS) is condition

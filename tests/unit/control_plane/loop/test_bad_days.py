@@ -22,7 +22,8 @@ from control_plane.accounts.reasons import sentences
 from control_plane.api import views
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State
-from control_plane.core.observed.facts import NodeRequest, Requested
+from control_plane.core.observed.facts import InstanceEnded, NodeRequest, Requested
+from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import JOIN_SECONDS, grace_seconds
 from control_plane.db import events, fleets, jobs, nodes
@@ -802,7 +803,7 @@ async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world
     with world.database.read() as session:
         found = events.page(session, events.EventFilter(), limit=1000)
     messages = [event.message for event in found if event.type == "OutputsNotStored"]
-    names = ", ".join(f"rank={number}/latest (Outside)" for number in range(4))
+    names = ", ".join(f"gen=1/rank={number}/latest (Outside)" for number in range(4))
     assert messages[-1] == f"outputs are not in S3: {names} and 60 more"
     assert len(messages) == 1
 
@@ -877,6 +878,45 @@ async def test_a_permanent_fault_fails_the_job_with_its_words(world: World) -> N
     assert world.job().reason == "needs 8 GiB, has 4 GiB"
     await world.until(lambda: all(agent.run is None for agent in world.agents.values()))
     assert [message for _, message in world.said if isinstance(message, HaltRanks)]
+
+
+async def test_one_node_alone_does_not_end_a_job_that_has_trained(world: World) -> None:
+    """One node reports a permanent fault again and again. A spare takes its place, and the job continues."""
+    world.submit()
+    await world.running()
+    await world.train(5)
+    bad = world.team()[1]
+    for _ in range(4):  # The first failure is that of another base step.
+        await world.running()
+        generation = world.job().generation
+        bad.faults = (NodeFault(code="protection_does_not_fit", message="needs 8 GiB, has 4 GiB", is_permanent=True),)
+        await world.until(lambda generation=generation: world.job().generation > generation)
+    await world.running()
+    assert bad.node_id not in {agent.node_id for agent in world.team()}
+    assert world.plan().base_step >= 4
+
+
+async def test_an_agent_that_answers_contradicts_the_reported_end_of_its_instance(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit()
+    await world.running()
+    await world.train(3)
+    generation, doomed = world.job().generation, world.team()[1]
+    ended, truth = InstanceEnded(node_id=doomed.node_id, state="terminated"), world.runner.cloud.condition
+    monkeypatch.setattr(
+        world.runner.cloud,
+        "condition",
+        lambda fleet, node_id: (InstanceCondition.ENDED, ended) if node_id == doomed.node_id else truth(fleet, node_id),
+    )
+    for _ in range(20):
+        await world.tick(5.0)
+        await world.train(1)
+    assert (world.job().generation, world.job().state) == (generation, JobState.RUNNING)
+    assert world.nodes()[doomed.node_id].state == NodeState.ASSIGNED
+    doomed.is_deaf = True
+    doomed.disconnect()
+    await world.until(lambda: world.nodes()[doomed.node_id].state == NodeState.GONE)
 
 
 async def test_jobs_start_whole_and_in_order(world: World) -> None:

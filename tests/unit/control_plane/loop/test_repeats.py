@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from control_plane.cloud.errors import AccessDenied, CloudError
+from control_plane.cloud.objects import ObjectInfo
 from control_plane.core.observed.jobs import OnTotalLoss
 from control_plane.core.observed.steps import HolderState, RepeatedWork
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs
 from control_plane.loop import records
-from tests.unit.control_plane.loop.world import World
+from everstep.protocol.plan import ObjectReference
+from tests.unit.control_plane.loop.world import BUCKET, World
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def choice(world: World) -> RepeatedWork | None:
 
 async def waiting(world: World) -> RepeatedWork:
     """Wait until the job asks for a decision, and check that it then stands."""
-    await world.until(lambda: choice(world) is not None)
+    await world.until(lambda: (found := choice(world)) is not None and found.listing is not None)
     found, generation = choice(world), world.job().generation
     for _ in range(40):
         await world.tick(5.0)
@@ -106,15 +110,49 @@ async def test_a_job_repeats_much_training_with_the_consent_of_its_configuration
     assert world.plan().base_step == 10
 
 
-async def test_a_total_loss_waits_at_step_0(world: World) -> None:
+MARK, MANIFEST = "issued=1", "gen=1/step=30/manifest.json"
+
+
+@pytest.mark.parametrize(
+    ("keys", "refusal", "is_total", "words"),
+    [
+        ((MARK,), None, True, "S3 lists no other checkpoint"),
+        ((MARK,), AccessDenied("no"), False, "S3 could not be listed"),
+        ((), None, False, "S3 could not be listed"),
+        ((MARK, MANIFEST), None, False, "S3 lists a checkpoint of step 30 that the job cannot use"),
+    ],
+)
+async def test_a_total_loss_has_two_witnesses(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: tuple[str, ...],
+    refusal: CloudError | None,
+    is_total: bool,
+    words: str,
+) -> None:
+    """AWS reports that all nodes have ended. The loss is total only if S3 was listed too, and has no checkpoint."""
+    if refusal is not None:
+
+        def refuse(*_: object) -> Iterator[ObjectInfo]:
+            raise refusal
+
+        monkeypatch.setattr(world.objects, "list", refuse)
     world.submit(max_repeated_minutes=LIMIT_MINUTES)
+    prefix = records.job_spec(world.job()).checkpoint_prefix
+    for key in keys:
+        place = ObjectReference(bucket=BUCKET, key=f"{prefix.key}run={world.job().run_id}/{key}")
+        world.objects.put(place, b"")
     await world.running()
     await train(world, 4)
     for agent in world.team():
         world.terminate(agent)
     found = await waiting(world)
-    assert (found.base_step, found.is_total) == (0, True)
+    assert (found.base_step, found.is_total) == (0, is_total)
     assert "only the beginning can be restored" in world.job().reason
+    assert words in world.job().reason
+    accept(world, 0)
+    await world.until(lambda: world.job().generation == 2 and world.job().state == JobState.RUNNING)
+    assert world.plan().base_step == 0
 
 
 async def test_a_silent_node_that_may_hold_the_step_is_not_given_up_and_its_return_ends_the_wait(world: World) -> None:
