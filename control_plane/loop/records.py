@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -61,6 +61,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, So
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+T = TypeVar("T")
 _SETTINGS: Final = tuple(field.name for field in fields(JobSettings))
 _TIME: Final = re.compile("(^|_)(at|until)$")
 _MEMO: Final = tuple(field.name for field in fields(Memo))
@@ -143,65 +144,63 @@ def run_folder(checkpoint_uri: str, run_id: str) -> ObjectReference:
     return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
 
 
+def _noted(job: jobs.SavedJob | incidents.JobOfIncident, name: str, kind: type[T]) -> T | None:
+    """Return one field of a job's memo (`Memo`), or None. The other fields are not converted."""
+    stored = job.memo.get(name)
+    return None if stored is None else msgspec.convert(stored, kind)
+
+
 def suspicion_of(job: jobs.SavedJob) -> Suspicion | None:
     """Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
-    stored = job.memo.get("suspicion")
-    return None if stored is None else msgspec.convert(stored, Suspicion)
+    return _noted(job, "suspicion", Suspicion)
 
 
 def reason_of(job: jobs.SavedJob | incidents.JobOfIncident) -> JobReason:
     """Return why a job is in its state. A job that an earlier version stored last has only the sentence."""
-    stored = job.memo.get("reason")
-    return job.reason if stored is None else cast(JobReason, msgspec.convert(stored, JobReason))
+    found: JobReason | None = _noted(job, "reason", cast(Any, JobReason))
+    return job.reason if found is None else found
 
 
 def checkpoint_pace_of(job: jobs.SavedJob) -> CheckpointPace:
     """Return when the job's next checkpoint is due, as its coordinator last reported."""
-    return msgspec.convert(job.memo.get("checkpoints", {}), CheckpointPace)
+    return _noted(job, "checkpoints", CheckpointPace) or CheckpointPace()
 
 
 def checkpoint_upload_of(job: jobs.SavedJob) -> CheckpointUpload | None:
     """Return the progress of the checkpoint that the job's current generation uploads, or None."""
-    stored = job.memo.get("uploading")
-    upload = None if stored is None else msgspec.convert(stored, CheckpointUpload)
+    upload = _noted(job, "uploading", CheckpointUpload)
     return None if upload is None or upload.generation != job.generation or job.ended_at is not None else upload
 
 
 def capacity_wait_of(job: jobs.SavedJob) -> CapacityWait | None:
     """Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
-    stored = None if job.ended_at is not None else job.memo.get("capacity_wait")
-    return None if stored is None else msgspec.convert(stored, CapacityWait)
+    return None if job.ended_at is not None else _noted(job, "capacity_wait", CapacityWait)
 
 
 def final_checkpoint_of(job: jobs.SavedJob) -> int | None:
     """Return the step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
-    step: int | None = job.memo.get("final_checkpoint")
-    return step
+    return _noted(job, "final_checkpoint", int)
 
 
 def unstored_outputs_of(job: jobs.SavedJob) -> UnstoredOutputs | None:
     """Return the outputs of the job's ranks that are not in S3, or None."""
-    stored = job.memo.get("unstored")
-    return None if stored is None else msgspec.convert(stored, UnstoredOutputs)
+    return _noted(job, "unstored", UnstoredOutputs)
 
 
 def lapse_of(job: jobs.SavedJob) -> Lapse | None:
     """Return why the job's running generation keeps no further step, or None."""
-    stored = job.memo.get("lapse") if job.state in RUNNING_JOBS else None
-    lapse = None if stored is None else msgspec.convert(stored, Lapse)
+    lapse = _noted(job, "lapse", Lapse) if job.state in RUNNING_JOBS else None
     return None if lapse is None or lapse.generation != job.generation else lapse
 
 
 def store_wait_of(job: jobs.SavedJob) -> Blocked | None:
     """Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
-    stored = None if job.ended_at is not None else job.memo.get("store_wait")
-    return None if stored is None else msgspec.convert(stored, Blocked)
+    return None if job.ended_at is not None else _noted(job, "store_wait", Blocked)
 
 
 def repeat_choice_of(job: jobs.SavedJob) -> RepeatedWork | None:
     """Return the choice for which a job waits, or None if it waits for none or has ended."""
-    stored = None if job.ended_at is not None else job.memo.get("repeat")
-    return None if stored is None else msgspec.convert(stored, RepeatedWork)
+    return None if job.ended_at is not None else _noted(job, "repeat", RepeatedWork)
 
 
 def generation_node_count(job: jobs.SavedJob) -> int:
