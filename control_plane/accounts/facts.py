@@ -48,8 +48,33 @@ from control_plane.core.observed.facts import (
     SilenceProof,
     Standstill,
 )
-from control_plane.core.remedies import is_of_hardware, xid_words
+from control_plane.core.remedies import is_of_hardware
 from everstep.protocol.agent_messages import FaultCode
+
+_XID_MEANINGS: Final[Mapping[int, str]] = {
+    8: "the GPU stopped processing",
+    11: "the push buffer stream is invalid or corrupted",
+    13: "the graphics engine raised an exception",
+    31: "the GPU had a memory page fault",
+    32: "the push buffer stream is invalid or corrupted",
+    43: "the GPU stopped processing",
+    45: "the driver cleaned up after earlier errors",
+    48: "GPU memory had an uncorrectable ECC error",
+    54: "the GPU board has no auxiliary power",
+    62: "the GPU's internal microcontroller halted",
+    63: "the GPU retired a memory page or remapped a row",
+    64: "the GPU failed to retire a memory page or to remap a row",
+    74: "an NVLink connection failed",
+    79: "the GPU has fallen off the bus",
+    92: "GPU memory had many correctable ECC errors",
+    94: "GPU memory had a contained ECC error",
+    95: "GPU memory had an uncontained ECC error",
+    109: "a context switch on the GPU timed out",
+    119: "the GPU System Processor did not answer the driver",
+    120: "the GPU System Processor had an error",
+    140: "GPU memory had an unrecovered ECC error",
+}
+"""Meanings of frequent Xids, as clauses. Source: NVIDIA, Xid Catalog, column `Description`."""
 
 _MAX_FRAMES = 3
 _SILENT: Final[Mapping[SilenceProof, str]] = {
@@ -188,10 +213,14 @@ def lemon(fact: Lemon) -> str:
     return f"it was involved in {len(fact.involvements)} incidents within {fact.hours:g} h: {involvements}"
 
 
+def _xid(number: int) -> str:
+    return f"Xid {number} ({_XID_MEANINGS[number]})" if number in _XID_MEANINGS else f"Xid {number}"
+
+
 def code_words(code: str) -> str:
     """Return the code of a fault or of an incident's cause in words. The number of an Xid may follow the code."""
     code, _, number = code.partition(" ")
-    return xid_words(int(number)) if number else _FAULTS.get(code, code.replace("_", " "))
+    return _xid(int(number)) if number else _FAULTS.get(code, code.replace("_", " "))
 
 
 def hang(fact: Standstill) -> str:
@@ -207,7 +236,7 @@ def hardware_fault(facts: Iterable[Fact]) -> NodeFaulty | None:
 
 def fault_name(fault: Faulty) -> str:
     """Return the name of a fault, such as `the loss of a GPU`, or an Xid with its meaning."""
-    return code_words(fault.code) if fault.xid is None else xid_words(fault.xid)
+    return code_words(fault.code) if fault.xid is None else _xid(fault.xid)
 
 
 def standstill(fact: Standstill) -> str:

@@ -8,17 +8,13 @@ Invariant: pure.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from control_plane.accounts.facts import code_words, fault_name
-from control_plane.core.observed.causes import Reason, origins
-from control_plane.core.observed.facts import Recorded
+from control_plane.accounts.facts import fault_name
+from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.fleets import Hold
-from control_plane.core.remedies import FAULTS, OF_HARDWARE, XID, hardware_fault, xid_words
-
-_XID_IN_WORDS = re.compile(r"\bxid\s*(?:\(PCI:[^)]*\))?\D{0,3}(\d{1,3})\b", re.IGNORECASE)
+from control_plane.core.remedies import hardware_fault
 
 
 class HoldDecision(StrEnum):
@@ -61,15 +57,13 @@ def advice(node_id: str, hold: Hold, reason: Reason, price_usd_per_hour: float |
     """
     release = f"everstep nodes release {node_id}"
     terminate = f"{release} --terminate"
-    found = hardware_fault(reason)
-    old = "".join(each.text for each in origins(reason) if isinstance(each, Recorded))
-    fault = fault_name(found) if found is not None else fault_in(old)
+    fault = hardware_fault(reason)
     cost = "" if price_usd_per_hour is None else f" It costs {hourly(price_usd_per_hour)} until you decide."
     if hold is Hold.UNREACHABLE:
         words = f"Terminate node {node_id}, which is still silent. If it answers, Everstep uses it again.{cost}"
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if fault is not None:
-        words = f"Terminate node {node_id}: it reported {fault}.{cost}"
+        words = f"Terminate node {node_id}: it reported {fault_name(fault)}.{cost}"
         return HoldAdvice(HoldDecision.TERMINATE, words, terminate)
     if hold is Hold.PERSON:
         words = f"Release node {node_id} when its inspection is over. A person keeps it out of use.{cost}"
@@ -81,15 +75,6 @@ def advice(node_id: str, hold: Hold, reason: Reason, price_usd_per_hour: float |
         f"The fleet keeps the node until you decide.{cost}"
     )
     return HoldAdvice(HoldDecision.INSPECT, words, f"everstep nodes describe {node_id}", (terminate, release))
-
-
-def fault_in(text: str) -> str | None:
-    """Return the fault of the hardware that a sentence of an earlier version names, or None."""
-    found = _XID_IN_WORDS.search(text)
-    if found is not None and XID.get(int(found[1])) in OF_HARDWARE:
-        return xid_words(int(found[1]))
-    codes = (code for code, remedy in FAULTS.items() if remedy in OF_HARDWARE)
-    return next((code_words(code) for code in codes if re.search(rf"\b{code}\b", text)), None)
 
 
 def hourly(price_usd: float) -> str:

@@ -84,30 +84,6 @@ https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: IGNORE is 
 and RESTART_VM are REBOOT, RESTART_BM and CHECK_MECHANICALS are REPLACE. Xid 154 only repeats another Xid's
 recommendation.
 """
-XID_MEANINGS: Mapping[int, str] = {
-    8: "the GPU stopped processing",
-    11: "the push buffer stream is invalid or corrupted",
-    13: "the graphics engine raised an exception",
-    31: "the GPU had a memory page fault",
-    32: "the push buffer stream is invalid or corrupted",
-    43: "the GPU stopped processing",
-    45: "the driver cleaned up after earlier errors",
-    48: "GPU memory had an uncorrectable ECC error",
-    54: "the GPU board has no auxiliary power",
-    62: "the GPU's internal microcontroller halted",
-    63: "the GPU retired a memory page or remapped a row",
-    64: "the GPU failed to retire a memory page or to remap a row",
-    74: "an NVLink connection failed",
-    79: "the GPU has fallen off the bus",
-    92: "GPU memory had many correctable ECC errors",
-    94: "GPU memory had a contained ECC error",
-    95: "GPU memory had an uncontained ECC error",
-    109: "a context switch on the GPU timed out",
-    119: "the GPU System Processor did not answer the driver",
-    120: "the GPU System Processor had an error",
-    140: "GPU memory had an unrecovered ECC error",
-}
-"""Meanings of frequent Xids, as clauses. Source: NVIDIA, Xid Catalog, column `Description`."""
 FAULTS: Mapping[str, Remedy] = {
     FaultCode.RANKS_NOT_GONE: Remedy.REPLACE,
     FaultCode.GPU_ECC: Remedy.REBOOT,
@@ -143,14 +119,6 @@ class Finding:
 def name_of(fault: NodeFault) -> str:
     """Return the fault code. For an Xid (NVIDIA's error number), the number follows: `gpu_xid 79`."""
     return fault.code if fault.xid is None else f"{fault.code} {fault.xid}"
-
-
-def xid_words(number: int) -> str:
-    """Return an Xid with its meaning, for example `Xid 79 (the GPU has fallen off the bus)`.
-
-    An Xid that `XID_MEANINGS` does not contain stays a number.
-    """
-    return f"Xid {number} ({XID_MEANINGS[number]})" if number in XID_MEANINGS else f"Xid {number}"
 
 
 def hardware_fault(reason: Reason) -> Faulty | None:

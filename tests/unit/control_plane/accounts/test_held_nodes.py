@@ -5,31 +5,36 @@ from __future__ import annotations
 import pytest
 
 from control_plane.accounts.held_nodes import HoldDecision, advice
-from control_plane.core.observed.causes import GivenUp, KeptForInspection
+from control_plane.core.observed.causes import GivenUp, KeptForInspection, Reason
 from control_plane.core.observed.facts import Faulty, NodeFaulty, Recorded
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Remedy
 from everstep.protocol.ids import NodeId
 
 
+def faulty(code: str, xid: int | None = None) -> NodeFaulty:
+    return NodeFaulty(node_id=NodeId("i-1"), fault=Faulty(code=code, text="words of the agent", xid=xid))
+
+
 @pytest.mark.parametrize(
     ("hold", "reason", "decision", "fault"),
     [
-        (Hold.INSPECTION, "the agent of i-1 reports gpu_xid: GPU 3: Xid 79, the GPU fell off", "Terminate", "Xid 79"),
-        (Hold.DISTRUSTED, "gpu_xid: NVRM: Xid (PCI:0000:53:00): 95, contained", "Terminate", "Xid 95"),
-        (Hold.PERSON, "gpu_lost: GPU 2 is missing", "Terminate", "the loss of a GPU"),
-        (Hold.INSPECTION, "disk_read_only: /", "Terminate", "a read-only disk"),
-        (Hold.INSPECTION, "gpu_xid: GPU 3: Xid 94", "Inspect", "because it failed"),
-        (Hold.INSPECTION, "rank 3 ended", "Inspect", "because it failed"),
-        (Hold.INSPECTION, "disk_full: /", "Inspect", "because it failed"),
-        (Hold.DISTRUSTED, "three incidents within a day", "Inspect", "because its reports are suspicious"),
-        (Hold.PERSON, "ann: looks at the network", "Release", "A person keeps it out of use."),
+        (Hold.INSPECTION, faulty("gpu_xid", 79), "Terminate", "Xid 79 (the GPU has fallen off the bus)"),
+        (Hold.DISTRUSTED, faulty("gpu_xid", 95), "Terminate", "Xid 95"),
+        (Hold.DISTRUSTED, faulty("gpu_xid", 46), "Terminate", "reported Xid 46."),
+        (Hold.PERSON, faulty("gpu_lost"), "Terminate", "the loss of a GPU"),
+        (Hold.INSPECTION, faulty("disk_read_only"), "Terminate", "a read-only disk"),
+        (Hold.INSPECTION, faulty("gpu_xid", 94), "Inspect", "because it failed"),
+        (Hold.INSPECTION, Recorded(text="gpu_xid: Xid 79"), "Inspect", "because it failed"),
+        (Hold.INSPECTION, faulty("disk_full"), "Inspect", "because it failed"),
+        (Hold.DISTRUSTED, Recorded(), "Inspect", "because its reports are suspicious"),
+        (Hold.PERSON, Recorded(text="ann: looks at the network"), "Release", "A person keeps it out of use."),
     ],
 )
 def test_the_hold_and_the_reported_fault_determine_the_advice(
-    hold: Hold, reason: str, decision: str, fault: str
+    hold: Hold, reason: Reason, decision: str, fault: str
 ) -> None:
-    found = advice("i-1", hold, Recorded(text=reason))
+    found = advice("i-1", hold, reason)
     assert found is not None
     assert found.decision == decision
     assert found.words.startswith(f"{decision} node i-1")
@@ -43,9 +48,9 @@ def test_the_hold_and_the_reported_fault_determine_the_advice(
     assert (found.command, *found.further_commands) == commands[found.decision]
 
 
-@pytest.mark.parametrize("reason", ["gpu_xid: Xid 79", "rank 3 ended"])
-def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: str) -> None:
-    priced, free = (advice("i-1", Hold.INSPECTION, Recorded(text=reason), price) for price in (55.04, None))
+@pytest.mark.parametrize("reason", [faulty("gpu_xid", 79), Recorded(text="rank 3 ended")])
+def test_the_advice_says_what_a_node_costs_until_a_person_decides(reason: Reason) -> None:
+    priced, free = (advice("i-1", Hold.INSPECTION, reason, price) for price in (55.04, None))
     assert priced is not None
     assert free is not None
     assert priced.words == f"{free.words} It costs $55.04 per hour until you decide."
