@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 
 import pytest
+from botocore import xform_name
 from botocore.hooks import HierarchicalEmitter
 
 from everstep import sdk
+from everstep.aws_models import DATA
 from everstep.cli import main as cli
 from everstep.sdk import Conveniences
+
+PAGINATORS = json.loads((DATA / "everstep/2026-01-01/paginators-1.json").read_text())["pagination"]
+FURTHER_KEYS = {xform_name(name): each.get("non_aggregate_keys", ()) for name, each in PAGINATORS.items()}
+"""Members besides the list that botocore keeps when it merges pages, by operation."""
 
 
 class Client(Conveniences):
@@ -60,14 +67,18 @@ class Client(Conveniences):
             query |= {"MaxResults": PaginationConfig["PageSize"]}
             query |= {"NextToken": PaginationConfig["StartingToken"]} if PaginationConfig["StartingToken"] else {}
             found: list = []
+            kept: dict = {}
             while True:
                 page = self._call(operation, query)
                 found += page[items]
+                kept = kept or {name: page[name] for name in FURTHER_KEYS.get(operation, ()) if name in page}
                 if "NextToken" not in page or len(found) >= PaginationConfig["MaxItems"]:
                     break
                 query = {**query, "NextToken": page["NextToken"]}
             cut = {"NextToken": "more"} if "NextToken" in page or len(found) > PaginationConfig["MaxItems"] else {}
-            return SimpleNamespace(build_full_result=lambda: {items: found[: PaginationConfig["MaxItems"]], **cut})
+            return SimpleNamespace(
+                build_full_result=lambda: {items: found[: PaginationConfig["MaxItems"]], **kept, **cut}
+            )
 
         return SimpleNamespace(paginate=paginate)
 

@@ -1057,3 +1057,21 @@ def test_waiting_does_not_wait_for_a_control_plane_for_ever():
 def test_waiting_ends_where_the_service_refuses():
     with pytest.raises(ServiceFailed, match="none of that name"):
         wait(ServiceFailed("There is none of that name.", code="ResourceNotFoundException"), "Completed")
+
+
+def test_a_deletion_names_the_command_that_undoes_it(run):
+    gone = {**least("DeleteTrainingJobResponse"), "IsDeleted": False, "HasMoreObjects": False}
+    until = {"PurgeTime": JOB["CreationTime"]}
+    arguments = ("jobs", "delete", "gpt", "--delete-objects", "--yes")
+    code, out, err, _ = run(*arguments, delete_training_job={**gone, **until})
+    assert (code, "gpt is in the trash until" in out) == (0, True)
+    assert "everstep jobs undelete gpt" in out + err
+    described = {**least("TrainingJob"), **until}
+    assert "in the trash until" in run("jobs", "describe", "gpt", describe_training_job=described)[1]
+
+
+@pytest.mark.parametrize(("options", "words"), [((), "more in the trash: add --trash"), (("--trash",), "in the trash")])
+def test_the_list_of_checkpoints_says_how_much_is_in_the_trash(run, options, words):
+    listed = {**least("ListCheckpointsResponse"), "TrashBytes": 3 * 2**30}
+    code, out, err, _ = run("checkpoints", "list", "gpt", *options, list_checkpoints=listed)
+    assert (code, f"3.0 GiB {words}" in (out + err)) == (0, True), (out, err)
