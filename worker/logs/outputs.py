@@ -51,6 +51,7 @@ _WORDS = {
     OutputCause.OUTSIDE: "it is a link that leads out of the output folder",
     OutputCause.NOT_A_FILE: "it is not a file",
     OutputCause.NAME: "its name is not UTF-8",
+    OutputCause.UNREADABLE: "the agent cannot read it",
 }
 
 
@@ -215,15 +216,20 @@ def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, Outp
     root = folder.resolve()
     files: list[tuple[str, Path]] = []
     refused: list[tuple[str, OutputCause]] = []
-    for parent, folders, names in os.walk(root, followlinks=False):
+
+    def unreadable(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):  # A rank without outputs has no folder.
+            refused.append((os.path.relpath(error.filename, root), OutputCause.UNREADABLE))
+
+    for parent, folders, names in os.walk(root, onerror=unreadable, followlinks=False):
         folders.sort()
-        for name in sorted([*names, *(name for name in folders if (Path(parent) / name).is_symlink())]):
+        for name in sorted([*names, *(name for name in folders if os.path.islink(os.path.join(parent, name)))]):
             path = Path(parent) / name
             relative = path.relative_to(root).as_posix()
             target = Path(os.path.realpath(path))  # Unlike `Path.resolve`, it accepts a loop of links.
             if not target.is_relative_to(root):
                 refused.append((relative, OutputCause.OUTSIDE))
-            elif not target.is_file():
+            elif not os.path.isfile(target):
                 refused.append((relative, OutputCause.NOT_A_FILE))
             elif not _is_text(relative):
                 refused.append((relative, OutputCause.NAME))

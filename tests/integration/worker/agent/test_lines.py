@@ -150,6 +150,24 @@ async def leave_output(fleet: Fleet) -> Path:
     return files.output_dir / "model"
 
 
+async def test_unstored_outputs_of_an_ended_generation_are_reported_until_the_release(fleet: Fleet) -> None:
+    await fleet.launch()
+    node = fleet.nodes[0]
+    files = RankFiles(node.state_dir, RUN, Generation(1), Rank(0))
+    files.make()
+    (files.output_dir / "latest").symlink_to("/etc")
+    await fleet.launch()
+
+    def reported() -> list[tuple[int | None, str]]:
+        member = fleet.control.member(node.id)
+        outputs = [fault.output for fault in (() if member is None else member.faults)]
+        return [(output.generation, output.path) for output in outputs if output is not None]
+
+    await until("the report", lambda: reported() == [(1, "latest")])
+    await fleet.release()
+    assert node.agent.lifecycle.reported_faults == ()
+
+
 async def test_a_node_is_released_when_what_its_ranks_left_is_stored(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,10 +19,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from everstep.protocol.agent_messages import KeepSources, Load, MemberPhase, NodeFault
+from everstep.protocol.agent_messages import KeepSources, Load, MemberPhase, NodeFault, Obstacle
 from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
 from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
 from tests.wheels import make_wheel
+from worker.agent import store_patience
 from worker.errors import SourceRefused, StoreDenied
 from worker.provisioning.source import SourceArchives
 from worker.provisioning.supplies import Supplies
@@ -127,19 +128,39 @@ async def test_a_job_that_has_trained_is_not_given_up_for_its_source(
 ) -> None:
     await fleet.launch()
     await fleet.train(2)
-    for error, code in (
-        (StoreDenied("the keys have expired"), "archive_unavailable"),
-        (SourceRefused("no space left"), "source_refused"),
-    ):
 
-        def get(_: object, source: SourceArchive, error: Exception = error) -> Path:
-            raise error
+    def get(_: object, source: SourceArchive) -> Path:
+        raise SourceRefused("no space left")
 
-        monkeypatch.setattr(SourceArchives, "get", get)
-        await fleet.prepare()
-        needs = Needs(fleet, {})
-        await needs.load(MemberPhase.LOAD_FAILED)
-        assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {(code, False)}
+    monkeypatch.setattr(SourceArchives, "get", get)
+    await fleet.prepare()
+    needs = Needs(fleet, {})
+    await needs.load(MemberPhase.LOAD_FAILED)
+    assert {(fault.code, fault.is_permanent) for fault in needs.faults()} == {("source_refused", False)}
+
+
+async def test_a_load_waits_for_a_store_and_continues_in_the_same_generation(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.launch()
+    await fleet.train(2)
+    monkeypatch.setattr(store_patience, "PROBE_SECONDS", 0.01)
+    await fleet.prepare()
+    needs = Needs(fleet, {})
+
+    def get(_: object, source: SourceArchive) -> Path:
+        raise StoreDenied("the keys have expired")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(SourceArchives, "get", get)
+        await needs.load(MemberPhase.LOADING)
+        await until("the reports", lambda: len(needs.faults()) == len(fleet.nodes))
+        found = {(fault.code, fault.obstacle, fault.is_permanent) for fault in needs.faults()}
+        assert found == {("archive_unavailable", Obstacle.DENIED, False)}
+    await until("the loads", lambda: fleet.members(MemberPhase.LOADED))
+    assert needs.faults() == []
+    await fleet.start()
+    await fleet.train(4)
 
 
 @pytest.mark.covers("CreateTrainingJob.Secrets")

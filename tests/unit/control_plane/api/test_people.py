@@ -191,6 +191,9 @@ def test_a_person_lets_a_job_repeat_the_training_that_it_names(client, fleet, se
         "EndedNodeIds": ["i-1"],
         "SilentNodeIds": ["i-2"],
         "DamagedSteps": [60],
+        "UnknownSteps": [],
+        "IsStoreListed": False,
+        "IsTotalLoss": False,
     }
     with refused("ConflictException", "can now restore step 30, not step 60"):
         client.accept_loss(TrainingJobName="gpt", FromStep=60)

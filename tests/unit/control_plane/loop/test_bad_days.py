@@ -43,7 +43,7 @@ from everstep.protocol.agent_messages import (
     Release,
     Start,
 )
-from everstep.protocol.ids import FleetName, NodeId, Rank, Step
+from everstep.protocol.ids import FleetName, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
 from tests.postgresql import BOTH_ENGINES, PostgreSql
 from tests.unit.control_plane.loop.world import FLEET, GROUP, Agent, World, evidence_of
@@ -806,6 +806,27 @@ async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world
     names = ", ".join(f"gen=1/rank={number}/latest (Outside)" for number in range(4))
     assert messages[-1] == f"outputs are not in S3: {names} and 60 more"
     assert len(messages) == 1
+
+
+async def test_outputs_of_an_ended_generation_stay_on_the_job_with_their_generation(world: World) -> None:
+    """A generation fails, and its outputs cannot be stored. The agents report them during later generations."""
+    world.submit()
+    await world.running()
+    await world.train(7)
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 2)
+    await world.running()
+    agent = world.team()[1]
+    output = OutputFailure(rank=Rank(1), path="latest", cause=OutputCause.OUTSIDE, generation=Generation(1))
+    agent.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=output),)
+    await world.tick()
+    later = OutputFailure(rank=Rank(1), path="latest", cause=OutputCause.OUTSIDE, generation=Generation(2))
+    agent.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=later),)
+    await world.tick()
+    stored = records.unstored_outputs_of(world.job())
+    assert stored is not None
+    assert [(each.generation, each.path) for each in stored.outputs] == [(1, "latest"), (2, "latest")]
+    assert stored.count == 2
 
 
 async def test_a_stop_without_a_checkpoint_ends_all_the_same(world: World) -> None:

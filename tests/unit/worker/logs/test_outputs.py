@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,43 @@ async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path:
         **dict.fromkeys(("'caf\\udce9'", "dangling", "loop", "pipe"), OutputCause.NOT_A_FILE),
         **dict.fromkeys(("folder", "outside"), OutputCause.OUTSIDE),
     }
+
+
+async def test_a_folder_that_cannot_be_read_is_reported(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = bench.files(0).output_dir / "closed"
+    closed.mkdir()
+    (closed / "model").write_text("x")
+    (bench.files(0).output_dir / "open").write_text("x")
+    scandir = os.scandir
+
+    def refusing(path: str) -> object:
+        if os.fspath(path) == str(closed.resolve()):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    ((output, _),) = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert (output.path, output.cause, output.generation) == ("closed", OutputCause.UNREADABLE, bench.plan.generation)
+    assert bench.stored == {"output/gen=3/rank=0/open": b"x"}
+
+
+async def test_sockets_long_names_and_a_missing_folder_end_no_upload(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = bench.files(0).output_dir
+    with socket.socket(socket.AF_UNIX) as made:
+        monkeypatch.chdir(out)  # A socket's path has at most 107 bytes.
+        made.bind("s")
+        (out / ("n" * 255)).write_text("x")
+        (out / "two\nlines").write_text("x")
+        Path(os.fsdecode(os.fsencode(out) + b"/bad\xff.txt")).write_text("x")
+        bench.files(1).output_dir.rmdir()
+        missing = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert {output.path: output.cause for output, _ in missing} == {
+        "s": OutputCause.NOT_A_FILE,
+        "'bad\\udcff.txt'": OutputCause.NAME,
+    }
+    assert len(bench.stored) == 2
 
 
 async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:
