@@ -207,7 +207,7 @@ class MilestoneKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Milestone:
+class IncidentMoment:
     """A moment of an incident. `at` is in Unix seconds."""
 
     kind: MilestoneKind
@@ -215,7 +215,7 @@ class Milestone:
     words: str
 
 
-def milestones(account: Account) -> tuple[Milestone, ...]:
+def milestones(account: Account) -> tuple[IncidentMoment, ...]:
     """Return the moments of an incident that have occurred, oldest first, in the words of its card."""
     step = account.from_step
     found = (
@@ -229,7 +229,7 @@ def milestones(account: Account) -> tuple[Milestone, ...]:
         ),
         (MilestoneKind.CLOSED, account.closed_at, CLOSED[account.outcome]),
     )
-    return tuple(Milestone(kind, at, words) for kind, at, words in found if at is not None)
+    return tuple(IncidentMoment(kind, at, words) for kind, at, words in found if at is not None)
 
 
 def _replacement(account: Account) -> str:
