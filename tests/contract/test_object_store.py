@@ -449,6 +449,16 @@ def test_many_threads_share_a_store(store: ObjectStore) -> None:
     ]
 
 
+def test_a_probe_of_a_store_that_answers_succeeds(store: ObjectStore) -> None:
+    store.put_bytes(reference("there"), b"hello")
+    assert store.answers(reference("there"))
+    assert store.answers(reference("missing"))
+
+
+def test_a_probe_of_a_server_that_does_not_listen_fails() -> None:
+    assert not s3_store(environment("http://127.255.255.254:9")).answers(reference("key"))
+
+
 def test_nobody_listening_is_worth_another_try() -> None:
     """If no server listens at the store's address, the error states that a retry may succeed.
 

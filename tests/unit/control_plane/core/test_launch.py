@@ -130,3 +130,15 @@ def test_a_launch_says_what_its_ranks_do_before_their_first_new_step(
             job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.RUNNING, ranks=(status,)
         )
     assert launch.starting(plan, reports) == words
+
+
+def test_a_generation_number_that_was_never_issued_is_ignored() -> None:
+    """No number above the Unix time is issued. One agent that reports a higher one uses up no numbers."""
+    now = 1_800_000_000.0
+    nodes = {
+        NodeId(f"i-{number}"): NodeObserved(node_id=NodeId(f"i-{number}"), member=training(number))
+        for number in (3, 2**32 - 1)
+    }
+    record = JobRecord(state=JobState.RUNNING, reason="", created_at=0.0, state_since=0.0)
+    seen = JobObserved(record=record, nodes=nodes, plan=None, lineage=(), checkpoints=(), assigned=())
+    assert launch.highest_seen(seen, SPEC.run, now) == 3
