@@ -25,7 +25,11 @@ def test_jobs_in_trouble_come_first_and_running_jobs_show_their_loss(
     jobs = api.get("/training-jobs").json()["TrainingJobSummaries"]
     expect(desk.locator("tbody tr")).to_have_count(len(jobs))
     shown = statuses(desk)
-    words = {"Restarting": "Recovering", "Pending": "Queued"}
+    words = {
+        "Restarting": "Recovering",
+        "Pending": "Queued",
+        "CompletedWithOlderCheckpoint": "Completed, older checkpoint",
+    }
     assert sorted(shown) == sorted(words.get(job["SecondaryStatus"], job["SecondaryStatus"]) for job in jobs)
     assert shown[0] == "Failed"
     assert shown.index("Recovering") < shown.index("Queued") < shown.index("Training") < shown.index("Completed")
