@@ -167,6 +167,7 @@ def requests(world: dict[str, Any], archive: bytes) -> Iterator[tuple[str, dict[
             yield name, {**wanted[name], **({"Body": archive} if name == "PutSource" else {})}
 
 
+@pytest.mark.timeout(300)
 def test_no_failed_read_of_a_request_changes_a_row(service, world, monkeypatch) -> None:  # noqa: F811
     service.operator.create_group("another")
     world["job"].checkpoint(2)
