@@ -24,11 +24,11 @@ from control_plane.api import deps
 from control_plane.api.archive import ArchiveTooLarge, RefusedArchive, inspect_apart
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import Services, ServicesDep, SourceIdPath
-from control_plane.api.errors import InUse, InvalidRequest, TooLarge
+from control_plane.api.errors import InUse, InvalidRequest, TooLarge, Unavailable
 from control_plane.api.router import Router
 from control_plane.api.schemas import sources as sources_schemas
 from control_plane.api.schemas.common import FieldError
-from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
+from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.db import quotas, sources
 from control_plane.db.sources import SourceRecord
 from control_plane.loop.upload_keeper import EXPIRY_CHECK_SECONDS, KEPT, PREFIX
@@ -88,6 +88,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
 
     Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if
     the archive is too large or invalid, and then deletes the upload, unless it has another SHA-256 than `SourceId`.
+    Raises ServiceUnavailableException if S3 returns only a part of the upload.
     """
     known = _known(services, source_id, caller)
     if known is not None:
@@ -108,7 +109,7 @@ def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep
                 digest.update(chunk)
                 spool.write(chunk)
             if received < size:
-                raise GarbledAnswer(f"S3 returned {received} of the {size} bytes of the upload")
+                raise Unavailable(f"S3 returned {received} of the {size} bytes of the upload.", hint="Retry.")
             _check_digest(source_id, digest.hexdigest(), received)
             spool.seek(0)
             taken = _store(services, caller, source_id, cast(BinaryIO, spool), received)
