@@ -11,7 +11,8 @@ from typing import Final
 
 from control_plane.accounts.held_nodes import advice
 from control_plane.accounts.incidents import duration, moment_words
-from control_plane.accounts.occurrences import listed
+from control_plane.accounts.jobs import reason
+from control_plane.accounts.occurrences import capital, listed
 from control_plane.core.duties import ActionKind, DutyKind, FleetFacts, PersonAction, PersonDuty, Urgency
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.reasons import GaveUp, JobReason
@@ -128,12 +129,10 @@ def explanation(duty: PersonDuty, subject: Subject) -> str:
     """Return what follows from the situation, and what Everstep does by itself. Empty if there is nothing to do."""
     fleet, person = subject.fleet, subject.person or "a person"
     match duty.kind:
-        case DutyKind.TAKEN_OVER if duty.urgency is Urgency.NOW:
-            return f"Nothing recovers this job: {person} has taken it over."
+        case DutyKind.TAKEN_OVER | DutyKind.AUTOMATION_PAUSED if duty.urgency is Urgency.NOW:
+            return f"Nothing recovers this job. {capital(reason(subject.reason).rstrip('.'))}."
         case DutyKind.TAKEN_OVER:
             return f"Automation is off: a failure waits for {person}."
-        case DutyKind.AUTOMATION_PAUSED if duty.urgency is Urgency.NOW:
-            return "Nothing recovers this job: an administrator has paused all automatic actions."
         case DutyKind.FLEET_FROZEN:
             effect = "this recovery may need to end an instance" if duty.is_recovering else "it replaces no lost node"
             return f"The fleet {fleet.name} is frozen, and {effect}."

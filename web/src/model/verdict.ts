@@ -25,7 +25,7 @@ export interface Verdict {
   duty: Duty
   banners: Statement[]
   /** The one line at the top of the page. `lead` is set in the color of `tone`. */
-  line: { tone: Tone; lead: string; text: string }
+  line: { tone: Tone; lead: string; text: string; isStale: boolean }
 }
 
 const TITLES = STATE.titles
@@ -50,6 +50,7 @@ export function verdict(facts: Facts): Verdict {
     text: [state.detail, protectionInLine(facts, figures, protection, recovery), duty.Sentence]
       .filter(Boolean)
       .join(' '),
+    isStale: facts.isStale ?? false,
   }
   return { figures, state, protection, recovery, duty, banners: bannersOf(facts), line }
 }

@@ -10,6 +10,8 @@ export interface VerdictLine {
   tone: Tone
   lead: string
   text?: string
+  /** Whether the request for the page's object failed, although the control plane answers others. */
+  isStale?: boolean
 }
 
 interface Head {
@@ -24,7 +26,7 @@ interface Head {
 
 /** While the control plane does not answer, the head shows the last known verdict in grey. `Shell` says why. */
 export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
-  const isStale = useIsStale()
+  const isStale = useIsStale() || verdict?.isStale
   return (
     <div className="head">
       {crumbs && <div className="crumbs">{crumbs}</div>}
