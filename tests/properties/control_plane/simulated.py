@@ -38,6 +38,7 @@ from control_plane.core.observed.fleets import (
     FleetSpec,
     GroupMember,
     GroupObserved,
+    HoldRelease,
     NodeRecord,
 )
 from control_plane.core.observed.incidents import IncidentRecord
@@ -1020,11 +1021,13 @@ class Simulation:
         raise AssertionError([(job.record.state, job.record.reason) for job in self.jobs])
 
     def release(self) -> None:
-        """Return every held node to the fleet, as a person would."""
+        """Decide about every held node, as a person would: end an unreachable node, return any other to the fleet."""
         for node_id, row in self.table.items():
             if row.state is NodeState.HELD:
                 self.histories.pop(node_id, None)
-                self.table[node_id] = replace(row, release="return")
+                is_unreachable = node_id in self.cut | self.deaf | self.unplugged
+                release = HoldRelease.TERMINATE if is_unreachable else HoldRelease.RETURN
+                self.table[node_id] = replace(row, release=release)
 
 
 def fresh(

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from control_plane.core import evidence, notices, placement
 from control_plane.core.incidents import lost_steps
 from control_plane.core.job import view
+from control_plane.core.observed.fleets import HoldRelease
 from control_plane.core.observed.jobs import AgentSilence
 from control_plane.core.observed.nodes import Cause, NodeObserved, Notice
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
@@ -517,7 +518,7 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 row = simulation.table.get(agent.node_id)
                 if row is not None and row.state is NodeState.HELD:
                     simulation.people_say.add(agent.node_id)
-                    simulation.table[agent.node_id] = replace(row, release="terminate")
+                    simulation.table[agent.node_id] = replace(row, release=HoldRelease.TERMINATE)
             case "forget":
                 simulation.forget(agent)
             case "announce":
