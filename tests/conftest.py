@@ -76,6 +76,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test at once. A run that is ended before its summary has then named its failures."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        sys.stderr.write(f"\nFAILED {report.nodeid} ({report.when})\n")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Exclude the collected objects from garbage collection and start the process that forks ranks.
 
