@@ -286,7 +286,7 @@ def test_a_stream_that_was_cut_off_goes_on_after_the_last_event_that_was_read(
         newest = newest_event(api)
         seeded.fall_silent()
         try:
-            expect(page.get_by_text("Polling", exact=True)).to_be_visible()
+            expect(page.get_by_text("No answer", exact=True)).to_be_visible()
             story.world.kill_rank(story.world.team(story.partition)[0])
             seeded.run(story.go(4 * FINE_SECONDS, FINE_SECONDS))
         finally:
