@@ -140,7 +140,11 @@ def prefix_of(uri: str) -> ObjectReference:
 
 def run_folder(checkpoint_uri: str, run_id: str) -> ObjectReference:
     """Return the key prefix of all checkpoints of a run. It ends with a slash."""
-    prefix = prefix_of(checkpoint_uri)
+    return folder_of_run(prefix_of(checkpoint_uri), run_id)
+
+
+def folder_of_run(prefix: ObjectReference, run_id: str) -> ObjectReference:
+    """Return the key prefix of all checkpoints of a run below the prefix of its job's checkpoints."""
     return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
 
 

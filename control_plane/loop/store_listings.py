@@ -15,12 +15,15 @@ from control_plane.cloud.objects import ServiceStore
 from control_plane.core.observed.steps import StoreListing
 from control_plane.core.orphans import PLACE
 from control_plane.loop.executor import Executor
+from control_plane.loop.records import folder_of_run
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import RunId, Step
 from everstep.protocol.plan import ObjectReference
 
 LISTING_SECONDS: Final = 30.0
 """Seconds after which a listing is repeated."""
+OLDEST_SECONDS: Final = 2 * LISTING_SECONDS
+"""Age from which a listing proves nothing. S3 can be slow, and a job can wait for consent a second time."""
 
 
 class StoreListings:
@@ -33,20 +36,22 @@ class StoreListings:
         self._newest: dict[RunId, tuple[datetime, StoreListing]] = {}
 
     def newest(self, run: RunId) -> StoreListing | None:
-        """Return the newest listing of a run, or None before the first one."""
+        """Return the newest listing of a run. None before the first one, and if the newest one is old."""
         found = self._newest.get(run)
-        return None if found is None else found[1]
+        return None if found is None or self._age(found[0]) > OLDEST_SECONDS else found[1]
 
     def refresh(self, run: RunId, prefix: ObjectReference) -> None:
         """Start to list the objects of a run below its job's prefix, unless the newest listing is recent."""
-        folder = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run}/")
         found = self._newest.get(run)
-        if found is None or (self._now() - found[0]).total_seconds() > LISTING_SECONDS:
-            self._executor.begin_work(f"listing/{run}", lambda: self._list(run, folder))
+        if found is None or self._age(found[0]) > LISTING_SECONDS:
+            self._executor.begin_work(f"listing/{run}", lambda: self._list(run, folder_of_run(prefix, run)))
 
     def forget(self, run: RunId) -> None:
         """Drop the listing of a run that no longer waits."""
         self._newest.pop(run, None)
+
+    def _age(self, at: datetime) -> float:
+        return (self._now() - at).total_seconds()
 
     async def _list(self, run: RunId, folder: ObjectReference) -> None:
         self._newest[run] = self._now(), await asyncio.to_thread(listing_of, self._objects, folder)
