@@ -38,7 +38,7 @@ from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.contract.names import python_name
 from control_plane.db.models import Base
-from tests.contract.test_api import MODEL, calls, client, http, reference, service, world  # noqa: F401
+from tests.contract.test_api import MODEL, calls, reference
 from tests.unit.control_plane.api.test_source_uploads import BODY, ID, UPLOAD
 from tests.unit.control_plane.loop.test_failing_reads import ERRORS
 
@@ -81,7 +81,7 @@ FURTHER: dict[str, list[tuple[str, dict[str, Any]]]] = {
 class Injected:
     """Replaces the methods of the service's store and operator. Chosen reads fail."""
 
-    def __init__(self, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    def __init__(self, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spoil: Callable[[str, Callable[[], Any]], Any] | None = None
         self.allowed: set[tuple[type, str]] = set()
         self.failed: set[tuple[type, str]] = set()
@@ -131,7 +131,7 @@ def garbled(name: str, read: Callable[[], Any]) -> Any:
     return (bytes(len(chunk)) for chunk in read()) if name == "stream" else read()
 
 
-def rows(service: Any) -> dict[str, list[tuple[Any, ...]]]:  # noqa: F811
+def rows(service: Any) -> dict[str, list[tuple[Any, ...]]]:
     with service.database.read() as session:
         return {
             table.name: [tuple(row) for row in session.execute(select(table).order_by(*table.primary_key))]
@@ -140,7 +140,7 @@ def rows(service: Any) -> dict[str, list[tuple[Any, ...]]]:  # noqa: F811
         }
 
 
-def outcome(client: Any, name: str, arguments: dict[str, Any]) -> int:  # noqa: F811
+def outcome(client: Any, name: str, arguments: dict[str, Any]) -> int:
     """Call an operation, read its whole answer, and return the status. An error has one of the modeled types."""
     try:
         answer = getattr(client, python_name(name))(**arguments)
@@ -157,7 +157,7 @@ def outcome(client: Any, name: str, arguments: dict[str, Any]) -> int:  # noqa: 
     return int(answer["ResponseMetadata"]["HTTPStatusCode"])
 
 
-def requests(world: dict[str, Any], archive: bytes) -> Iterator[tuple[str, dict[str, Any]]]:  # noqa: F811
+def requests(world: dict[str, Any], archive: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
     wanted = calls(world)
     last = ("DeleteTrainingJob", "DeleteFleet", "DeleteProjectQuota")
     for name in sorted(wanted, key=lambda name: (name in last, name.startswith("Stop"), name != "StartDrill")):
@@ -168,7 +168,7 @@ def requests(world: dict[str, Any], archive: bytes) -> Iterator[tuple[str, dict[
 
 
 @pytest.mark.timeout(300)
-def test_no_failed_read_of_a_request_changes_a_row(service, world, monkeypatch) -> None:  # noqa: F811
+def test_no_failed_read_of_a_request_changes_a_row(service, world, monkeypatch) -> None:
     service.operator.create_group("another")
     world["job"].checkpoint(2)
     service.objects.put(reference(UPLOAD), BODY)
@@ -177,7 +177,7 @@ def test_no_failed_read_of_a_request_changes_a_row(service, world, monkeypatch) 
     injected = Injected(service, monkeypatch)
     reached: dict[str, set[tuple[type, str]]] = {}
     impatient = Config(retries={"total_max_attempts": 1}, read_timeout=20)
-    with closing(service.client(config=impatient)) as client:  # noqa: F811
+    with closing(service.client(config=impatient)) as client:
         for name, arguments in requests(world, archive):
             injected.called, injected.allowed = set(), set()
             before = rows(service)
