@@ -118,12 +118,20 @@ _TEXT = (
     r"|message|reason|evidence|headline|title|sentence)"
 )
 _READS = r"(?:includes|startsWith|endsWith|split|match|matchAll|replace|replaceAll|search|indexOf|lastIndexOf|slice)"
-READINGS_IN_TYPESCRIPT = re.compile(
-    rf"\b{_TEXT}(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?[!?]*\.{_READS}\("  # sentence(x).split(…), job.Reason?.includes(…)
-    rf"|\.(?:test|exec)\((?:\w+[!?]*\.)*{_TEXT}\b"
-    rf"|\b(?!title){_TEXT} [!=]== ['\"`]\w|['\"`] [!=]== (?:\w+[!?]*\.)*{_TEXT}\b"
-    rf"|\b{_TEXT}[!?]*\.(?:filter|find|findIndex|some|every|map|flatMap)\(\(?(?P<each>\w+)\)? =>[^\n]*\b(?P=each)\.{_READS}\("
+_CALL = r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\))?"
+"""The arguments of a call, with at most one pair of nested parentheses."""
+_OF_A_TEXT = rf"\b{_TEXT}{_CALL}[!?]*\.{_READS}\("
+"""A text that is read: `sentence(x).split(…)`, `job.Reason?.includes(…)`."""
+_BY_A_PATTERN = rf"\.(?:test|exec)\((?:\w+[!?]*\.)*{_TEXT}\b"
+"""A pattern that is tried on a text: `/Xid/.test(event.Message)`."""
+_BY_COMPARISON = rf"\b(?!title){_TEXT} [!=]== ['\"`]\w|['\"`] [!=]== (?:\w+[!?]*\.)*{_TEXT}\b"
+"""A text that is compared with a literal: `node.Reason === 'surplus'`."""
+_OF_EACH = (
+    rf"\b{_TEXT}[!?]*\.(?:filter|find|findIndex|some|every|map|flatMap)"
+    rf"\(\(?(?P<each>\w+)\)? =>[^\n]*\b(?P=each)\.{_READS}\("
 )
+"""Texts that are read one by one: `evidence.filter((each) => each.includes(node))`."""
+READINGS_IN_TYPESCRIPT = re.compile("|".join((_OF_A_TEXT, _BY_A_PATTERN, _BY_COMPARISON, _OF_EACH)))
 ALLOWED_IN_TYPESCRIPT = {
     "pages/JobOverview.tsx: const traceback = job.FailureReason?.includes('\\n') ? job.FailureReason : undefined": (
         "the page gives a text of several lines a box of its own"
