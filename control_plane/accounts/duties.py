@@ -40,7 +40,7 @@ class Subject:
     is_waiting: bool = False
     """Whether the job waits for its first nodes."""
     reason: JobReason = ""
-    """Why the job is in its state. For a failed job, this is the reason of the failure."""
+    """The reason for the job's state. For a failed job, the reason for its failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ _NO_CHECKPOINT: Final = "If all copies in memory are lost, training returns to t
 _EXPLANATIONS: Final[Mapping[DutyKind, str]] = {
     DutyKind.JOB_FAILED: "The job does not start again by itself.",
     DutyKind.AUTOMATION_PAUSED: "An administrator has paused all automatic actions: Everstep replaces no lost node.",
-    DutyKind.DELETIONS_PAUSED: "The database was restored from a backup: Everstep deletes nothing from S3 before that.",
+    DutyKind.DELETIONS_PAUSED: "Everstep deletes nothing from S3 until a person accepts the restored database.",
     DutyKind.CONSENT_TO_REPEAT: "The job keeps its nodes until you decide.",
     DutyKind.STORE_UNREACHABLE: "The job keeps its nodes, and continues when S3 answers.",
     DutyKind.STALLED: "The ranks run but make no steps.",

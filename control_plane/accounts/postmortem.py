@@ -80,7 +80,7 @@ class PostMortem:
 
     account: Account
     duty: PersonDuty
-    """What a person has to do about the incident."""
+    """The duty of a person because of the incident."""
     subject: Subject
     owner: str
     """The person who handles the incident (its owner). Empty if it has no owner."""

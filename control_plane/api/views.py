@@ -705,7 +705,7 @@ class IncidentDetail:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What failed in an incident, in a few words, and how the incident ended."""
+    """One line about an incident: the failure and the outcome."""
 
     headline: str
     outcome: IncidentOutcome

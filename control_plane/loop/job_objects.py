@@ -1,9 +1,8 @@
 """The objects of a job in S3: where they are, their deletion, and the trash of jobs.
 
-    ended ◀──▶ in the trash ──last check──▶ checkpoints deleted ──▶ other objects deleted ──▶ rows deleted
-
-DeleteTrainingJob moves a job to the trash with all of its checkpoints, and UndeleteTrainingJob takes both out. The
-job's rows, logs and outputs stay until `purge_at`. `loop.checkpoint_keeper` deletes the checkpoints first.
+DeleteTrainingJob moves a job to the trash with all of its checkpoints, and UndeleteTrainingJob takes both out. After
+`purge_at`, `loop.checkpoint_keeper` deletes the checkpoints, each after a last check. Then `purge` deletes the logs and
+outputs, and at last the job's rows.
 
 Invariant: only objects of the job's own run or generations are deleted, because other jobs may write below the same
 prefix. In the service's bucket, only the job's own prefix is searched. A job is purged only if S3 has its mark of the

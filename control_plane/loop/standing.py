@@ -1,7 +1,7 @@
 """The status, the protection and the duty of jobs and fleets, from the database and the agents' newest reports.
 
     rows of jobs, fleets, nodes, incidents, checkpoints ─┐
-    agents that are connected now ───────────────────────┼──▶ Standing of each job, with its duty ──▶ every answer
+    newest reports of connected agents ──────────────────┼──▶ Standing of each job, with its duty ──▶ every answer
     the time ────────────────────────────────────────────┘
 
 Invariant: only this module derives the API's status of a job from its stored state, with `core.states`. The number of

@@ -33,7 +33,7 @@ OF_JOBS, OF_THE_SERVICE = RUNBOOK.split("\n## When the service itself fails\n")
 
 
 WITHOUT_DUTY = {"interrupted", "pending", "slow", "no-news"}
-"""Sections about situations of a job in which nobody has to act yet."""
+"""Sections about states of a job that require no action of a person."""
 
 
 def sections(text: str = RUNBOOK) -> dict[str, str]:

@@ -587,7 +587,7 @@ class JobObserved:
     spare_count: int = 0
     """Number of the fleet's spares that can replace a node immediately."""
     listing: StoreListing | None = None
-    """What S3 lists of the run, while the job waits for consent to repeat training. None before S3 has been listed."""
+    """The newest listing of the run in S3. None before the first one, and unless the job waits for consent."""
     is_fleet_blind: bool = False
     """Whether most of the fleet is silent while AWS reports its instances running. If so, silence proves nothing."""
     waiting_words: str = ""

@@ -156,7 +156,7 @@ class RepeatedWork:
     is_stored: bool = False
     """Whether `base_step` is a checkpoint in S3."""
     listing: StoreListing | None = None
-    """What S3 lists. None before S3 has been listed."""
+    """The newest listing of the run in S3. None before the first one."""
 
     @property
     def unknown_steps(self) -> tuple[Step, ...]:

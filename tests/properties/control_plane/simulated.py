@@ -223,7 +223,7 @@ class Simulation:
         self.listed_twice: set[NodeId] = set()
         """Members that the answer of the Auto Scaling group contains twice."""
         self.lies: dict[NodeId, Callable[[MemberReport], MemberReport]] = {}
-        """What the agents of some nodes report instead of the truth."""
+        """Functions that falsify the reports of a node's agent."""
         self.losses = 0
         """Number of messages that the simulation will lose, counted from the next message."""
         self.upload_seconds = 1.0

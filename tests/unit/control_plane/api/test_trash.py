@@ -329,7 +329,7 @@ def test_a_person_deletes_nothing_for_good_before_the_restore_is_accepted(servic
     assert client.delete_checkpoint(**GPT, Step=20)["Status"] == "Trashed"
 
 
-def test_old_checkpoints_of_an_ended_job_stay_within_its_limit_when_rows_are_pruned(service, client, make):  # noqa: F811
+def test_pruned_rows_trash_no_checkpoint_within_the_limit(service, client, make):  # noqa: F811
     """The limits count checkpoints from which the job can restore, and only its generations say which these are."""
     job = make(MaxCount=3, TrashHours=24)
     for generation, step in ((1, 10), (2, 20), (3, 30)):
