@@ -36,7 +36,8 @@ from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.loop import standing
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
-from control_plane.loop.records import capacity_wait_of, job_record, prefix_of, reason_of
+from control_plane.loop.memos import capacity_wait_of, reason_of
+from control_plane.loop.records import job_record, prefix_of
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200

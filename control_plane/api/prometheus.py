@@ -26,7 +26,7 @@ from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardRecord
 from control_plane.loop import standing
 from control_plane.loop.figures import LoopFigures
-from control_plane.loop.records import lapse_of
+from control_plane.loop.memos import lapse_of
 from everstep.protocol.ids import NodeId
 
 MEDIA_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4

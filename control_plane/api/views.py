@@ -92,17 +92,17 @@ from control_plane.db.notes import NoteRecord
 from control_plane.db.protection import ShardRecord
 from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
-from control_plane.loop import records
+from control_plane.loop import memos, records
 from control_plane.loop.agents import AgentView
-from control_plane.loop.records import (
+from control_plane.loop.memos import (
     checkpoint_pace_of,
     checkpoint_upload_of,
     final_checkpoint_of,
-    generation_node_count,
     lapse_of,
     suspicion_of,
     unstored_outputs_of,
 )
+from control_plane.loop.records import generation_node_count
 from control_plane.loop.standing import (
     JobStanding,
     Standing,
@@ -155,7 +155,7 @@ def reason_of(job: SavedJob, now: datetime) -> str:
 
     If the control plane suspects a hang, the text also states for how long the ranks have made no progress.
     """
-    return job_accounts.reason_now(records.reason_of(job), suspicion_of(job), now.timestamp())
+    return job_accounts.reason_now(memos.reason_of(job), suspicion_of(job), now.timestamp())
 
 
 def job_summary(
@@ -365,7 +365,7 @@ def job(
         reason=reason_of(job, now),
         repeat_choice=_repeat_choice(job),
         capacity_wait=wait,
-        store_wait=store_wait(records.store_wait_of(job)),
+        store_wait=store_wait(memos.store_wait_of(job)),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         conditions=list(conditions),
         source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
@@ -789,7 +789,7 @@ def _evidence_fact(fact: Fact) -> incidents_schemas.EvidenceFact:
 
 
 def _repeat_choice(job: SavedJob) -> jobs_schemas.RepeatChoice | None:
-    choice = records.repeat_choice_of(job)
+    choice = memos.repeat_choice_of(job)
     if choice is None:
         return None
     return jobs_schemas.RepeatChoice(

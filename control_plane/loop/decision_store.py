@@ -41,7 +41,7 @@ from control_plane.db import ledger_hours as db_ledger_hours
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.session import Database
-from control_plane.loop import records
+from control_plane.loop import memos, records
 from control_plane.loop.cloud_watch import CloudView
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import StoredFleet, StoredJob
@@ -136,7 +136,7 @@ class DecisionStore:
                 events.append_for_job(
                     session, before, draft.type, _message(draft), moment, node_id=draft.node_id, detail=draft.detail
                 )
-        if before.state != after.state.value or records.reason_of(before) != after.reason:
+        if before.state != after.state.value or memos.reason_of(before) != after.reason:
             log.info("job %s: %s: %s", before.name, after.state.value, accounts.headline(after.reason))
         return True
 

@@ -6,8 +6,6 @@ Invariant: a core record that the control plane stores and reads again equals th
 
 Each kind of record has one function per direction. Both functions stay side by side, so that a new field is added to
 both.
-
-The module has more than 500 lines. It is the only place that converts between rows and records.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -31,29 +29,21 @@ from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, HoldRelease, NodeRecord
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import (
-    CapacityWait,
     JobRecord,
     JobSettings,
     JobSpec,
-    Lapse,
     Memo,
-    Suspicion,
-    UnstoredOutputs,
 )
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
-from control_plane.core.observed.reasons import JobReason
 from control_plane.core.observed.steps import (
     NO_GENERATION,
     CheckpointRecord,
-    CheckpointUpload,
     GenerationRecord,
-    RepeatedWork,
     initial_generation,
 )
-from control_plane.core.states import INCIDENT_PHASES, RUNNING_JOBS, JobState, NodeState
-from control_plane.core.verification import Blocked
+from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
 from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
-from everstep.protocol.agent_messages import AgentReport, CheckpointPace, NoticeKind
+from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
 from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, SourceArchive
@@ -61,7 +51,6 @@ from everstep.protocol.plan import InputChannel, ObjectReference, ScriptPlan, So
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-T = TypeVar("T")
 _SETTINGS: Final = tuple(field.name for field in fields(JobSettings))
 _TIME: Final = re.compile("(^|_)(at|until)$")
 _MEMO: Final = tuple(field.name for field in fields(Memo))
@@ -146,65 +135,6 @@ def run_folder(checkpoint_uri: str, run_id: str) -> ObjectReference:
 def folder_of_run(prefix: ObjectReference, run_id: str) -> ObjectReference:
     """Return the key prefix of all checkpoints of a run below the prefix of its job's checkpoints."""
     return ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={run_id}/")
-
-
-def _noted(job: jobs.SavedJob | incidents.JobOfIncident, name: str, kind: type[T]) -> T | None:
-    """Return one field of a job's memo (`Memo`), or None. The other fields are not converted."""
-    stored = job.memo.get(name)
-    return None if stored is None else msgspec.convert(stored, kind)
-
-
-def suspicion_of(job: jobs.SavedJob) -> Suspicion | None:
-    """Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
-    return _noted(job, "suspicion", Suspicion)
-
-
-def reason_of(job: jobs.SavedJob | incidents.JobOfIncident) -> JobReason:
-    """Return why a job is in its state. A job that an earlier version stored last has only the sentence."""
-    found: JobReason | None = _noted(job, "reason", cast(Any, JobReason))
-    return job.reason if found is None else found
-
-
-def checkpoint_pace_of(job: jobs.SavedJob) -> CheckpointPace:
-    """Return when the job's next checkpoint is due, as its coordinator last reported."""
-    return _noted(job, "checkpoints", CheckpointPace) or CheckpointPace()
-
-
-def checkpoint_upload_of(job: jobs.SavedJob) -> CheckpointUpload | None:
-    """Return the progress of the checkpoint that the job's current generation uploads, or None."""
-    upload = _noted(job, "uploading", CheckpointUpload)
-    return None if upload is None or upload.generation != job.generation or job.ended_at is not None else upload
-
-
-def capacity_wait_of(job: jobs.SavedJob) -> CapacityWait | None:
-    """Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
-    return None if job.ended_at is not None else _noted(job, "capacity_wait", CapacityWait)
-
-
-def final_checkpoint_of(job: jobs.SavedJob) -> int | None:
-    """Return the step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
-    return _noted(job, "final_checkpoint", int)
-
-
-def unstored_outputs_of(job: jobs.SavedJob) -> UnstoredOutputs | None:
-    """Return the outputs of the job's ranks that are not in S3, or None."""
-    return _noted(job, "unstored", UnstoredOutputs)
-
-
-def lapse_of(job: jobs.SavedJob) -> Lapse | None:
-    """Return why the job's running generation keeps no further step, or None."""
-    lapse = _noted(job, "lapse", Lapse) if job.state in RUNNING_JOBS else None
-    return None if lapse is None or lapse.generation != job.generation else lapse
-
-
-def store_wait_of(job: jobs.SavedJob) -> Blocked | None:
-    """Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
-    return None if job.ended_at is not None else _noted(job, "store_wait", Blocked)
-
-
-def repeat_choice_of(job: jobs.SavedJob) -> RepeatedWork | None:
-    """Return the choice for which a job waits, or None if it waits for none or has ended."""
-    return None if job.ended_at is not None else _noted(job, "repeat", RepeatedWork)
 
 
 def generation_node_count(job: jobs.SavedJob) -> int:
@@ -526,14 +456,5 @@ def _moment(seconds: float | None) -> datetime | None:
     return None if seconds is None else at(seconds)
 
 
-resolve(Blocked)
-resolve(CapacityWait)
-resolve(CheckpointPace)
-resolve(CheckpointUpload)
-resolve(JobReason)
-resolve(Lapse)
 resolve(Memo)
-resolve(RepeatedWork)
-resolve(Suspicion)
-resolve(UnstoredOutputs)
 resolve(FailureRecord)

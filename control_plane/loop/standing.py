@@ -40,14 +40,8 @@ from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardTotals
 from control_plane.loop.agents import AgentView
-from control_plane.loop.records import (
-    final_checkpoint_of,
-    generation_node_count,
-    job_record,
-    lapse_of,
-    repeat_choice_of,
-    store_wait_of,
-)
+from control_plane.loop.memos import final_checkpoint_of, lapse_of, repeat_choice_of, store_wait_of
+from control_plane.loop.records import generation_node_count, job_record
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 _MICRO = 1_000_000

@@ -58,7 +58,8 @@ from control_plane.db.jobs import InitialState, NewJob, SavedJob, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
 from control_plane.loop import standing
-from control_plane.loop.records import capacity_wait_of, job_record
+from control_plane.loop.memos import capacity_wait_of
+from control_plane.loop.records import job_record
 from control_plane.loop.surroundings import schedule_of
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])

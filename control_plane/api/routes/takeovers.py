@@ -11,7 +11,7 @@ from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState
 from control_plane.db import events, jobs
-from control_plane.loop import records
+from control_plane.loop import memos
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
 
@@ -75,7 +75,7 @@ def accept_loss(
     now = services.now()
     with services.database.write() as session:
         job = find_job(session, training_job_name, caller)
-        choice = records.repeat_choice_of(job)
+        choice = memos.repeat_choice_of(job)
         if choice is None and (job.accepted_step != request.from_step or job.ended_at is not None):
             raise InUse(f"The training job {job.name!r} waits for no decision about lost training.")
         if choice is not None and choice.base_step != request.from_step:

@@ -28,7 +28,7 @@ from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import JOIN_SECONDS, grace_seconds
 from control_plane.db import events, fleets, jobs, nodes
 from control_plane.db.session import Database
-from control_plane.loop import records
+from control_plane.loop import memos, records
 from everstep.protocol.agent_messages import (
     ExitClass,
     FaultCode,
@@ -794,7 +794,7 @@ async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world
         agent.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=output),)
     world.finish()
     await world.until(lambda: world.job().state == JobState.COMPLETED)
-    stored = records.unstored_outputs_of(world.job())
+    stored = memos.unstored_outputs_of(world.job())
     assert stored is not None
     assert [(each.rank, each.path, each.cause) for each in stored.outputs] == [
         (number, "latest", OutputCause.OUTSIDE) for number in range(4)
@@ -823,7 +823,7 @@ async def test_outputs_of_an_ended_generation_stay_on_the_job_with_their_generat
     later = OutputFailure(rank=Rank(1), path="latest", cause=OutputCause.OUTSIDE, generation=Generation(2))
     agent.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=later),)
     await world.tick()
-    stored = records.unstored_outputs_of(world.job())
+    stored = memos.unstored_outputs_of(world.job())
     assert stored is not None
     assert [(each.generation, each.path) for each in stored.outputs] == [(1, "latest"), (2, "latest")]
     assert stored.count == 2

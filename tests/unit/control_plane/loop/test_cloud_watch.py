@@ -30,7 +30,7 @@ from control_plane.db import fleets, notices
 from control_plane.db.notices import NoticeRecord
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CLOSE_SECONDS, CloudWatch
-from control_plane.loop.records import capacity_wait_of
+from control_plane.loop.memos import capacity_wait_of
 from control_plane.loop.runner import Runner
 from everstep.protocol.ids import FleetName, NodeId
 from tests.unit.control_plane.loop.world import FLEET, GROUP, START, World

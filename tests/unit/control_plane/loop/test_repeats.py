@@ -13,7 +13,7 @@ from control_plane.core.observed.jobs import OnTotalLoss
 from control_plane.core.observed.steps import HolderState, RepeatedWork
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs
-from control_plane.loop import records
+from control_plane.loop import memos, records
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.loop.world import BUCKET, World
 
@@ -46,7 +46,7 @@ async def trained(world: World, minutes: int, **changes: object) -> None:
 
 
 def choice(world: World) -> RepeatedWork | None:
-    return records.repeat_choice_of(world.job())
+    return memos.repeat_choice_of(world.job())
 
 
 async def waiting(world: World) -> RepeatedWork:

@@ -9,7 +9,7 @@ import pytest
 from control_plane.core.job.store_wait import LONGEST_PAUSE_SECONDS, STAND_ASIDE_SECONDS
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs
-from control_plane.loop.records import store_wait_of
+from control_plane.loop.memos import store_wait_of
 from everstep.protocol.agent_messages import FaultCode, MemberPhase, Obstacle
 from tests.unit.control_plane.loop.world import World
 
