@@ -23,7 +23,6 @@ from everstep.protocol.agent_messages import KeepSources, Load, MemberPhase, Nod
 from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
 from tests.integration.worker.agent.fleet import BUCKET, KEY_BYTES, Fleet, until
 from tests.wheels import make_wheel
-from worker.agent import store_patience
 from worker.errors import SourceRefused, StoreDenied
 from worker.provisioning.source import SourceArchives
 from worker.provisioning.supplies import Supplies
@@ -144,7 +143,6 @@ async def test_a_load_waits_for_a_store_and_continues_in_the_same_generation(
 ) -> None:
     await fleet.launch()
     await fleet.train(2)
-    monkeypatch.setattr(store_patience, "PROBE_SECONDS", 0.01)
     await fleet.prepare()
     needs = Needs(fleet, {})
 
