@@ -139,7 +139,7 @@ def paginators(model: Json) -> Json:
             "result_key": lists[0],
         }
         # Without this key, botocore omits the other members from a result that it merges from several pages.
-        if further := [member for member in shape.get("required", ()) if member not in lists]:
+        if further := [member for member in shape.get("required", ()) if member not in {*lists, "NextToken"}]:
             found[name]["non_aggregate_keys"] = further
     return {"pagination": found}
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
 def statuses(page: Page) -> list[str]:
-    return [text.strip() for text in page.locator("td.c-status").all_inner_texts()]
+    return [text.strip() for text in page.locator("td.c-status [data-figure=status]").all_inner_texts()]
 
 
 def test_jobs_in_trouble_come_first_and_running_jobs_show_their_loss(

@@ -80,6 +80,11 @@ test('a job is cloned and watched from its page', () => {
   screen.getByRole('button', { name: 'Watch' })
 })
 
+test('a job in the trash can be taken out', () => {
+  drawn(<JobButtons job={{ RunId: 'run', PurgeTime: 1 }} />)
+  screen.getByRole('button', { name: 'Undelete' })
+})
+
 test('the form of a clone has the settings of its job, and no name', async () => {
   const body = { ...job, EntryPoint: 'fit.py', NodeCount: 7, Source: { SourceId: 'a'.repeat(64) } }
   served({ '/v1/training-jobs/run': { body } })

@@ -667,6 +667,10 @@ describe('banners', () => {
       { job: job({ ...taken }) },
       'Automation is off for this job: ada has taken it over. Everstep makes no decision until the job is handed back.',
     ],
+    [
+      { job: job({ PurgeTime: 0 }) },
+      /^The job is in the trash: Everstep deletes it and its objects in S3 after 1970-01-01 00:00:00 UTC/,
+    ],
     [{ fleet: { FleetStatus: 'deleting' } }, 'The fleet is being deleted: Everstep ends its nodes one by one.'],
     [
       { othersHit: ['a', 'b'] },

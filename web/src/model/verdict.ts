@@ -10,7 +10,7 @@ import { toneOfDuty } from '../words/duty'
 import { phaseWords } from './causes'
 import type { Facts, JobState, PhaseNow, Progress, Statement } from './facts'
 import { jobFigures, phaseLengths, shown, type JobFigures } from './figures'
-import { ago, count, duration, headline, percent, plural, sentence } from './format'
+import { ago, count, duration, headline, moment, percent, plural, sentence } from './format'
 import { attemptWords, missingWords } from './incident'
 import { isOver, reachedStep, hasReleasedNodes, stateOf, type Tone } from './standing'
 
@@ -251,6 +251,7 @@ function bannersOf({ job, fleet, othersHit = [] }: Facts): Statement[] {
   if (fleet?.Duty && !isOver(job) && fleet.Duty.Urgency === 'Now' && fleet.Duty.Kind !== job.Duty.Kind) {
     add(BANNERS.fleet(fleet.FleetName ?? ''), `${fleet.Duty.Sentence} ${fleet.Duty.Explanation ?? ''}`)
   }
+  if (job.PurgeTime !== undefined) add(BANNERS.trash.title, BANNERS.trash.text(moment(job.PurgeTime)))
   if (fleet?.FleetStatus === 'deleting') add(BANNERS.deleting.title, BANNERS.deleting.text)
   if (othersHit.length) {
     const names = othersHit.slice(0, 5).join(', ')

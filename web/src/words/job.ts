@@ -79,6 +79,10 @@ export const BANNERS = {
     person: 'A person',
   },
   fleet: (fleet: string) => `Fleet ${fleet} needs a person`,
+  trash: {
+    title: 'The job is in the trash',
+    text: (moment: string) => `Everstep deletes it and its objects in S3 after ${moment}.`,
+  },
   deleting: { title: 'The fleet is being deleted', text: 'Everstep ends its nodes one by one.' },
   wider: {
     title: 'More jobs failed',
@@ -113,6 +117,8 @@ export const JOB = {
     pauseTitle: 'All ranks stop at one agreed step, which goes to S3. The nodes become free.',
     resume: 'Resume',
     resumeTitle: 'The job continues from its checkpoint when its turn in the queue comes.',
+    undelete: 'Undelete',
+    undeleteTitle: 'The job leaves the trash with all of its checkpoints.',
     stop: 'Stop',
     stopText: 'All ranks stop at one agreed step, which goes to S3. A stopped job never starts again.',
   },
