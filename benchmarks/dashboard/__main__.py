@@ -16,7 +16,14 @@ from benchmarks.command import Begun
 from benchmarks.dashboard.crowd import SMALL, WIDE, crowd, small, write_log
 from benchmarks.dashboard.report import METRICS_TAB, PAGE
 from benchmarks.dashboard.traffic import Logger, Traffic, load_of, traffic_of
-from benchmarks.dashboard.watching import frames, incidents_stored, seconds_until_interactive, seconds_until_shown
+from benchmarks.dashboard.watching import (
+    frames,
+    incidents_stored,
+    seconds_until_interactive,
+    seconds_until_shown,
+    seconds_until_visible,
+)
+from tests.dashboard import many as week
 from tests.dashboard.browsing import chromium, open_job, sign_in_unseen, signed_in, watched
 from tests.dashboard.service import Living
 from tests.unit.control_plane.loop.world import World
@@ -44,6 +51,12 @@ def measure(begun: Begun) -> dict[str, Any]:
             begun.say(f"the list answers after {', '.join(f'{each:.2f}' for each in interactive)} s")
             scrolled = scrolling(browser, many)
             listed = traffic_of(browser, many, "/jobs", lambda: many.run(a_second(many, WIDE)), measured)
+        (begun.home / "week").mkdir()
+        with week.served(begun.home / "week") as (old, _):
+            complete = [of_the_week(browser, old) for _ in range(loads)]
+            begun.say(
+                f"the page of a job after a week is complete after {', '.join(f'{each:.2f}' for each in complete)} s"
+            )
         with served(begun.home / "small", nodes=3) as few:
             few.run(small(few.world))
             few.serve()
@@ -57,6 +70,7 @@ def measure(begun: Begun) -> dict[str, Any]:
         "nodes": nodes,
         "lines": lines,
         "interactive_seconds": interactive,
+        "week_seconds": complete,
         "shown_seconds": shown,
         "frames_ms": scrolled,
         "bytes_per_hour": {page: (each.bytes_per_hour, each.plain_bytes_per_hour) for page, each in received.items()},
@@ -79,6 +93,13 @@ def of_the_list(browser: Browser, many: Living) -> float:
     with watched(browser, many.url) as page:
         sign_in_unseen(page, many)
         return seconds_until_interactive(page, "/jobs", "tbody tr", WIDE)
+
+
+def of_the_week(browser: Browser, old: Living) -> float:
+    """Return the seconds until the page of the job with a week of history shows its verdict, incident and timeline."""
+    with watched(browser, old.url) as page:
+        sign_in_unseen(page, old)
+        return seconds_until_visible(page, f"/jobs/{week.WIDE}", ".verdict", LAST_INCIDENT, "svg.timeline a")
 
 
 def scrolling(browser: Browser, many: Living) -> dict[str, list[float]]:

@@ -15,6 +15,8 @@ from benchmarks.page import BenchmarkRun, Page
 from benchmarks.rows import Row, limits, number, without_verdicts
 
 INTERACTIVE_SECONDS: Final = 1.5
+WEEK_SECONDS: Final = 2.0
+"""Limit of the time until the page of a job with a week of history shows its state and its timeline."""
 SHOWN_SECONDS: Final = 0.5
 FRAME_MS: Final = 1000 / 30
 """Limit of the 95th percentile of frame times, in milliseconds: 30 frames per second."""
@@ -36,6 +38,8 @@ class Run(BenchmarkRun):
     nodes: int
     lines: int
     interactive_seconds: Sequence[float]
+    week_seconds: Sequence[float]
+    """Seconds until the page of a job with a week of history (`tests.dashboard.many`) is complete, by load."""
     shown_seconds: Sequence[float]
     frames_ms: dict[str, Sequence[float]]
     """Frame times in milliseconds, by the name of the scrolled element."""
@@ -60,6 +64,7 @@ def rows(run: Run) -> list[Row]:
 def _times(run: Run) -> list[Row]:
     return [
         _row(f"the list of {run.jobs:,} jobs answers, median", run.interactive_seconds, 0.5, INTERACTIVE_SECONDS, "s"),
+        _row("the job page after a week shows all, median", run.week_seconds, 0.5, WEEK_SECONDS, "s"),
         _row("a stored fault is on the page, p95", run.shown_seconds, 0.95, SHOWN_SECONDS, "s"),
         *(
             _row(f"a frame while {what} scrolls, p95", frames, 0.95, FRAME_MS, "ms")
@@ -94,7 +99,7 @@ def values(run: Run) -> dict[str, str | None]:
 
     If a text is None, the page omits the paragraph, item or section with this placeholder (`benchmarks.page`).
     """
-    samples = [run.interactive_seconds, run.shown_seconds, *run.frames_ms.values()]
+    samples = [run.interactive_seconds, run.week_seconds, run.shown_seconds, *run.frames_ms.values()]
     judged = rows(run)
     times, sizes = judged[: len(samples)], judged[len(samples) :]
     spreads = {

@@ -59,6 +59,24 @@ def seconds_until_interactive(page: Page, path: str, rows: str, wanted: str) -> 
     return found / 1000
 
 
+def seconds_until_visible(page: Page, path: str, *selectors: str) -> float:
+    """Return the seconds from the start of the navigation until elements with all of these selectors are visible.
+
+    Args:
+        page: a page of a signed-in user.
+        path: path to open.
+        selectors: a selector for each element.
+
+    Returns:
+        Seconds by the browser's clock.
+    """
+    page.goto(path, wait_until="commit")
+    for selector in selectors:
+        expect(page.locator(selector).first).to_be_visible(timeout=30_000)
+    found: float = page.evaluate("performance.now()")
+    return found / 1000
+
+
 def frames(page: Page, selector: str, *, step: int) -> list[float]:
     """Return the duration of each frame in milliseconds while an element is scrolled.
 

@@ -18,6 +18,7 @@ RUN = Run(
     nodes=256,
     lines=5000,
     interactive_seconds=[1.0, 1.2, 9.0],
+    week_seconds=[1.3, 1.4, 9.0],
     shown_seconds=[0.1] * 19 + [0.6],
     frames_ms={"the log": [16.7] * 95 + [50.0] * 5},
     bytes_per_hour={METRICS_TAB: (4e6, 490e6), "the page of a job": (9e6, 90e6)},
@@ -29,7 +30,7 @@ RUN = Run(
 
 
 def test_the_middle_load_the_slowest_faults_and_nearly_all_frames_count() -> None:
-    assert [row.value for row in rows(RUN)] == [1.2, 0.1, 16.7, 4.0, 9.0, 0.04, 200.0]
+    assert [row.value for row in rows(RUN)] == [1.2, 1.4, 0.1, 16.7, 4.0, 9.0, 0.04, 200.0]
 
 
 def test_traffic_is_compared_with_complete_uncompressed_responses() -> None:
@@ -43,11 +44,12 @@ def test_traffic_is_compared_with_complete_uncompressed_responses() -> None:
     ("changes", "short"),
     [
         ({"interactive_seconds": [1.6]}, 0),
-        ({"shown_seconds": [0.1] * 18 + [0.6] * 2}, 1),
-        ({"frames_ms": {"the log": [16.7] * 9 + [FRAME_MS + 1]}}, 2),
-        ({"bytes_per_hour": {METRICS_TAB: (6e6, 490e6)}}, 3),
-        ({"shifts": {"/": 0.06, "/jobs": 0.0}}, 5),
-        ({"first_load_bytes": {"/": 251_000}}, 6),
+        ({"week_seconds": [2.1]}, 1),
+        ({"shown_seconds": [0.1] * 18 + [0.6] * 2}, 2),
+        ({"frames_ms": {"the log": [16.7] * 9 + [FRAME_MS + 1]}}, 3),
+        ({"bytes_per_hour": {METRICS_TAB: (6e6, 490e6)}}, 4),
+        ({"shifts": {"/": 0.06, "/jobs": 0.0}}, 6),
+        ({"first_load_bytes": {"/": 251_000}}, 7),
     ],
 )
 def test_what_falls_short_is_said(changes: dict[str, object], short: int) -> None:
@@ -56,7 +58,7 @@ def test_what_falls_short_is_said(changes: dict[str, object], short: int) -> Non
     assert len(found) == 1
     assert found[0].partition(":")[0] == rows(RUN)[short].what.partition(":")[0]
     assert render(PAGE, run).count("**falls short**") == 1
-    assert render(PAGE, RUN).count("| pass |") == 6
+    assert render(PAGE, RUN).count("| pass |") == 7
 
 
 def test_a_quick_run_or_a_busy_machine_is_said() -> None:
