@@ -18,7 +18,7 @@ from statistics import median_low
 from control_plane.core.capacity import is_long
 from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.fleets import Hold
-from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.jobs import CapacityWait, JobRecord
 from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import (
     FleetStatus,
@@ -262,21 +262,11 @@ class Checkpoints:
 class JobFacts:
     """The stored facts about a job from which its duty follows. Times are Unix seconds."""
 
-    name: str
     fleet: FleetFacts
-    state: JobState
+    record: JobRecord
     status: TrainingJobStatus
     secondary: SecondaryStatus
-    state_since: float
-    started_at: float | None = None
-    ended_at: float | None = None
     taken_over_at: float | None = None
-    taken_over_by: str = ""
-    left_alone: bool = False
-    """Whether Everstep observes a fault and does not handle it, because a person controls the job or paused it."""
-    boundary: Step = FIRST_STEP
-    base_step: Step = FIRST_STEP
-    max_boundary: Step = FIRST_STEP
     moved_at: float | None = None
     """Time of the newest step or commit of this launch, or the end of the last time without a control plane."""
     is_heard: bool = True
@@ -284,7 +274,6 @@ class JobFacts:
     steps_per_second: float | None = None
     """Rate over the whole job. None until it is meaningful."""
     recovery: Recovery | None = None
-    wait: CapacityWait | None = None
     node_count: int = 0
     least_node_count: int = 0
     launched_count: int = 0
@@ -294,10 +283,6 @@ class JobFacts:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     held: tuple[HeldNode, ...] = ()
     """Held nodes that incidents of the job involved."""
-    store_unreachable_since: float | None = None
-    """Time since which the job waits for S3. None while S3 answers."""
-    work_to_repeat: RepeatedWork | None = None
-    """The choice for which the job waits, because it would repeat much training."""
 
 
 def of_job(facts: JobFacts, now: float) -> PersonDuty:
@@ -305,7 +290,7 @@ def of_job(facts: JobFacts, now: float) -> PersonDuty:
 
     Optional and less urgent actions of other duties follow the actions of the most urgent one.
     """
-    is_past = facts.ended_at is not None and not _failed_recently(facts, facts.ended_at, now)
+    is_past = facts.record.ended_at is not None and not _failed_recently(facts, facts.record.ended_at, now)
     held = () if is_past else _of_nodes(facts.held)
     return _most_urgent((*_of_job(facts, now), *held))
 
@@ -342,9 +327,9 @@ _RANK: Mapping[Urgency, int] = {urgency: number for number, urgency in enumerate
 
 
 def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
-    if facts.ended_at is not None:
+    if facts.record.ended_at is not None:
         if facts.status is TrainingJobStatus.FAILED:
-            yield _of_failure(facts, facts.ended_at, now)
+            yield _of_failure(facts, facts.record.ended_at, now)
         return
     if facts.taken_over_at is not None:
         yield _unattended(facts, DutyKind.TAKEN_OVER, ActionKind.HAND_BACK, facts.taken_over_at)
@@ -352,21 +337,21 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     if facts.fleet.paused_at is not None and facts.secondary is not SecondaryStatus.PAUSED:
         yield _unattended(facts, DutyKind.AUTOMATION_PAUSED, ActionKind.RESUME_AUTOMATION, facts.fleet.paused_at)
     if facts.secondary is SecondaryStatus.PAUSED:
-        yield _duty(DutyKind.PAUSED, Urgency.OPTIONAL, ActionKind.RESUME, since=facts.state_since)
+        yield _duty(DutyKind.PAUSED, Urgency.OPTIONAL, ActionKind.RESUME, since=facts.record.state_since)
         return
     if facts.status is TrainingJobStatus.STOPPING:
         return
-    if (work := facts.work_to_repeat) is not None:
+    if (work := facts.record.repeat) is not None:
         action = PersonAction(kind=ActionKind.REPEAT_WORK, urgency=Urgency.NOW, repeat=work)
         yield PersonDuty(kind=DutyKind.CONSENT_TO_REPEAT, urgency=Urgency.NOW, actions=(action,), since=work.since)
-    if (since := facts.store_unreachable_since) is not None:
-        yield _duty(DutyKind.STORE_UNREACHABLE, Urgency.NOW, ActionKind.CHECK_STORE, since=since)
+    if (wait := facts.record.store_wait) is not None:
+        yield _duty(DutyKind.STORE_UNREACHABLE, Urgency.NOW, ActionKind.CHECK_STORE, since=wait.since)
     yield from (replace(each, is_recovering=facts.recovery is not None) for each in _of_fleet(facts.fleet))
-    if facts.wait is not None and facts.secondary is not SecondaryStatus.TRAINING:
-        yield _of_shortage(facts, facts.wait, now)
+    if facts.record.capacity_wait is not None and facts.secondary is not SecondaryStatus.TRAINING:
+        yield _of_shortage(facts, facts.record.capacity_wait, now)
     elif facts.recovery is not None:
         yield from _of_recovery(facts.recovery)
-    if facts.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING:
+    if facts.record.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING:
         yield from _of_progress(facts, now)
     if facts.secondary is SecondaryStatus.TRAINING:
         yield from _of_training(facts, now)
@@ -384,8 +369,8 @@ def _failed_recently(facts: JobFacts, ended_at: float, now: float) -> bool:
 
 def _unattended(facts: JobFacts, kind: DutyKind, action: ActionKind, since: float) -> PersonDuty:
     """Return the duty for a job that Everstep only observes. It is urgent once the job needs more than that."""
-    trains = facts.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING
-    is_undone = facts.left_alone or facts.status is TrainingJobStatus.STOPPING or not trains
+    trains = facts.record.state is JobState.RUNNING and facts.secondary is not SecondaryStatus.PAUSING
+    is_undone = facts.record.left_alone or facts.status is TrainingJobStatus.STOPPING or not trains
     return _duty(kind, Urgency.NOW if is_undone else Urgency.OPTIONAL, action, since=since)
 
 
@@ -439,10 +424,10 @@ def _of_recovery(recovery: Recovery) -> Iterator[PersonDuty]:
 
 def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     """Yield the duty of a job whose ranks run and make no step. Nothing is known while no agent is connected."""
-    moved = max(facts.moved_at or 0.0, facts.state_since)
+    moved = max(facts.moved_at or 0.0, facts.record.state_since)
     if not facts.is_heard:
         return
-    if facts.boundary <= facts.base_step:
+    if facts.record.boundary <= facts.record.base_step:
         if now - moved > FIRST_STEP_SECONDS:
             yield _duty(DutyKind.FIRST_STEP_LATE, Urgency.NOW, ActionKind.READ_LOGS, since=moved)
     elif now - moved > max(STALLED_SECONDS, STALLED_STEPS / facts.steps_per_second if facts.steps_per_second else 0.0):
@@ -454,10 +439,10 @@ def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
 def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     see, found = ActionKind.SHOW_PROTECTION, facts.protection
     if found is not None and found.state is ProtectionState.UNPROTECTED:
-        if facts.boundary > FIRST_STEPS:
+        if facts.record.boundary > FIRST_STEPS:
             yield _duty(DutyKind.PROTECTION_LOST, Urgency.NOW, see, since=found.changed_at)
     elif found is not None and found.state is ProtectionState.DEGRADED:
-        since = max(facts.state_since, found.changed_at or 0.0)
+        since = max(facts.record.state_since, found.changed_at or 0.0)
         lasts = now - since > DEGRADED_SECONDS
         yield _duty(DutyKind.DEGRADED, Urgency.LATER if lasts else Urgency.OPTIONAL, see, since=since)
     elif found is not None and not found.is_whole:
@@ -468,16 +453,17 @@ def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
         yield _duty(DutyKind.FEWER_NODES, Urgency.OPTIONAL, ActionKind.DESCRIBE_FLEET)
     if _is_checkpoint_missing(facts, now):
         make = ActionKind.CREATE_CHECKPOINT if facts.checkpoints.is_scheduled else ActionKind.SET_CHECKPOINTS
-        yield _duty(DutyKind.NO_CHECKPOINT, Urgency.LATER, make, since=facts.checkpoints.newest_at or facts.started_at)
+        since = facts.checkpoints.newest_at or facts.record.started_at
+        yield _duty(DutyKind.NO_CHECKPOINT, Urgency.LATER, make, since=since)
 
 
 def _is_checkpoint_missing(facts: JobFacts, now: float) -> bool:
     """Return whether the newest checkpoint is older than the job's settings and `UNSAVED_SECONDS` permit."""
     kept = facts.checkpoints
-    since = kept.newest_at or facts.started_at
+    since = kept.newest_at or facts.record.started_at
     if since is None:
         return False
-    steps = facts.max_boundary - (kept.newest_step or FIRST_STEP)
+    steps = facts.record.max_boundary - (kept.newest_step or FIRST_STEP)
     if steps < OVERDUE_FACTOR * kept.every_steps or steps <= 0:
         return False
     if kept.interval_seconds is not None and now - since < OVERDUE_FACTOR * kept.interval_seconds:

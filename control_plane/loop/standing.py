@@ -11,9 +11,10 @@ queries does not depend on the number of jobs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from sqlalchemy.orm import Session
 
@@ -40,10 +41,11 @@ from control_plane.db.jobs import SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardTotals
 from control_plane.loop.agents import AgentView
-from control_plane.loop.memos import final_checkpoint_of, lapse_of, repeat_choice_of, store_wait_of
+from control_plane.loop.memos import final_checkpoint_of, lapse_of
 from control_plane.loop.records import generation_node_count, job_record
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
+T = TypeVar("T")
 _MICRO = 1_000_000
 _LEAST_SECONDS, _LEAST_STEPS = 30.0, 10
 """A job's mean rate is meaningful from this training time and this number of steps on."""
@@ -90,7 +92,8 @@ def everything(
 
 def of_fleets(session: Session, shown: Sequence[FleetRecord]) -> dict[str, Standing]:
     """Return the standing of several fleets, by name."""
-    held, pauses = _held_by_fleet(nodes.held(session)), _pauses(session)
+    held = _grouped((node.fleet_name, _held_node(node)) for node in nodes.held(session))
+    pauses = _pauses(session)
     found = {}
     for fleet in shown:
         facts = _fleet_facts(fleet, pauses, held.get(fleet.name, ()))
@@ -117,13 +120,16 @@ def of_jobs(
     with_memory = {job.run_id: job.generation for job in shown if holds_memory(job)}
     totals = protection.totals(session, with_memory) if with_memory else {}
     members = nodes.by_run(session, runs) if runs else {}
-    kept = checkpoints.newest_of(session, [job.run_id for job in shown if _needs_checkpoint(job)])
+    # The duty of another job does not depend on its checkpoints.
+    with_checkpoint = [job.run_id for job in shown if job.state in (JobState.RUNNING, JobState.FAILED)]
+    kept = checkpoints.newest_of(session, with_checkpoint)
     failed = [job.run_id for job in shown if job.state == JobState.FAILED]
     held = _held_by_run(session, (*runs, *failed))
     pauses = _pauses(session)
     facts_of = {fleet.name: _fleet_facts(fleet, pauses) for fleet in fleets.every(session)}
     recovering = [job.run_id for job in shown if job.ended_at is None and job.memo.get("incident") is not None]
-    earlier = _by_run(db_incidents.closed_of(session, recovering)) if recovering else {}
+    closed = db_incidents.closed_of(session, recovering) if recovering else ()
+    earlier = _grouped((each.run_id, each) for each in closed)
     found = {}
     for job in shown:
         node_ids, is_held, record = members.get(job.run_id, ()), job.run_id in with_memory, job_record(job)
@@ -136,26 +142,17 @@ def of_jobs(
         survives = survives_node_loss(job, totals.get(job.run_id)) if is_held else None
         launched, lapse = generation_node_count(job), lapse_of(job)
         facts = JobFacts(
-            name=job.name,
             fleet=fleet,
-            state=record.state,
+            record=record,
             status=status_of(job),
             secondary=secondary_status_of(job),
-            state_since=record.state_since,
-            started_at=record.started_at,
-            ended_at=record.ended_at,
             taken_over_at=None if job.taken_over_at is None else job.taken_over_at.timestamp(),
-            left_alone=bool(record.left_alone),
-            boundary=record.boundary,
-            base_step=record.base_step,
-            max_boundary=record.max_boundary,
             moved_at=_moved_at(record),
             is_heard=any(node_id in agents for node_id in node_ids),
             steps_per_second=_rate(record),
             recovery=_recovery(record, earlier.get(job.run_id, ()), now),
-            wait=None if record.ended_at is not None else record.capacity_wait,
             node_count=job.spec.node_count,
-            least_node_count=job.spec.min_node_count or job.spec.node_count,
+            least_node_count=job.spec.least_node_count,
             launched_count=launched,
             protection=None
             if state is None
@@ -167,8 +164,6 @@ def of_jobs(
             ),
             checkpoints=_checkpoints(job, kept.get(job.run_id)),
             held=held.get(job.run_id, ()),
-            store_unreachable_since=None if (blocked := store_wait_of(job)) is None else blocked.since,
-            work_to_repeat=repeat_choice_of(job),
         )
         found[job.run_id] = JobStanding(
             duty=duties.of_job(facts, now),
@@ -176,7 +171,7 @@ def of_jobs(
                 fleet=fleet,
                 job=job.name,
                 person=job.taken_over_by if job.taken_over_at is not None else "",
-                wait=facts.wait,
+                wait=None if record.ended_at is not None else record.capacity_wait,
                 is_waiting=record.state in (JobState.QUEUED, JobState.ALLOCATING),
                 reason=record.reason,
             ),
@@ -226,28 +221,18 @@ def _held_node(node: SavedNode) -> HeldNode:
     return HeldNode(node_id=node.id, hold=Hold(node.hold), reason=node.reason)
 
 
-def _held_by_fleet(held: Sequence[SavedNode]) -> dict[str, tuple[HeldNode, ...]]:
-    found: defaultdict[str, list[HeldNode]] = defaultdict(list)
-    for node in held:
-        found[node.fleet_name].append(_held_node(node))
-    return {name: tuple(each) for name, each in found.items()}
-
-
 def _held_by_run(session: Session, runs: Sequence[str]) -> dict[str, tuple[HeldNode, ...]]:
     """Return the held nodes that incidents of the jobs involved, by run id."""
     held = {node.id: _held_node(node) for node in nodes.held(session)} if runs else {}
-    found: defaultdict[str, list[HeldNode]] = defaultdict(list)
-    for run_id, node_id in implications.runs_of(session, held) if held else ():
-        if run_id in runs:
-            found[run_id].append(held[node_id])
-    return {run_id: tuple(each) for run_id, each in found.items()}
+    pairs = implications.runs_of(session, held) if held else ()
+    return _grouped((run_id, held[node_id]) for run_id, node_id in pairs if run_id in runs)
 
 
-def _by_run(found: Sequence[SavedIncident]) -> dict[str, tuple[SavedIncident, ...]]:
-    runs: defaultdict[str, list[SavedIncident]] = defaultdict(list)
-    for each in found:
-        runs[each.run_id].append(each)
-    return {run_id: tuple(each) for run_id, each in runs.items()}
+def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, tuple[T, ...]]:
+    found: defaultdict[str, list[T]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return {key: tuple(values) for key, values in found.items()}
 
 
 def _moved_at(record: JobRecord) -> float | None:
@@ -276,11 +261,6 @@ def _recovery(record: JobRecord, earlier: Sequence[SavedIncident], now: float) -
         elapsed_seconds=incidents.phase_seconds(incident, now)[key],
         earlier_seconds=tuple(seconds for seconds in lengths if seconds),
     )
-
-
-def _needs_checkpoint(job: SavedJob) -> bool:
-    """Return whether the duty of a job depends on its checkpoints: it may train without one, or it failed."""
-    return job.state in (JobState.RUNNING, JobState.FAILED)
 
 
 def _checkpoints(job: SavedJob, newest: tuple[int, datetime] | None) -> Checkpoints:

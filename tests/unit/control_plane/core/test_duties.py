@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from control_plane.core.duties import (
 from control_plane.core.observed.causes import NOTHING as CAUSELESS
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.incidents import FailureRecord, Repeated
-from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.jobs import CapacityWait, JobRecord
 from control_plane.core.observed.reasons import GaveUp
 from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import (
@@ -38,6 +38,8 @@ from control_plane.core.states import (
     SecondaryStatus,
     TrainingJobStatus,
 )
+from control_plane.core.verification import blocked
+from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import Generation, Rank, Step
 
 NOW = 1_800_000_000.0
@@ -47,15 +49,17 @@ REPEAT = RepeatedWork(
 FLEET = FleetFacts(name="estuary", auto_scaling_group_name="estuary-asg", status=FleetStatus.ACTIVE)
 HELD = HeldNode(node_id="i-1", hold=Hold.UNREACHABLE, reason=CAUSELESS)
 TRAINING = JobFacts(
-    name="atlas",
     fleet=FLEET,
-    state=JobState.RUNNING,
+    record=JobRecord(
+        state=JobState.RUNNING,
+        created_at=NOW - 1800,
+        state_since=NOW - 900,
+        started_at=NOW - 1800,
+        boundary=Step(612),
+        max_boundary=Step(612),
+    ),
     status=TrainingJobStatus.IN_PROGRESS,
     secondary=SecondaryStatus.TRAINING,
-    state_since=NOW - 900,
-    started_at=NOW - 1800,
-    boundary=Step(612),
-    max_boundary=Step(612),
     moved_at=NOW - 1,
     steps_per_second=2.0,
     node_count=3,
@@ -64,7 +68,15 @@ TRAINING = JobFacts(
     protection=Protection(state=ProtectionState.PROTECTED),
     checkpoints=Checkpoints(newest_step=Step(600), newest_at=NOW - 10, every_steps=60),
 )
-RECOVERING = replace(
+
+
+def change(facts: JobFacts, **changes: Any) -> JobFacts:
+    """Return the facts of a job with some of them, or some of its record, changed."""
+    own = {name: changes.pop(name) for name in [each.name for each in fields(JobFacts)] if name in changes}
+    return replace(facts, record=replace(facts.record, **changes), **own)
+
+
+RECOVERING = change(
     TRAINING,
     state=JobState.PREPARING,
     secondary=SecondaryStatus.RESTARTING,
@@ -76,7 +88,7 @@ WAIT = CapacityWait(missing_count=1, message="no capacity", failed_count=5, next
 
 def duty(facts: JobFacts = TRAINING, now: float = NOW, **changes: Any) -> tuple[DutyKind, Urgency]:
     """Return the kind and the urgency of the duty for a job with some facts changed."""
-    found = of_job(replace(facts, **changes), now)
+    found = of_job(change(facts, **changes), now)
     return found.kind, found.urgency
 
 
@@ -91,7 +103,7 @@ def test_a_job_that_trains_with_all_copies_needs_nobody() -> None:
 
 
 def test_a_failed_job_needs_a_person_for_a_day() -> None:
-    failed = replace(TRAINING, status=TrainingJobStatus.FAILED, state=JobState.FAILED, ended_at=NOW)
+    failed = change(TRAINING, status=TrainingJobStatus.FAILED, state=JobState.FAILED, ended_at=NOW)
     assert duty(failed, NOW + 86_399) == (DutyKind.JOB_FAILED, Urgency.NOW)
     assert duty(failed, NOW + 86_400) == (DutyKind.JOB_FAILED, Urgency.OPTIONAL)
     assert duty(failed, status=TrainingJobStatus.COMPLETED, state=JobState.COMPLETED) == (
@@ -102,7 +114,7 @@ def test_a_failed_job_needs_a_person_for_a_day() -> None:
 
 
 def test_a_job_that_has_ended_has_no_other_duty() -> None:
-    ended = replace(TRAINING, ended_at=NOW, status=TrainingJobStatus.STOPPED, held=(HELD,), taken_over_at=NOW)
+    ended = change(TRAINING, ended_at=NOW, status=TrainingJobStatus.STOPPED, held=(HELD,), taken_over_at=NOW)
     assert duty(ended) == (DutyKind.NOTHING, Urgency.NONE)
 
 
@@ -123,7 +135,7 @@ def test_a_pause_of_automation_waits_for_a_person_and_is_urgent_for_a_job_that_n
     assert (of_fleet(paused).urgency, of_fleet(paused).since) == (Urgency.LATER, NOW - 60)
     assert duty(fleet=paused) == (DutyKind.AUTOMATION_PAUSED, Urgency.OPTIONAL)
     for undone in ({"left_alone": True}, {"status": TrainingJobStatus.STOPPING}, {"state": JobState.QUEUED}):
-        found = of_job(replace(TRAINING, fleet=paused, **undone), NOW)
+        found = of_job(change(TRAINING, fleet=paused, **undone), NOW)
         assert (found.kind, found.urgency) == (DutyKind.AUTOMATION_PAUSED, Urgency.NOW), undone
         done = action(found.actions[0], Subject(fleet=paused, job="atlas"))
         assert done.command == "everstep automation resume"
@@ -144,17 +156,17 @@ def test_a_restored_database_waits_for_a_person() -> None:
 
 
 def test_a_person_decides_about_a_long_wait_for_capacity() -> None:
-    long = of_job(replace(RECOVERING, wait=WAIT), NOW)
+    long = of_job(change(RECOVERING, capacity_wait=WAIT), NOW)
     assert (long.kind, long.urgency) == (DutyKind.CAPACITY_WAIT, Urgency.LATER)
     assert [(each.kind, each.node_count, each.is_recommended) for each in long.actions] == [
         (ActionKind.SHRINK, 2, True),
         (ActionKind.PAUSE, None, False),
     ]
     short = replace(WAIT, next_attempt_at=NOW + 299)
-    assert duty(RECOVERING, wait=short) == (DutyKind.CAPACITY_WAIT, Urgency.OPTIONAL)
-    queued = replace(TRAINING, state=JobState.ALLOCATING, secondary=SecondaryStatus.STARTING, wait=WAIT)
+    assert duty(RECOVERING, capacity_wait=short) == (DutyKind.CAPACITY_WAIT, Urgency.OPTIONAL)
+    queued = change(TRAINING, state=JobState.ALLOCATING, secondary=SecondaryStatus.STARTING, capacity_wait=WAIT)
     assert duty(queued) == (DutyKind.CAPACITY_WAIT, Urgency.OPTIONAL), "a job that never trained loses nothing"
-    assert of_job(replace(RECOVERING, wait=WAIT, least_node_count=2), NOW).actions[0].kind is ActionKind.PAUSE
+    assert of_job(change(RECOVERING, capacity_wait=WAIT, least_node_count=2), NOW).actions[0].kind is ActionKind.PAUSE
 
 
 @pytest.mark.parametrize(
@@ -184,7 +196,7 @@ def test_nothing_is_known_about_steps_while_no_agent_is_connected() -> None:
 
 
 def test_the_first_step_of_a_launch_may_take_ten_minutes() -> None:
-    started = replace(
+    started = change(
         TRAINING,
         secondary=SecondaryStatus.STARTING,
         boundary=Step(0),
@@ -214,7 +226,7 @@ def test_a_degraded_job_never_has_nothing_to_do() -> None:
 
 def test_a_job_of_many_steps_without_a_checkpoint_has_a_duty() -> None:
     never = Checkpoints(is_scheduled=False)
-    unsaved = replace(TRAINING, max_boundary=Step(48_210), boundary=Step(48_210), checkpoints=never)
+    unsaved = change(TRAINING, max_boundary=Step(48_210), boundary=Step(48_210), checkpoints=never)
     found = of_job(unsaved, NOW)
     assert (found.kind, found.urgency) == (DutyKind.NO_CHECKPOINT, Urgency.LATER)
     assert [each.kind for each in found.actions] == [ActionKind.SET_CHECKPOINTS]
@@ -236,9 +248,9 @@ def test_a_job_of_many_steps_without_a_checkpoint_has_a_duty() -> None:
 def test_a_checkpoint_is_missing_after_an_hour_or_twice_its_interval(
     kept: Checkpoints, steps: int, seconds: float, is_missing: bool
 ) -> None:
-    facts = replace(TRAINING, checkpoints=kept, max_boundary=Step(steps), started_at=NOW - seconds)
+    facts = change(TRAINING, checkpoints=kept, max_boundary=Step(steps), started_at=NOW - seconds)
     assert (of_job(facts, NOW).kind is DutyKind.NO_CHECKPOINT) == is_missing
-    later = replace(facts, checkpoints=replace(kept, newest_at=NOW - seconds, newest_step=Step(0)), started_at=0.0)
+    later = change(facts, checkpoints=replace(kept, newest_at=NOW - seconds, newest_step=Step(0)), started_at=0.0)
     assert (of_job(later, NOW).kind is DutyKind.NO_CHECKPOINT) == is_missing
 
 
@@ -247,7 +259,7 @@ def test_a_frozen_fleet_and_suspended_launches_are_duties_of_the_fleet_and_of_it
     assert (of_fleet(frozen).kind, of_fleet(frozen).urgency) == (DutyKind.FLEET_FROZEN, Urgency.NOW)
     assert [each.setting for each in of_fleet(frozen).actions] == ["AZRebalance is on"]
     assert duty(fleet=frozen) == (DutyKind.FLEET_FROZEN, Urgency.NOW)
-    assert of_job(replace(RECOVERING, fleet=frozen), NOW).is_recovering
+    assert of_job(change(RECOVERING, fleet=frozen), NOW).is_recovering
     suspended = replace(FLEET, is_launch_suspended=True)
     assert of_fleet(suspended).kind is DutyKind.LAUNCHES_SUSPENDED
     assert duty(fleet=suspended) == (DutyKind.LAUNCHES_SUSPENDED, Urgency.NOW)
@@ -257,14 +269,14 @@ def test_a_frozen_fleet_and_suspended_launches_are_duties_of_the_fleet_and_of_it
 def test_held_nodes_wait_for_a_person_without_hurry() -> None:
     assert duty(held=(HELD,)) == (DutyKind.HELD_NODES, Urgency.LATER)
     assert of_fleet(replace(FLEET, held=(HELD,))).urgency is Urgency.LATER
-    urgent = of_job(replace(TRAINING, held=(HELD,), protection=protected(state=ProtectionState.UNPROTECTED)), NOW)
+    urgent = of_job(change(TRAINING, held=(HELD,), protection=protected(state=ProtectionState.UNPROTECTED)), NOW)
     assert [each.kind for each in urgent.actions] == [ActionKind.SHOW_PROTECTION, ActionKind.DECIDE_NODE]
 
 
 def test_consent_and_an_unreachable_store_are_urgent() -> None:
-    waiting = replace(RECOVERING, store_unreachable_since=NOW - 60)
+    waiting = change(RECOVERING, store_wait=blocked(None, Obstacle.NO_ANSWER, "", NOW - 60))
     assert duty(waiting) == (DutyKind.STORE_UNREACHABLE, Urgency.NOW)
-    assert duty(waiting, work_to_repeat=REPEAT) == (DutyKind.CONSENT_TO_REPEAT, Urgency.NOW)
+    assert duty(waiting, repeat=REPEAT) == (DutyKind.CONSENT_TO_REPEAT, Urgency.NOW)
 
 
 def test_a_paused_job_waits_for_its_person_only() -> None:
@@ -276,7 +288,7 @@ def test_a_paused_job_waits_for_its_person_only() -> None:
 @pytest.mark.parametrize("urgency", [Urgency.NOW, Urgency.LATER, Urgency.OPTIONAL])
 def test_every_duty_has_one_sentence_and_an_explanation(kind: DutyKind, urgency: Urgency) -> None:
     subject = Subject(fleet=FLEET, job="atlas", wait=WAIT)
-    example = of_job(replace(RECOVERING, wait=WAIT), NOW) if kind is DutyKind.CAPACITY_WAIT else NOTHING
+    example = of_job(change(RECOVERING, capacity_wait=WAIT), NOW) if kind is DutyKind.CAPACITY_WAIT else NOTHING
     found = replace(example, kind=kind, urgency=urgency, actions=example.actions or of_fleet(_HELD_FLEET).actions)
     found = replace(found, limit_seconds=120.0, since=NOW)
     text = sentence(found)
@@ -329,7 +341,7 @@ def test_held_nodes_of_an_incident_are_a_duty_that_can_wait() -> None:
         "Not urgent: decide about node i-1.",
     )
     assert of_incident(NOTHING, ()) == NOTHING
-    failed = replace(TRAINING, status=TrainingJobStatus.FAILED, state=JobState.FAILED, ended_at=NOW, held=(HELD,))
+    failed = change(TRAINING, status=TrainingJobStatus.FAILED, state=JobState.FAILED, ended_at=NOW, held=(HELD,))
     of_both = of_incident(of_job(failed, NOW), (HELD,))
     assert of_both == of_job(failed, NOW), "the job's page and the incident's page name the same actions"
     assert [each.kind for each in of_both.actions] == [ActionKind.SUBMIT_AGAIN, ActionKind.DECIDE_NODE]
@@ -338,7 +350,7 @@ def test_held_nodes_of_an_incident_are_a_duty_that_can_wait() -> None:
 
 def test_the_words_of_a_long_wait_offer_the_choice() -> None:
     words = sentence
-    long = of_job(replace(RECOVERING, wait=WAIT), NOW)
+    long = of_job(change(RECOVERING, capacity_wait=WAIT), NOW)
     assert words(long) == "Decide: wait for the next attempt at 08:10:00 UTC, or (recommended) continue on 2 nodes."
     pause = replace(long, actions=long.actions[1:])
     assert words(pause) == "Decide: wait for the next attempt at 08:10:00 UTC (recommended), or pause the job."
