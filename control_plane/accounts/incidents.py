@@ -263,7 +263,8 @@ def _may_shrink(account: Account) -> bool:
 def _failure(account: Account) -> str:
     where = account.faulted_instance_ids or account.instance_ids
     if (error := account.script_error) is not None:
-        return f"The training script failed{_of_rank(account)}: {error.rstrip('.')}."
+        rank = "" if account.failed_rank is None else f" on rank {account.failed_rank}"
+        return f"The training script failed{rank}: {error.rstrip('.')}."
     fault = hardware_fault(account.evidence)
     words = occurrence(account.cause, where)
     if account.cause is Cause.NODE_FAULT and fault is not None and where:
@@ -271,10 +272,6 @@ def _failure(account: Account) -> str:
     absent = absent_seconds(account.evidence)
     down = "" if absent is None else f" while the control plane was down for {duration(absent)}"
     return f"{words}{down}."
-
-
-def _of_rank(account: Account) -> str:
-    return "" if account.failed_rank is None else f" on rank {account.failed_rank}"
 
 
 def _ending(account: Account, now: float) -> str:
@@ -289,14 +286,8 @@ def _ending(account: Account, now: float) -> str:
             fewer = ", on fewer nodes" if account.cause is Cause.SHRUNK else ""
             took = duration(account.interruption_seconds(now))
             return f"Everstep recovered the job in {took}{fewer}{_loss(account)}."
-        case IncidentOutcome.JOB_PAUSED:
-            return "The job was paused."
-        case IncidentOutcome.JOB_COMPLETED:
-            return "The job completed."
-        case IncidentOutcome.JOB_FAILED:
-            return f"The job failed{_loss(account)}."
-        case IncidentOutcome.JOB_STOPPED:
-            return f"The job was stopped{_loss(account)}."
+        case ended:
+            return f"{CLOSED[ended].rstrip('.')}{_loss(account) if account.has_ended_the_job else ''}."
 
 
 def _waiting(account: Account) -> str:

@@ -22,7 +22,7 @@ Invariant: `ensure` makes exactly the changes that `changes` returns. Each `Chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
@@ -255,53 +255,48 @@ def changes(group: GroupState) -> tuple[Change, ...]:
     Returns:
         Changes in the order in which `ensure` makes them. Empty if nothing has to change.
     """
-    name, found = group.name, list[Change]()
+    return tuple(_changes(group))
+
+
+def _changes(group: GroupState) -> Iterator[Change]:
+    name = group.name
     missing = sorted(SUSPENDED_PROCESSES - group.suspended_processes)
     if missing:
-        found.append(
-            Change(
-                setting="SuspendedProcesses",
-                before=", ".join(sorted(group.suspended_processes)) or None,
-                after=", ".join(sorted(SUSPENDED_PROCESSES | group.suspended_processes)),
-                why=f"{name} does not suspend {', '.join(missing)}: AWS may end or replace instances on its own.",
-                make=lambda operator: operator.suspend_processes(name, missing),
-            )
+        yield Change(
+            setting="SuspendedProcesses",
+            before=", ".join(sorted(group.suspended_processes)) or None,
+            after=", ".join(sorted(SUSPENDED_PROCESSES | group.suspended_processes)),
+            why=f"{name} does not suspend {', '.join(missing)}: AWS may end or replace instances on its own.",
+            make=lambda operator: operator.suspend_processes(name, missing),
         )
     if not group.new_instances_protected:
-        found.append(
-            Change(
-                setting="NewInstancesProtectedFromScaleIn",
-                before="false",
-                after="true",
-                why=f"New instances of {name} are not protected from scale-in.",
-                make=lambda operator: operator.protect_new_instances(name),
-            )
+        yield Change(
+            setting="NewInstancesProtectedFromScaleIn",
+            before="false",
+            after="true",
+            why=f"New instances of {name} are not protected from scale-in.",
+            make=lambda operator: operator.protect_new_instances(name),
         )
     unprotected = sorted(member.instance_id for member in group.members if member.lacks_protection)
     if unprotected:
-        found.append(
-            Change(
-                setting="Instances.ProtectedFromScaleIn",
-                before="false",
-                after="true",
-                why=f"Members of {name} without protection from scale-in: {_some(unprotected)}.",
-                make=lambda operator: operator.protect_members(name, unprotected),
-            )
+        yield Change(
+            setting="Instances.ProtectedFromScaleIn",
+            before="false",
+            after="true",
+            why=f"Members of {name} without protection from scale-in: {_some(unprotected)}.",
+            make=lambda operator: operator.protect_members(name, unprotected),
         )
     hooks = [hook for hook in group.hooks if hook.transition == TERMINATING_TRANSITION]
     if not hooks:
-        found.append(
-            Change(
-                setting=f"LifecycleHooks.{TERMINATION_HOOK.name}",
-                before=None,
-                after=f"{TERMINATION_HOOK.transition}, {MAX_HOOK_TIMEOUT.total_seconds():.0f} s, then "
-                f"{TERMINATION_HOOK.default_result}",
-                why=f"{name} has no terminating lifecycle hook: a termination by AWS would come without notice.",
-                make=lambda operator: operator.put_termination_hook(name, TERMINATION_HOOK),
-            )
+        yield Change(
+            setting=f"LifecycleHooks.{TERMINATION_HOOK.name}",
+            before=None,
+            after=f"{TERMINATION_HOOK.transition}, {MAX_HOOK_TIMEOUT.total_seconds():.0f} s, then "
+            f"{TERMINATION_HOOK.default_result}",
+            why=f"{name} has no terminating lifecycle hook: a termination by AWS would come without notice.",
+            make=lambda operator: operator.put_termination_hook(name, TERMINATION_HOOK),
         )
-    found.extend(_shortened(name, hook) for hook in hooks if hook.heartbeat_timeout > MAX_HOOK_TIMEOUT)
-    return tuple(found)
+    yield from (_shortened(name, hook) for hook in hooks if hook.heartbeat_timeout > MAX_HOOK_TIMEOUT)
 
 
 def _some(instance_ids: Sequence[NodeId]) -> str:

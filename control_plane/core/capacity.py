@@ -43,7 +43,7 @@ def failed_launches(group: GroupObserved) -> FailedLaunches | None:
         return None
     at, failed = schedule
     return FailedLaunches(
-        message=group.launch_failure.rstrip("."), is_shortage=group.is_short, count=failed, next_attempt_at=at
+        message=group.launch_failure.rstrip("."), is_shortage=group.is_short, failed_count=failed, next_attempt_at=at
     )
 
 

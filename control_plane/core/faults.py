@@ -244,24 +244,14 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
         if reported == plan.generation:
             continue
         fact = AgentRestarted(node_id=member.node_id, generation=plan.generation, reported_generation=reported)
-        line = Implication(
-            node_id=member.node_id,
-            incident_id="",
-            at=now,
-            what=Cause.AGENT_LOST.value,
-            evidence=fact,
-            remedy=Remedy.RESTART,
-        )
-        faults.append(
-            Fault(
-                cause=Cause.AGENT_LOST,
-                evidence=fact,
-                at=_last_sign(nodes, member.node_id, now),
-                seen_on=(member.node_id,),
-                implicates=line,
-            )
-        )
+        faults.append(_lost_agent(fact, _last_sign(nodes, member.node_id, now), now))
     return tuple(faults)
+
+
+def _lost_agent(fact: AgentRestarted | AgentSilent, at: float, now: float) -> Fault:
+    what, remedy = Cause.AGENT_LOST.value, Remedy.RESTART
+    line = Implication(node_id=fact.node_id, incident_id="", at=now, what=what, evidence=fact, remedy=remedy)
+    return Fault(cause=Cause.AGENT_LOST, evidence=fact, at=at, seen_on=(fact.node_id,), implicates=line)
 
 
 def of_coordinator(
@@ -279,17 +269,7 @@ def of_coordinator(
     ):
         return ()
     fact = AgentSilent(node_id=plan.coordinator, seconds=round(now - silence.since, 1), proof=SilenceProof.COORDINATOR)
-    line = Implication(
-        node_id=plan.coordinator,
-        incident_id="",
-        at=now,
-        what=Cause.AGENT_LOST.value,
-        evidence=fact,
-        remedy=Remedy.RESTART,
-    )
-    return (
-        Fault(cause=Cause.AGENT_LOST, evidence=fact, at=silence.since, seen_on=(plan.coordinator,), implicates=line),
-    )
+    return (_lost_agent(fact, silence.since, now),)
 
 
 def of_cut_off_members(

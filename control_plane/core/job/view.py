@@ -9,7 +9,7 @@ Invariant: all functions are pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from control_plane.core import accounting, checkpoints, faults
 from control_plane.core.actions import EventDraft, Send
@@ -317,14 +317,7 @@ def with_capacity_wait(view: JobView, missing: int) -> JobView:
     launches = view.seen.failed_launches
     if launches is None or missing <= 0:
         return view
-    wait = CapacityWait(
-        missing_count=missing,
-        message=launches.message,
-        failed_count=launches.count,
-        is_shortage=launches.is_shortage,
-        next_attempt_at=launches.next_attempt_at,
-    )
-    return with_record(view, capacity_wait=wait)
+    return with_record(view, capacity_wait=CapacityWait(missing_count=missing, **asdict(launches)))
 
 
 def waiting_words(view: JobView, missing: int) -> str:

@@ -326,7 +326,7 @@ class FailedLaunches:
 
     message: str
     """AWS's message about the newest failed launch."""
-    count: int
+    failed_count: int
     """Number of Everstep's launch attempts that have failed, at least 1: the first launch and Everstep's retries.
 
     Retries by Auto Scaling itself do not count.
@@ -338,19 +338,11 @@ class FailedLaunches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CapacityWait:
+class CapacityWait(FailedLaunches):
     """A job's wait for instances whose launches fail, as the job loop stores it with each decision."""
 
     missing_count: int
     """Number of nodes that the job lacks, at least 1."""
-    message: str
-    """AWS's message about the newest failed launch."""
-    failed_count: int
-    """The value of `FailedLaunches.count`."""
-    next_attempt_at: float
-    """Unix time of the next attempt. A time in the past means that the attempt is due."""
-    is_shortage: bool = False
-    """The value of `FailedLaunches.is_shortage`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ def test_failed_launches_have_their_number_and_the_attempt_that_everstep_plans(s
     planned = retry_at(seen)
     assert planned is not None
     assert 0 < planned - (since + length) <= LONGEST_RETRY_SECONDS
-    assert failed_launches(seen) == FailedLaunches(message=MESSAGE, count=scheduled(length), next_attempt_at=planned)
+    assert failed_launches(seen) == FailedLaunches(message=MESSAGE, failed_count=scheduled(length), next_attempt_at=planned)
 
 
 def scheduled(length: float) -> int:
@@ -60,7 +60,7 @@ def scheduled(length: float) -> int:
 
 def test_everstep_retries_launches_that_aws_suspended_and_none_that_a_person_suspended() -> None:
     suspended = replace(group(1e9, 1e9), launch_suspension="Administrative", is_suspension_administrative=True)
-    assert failed_launches(suspended) == FailedLaunches(message=MESSAGE, count=1, next_attempt_at=1e9 + 30)
+    assert failed_launches(suspended) == FailedLaunches(message=MESSAGE, failed_count=1, next_attempt_at=1e9 + 30)
     found = failure(suspended)
     assert found is not None
     assert sentence(found).endswith("Everstep resumes it and retries at 01:47:10 UTC")

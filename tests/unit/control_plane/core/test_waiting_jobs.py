@@ -52,7 +52,7 @@ def test_a_job_whose_turn_has_come_waits_until_its_former_nodes_are_given_back()
 
 
 def test_a_job_stores_its_wait_for_capacity_only_while_it_lacks_nodes_and_launches_fail() -> None:
-    failed = FailedLaunches(message="no p5", count=3, next_attempt_at=NOW + 60)
+    failed = FailedLaunches(message="no p5", failed_count=3, next_attempt_at=NOW + 60)
     wait = CapacityWait(missing_count=1, message="no p5", failed_count=3, next_attempt_at=NOW + 60)
     old = {"capacity_wait": replace(wait, missing_count=2)}
     one, both = ("i-1",), ("i-1", "i-2")
