@@ -57,11 +57,6 @@ _MICRO = 1_000_000
 _MICROSECONDS_PER_HOUR = 3600 * _MICRO
 
 
-def members_of(record: JobRecord) -> tuple[int, int]:
-    """Return the number of nodes of the newest generation, and the number of nodes that it lacks for NodeCount."""
-    return record.member_count, record.missing_count
-
-
 def microseconds(seconds: float) -> int:
     """Convert seconds to whole microseconds, the unit of the ledger.
 
@@ -211,7 +206,7 @@ def open_spans(record: JobRecord) -> list[tuple[JobSpan, int]]:
 
 
 def _span(record: JobRecord, start: int, into: Bucket) -> JobSpan:
-    present, missing = members_of(record) if into is Bucket.TRAIN else (1, 0)
+    present, missing = (record.member_count, record.missing_count) if into is Bucket.TRAIN else (1, 0)
     return JobSpan(start=start, bucket=into, present=present, missing=missing)
 
 

@@ -453,8 +453,8 @@ def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
         yield _duty(DutyKind.FEWER_NODES, Urgency.OPTIONAL, ActionKind.DESCRIBE_FLEET)
     if _is_checkpoint_missing(facts, now):
         make = ActionKind.CREATE_CHECKPOINT if facts.checkpoints.is_scheduled else ActionKind.SET_CHECKPOINTS
-        since = facts.checkpoints.newest_at or facts.record.started_at
-        yield _duty(DutyKind.NO_CHECKPOINT, Urgency.LATER, make, since=since)
+        saved_at = facts.checkpoints.newest_at or facts.record.started_at
+        yield _duty(DutyKind.NO_CHECKPOINT, Urgency.LATER, make, since=saved_at)
 
 
 def _is_checkpoint_missing(facts: JobFacts, now: float) -> bool:

@@ -86,7 +86,7 @@ from control_plane.core.observed.fleets import (
     HoldRelease,
     NodeRecord,
 )
-from control_plane.core.observed.jobs import Exclusion, Policy
+from control_plane.core.observed.jobs import Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Remedy
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
@@ -167,14 +167,16 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     table.replace_within_limit(is_frozen=is_frozen)
     desired = observed.group.min_size if spec.is_deleting else _desired(spec, observed, table)
     standing = observed.group.desired_count if is_frozen else _without_hope(observed.group, desired)
-    actions = [
-        *_protections(spec, observed.group),
+    actions: list[FleetAction] = [
         *_ended_members(spec, observed, table, desired),
         *_evidence(table),
         *_held_back(spec, observed.group, table, policy, is_blind=is_blind),
         *_releases(observed, table, policy),
         *_sources(table, policy),
     ]
+    if observed.group.unprotected:
+        # CreateFleet sets the group to protect new instances, but not an instance that was starting at that time.
+        actions.insert(0, ProtectMembers(group=spec.group, node_ids=observed.group.unprotected))
     if observed.group.desired_count < desired:
         actions.append(SetDesired(group=spec.group, desired_count=desired))
     elif standing < observed.group.desired_count - sum(
@@ -410,7 +412,8 @@ class _Table:
             excluded = () if job.is_taken_over else job.exclusions
             exclusion = next((exclusion for exclusion in excluded if exclusion.node_id == row.node_id), None)
             if exclusion is not None:
-                self.take_out(row, exclusion.is_to, _given_up(job, exclusion))
+                why = GivenUp(job=job.job, remedy=exclusion.is_to, because=exclusion.evidence)
+                self.take_out(row, exclusion.is_to, why)
         for row in self.in_state(NodeState.HELD):
             if row.hold is Hold.UNREACHABLE and is_ready(self.node(row.node_id), self.now, policy.timeouts):
                 self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.REPORTS_AGAIN))
@@ -688,10 +691,6 @@ class _Table:
                 self.move(row, NodeEvent.EXCLUDED, notices.announced(row.node_id, notice))
 
 
-def _given_up(job: FleetJob, exclusion: Exclusion) -> GivenUp:
-    return GivenUp(job=job.job, remedy=exclusion.is_to, because=exclusion.evidence)
-
-
 def _has_successor(row: NodeRecord) -> bool:
     """Return whether the fleet has requested a replacement for this node since the node went out of service."""
     return row.replaced_at is not None and row.replaced_at >= row.since
@@ -765,14 +764,6 @@ def _counted(group: GroupObserved) -> int:
         not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby"))
         for member in group.members
     )
-
-
-def _protections(spec: FleetSpec, group: GroupObserved) -> list[FleetAction]:
-    """Return the action that protects the group's members in service from scale-in.
-
-    CreateFleet sets the group to protect new instances. An instance that was starting at that time is not protected.
-    """
-    return [ProtectMembers(group=spec.group, node_ids=group.unprotected)] if group.unprotected else []
 
 
 def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:

@@ -27,10 +27,8 @@ import msgspec
 
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import ServiceStore, delete_all
-from control_plane.core.observed.steps import CheckpointRecord
 from control_plane.core.orphans import KEPT_SECONDS, ListedObject, orphans
 from control_plane.db import automation, checkpoints, events, jobs
-from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.errors import NotFound
 from control_plane.db.jobs import LaunchedRun, SavedJob
 from control_plane.db.session import Database
@@ -172,7 +170,8 @@ class OrphanKeeper:
             self._put_record(folder, job, [left[key] for key in fresh], now, wait)
             records[now] = fresh
         due = [key for key in left if is_due.get(key, not wait)]
-        is_safe = job.ended_at is not None or (base is not None and is_stored(self._objects, _row_of(rows, base)))
+        kept = next((each for each in rows if is_same(each, base)), None)
+        is_safe = job.ended_at is not None or (kept is not None and is_stored(self._objects, kept))
         if due and not is_safe:
             log.info("run %s: %d orphans stay until a checkpoint can be restored", run_id, len(due))
             self._revisit_at[run_id] = now + timedelta(seconds=KEPT_SECONDS)
@@ -216,7 +215,3 @@ class OrphanKeeper:
 
 def _record_key(folder: ObjectReference, at: datetime) -> str:
     return f"{folder.key}trash/{int(at.timestamp())}.json"
-
-
-def _row_of(rows: Sequence[SavedCheckpoint], base: CheckpointRecord) -> SavedCheckpoint:
-    return next(each for each in rows if is_same(each, base))

@@ -253,13 +253,10 @@ def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord |
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
     return CheckpointRecord(
-        generation=Generation(stored.generation),
-        step=Step(stored.step),
-        bucket=stored.bucket,
+        **_as_core(stored, CheckpointRecord, "completed_at"),
         shards=manifest.shards,
         completed_at=stored.completed_at.timestamp() if stored.completed_at is not None else 0.0,
         is_wrong=stored.is_wrong,
-        verified_at=stored.verified_at.timestamp() if stored.verified_at is not None else None,
     )
 
 
@@ -324,27 +321,22 @@ def fleet_job(job: jobs.SavedJob) -> FleetJob:
     """Convert an unfinished job to the record that decisions about its fleet use."""
     record = job_record(job)
     return FleetJob(
+        **_as_core(record, FleetJob, "node_count", "member_count"),
         job=JobName(job.name),
         run=RunId(job.run_id),
-        state=record.state,
         node_count=job.spec.node_count,
         least_node_count=job.spec.least_node_count,
         most_node_count=job.spec.most_node_count,
         member_count=record.reduced_count or record.member_count,
         smaller_from=elastic.smaller_from(job.spec, record),
         priority=job.priority,
-        created_at=record.created_at,
         source=_source(job.spec),
-        exclusions=record.exclusions,
         project=job.project,
         quota=job.project_quota,
         is_paused=record.pause_requested_at is not None,
         is_preemptible=job.spec.preemptible,
         is_settled=elastic.is_settled(record),
         is_taken_over=bool(record.taken_over_by),
-        not_before=record.not_before,
-        no_pause_before=record.no_pause_before,
-        moves=record.moves,
         avoided=tuple(trial.node_id for trial in record.trials if trial.node_id is not None),
     )
 
@@ -352,19 +344,14 @@ def fleet_job(job: jobs.SavedJob) -> FleetJob:
 def node_record(node: nodes.SavedNode) -> NodeRecord:
     """Convert a row of the node table to the record that decisions (`control_plane.core`) use."""
     return NodeRecord(
+        **_as_core(node, NodeRecord, "state", "since", "hold", "release", "request"),
         node_id=NodeId(node.id),
         state=NodeState(node.state),
         run=RunId(node.run_id) if node.run_id is not None else None,
-        reason=node.reason,
-        created_at=node.created_at.timestamp(),
-        wanted_at=_seconds(node.wanted_at),
         since=(node.since or node.created_at).timestamp(),
         hold=Hold(node.hold) if node.hold is not None else None,
-        replaced_at=_seconds(node.replaced_at),
         release=HoldRelease(node.release) if node.release else None,
         request=node.request if isinstance(node.request, Requested) else None,
-        connected_at=_seconds(node.connected_at),
-        evidence_at=_seconds(node.evidence_at),
     )
 
 

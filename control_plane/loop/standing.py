@@ -138,8 +138,10 @@ def of_jobs(
             name=job.fleet_name, auto_scaling_group_name="", status=FleetStatus.ACTIVE
         )
         healthy = healthy_count(node_ids, agents)
-        state = listed_protection(job, totals.get(job.run_id)) if is_held else None
-        survives = survives_node_loss(job, totals.get(job.run_id)) if is_held else None
+        shards = totals.get(job.run_id)
+        changed_at = None if shards is None or shards.changed_at is None else shards.changed_at.timestamp()
+        state = listed_protection(job, shards) if is_held else None
+        survives = survives_node_loss(job, shards) if is_held else None
         launched, lapse = generation_node_count(job), lapse_of(job)
         facts = JobFacts(
             fleet=fleet,
@@ -160,7 +162,7 @@ def of_jobs(
                 state=state,
                 survives_node_loss=bool(survives),
                 is_whole=healthy >= max(launched, len(node_ids)),
-                changed_at=lapse.since if lapse is not None else _changed_at(totals.get(job.run_id)),
+                changed_at=changed_at if lapse is None else lapse.since,
             ),
             checkpoints=_checkpoints(job, kept.get(job.run_id)),
             held=held.get(job.run_id, ()),
@@ -274,10 +276,6 @@ def _checkpoints(job: SavedJob, newest: tuple[int, datetime] | None) -> Checkpoi
         interval_seconds=spec.checkpoint_interval_seconds,
         is_scheduled=is_scheduled,
     )
-
-
-def _changed_at(totals: ShardTotals | None) -> float | None:
-    return None if totals is None or totals.changed_at is None else totals.changed_at.timestamp()
 
 
 def status_of(job: SavedJob) -> TrainingJobStatus:

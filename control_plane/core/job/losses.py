@@ -34,10 +34,6 @@ def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[NodeVerdict, 
     return (*record.exclusions, *added)
 
 
-def _is_excluded(record: JobRecord, node_id: NodeId) -> bool:
-    return any(exclusion.node_id == node_id for exclusion in record.exclusions)
-
-
 def loss_faults(view: JobView, verdict: NodeVerdict) -> tuple[Fault, ...]:
     """Return the fault of a lost node, in a tuple that is empty if the newest plan does not contain the node."""
     if view.seen.plan is None or all(node.node_id != verdict.node_id for node in view.seen.plan.nodes):
@@ -141,9 +137,8 @@ def with_departures(view: JobView) -> JobView:
         record.moves, view.seen.assigned, view.verdicts, view.nodes, now=view.now, not_before=record.moves_after
     )
     lent = moves.lent(view.plan, view.seen.assigned)
-    useless = tuple(
-        moves.verdict(move) for move in found if move.node_id in lent and not _is_excluded(record, move.node_id)
-    )
+    free = set(lent) - {exclusion.node_id for exclusion in record.exclusions}
+    useless = tuple(moves.verdict(move) for move in found if move.node_id in free)
     return with_record(
         view,
         moves=tuple(move for move in found if move.node_id not in lent),

@@ -46,7 +46,9 @@ def test_failed_launches_have_their_number_and_the_attempt_that_everstep_plans(s
     planned = retry_at(seen)
     assert planned is not None
     assert 0 < planned - (since + length) <= LONGEST_RETRY_SECONDS
-    assert failed_launches(seen) == FailedLaunches(message=MESSAGE, failed_count=scheduled(length), next_attempt_at=planned)
+    assert failed_launches(seen) == FailedLaunches(
+        message=MESSAGE, failed_count=scheduled(length), next_attempt_at=planned
+    )
 
 
 def scheduled(length: float) -> int:
