@@ -12,11 +12,11 @@ from typing import Final
 
 from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS, FieldError
+from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS
 from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
+from control_plane.api.spec_fields import stored
 from control_plane.core import elastic, parity
 from control_plane.core.checkpoints import contradictions
-from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, OnTotalLoss
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
@@ -107,10 +107,7 @@ def admit(
         *_requirements(request, source),
     ]
     if wrong:
-        raise InvalidRequest(
-            "The job cannot run with this request: " + "; ".join(f"{error.field}: {error.message}" for error in wrong),
-            fields=wrong,
-        )
+        raise InvalidRequest("The job cannot run with this request: " + "; ".join(map(": ".join, wrong)), fields=wrong)
     own = own_place(bucket, project, request.training_job_name, run_id)
     return SavedJobSpec(
         **{name: value for name in _STORED_AS_SENT if (value := getattr(request, name)) is not None},
@@ -122,32 +119,10 @@ def admit(
         parity_group_size=_parity_group_size(request),
         max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
         hyperparameters=dict(request.hyper_parameters),
-        checkpoint_every_steps=request.checkpoint_config.every_steps,
-        checkpoint_interval_seconds=request.checkpoint_config.interval_in_seconds,
-        checkpoint_max_overhead=request.checkpoint_config.max_overhead,
-        checkpoint_max_bytes_per_second=request.checkpoint_config.max_upload_bytes_per_second,
-        checkpoint_on_notice=request.checkpoint_config.on_notice,
-        checkpoint_max_count=request.checkpoint_config.max_count,
-        checkpoint_trash_hours=request.checkpoint_config.trash_hours,
-        checkpoint_keep_every_steps=request.checkpoint_config.keep_every_steps,
-        checkpoint_max_age_seconds=request.checkpoint_config.max_age_in_seconds,
-        store_patience_seconds=DEFAULT_STORE_PATIENCE_SECONDS
-        if request.checkpoint_config.store_patience_seconds is None
-        else request.checkpoint_config.store_patience_seconds,
-        third_slot=request.checkpoint_config.third_slot,
-        checkpoint_max_uploads=request.checkpoint_config.max_uploads_in_flight or 1,
+        **stored(request.checkpoint_config, request.stopping_condition, request.retry_strategy, request.elastic_config),
         checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",
         output_uri=_asked_output(request, run_id) or f"{own}output/",
         log_uri=f"{own}logs/",
-        max_runtime_seconds=request.stopping_condition.max_runtime_in_seconds,
-        max_pending_seconds=request.stopping_condition.max_pending_time_in_seconds,
-        max_cost_usd=request.stopping_condition.max_cost_usd,
-        max_attempts=request.retry_strategy.max_attempts,
-        max_repeated_minutes=request.retry_strategy.max_repeated_minutes,
-        on_total_loss=OnTotalLoss(request.retry_strategy.on_total_loss),
-        min_node_count=request.elastic_config.min_node_count,
-        max_node_count=request.elastic_config.max_node_count,
-        patience_seconds=request.elastic_config.patience_in_seconds,
         fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
         inputs=tuple(_input(channel) for channel in request.input_data_config),
         initial=initial,
@@ -171,7 +146,7 @@ def _parity_group_size(request: CreateTrainingJobRequest) -> int | None:
     return None if request.protection is None else request.protection.parity_group_size
 
 
-def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[FieldError]:
+def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[tuple[str, str]]:
     size = _parity_group_size(request)
     if size is None:
         return
@@ -181,53 +156,47 @@ def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[Fi
         node_count=request.node_count,
         min_node_count=request.elastic_config.min_node_count,
     )
-    yield from (FieldError(field=field, message=message) for field, message in found)
+    yield from found
 
 
-def _reserved(request: CreateTrainingJobRequest) -> Iterator[FieldError]:
+def _reserved(request: CreateTrainingJobRequest) -> Iterator[tuple[str, str]]:
     for field, names in (("Environment", request.environment), ("Secrets", request.secrets)):
         for name in names:
             if field == "Environment" and name == CHECK_VARIABLE:
                 if check_steps(request.environment[name]) is None:
-                    yield FieldError(field=f"{field}.{name}", message="must be a number of steps from 2 to 1000")
+                    yield f"{field}.{name}", "must be a number of steps from 2 to 1000"
             elif name in RESERVED_VARIABLES or name.startswith(RESERVED_PREFIX):
-                yield FieldError(
-                    field=f"{field}.{name}", message="is set by Everstep for every rank and cannot be changed"
-                )
+                yield f"{field}.{name}", "is set by Everstep for every rank and cannot be changed"
             if request.role_arn is not None and name in KEY_VARIABLES:
-                yield FieldError(
-                    field=f"{field}.{name}", message="would prevent ranks from using the credentials of RoleArn"
-                )
+                yield f"{field}.{name}", "would prevent ranks from using the credentials of RoleArn"
     for name in sorted(request.secrets.keys() & request.environment.keys()):
-        yield FieldError(field=f"Secrets.{name}", message="is also set in Environment")
+        yield f"Secrets.{name}", "is also set in Environment"
 
 
-def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[FieldError]:
+def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[tuple[str, str]]:
     seen: dict[str, str] = {}
     for index, channel in enumerate(request.input_data_config):
         field, variable = f"InputDataConfig[{index}]", channel_variable(channel.channel_name)
         if variable in seen:
             message = f"the channels {channel.channel_name!r} and {seen[variable]!r} would both set {variable}"
-            yield FieldError(field=f"{field}.ChannelName", message=message)
+            yield f"{field}.ChannelName", message
         for where, names in (("Environment", request.environment), ("Secrets", request.secrets)):
             if variable in names:
-                yield FieldError(field=f"{where}.{variable}", message=f"is set by the channel {channel.channel_name!r}")
+                yield f"{where}.{variable}", f"is set by the channel {channel.channel_name!r}"
         seen[variable] = channel.channel_name
         source = channel.data_source
         if (source.s3_data_source is None) == (source.file_system_data_source is None):
-            yield FieldError(
-                field=f"{field}.DataSource", message="must contain either S3DataSource or FileSystemDataSource"
-            )
+            yield f"{field}.DataSource", "must contain either S3DataSource or FileSystemDataSource"
         uri = source.s3_data_source.s3_uri if source.s3_data_source is not None else ""
         if request.role_arn is None and _is_in(bucket, uri):
             message = (
                 f"{bucket} is the service's own bucket, which contains objects of other projects; set a RoleArn that "
                 "may read it"
             )
-            yield FieldError(field=f"{field}.DataSource.S3DataSource.S3Uri", message=message)
+            yield f"{field}.DataSource.S3DataSource.S3Uri", message
 
 
-def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[FieldError]:
+def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[tuple[str, str]]:
     """Yield the errors of the S3 locations to which the job's checkpoints and outputs are written.
 
     Agents and the API access these locations with their own permissions, not with those of the job's RoleArn. With a
@@ -245,17 +214,17 @@ def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Ite
                 f"{bucket} is the service's own bucket, which contains objects of other projects; omit this field to "
                 "use the job's own prefix"
             )
-            yield FieldError(field=field, message=message)
+            yield field, message
         length = len(uri.removeprefix("s3://").partition("/")[2])
         if length > MAX_S3_PATH_CHARACTERS:
             message = (
                 f"has a path of {length} characters, including the job's own prefix; the limit is "
                 f"{MAX_S3_PATH_CHARACTERS}"
             )
-            yield FieldError(field=field, message=message)
+            yield field, message
 
 
-def _contradicting_checkpoints(config: CheckpointConfig) -> Iterator[FieldError]:
+def _contradicting_checkpoints(config: CheckpointConfig) -> Iterator[tuple[str, str]]:
     found = contradictions(
         every_steps=config.every_steps,
         interval_seconds=config.interval_in_seconds,
@@ -264,7 +233,7 @@ def _contradicting_checkpoints(config: CheckpointConfig) -> Iterator[FieldError]
         max_uploads=config.max_uploads_in_flight or 1,
         has_third_slot=config.third_slot,
     )
-    yield from (FieldError(field=field, message=message) for field, message in found)
+    yield from found
 
 
 def _is_in(bucket: str, uri: str) -> bool:
@@ -282,51 +251,48 @@ def _input(channel: Channel) -> JobInput:
 
 def _does_not_fit(
     request: CreateTrainingJobRequest, copies: int, fleet: FleetRecord, max_node_count: int
-) -> Iterator[FieldError]:
+) -> Iterator[tuple[str, str]]:
     if copies > request.node_count:
         message = f"{copies} copies need {copies} nodes; NodeCount is {request.node_count}"
-        yield FieldError(field="Protection.Copies", message=message)
+        yield "Protection.Copies", message
     if request.node_count > max_node_count:
         message = (
             f"NodeCount is {request.node_count}; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
             f"has MaxSize {max_node_count}"
         )
-        yield FieldError(field="NodeCount", message=message)
+        yield "NodeCount", message
 
 
 def _no_alternative(
     request: CreateTrainingJobRequest, first: FleetRecord, others: Sequence[tuple[FleetRecord, int]]
-) -> Iterator[FieldError]:
+) -> Iterator[tuple[str, str]]:
     field = "AlternativeFleetNames"
     names = [first.name, *(fleet.name for fleet, _ in others)]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield FieldError(field=field, message=f"the fleet {name} is listed twice")
+        yield field, f"the fleet {name} is listed twice"
     for fleet, max_node_count in others:
         if request.node_count > max_node_count:
             message = (
                 f"NodeCount is {request.node_count}; the group {fleet.auto_scaling_group_name} of the fleet "
                 f"{fleet.name} has MaxSize {max_node_count}"
             )
-            yield FieldError(field=field, message=message)
+            yield field, message
         if request.stopping_condition.max_cost_usd is not None and fleet.price_usd_per_hour is None:
-            yield FieldError(
-                field=field,
-                message=f"MaxCostUsd needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet",
-            )
+            yield field, f"MaxCostUsd needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet"
 
 
-def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Iterator[FieldError]:
+def _beyond(request: CreateTrainingJobRequest, quota: QuotaRecord | None) -> Iterator[tuple[str, str]]:
     if quota is not None and quota.max_node_count is not None and request.node_count > quota.max_node_count:
         message = (
             f"NodeCount is {request.node_count}; jobs of the project {quota.project} may hold {quota.max_node_count} "
             "nodes of a fleet"
         )
-        yield FieldError(field="NodeCount", message=message)
+        yield "NodeCount", message
 
 
 def _inelastic(
     request: CreateTrainingJobRequest, fleet: FleetRecord, max_node_count: int, quota: QuotaRecord | None
-) -> Iterator[FieldError]:
+) -> Iterator[tuple[str, str]]:
     limits = elastic.NodeLimits(
         group=fleet.auto_scaling_group_name,
         fleet=fleet.name,
@@ -336,20 +302,20 @@ def _inelastic(
     )
     config = request.elastic_config
     wrong = elastic.contradictions(request.node_count, config.min_node_count, config.max_node_count, limits)
-    yield from (FieldError(field=field, message=message) for field, message in wrong)
+    yield from wrong
 
 
-def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterator[FieldError]:
+def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterator[tuple[str, str]]:
     if request.stopping_condition.max_cost_usd is not None and fleet.price_usd_per_hour is None:
         message = f"needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet"
-        yield FieldError(field="StoppingCondition.MaxCostUsd", message=message)
+        yield "StoppingCondition.MaxCostUsd", message
 
 
-def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[FieldError]:
+def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[tuple[str, str]]:
     path = request.entry_point
     if path in source.files:
         if not path.endswith(".py"):
-            yield FieldError(field="EntryPoint", message=f"{path!r} is not a Python file (.py)")
+            yield "EntryPoint", f"{path!r} is not a Python file (.py)"
         return
     scripts = [name for name in source.files if name.endswith(".py") and "/" not in name]
     has = (
@@ -357,17 +323,12 @@ def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Ite
         if scripts
         else "the source has no Python file at its top level"
     )
-    yield FieldError(
-        field="EntryPoint", message=f"{path!r} is not among the {len(source.files)} files of the source; {has}"
-    )
+    yield "EntryPoint", f"{path!r} is not among the {len(source.files)} files of the source; {has}"
 
 
-def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[FieldError]:
+def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[tuple[str, str]]:
     if request.requirements is not None and request.requirements not in source.files:
-        yield FieldError(
-            field="Requirements",
-            message=f"{request.requirements!r} is not among the {len(source.files)} files of the source",
-        )
+        yield "Requirements", f"{request.requirements!r} is not among the {len(source.files)} files of the source"
 
 
 def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:

@@ -14,8 +14,7 @@ import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas.common import FieldError
+from control_plane.api.errors import invalid
 from control_plane.api.schemas.jobs import CreateTrainingJobRequest
 from control_plane.db.quotas import QuotaRecord
 
@@ -26,7 +25,7 @@ class Allowance:
 
     quota: QuotaRecord
 
-    def refused(self, request: CreateTrainingJobRequest) -> Iterator[FieldError]:
+    def refused(self, request: CreateTrainingJobRequest) -> Iterator[tuple[str, str]]:
         """Yield a field error for each role, secret, input and priority in the request that is not allowed."""
         quota = self.quota
         if request.priority > quota.max_priority:
@@ -58,24 +57,23 @@ class Allowance:
             InvalidRequest: the priority exceeds the project's limit.
         """
         if priority > self.quota.max_priority:
-            error = self._priority(priority)
-            raise InvalidRequest(f"The request is not valid: {error.field}: {error.message}", fields=[error])
+            raise invalid(*self._priority(priority))
 
-    def _priority(self, priority: int) -> FieldError:
+    def _priority(self, priority: int) -> tuple[str, str]:
         project, highest = self.quota.project, self.quota.max_priority
         message = (
             f"is {priority}; submitters of the project {project!r} may set at most {highest} (everstep quotas set "
             f"{project} --max-priority)"
         )
-        return FieldError(field="Priority", message=message)
+        return "Priority", message
 
-    def _not_given(self, field: str, name: str, option: str) -> FieldError:
+    def _not_given(self, field: str, name: str, option: str) -> tuple[str, str]:
         project = self.quota.project
         message = (
             f"the project {project!r} may not use {name!r}; an administrator can allow it: everstep quotas set "
             f"{project} {option} ..."
         )
-        return FieldError(field=field, message=message)
+        return field, message
 
 
 def allowance_of(project: str, quota: QuotaRecord | None) -> Allowance:

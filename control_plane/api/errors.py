@@ -62,18 +62,18 @@ class ApiError(Exception):
     Args:
         message: a sentence for the caller that contains the affected names and values.
         hint: how to correct the problem; may be empty.
-        fields: one error per invalid field.
+        fields: one pair per invalid field: its path, and the problem.
     """
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "InternalServerException"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, message: str, *, hint: str = "", fields: Iterable[FieldError] = ()) -> None:
+    def __init__(self, message: str, *, hint: str = "", fields: Iterable[tuple[str, str]] = ()) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.fields = tuple(fields)
+        self.fields = tuple(FieldError(field=field, message=problem) for field, problem in fields)
 
 
 class InvalidRequest(ApiError):
@@ -81,6 +81,11 @@ class InvalidRequest(ApiError):
 
     status = 400
     code = "ValidationException"
+
+
+def invalid(field: str, message: str, sentence: str = "The request is not valid: {field}: {message}") -> InvalidRequest:
+    """Return the error for one invalid field. `sentence` is the template of the error's message."""
+    return InvalidRequest(sentence.format(field=field, message=message), fields=[(field, message)])
 
 
 class MethodNotAllowed(InvalidRequest):
@@ -266,12 +271,8 @@ def _from_cloud(error: CloudError) -> ApiError:
 
 def from_validation(error: RequestValidationError) -> ApiError:
     """Return the API error for a request that violates its model, with one entry per invalid field."""
-    fields = [
-        FieldError(field=path, message=_words(path, entry))
-        for entry in error.errors()
-        for path in [_path(entry["loc"])]
-    ]
-    return InvalidRequest(constraints.summary([(field.field, field.message) for field in fields]), fields=fields)
+    fields = [(path, _words(path, entry)) for entry in error.errors() for path in [_path(entry["loc"])]]
+    return InvalidRequest(constraints.summary(fields), fields=fields)
 
 
 def _from_http(error: HTTPException) -> ApiError:

@@ -21,7 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, FieldError, SentObject
+from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, SentObject
 from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32
@@ -56,13 +56,12 @@ class JsonRoute(APIRoute):
             except RequestValidationError:
                 if not wrong:
                     raise
-                message = constraints.summary([(each.field, each.message) for each in wrong])
-                raise InvalidRequest(message, fields=wrong) from None
+                raise InvalidRequest(constraints.summary(wrong), fields=wrong) from None
 
         return handle if self.body_field is None else handle_read
 
 
-def read(body: bytes) -> tuple[Any, list[FieldError]]:
+def read(body: bytes) -> tuple[Any, list[tuple[str, str]]]:
     """Parse the JSON body of a request.
 
     Args:
@@ -74,9 +73,9 @@ def read(body: bytes) -> tuple[Any, list[FieldError]]:
     try:
         value = json.loads(body, object_hook=SentObject)
     except (ValueError, RecursionError):  # For a body that is not UTF-8, json raises UnicodeDecodeError, a ValueError.
-        return None, [FieldError(field="", message=constraints.NOT_JSON)]
+        return None, [("", constraints.NOT_JSON)]
     found = islice(_complaints(value), MAX_COMPLAINTS)
-    return value, [FieldError(field=constraints.path_of(path), message=message) for path, message in found]
+    return value, [(constraints.path_of(path), message) for path, message in found]
 
 
 def text_complaint(text: str) -> str | None:

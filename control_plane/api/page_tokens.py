@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn
 
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.errors import InvalidRequest, invalid
 from control_plane.api.json_body import text_complaint
-from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, FieldError
+from control_plane.api.schemas.common import MAX_WHOLE_NUMBER
 
 NOT_OURS: Final = "is not a token that this operation returned"
 MAX_BYTES: Final = 1_000_000
@@ -90,7 +90,7 @@ def position(token: str, *kinds: Callable[[Any], Any]) -> tuple[Any, ...]:
 
 def refused(message: str = NOT_OURS) -> InvalidRequest:
     """Return the error for an invalid NextToken."""
-    return InvalidRequest(f"NextToken {message}.", fields=[FieldError(field="NextToken", message=message)])
+    return invalid("NextToken", message, "{field} {message}.")
 
 
 def whole(part: Any) -> int:

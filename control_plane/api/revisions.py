@@ -14,19 +14,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
+
+from pydantic.alias_generators import to_pascal
 
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import (
     MIN_CHECKPOINT_AGE_SECONDS,
     MIN_CHECKPOINT_OVERHEAD,
     MIN_COST_USD,
-    FieldError,
+    Request,
 )
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
+from control_plane.api.spec_fields import settings_of
 from control_plane.core import elastic, parity, slot_memory
 from control_plane.core.checkpoints import contradictions
-from control_plane.core.observed.jobs import OnTotalLoss
 from control_plane.core.states import JobState
 from control_plane.db.jobs import SavedJob, SavedJobSpec
 from control_plane.db.revisions import Change
@@ -37,6 +39,18 @@ _WITHOUT_PLAN = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.PREPAR
 
 In these states every change applies immediately, because the job's next plan is made with the changed settings.
 """
+_PARTS_OF_PLAN: Final = frozenset(
+    {
+        "copies",
+        "max_slowdown",
+        "third_slot",
+        "checkpoint_every_steps",
+        "checkpoint_interval_seconds",
+        "checkpoint_max_overhead",
+        "checkpoint_max_bytes_per_second",
+    }
+)
+"""Attributes that a generation's plan contains, so that a change applies with the next generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +106,7 @@ def revised(request: UpdateTrainingJobRequest, job: SavedJob, around: Surroundin
     wrong = list(_wrong(job, spec, around))
     if wrong:
         raise InvalidRequest(
-            "The job cannot be changed with this request: "
-            + "; ".join(f"{error.field}: {error.message}" for error in wrong),
-            fields=wrong,
+            "The job cannot be changed with this request: " + "; ".join(map(": ".join, wrong)), fields=wrong
         )
     has_plan = JobState(job.state) not in _WITHOUT_PLAN
     changes = [
@@ -118,74 +130,14 @@ def revised(request: UpdateTrainingJobRequest, job: SavedJob, around: Surroundin
 def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
     if request.preemptible is not None:
         yield _Wish("Preemptible", "preemptible", request.preemptible)
-    if (retry := request.retry_strategy) is not None:
-        if "max_attempts" in retry.model_fields_set:
-            yield _Wish("RetryStrategy.MaxAttempts", "max_attempts", retry.max_attempts)
-        if "max_repeated_minutes" in retry.model_fields_set:
-            yield _Wish("RetryStrategy.MaxRepeatedMinutes", "max_repeated_minutes", retry.max_repeated_minutes)
-        if "on_total_loss" in retry.model_fields_set:
-            yield _Wish("RetryStrategy.OnTotalLoss", "on_total_loss", OnTotalLoss(retry.on_total_loss))
-    if (limits := request.stopping_condition) is not None:
-        named = (
-            ("MaxRuntimeInSeconds", "max_runtime_seconds", limits.max_runtime_in_seconds),
-            ("MaxPendingTimeInSeconds", "max_pending_seconds", limits.max_pending_time_in_seconds),
-            ("MaxCostUsd", "max_cost_usd", limits.max_cost_usd),
-        )
-        yield from (
-            _Wish(f"StoppingCondition.{name}", attribute, value or None)
-            for name, attribute, value in named
-            if value is not None
-        )
-    if (sizes := request.elastic_config) is not None:
-        if sizes.min_node_count is not None:
-            yield _Wish("ElasticConfig.MinNodeCount", "min_node_count", sizes.min_node_count or None)
-        if sizes.max_node_count is not None:
-            yield _Wish("ElasticConfig.MaxNodeCount", "max_node_count", sizes.max_node_count or None)
-        if sizes.patience_in_seconds is not None:
-            yield _Wish("ElasticConfig.PatienceInSeconds", "patience_seconds", sizes.patience_in_seconds)
-    if (protection := request.protection) is not None:
-        if "copies" in protection.model_fields_set:
-            yield _Wish("Protection.Copies", "copies", protection.copies, needs_generation=True)
-        if "parity_group_size" in protection.model_fields_set:
-            yield _Wish("Protection.ParityGroupSize", "parity_group_size", protection.parity_group_size)
-        if protection.max_slowdown is not None:
-            yield _Wish("Protection.MaxSlowdown", "max_slowdown", protection.max_slowdown, needs_generation=True)
-    if (checkpoints := request.checkpoint_config) is not None:
-        if checkpoints.every_steps is not None:
-            yield _Wish(
-                "CheckpointConfig.EverySteps", "checkpoint_every_steps", checkpoints.every_steps, needs_generation=True
-            )
-        policies = (
-            ("IntervalInSeconds", "checkpoint_interval_seconds", checkpoints.interval_in_seconds),
-            ("MaxOverhead", "checkpoint_max_overhead", checkpoints.max_overhead),
-            ("MaxUploadBytesPerSecond", "checkpoint_max_bytes_per_second", checkpoints.max_upload_bytes_per_second),
-        )
-        yield from (
-            _Wish(f"CheckpointConfig.{name}", attribute, value or None, needs_generation=True)
-            for name, attribute, value in policies
-            if value is not None
-        )
-        if checkpoints.on_notice is not None:
-            yield _Wish("CheckpointConfig.OnNotice", "checkpoint_on_notice", checkpoints.on_notice)
-        if checkpoints.third_slot is not None:
-            yield _Wish("CheckpointConfig.ThirdSlot", "third_slot", checkpoints.third_slot, needs_generation=True)
-        if checkpoints.max_count is not None:
-            yield _Wish("CheckpointConfig.MaxCount", "checkpoint_max_count", checkpoints.max_count or None)
-        if checkpoints.keep_every_steps is not None:
-            yield _Wish(
-                "CheckpointConfig.KeepEverySteps", "checkpoint_keep_every_steps", checkpoints.keep_every_steps or None
-            )
-        if checkpoints.max_age_in_seconds is not None:
-            yield _Wish(
-                "CheckpointConfig.MaxAgeInSeconds", "checkpoint_max_age_seconds", checkpoints.max_age_in_seconds or None
-            )
-        if checkpoints.trash_hours is not None:
-            yield _Wish("CheckpointConfig.TrashHours", "checkpoint_trash_hours", checkpoints.trash_hours)
-        if (patience := checkpoints.store_patience_seconds) is not None:
-            yield _Wish("CheckpointConfig.StorePatienceSeconds", "store_patience_seconds", patience)
+    for group in ("retry_strategy", "stopping_condition", "elastic_config", "protection", "checkpoint_config"):
+        config: Request | None = getattr(request, group)
+        for field, attribute, value in settings_of(config) if config is not None else ():
+            path = f"{to_pascal(group)}.{to_pascal(field)}"
+            yield _Wish(path, attribute, value, needs_generation=attribute in _PARTS_OF_PLAN)
 
 
-def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[FieldError]:
+def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[tuple[str, str]]:
     limits = (
         ("StoppingCondition.MaxCostUsd", spec.max_cost_usd, MIN_COST_USD),
         ("CheckpointConfig.MaxAgeInSeconds", spec.checkpoint_max_age_seconds, MIN_CHECKPOINT_AGE_SECONDS),
@@ -193,9 +145,9 @@ def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[
     )
     for field, limit, minimum in limits:
         if limit is not None and limit < minimum:
-            yield FieldError(field=field, message=f"{constraints.at_least(minimum, limit)}; 0 removes the limit")
+            yield field, f"{constraints.at_least(minimum, limit)}; 0 removes the limit"
     yield from (
-        FieldError(field=field, message=message)
+        (field, message)
         for field, message in contradictions(
             every_steps=spec.checkpoint_every_steps,
             interval_seconds=spec.checkpoint_interval_seconds,
@@ -209,21 +161,18 @@ def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[
         # An unchanged MaxNodeCount stays valid, even if the Auto Scaling group's MaxSize or the quota is smaller now.
         most = spec.max_node_count if spec.max_node_count != job.spec.max_node_count else None
         wrong = elastic.contradictions(spec.node_count, spec.min_node_count, most, around.limits)
-        yield from (FieldError(field=field, message=message) for field, message in wrong)
+        yield from wrong
     if spec.copies > spec.node_count:
         message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
-        yield FieldError(field="Protection.Copies", message=message)
+        yield "Protection.Copies", message
     yield from _wrong_parity(job, spec)
     if job.spec.third_slot and not spec.third_slot and job.generation:
-        yield FieldError(
-            field="CheckpointConfig.ThirdSlot",
-            message="cannot be removed after the job has run, because it may contain committed steps",
+        yield (
+            "CheckpointConfig.ThirdSlot",
+            "cannot be removed after the job has run, because it may contain committed steps",
         )
     if spec.max_cost_usd is not None and spec.max_cost_usd != job.spec.max_cost_usd and not around.has_price:
-        yield FieldError(
-            field="StoppingCondition.MaxCostUsd",
-            message="needs the fleet's price; set PriceUsdPerHour with UpdateFleet",
-        )
+        yield "StoppingCondition.MaxCostUsd", "needs the fleet's price; set PriceUsdPerHour with UpdateFleet"
     needed = slot_memory.needed_bytes(spec, around.largest_shard_bytes)
     is_more = slot_memory.memory_ratio(spec) > slot_memory.memory_ratio(job.spec)
     if is_more and around.node_memory_bytes is not None and needed > around.node_memory_bytes:
@@ -233,13 +182,13 @@ def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[
         message = (
             f"{size} need {needed:,} bytes of host memory per node; the smallest node has {around.node_memory_bytes:,}"
         )
-        yield FieldError(field=field, message=message)
+        yield field, message
 
 
-def _wrong_parity(job: SavedJob, spec: SavedJobSpec) -> Iterator[FieldError]:
+def _wrong_parity(job: SavedJob, spec: SavedJobSpec) -> Iterator[tuple[str, str]]:
     if spec.parity_group_size != job.spec.parity_group_size:
         message = "cannot change after creation; create a new job with InitialCheckpoint to continue this job"
-        yield FieldError(field="Protection.ParityGroupSize", message=message)
+        yield "Protection.ParityGroupSize", message
     elif spec.parity_group_size is not None:
         found = parity.contradictions(
             spec.parity_group_size,
@@ -247,7 +196,7 @@ def _wrong_parity(job: SavedJob, spec: SavedJobSpec) -> Iterator[FieldError]:
             node_count=spec.node_count,
             min_node_count=spec.min_node_count,
         )
-        yield from (FieldError(field=field, message=message) for field, message in found)
+        yield from found
 
 
 def _text(value: Any) -> str | None:

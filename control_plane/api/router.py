@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from control_plane.api import json_body
 from control_plane.api.audit import AuditedRoute
 from control_plane.api.errors import InvalidRequest
-from control_plane.api.schemas.common import FieldError, Shape
+from control_plane.api.schemas.common import Shape
 from everstep.protocol import constraints
 
 
@@ -81,12 +81,12 @@ class _NothingUnknown:
         names = [name for name in request.query_params if name not in self.query]
         if not self.takes_body and (body := (await request.body()).strip()) not in (b"", b"{}"):
             names += _names_in(body)
-        fields = [FieldError(field=name, message=constraints.unknown(name)) for name in dict.fromkeys(names)]
+        fields = [(name, constraints.unknown(name)) for name in dict.fromkeys(names)]
         for name, value in (*request.path_params.items(), *request.query_params.multi_items()):
             if name not in names and (wrong := json_body.text_complaint(value)) is not None:
-                fields.append(FieldError(field=name, message=wrong))
+                fields.append((name, wrong))
         if fields:
-            raise InvalidRequest(constraints.summary([(field.field, field.message) for field in fields]), fields=fields)
+            raise InvalidRequest(constraints.summary(fields), fields=fields)
 
 
 def _query_names(dependant: Dependant) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from control_plane.accounts import answers, duties, held_nodes, reasons
 from control_plane.accounts import incidents as accounts
@@ -36,6 +36,7 @@ from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.schemas import results as results_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
+from control_plane.api.spec_fields import configured
 from control_plane.cloud import contract
 from control_plane.core import (
     accounting,
@@ -47,7 +48,7 @@ from control_plane.core import (
     states,
 )
 from control_plane.core import protection as core_protection
-from control_plane.core.checkpoints import CheckpointStatus, TrashCause, Verification, policy_words
+from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
 from control_plane.core.duties import PersonDuty
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incidents import absent_seconds
@@ -137,17 +138,52 @@ class History:
     incidents: IncidentTotals
 
 
-def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
-    """Return the values of those fields of a stored record that a response model has too, by name.
+_STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("drill_id", "event_id", "incident_id", "node_id", "note_id", "token_id"), ("id",)),
+    "acknowledgement_time": ("acknowledged_at",),
+    "agent_version": ("version",),
+    "bytes": ("object_bytes",),
+    "completion_time": ("completed_at",),
+    "connection_time": ("connected_at",),
+    "creation_time": ("created_at", "requested_at", "at"),
+    "end_time": ("ended_at",),
+    "expiration_time": ("expires_at",),
+    "fleet_name": ("name",),
+    "last_modified_time": ("modified_at",),
+    "pause_requested_time": ("pause_requested_at",),
+    "purge_time": ("purge_at",),
+    "revocation_time": ("revoked_at",),
+    "stop_requested_time": ("stop_requested_at",),
+    "strike_time": ("struck_at",),
+    "taken_over_time": ("taken_over_at",),
+    "time": ("at",),
+    "training_end_time": ("ended_at",),
+    "training_job_name": ("job_name", "name"),
+    "training_start_time": ("started_at",),
+    "verification_time": ("verified_at",),
+}
+"""By field of a response: the names that a stored record can have for it, unless the record uses the field's name."""
 
-    The result omits the fields whose names are in `others`. The caller computes the values of these fields itself.
+
+def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
+    """Return the values of those fields of a response model that a stored record has, by name.
+
+    The result omits the fields whose names are in `others`. The caller computes the values of these fields itself. An
+    empty text becomes None if the response can omit the field.
     """
-    return {name: getattr(stored, name) for name in _shared(type(stored), shape) if name not in others}
+    found = {name: getattr(stored, attribute) for name, attribute in _shared(type(stored), shape) if name not in others}
+    return {name: None if value == "" and _is_optional(shape, name) else value for name, value in found.items()}
 
 
 @cache
-def _shared(stored: type[DataclassInstance], shape: type[Shape]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(stored) if field.name in shape.model_fields)
+def _shared(stored: type[DataclassInstance], shape: type[Shape]) -> tuple[tuple[str, str], ...]:
+    has = {field.name for field in fields(stored)}
+    names = {name: [each for each in (name, *_STORED_AS.get(name, ())) if each in has] for name in shape.model_fields}
+    return tuple((name, found[0]) for name, found in names.items() if found)
+
+
+def _is_optional(shape: type[Shape], name: str) -> bool:
+    return type(None) in get_args(shape.model_fields[name].annotation)
 
 
 def reason_of(job: SavedJob, now: datetime) -> str:
@@ -185,24 +221,28 @@ def job_summary(
         }
     return jobs_schemas.TrainingJobSummary(
         **of_lists,
-        **_alike(job, jobs_schemas.TrainingJobSummary, "reason", "target_step", "boundary"),
-        boundary=_boundary(job),
-        training_job_name=job.name,
-        training_job_status=status_of(job),
-        secondary_status=secondary_status_of(job),
-        reason=reason_of(job, now),
+        **_of_job(job, jobs_schemas.TrainingJobSummary, now),
         node_count=job.spec.node_count,
-        generation_node_count=generation_node_count(job),
-        target_step=_target_step(job),
-        estimated_remaining_seconds=_remaining_seconds(job),
-        creation_time=job.created_at,
-        last_modified_time=job.modified_at,
-        training_start_time=job.started_at,
-        training_end_time=job.ended_at,
-        purge_time=job.purge_at,
         ettr_ratio=accounting.ettr_ratio(job.accounting) if job.started_at is not None else None,
-        final_checkpoint_step=_shown_final_checkpoint(job),
     )
+
+
+def _of_job(job: SavedJob, shape: type[Shape], now: datetime) -> dict[str, Any]:
+    """Return the fields that a job's entry in a list and its description share."""
+    final, is_over = final_checkpoint_of(job), job.state in states.ENDED_JOBS
+    return {
+        **_alike(job, shape),
+        "boundary": _boundary(job),
+        "training_job_status": status_of(job),
+        "secondary_status": secondary_status_of(job),
+        "reason": reason_of(job, now),
+        "generation_node_count": generation_node_count(job),
+        "target_step": job.target_step if job.target_step > 0 else None,
+        "final_checkpoint_step": None if final is None else max(final, 0),
+        "estimated_remaining_seconds": None
+        if is_over
+        else accounting.remaining_seconds(job.accounting, job.max_boundary, job.target_step),
+    }
 
 
 def _boundary(job: SavedJob) -> int:
@@ -223,21 +263,6 @@ def _unstored_outputs(job: SavedJob) -> dict[str, Any]:
             for each in unstored.outputs
         ],
     }
-
-
-def _shown_final_checkpoint(job: SavedJob) -> int | None:
-    final = final_checkpoint_of(job)
-    return None if final is None else max(final, 0)
-
-
-def _target_step(job: SavedJob) -> int | None:
-    return job.target_step if job.target_step > 0 else None
-
-
-def _remaining_seconds(job: SavedJob) -> float | None:
-    if job.state in states.ENDED_JOBS:
-        return None
-    return accounting.remaining_seconds(job.accounting, job.max_boundary, job.target_step)
 
 
 def queued_behind(turns: QueueSchedule, run: RunId, only_project: str | None) -> list[str]:
@@ -350,19 +375,11 @@ def job(
     job, plan, incidents = found.job, found.plan, found.incidents
     spec = job.spec
     return jobs_schemas.TrainingJob(
-        **_alike(spec, jobs_schemas.TrainingJob, "requirements", "role_arn"),
-        **_alike(job, jobs_schemas.TrainingJob, "reason", "target_step", "taken_over_by", "boundary"),
-        boundary=_boundary(job),
-        requirements=spec.requirements or None,
-        role_arn=spec.role_arn or None,
-        training_job_name=job.name,
+        **_alike(spec, jobs_schemas.TrainingJob),
+        **_of_job(job, jobs_schemas.TrainingJob, now),
         alternative_fleet_names=[name for name in spec.fleet_names if name != job.fleet_name],
-        training_job_status=status_of(job),
-        secondary_status=secondary_status_of(job),
         secondary_status_transitions=status_transitions(job),
         **_unstored_outputs(job),
-        final_checkpoint_step=_shown_final_checkpoint(job),
-        reason=reason_of(job, now),
         repeat_choice=_repeat_choice(job),
         capacity_wait=wait,
         store_wait=store_wait(memos.store_wait_of(job)),
@@ -370,25 +387,15 @@ def job(
         conditions=list(conditions),
         source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
         hyper_parameters=spec.hyperparameters,
-        protection=jobs_schemas.ProtectionConfig(
-            copies=spec.copies, parity_group_size=spec.parity_group_size, max_slowdown=spec.max_slowdown
-        ),
-        checkpoint_config=jobs_schemas.CheckpointConfig(
-            every_steps=spec.checkpoint_every_steps,
+        protection=configured(jobs_schemas.ProtectionConfig, spec),
+        checkpoint_config=configured(
+            jobs_schemas.CheckpointConfig,
+            spec,
             s3_uri=spec.checkpoint_uri,
-            third_slot=spec.third_slot,
             max_uploads_in_flight=spec.checkpoint_max_uploads if spec.checkpoint_max_uploads > 1 else None,
-            max_count=spec.checkpoint_max_count,
-            trash_hours=spec.checkpoint_trash_hours,
-            keep_every_steps=spec.checkpoint_keep_every_steps,
-            max_age_in_seconds=spec.checkpoint_max_age_seconds,
             store_patience_seconds=None
             if spec.store_patience_seconds == DEFAULT_STORE_PATIENCE_SECONDS
             else spec.store_patience_seconds,
-            interval_in_seconds=spec.checkpoint_interval_seconds,
-            max_overhead=spec.checkpoint_max_overhead,
-            max_upload_bytes_per_second=spec.checkpoint_max_bytes_per_second,
-            on_notice=spec.checkpoint_on_notice,
         ),
         checkpoint_activity=_checkpoint_activity(job),
         initial_checkpoint=None
@@ -398,36 +405,14 @@ def job(
         ),
         input_data_config=[_channel(each) for each in spec.inputs],
         output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri),
-        stopping_condition=jobs_schemas.StoppingCondition(
-            max_runtime_in_seconds=spec.max_runtime_seconds,
-            max_pending_time_in_seconds=spec.max_pending_seconds,
-            max_cost_usd=spec.max_cost_usd,
+        stopping_condition=configured(jobs_schemas.StoppingCondition, spec),
+        retry_strategy=configured(jobs_schemas.RetryStrategy, spec, on_total_loss=spec.on_total_loss.value),
+        elastic_config=configured(
+            jobs_schemas.ElasticConfig, spec, min_node_count=spec.least_node_count, max_node_count=spec.most_node_count
         ),
-        retry_strategy=jobs_schemas.RetryStrategy(
-            max_attempts=spec.max_attempts,
-            max_repeated_minutes=spec.max_repeated_minutes,
-            on_total_loss=spec.on_total_loss.value,
-        ),
-        elastic_config=jobs_schemas.ElasticConfig(
-            min_node_count=spec.least_node_count,
-            max_node_count=spec.most_node_count,
-            patience_in_seconds=spec.patience_seconds,
-        ),
-        generation_node_count=generation_node_count(job),
         queue_position=turns.place_of(RunId(job.run_id)),
         queued_behind=queued_behind(turns, RunId(job.run_id), only_project),
-        creation_time=job.created_at,
-        last_modified_time=job.modified_at,
-        training_start_time=job.started_at,
-        training_end_time=job.ended_at,
-        purge_time=job.purge_at,
-        stop_requested_time=job.stop_requested_at,
-        pause_requested_time=job.pause_requested_at,
         observed_revision=found.observed_revision,
-        taken_over_time=job.taken_over_at,
-        taken_over_by=job.taken_over_by or None,
-        target_step=_target_step(job),
-        estimated_remaining_seconds=_remaining_seconds(job),
         healthy_node_count=standing.healthy_count,
         duty=duty(standing),
         assigned_node_count=len(found.node_ids),
@@ -504,12 +489,8 @@ def protection(
     losses = _fatal_losses(job, current)
     known_domains = {NodeId(node_id): domain for node_id, domain in domains.items()}
     return checkpoints_schemas.DescribeProtectionResponse(
-        training_job_name=job.name,
-        generation=job.generation,
-        committed_step=job.committed_step,
-        proposed_step=job.proposed_step,
+        **_alike(job, checkpoints_schemas.DescribeProtectionResponse, "boundary", "reason"),
         boundary=_boundary(job),
-        committed_at=job.committed_at,
         copies=job.spec.copies,
         parity_group_size=job.spec.parity_group_size,
         protection_state=state,
@@ -629,20 +610,13 @@ def time_span(span: JobSpan, end: int, job: SavedJob) -> jobs_schemas.TimeSpan:
 def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:
     """Convert the record of a checkpoint into its response model."""
     return checkpoints_schemas.Checkpoint(
-        step=record.step,
-        generation=record.generation,
+        **_alike(record, checkpoints_schemas.Checkpoint),
         status=_CHECKPOINT_STATUS.get(
             record.state, CheckpointStatus.UPLOADING if record.completed_at is None else CheckpointStatus.COMPLETE
         ),
         s3_uri=f"s3://{record.bucket}/{record.manifest_key}",
-        bytes=record.object_bytes,
-        creation_time=record.created_at,
-        completion_time=record.completed_at,
         is_pinned=record.pinned_at is not None,
-        purge_time=record.purge_at,
-        trash_cause=None if record.trash_cause is None else TrashCause(record.trash_cause),
         verification=_verification(record),
-        verification_time=record.verified_at,
         verification_message=_verification_message(record),
         verification_waiting_since=datetime.fromtimestamp(record.blocked.since, UTC) if record.blocked else None,
     )
@@ -676,7 +650,7 @@ def _verification_message(record: SavedCheckpoint) -> str | None:
 
 def note(record: NoteRecord) -> notes_schemas.Note:
     """Convert the record of a note into its response model."""
-    return notes_schemas.Note(note_id=record.id, author=record.author, creation_time=record.at, text=record.text)
+    return notes_schemas.Note(**_alike(record, notes_schemas.Note))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -748,9 +722,6 @@ def incident(
             "rank_sources",
             "node_count_before",
             "node_count_after",
-            "acknowledged_by",
-            "acknowledgement",
-            "owner",
         ),
         evidence=[sentence(fact) for fact in record.evidence],
         evidence_facts=[_evidence_fact(fact) for fact in record.evidence],
@@ -758,8 +729,6 @@ def incident(
         reason=job_accounts.restore_reason(record.from_step, record.restore_source),
         node_count_before=record.node_count_before or None,
         node_count_after=record.node_count_after or None,
-        incident_id=record.id,
-        training_job_name=record.job_name,
         instance_id=next(iter(record.instance_ids), None),
         replacement_instance_id=next(iter(record.replacement_instance_ids), None),
         control_plane_absent_seconds=absent_seconds(record.evidence),
@@ -768,10 +737,6 @@ def incident(
         outcome=summary.outcome,
         rank_sources=_rank_sources(record),
         stacks_event_id=None if detail is None else detail.stacks_event_id,
-        acknowledgement_time=record.acknowledged_at,
-        acknowledged_by=record.acknowledged_by or None,
-        acknowledgement=record.acknowledgement or None,
-        owner=record.owner or None,
         **described,
     )
 
@@ -868,8 +833,6 @@ def similar_incident(found: Similar) -> incidents_schemas.SimilarIncident:
     return incidents_schemas.SimilarIncident(
         **_alike(found.record, incidents_schemas.SimilarIncident, "decision"),
         decision=job_accounts.response(found.record.decision),
-        incident_id=found.record.id,
-        training_job_name=found.record.job_name,
         fleet_name=found.fleet_name,
         outcome=found.outcome,
         likeness=list(found.likeness),
@@ -891,39 +854,20 @@ def _rank_sources(record: SavedIncident) -> list[incidents_schemas.RankSource]:
 def drill(record: DrillRecord) -> drills_schemas.Drill:
     """Convert the record of a drill (a fault that a person injects) into its response model."""
     return drills_schemas.Drill(
-        **_alike(record, drills_schemas.Drill, "incident_id", "outcome"),
-        drill_id=record.id,
+        **_alike(record, drills_schemas.Drill),
         drill_type=DrillKind(record.kind),
         drill_status=DrillState(record.state),
-        training_job_name=record.job_name,
-        creation_time=record.requested_at,
-        strike_time=record.struck_at,
-        end_time=record.ended_at,
-        incident_id=record.incident_id or None,
-        outcome=record.outcome or None,
     )
 
 
 def token(record: TokenRecord) -> tokens_schemas.Token:
     """Convert the record of a token into its response model, without the secret."""
-    return tokens_schemas.Token(
-        **_alike(record, tokens_schemas.Token, "project"),
-        token_id=record.id,
-        project=record.project or None,
-        creation_time=record.created_at,
-        expiration_time=record.expires_at,
-        revocation_time=record.revoked_at,
-    )
+    return tokens_schemas.Token(**_alike(record, tokens_schemas.Token))
 
 
 def event(record: EventRecord) -> events_schemas.Event:
     """Convert the record of an event into its response model."""
-    return events_schemas.Event(
-        **_alike(record, events_schemas.Event),
-        event_id=record.id,
-        time=record.at,
-        training_job_name=record.job_name,
-    )
+    return events_schemas.Event(**_alike(record, events_schemas.Event))
 
 
 def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
@@ -955,19 +899,17 @@ def fleet(
     """
     connected = {view.node_id for view in agents if view.is_connected}
     return fleets_schemas.Fleet(
-        **_alike(record, fleets_schemas.Fleet, "node_role_name", "roll"),
+        **_alike(record, fleets_schemas.Fleet, "roll"),
         reason=reasons.sentences(record.reasons),
         encrypts_replicas=encryption.is_needed(
             ReplicaEncryption(record.replica_encryption),
             {node.instance_type for node in nodes} or {record.instance_type},
         ),
-        fleet_name=record.name,
         duty=duty(standing),
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),
         spare_policy=None
         if record.spare_probability is None
         else fleets_schemas.SparePolicy(probability=record.spare_probability),
-        node_role_name=record.node_role_name or None,
         node_count=len(nodes),
         connected_node_count=sum(node.id in connected for node in nodes),
         accounting_seconds={name: spent / MICRO for name, spent in history.jobs.spent.items()},
@@ -977,7 +919,6 @@ def fleet(
         node_seconds=history.jobs.node_microseconds / MICRO,
         cost_usd=history.jobs.cost_usd,
         roll=_roll(record),
-        creation_time=record.created_at,
     )
 
 
@@ -1030,7 +971,6 @@ def node(
         **_alike(record, nodes_schemas.Node, "hold", "request", "reason"),
         reason=reasons.sentence(record.reason) if with_reasons else "",
         hold_advice=_hold_advice(record, price_usd_per_hour),
-        node_id=record.id,
         node_status=NodeState(record.state),
         hold=None if record.hold is None else Hold(record.hold),
         request=request.request if request is not None else None,
@@ -1039,7 +979,6 @@ def node(
         warm=agent is not None and agent.is_connected and agent.report is not None and agent.report.is_warm,
         training_job_name=job_name,
         memory=_memory(agent, with_ranks=job_name is not None),
-        agent_version=record.version,
         conditions=_conditions(agent, with_member=job_name is not None),
         incidents=[
             nodes_schemas.NodeIncident(
@@ -1051,12 +990,9 @@ def node(
             )
             for line in history
         ],
-        creation_time=record.created_at,
         refused_message_count=refused_message_count,
         refused_session_count=agent.report.refused_count if agent is not None and agent.report is not None else 0,
         exposure=(agent.report.exposure or None) if agent is not None and agent.report is not None else None,
-        connection_time=record.connected_at,
-        end_time=record.ended_at,
     )
 
 
@@ -1203,6 +1139,4 @@ def _refusal(shard: ShardRecord) -> str:
 
 def _last_checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.LastCheckpoint:
     assert record.completed_at is not None
-    return checkpoints_schemas.LastCheckpoint(
-        step=record.step, generation=record.generation, completed_at=record.completed_at, bytes=record.object_bytes
-    )
+    return checkpoints_schemas.LastCheckpoint(**_alike(record, checkpoints_schemas.LastCheckpoint))

@@ -17,11 +17,10 @@ from fastapi import Path
 
 from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
-from control_plane.api.errors import Forbidden, InUse, InvalidRequest, Throttled, Unavailable
+from control_plane.api.errors import Forbidden, InUse, Throttled, Unavailable, invalid
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import commands as commands_schemas
-from control_plane.api.schemas import common as common_schemas
 from control_plane.core.states import LAUNCHED_JOBS, JobState
 from control_plane.db import events, fleets, jobs
 from control_plane.loop.command_desk import AnotherCommand, NotAnswered, NotAsked, TooManyCommands
@@ -91,10 +90,7 @@ def _ask(
     Return the job's name, the rank's node, and the message to send to the node's agent. Blocks on the database.
     """
     if any("\0" in word for word in request.command):
-        message = "an argument must not contain a NUL character"
-        raise InvalidRequest(
-            f"Command: {message}.", fields=[common_schemas.FieldError(field="Command", message=message)]
-        )
+        raise invalid("Command", "an argument must not contain a NUL character", "{field}: {message}.")
     with services.database.write() as session:
         job = find_job(session, name, caller)
         if not fleets.get(session, job.fleet_name).allow_commands:
@@ -105,8 +101,7 @@ def _ask(
         plan = jobs.generation(session, job.run_id, job.generation).plan
         node = next((node for node in plan.nodes if rank in node.ranks), None)
         if node is None:
-            message = f"is not one of the {plan.world_size} ranks of {job.name}"
-            raise InvalidRequest(f"Rank {message}.", fields=[common_schemas.FieldError(field="Rank", message=message)])
+            raise invalid("Rank", f"is not one of the {plan.world_size} ranks of {job.name}", "{field} {message}.")
         token = f"{job.run_id}:{caller.token.id}:{request.client_request_token or secrets.token_hex(16)}"
         command = RunCommand(
             run=RunId(job.run_id),

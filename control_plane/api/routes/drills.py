@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TrainingJobNameFilter, page_of
-from control_plane.api.errors import Forbidden, InUse, InvalidRequest
+from control_plane.api.errors import Forbidden, InUse, invalid
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job, job_condition
 from control_plane.api.schemas import drills as drills_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.states import JobState
 from control_plane.db import drills, events, fleets, jobs
 from control_plane.db.drills import NewDrill
 from everstep.protocol.plan import GenerationPlan
 
+_wrong = partial(invalid, sentence="{field}: {message}.")
 router = Router(prefix="/v1/drills", tags=["Drills"])
 
 
@@ -95,7 +97,3 @@ def _target(request: drills_schemas.StartDrillRequest, plan: GenerationPlan) -> 
     if request.rank is not None and request.rank not in node.ranks:
         raise _wrong("Rank", f"is not on {node.node_id}, which runs {', '.join(str(rank) for rank in node.ranks)}")
     return node.node_id, node.ranks[0] if request.rank is None else request.rank
-
-
-def _wrong(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field}: {message}.", fields=[FieldError(field=field, message=message)])

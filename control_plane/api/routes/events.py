@@ -158,10 +158,7 @@ def _last_event_id(request: Request, otherwise: int | None) -> int | None:
     # Check the length first, because int() raises for very long digit strings.
     is_number = header.isascii() and header.isdigit() and len(header) <= len(str(common_schemas.MAX_WHOLE_NUMBER))
     if not is_number or int(header) > common_schemas.MAX_WHOLE_NUMBER:
-        message = "must be an id that this stream has sent"
-        raise errors.InvalidRequest(
-            f"Last-Event-ID: {message}.", fields=[common_schemas.FieldError(field="Last-Event-ID", message=message)]
-        )
+        raise errors.invalid("Last-Event-ID", "must be an id that this stream has sent", "{field}: {message}.")
     return int(header)
 
 

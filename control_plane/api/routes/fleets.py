@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Services, ServicesDep, page_of
-from control_plane.api.errors import InUse, InvalidRequest
+from control_plane.api.errors import InUse, invalid
 from control_plane.api.router import Router
 from control_plane.api.schemas import fleets as fleets_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.cloud import contract
 from control_plane.cloud.contract import Change
 from control_plane.cloud.errors import ContractViolation, GroupNotOurs
@@ -30,6 +30,7 @@ from everstep.protocol.ids import FleetName
 _LOOK: Final = "Request the changes again with DryRun."
 _SETTINGS: Final = fleets_schemas.UpdateFleetRequest.model_fields.keys() - {"spare_policy"}
 """Request fields that the database stores in columns of the same name."""
+_wrong = partial(invalid, sentence="The fleet cannot be created: {field}: {message}")
 
 router = Router(prefix="/v1/fleets", tags=["Fleets"])
 
@@ -292,9 +293,3 @@ def view(services: Services, fleet: FleetRecord) -> fleets_schemas.Fleet:
         )
         of_fleet = standing.of_fleets(session, [fleet])[fleet.name]
     return views.fleet(fleet, members, tuple(services.peers.agents().views.values()), history, of_fleet)
-
-
-def _wrong(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The fleet cannot be created: {field}: {message}", fields=[FieldError(field=field, message=message)]
-    )

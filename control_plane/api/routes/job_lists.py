@@ -22,10 +22,9 @@ from control_plane.api.deps import (
     SortOrder,
     page_of,
 )
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.errors import invalid
 from control_plane.api.router import Router
 from control_plane.api.schemas import jobs as jobs_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.core.states import TrainingJobStatus
 from control_plane.db import incidents, job_lists
 from control_plane.db.job_lists import JobFilter, SortBy
@@ -64,7 +63,7 @@ def list_training_jobs(
     that left the page. Raises ValidationException if TagValue is set without TagKey.
     """
     if tag_value is not None and tag_key is None:
-        raise _wrong("TagValue", "needs a TagKey")
+        raise invalid("TagValue", "needs a TagKey")
     if project is not None and caller.project_filter not in (None, project):
         return jobs_schemas.ListTrainingJobsResponse(training_job_summaries=[])
     which = JobFilter(
@@ -132,11 +131,5 @@ def _position(token: str, sort_by: SortBy, order: SortOrder) -> job_lists.Positi
         page_tokens.text,
     )
     if (by, direction) != (sort_by.value, order.value):
-        raise _wrong("NextToken", f"belongs to a list that is sorted by {by}, {direction}")
+        raise invalid("NextToken", f"belongs to a list that is sorted by {by}, {direction}")
     return value, run_id
-
-
-def _wrong(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)]
-    )

@@ -27,13 +27,12 @@ from control_plane.api.deps import (
     TrainingJobNamePath,
     page_of,
 )
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.errors import invalid
 from control_plane.api.router import Router
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import plans as plans_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError
 from control_plane.core import accounting, membership
 from control_plane.core.observed.fleets import FleetJob
@@ -77,7 +76,7 @@ def create_training_job(
     """
     project = caller.choose_project(request.project)
     if jobs.RUN_ID.fullmatch(request.training_job_name):
-        raise _wrong("TrainingJobName", "has the form of a RunId, 32 hexadecimal digits; choose another name")
+        raise invalid("TrainingJobName", "has the form of a RunId, 32 hexadecimal digits; choose another name")
     token, digest = (None, None) if request.dry_run else _known_by(request, project)
     with services.database.read() as session:
         made = _made(session, token, digest)
@@ -475,15 +474,15 @@ def _fleet(session: Session, name: str | None, *, field: str = "FleetName") -> F
             fleet = fleets.get(session, name)
         except NotFound as error:
             known = ", ".join(fleet.name for fleet in fleets.every(session)) or "none"
-            raise _wrong(field, f"there is no fleet named {name!r}; registered: {known}") from error
+            raise invalid(field, f"there is no fleet named {name!r}; registered: {known}") from error
     else:
         every = fleets.every(session)
         if len(every) != 1:
             known = ", ".join(fleet.name for fleet in every) or "none"
-            raise _wrong("FleetName", f"is required unless exactly one fleet exists; registered: {known}")
+            raise invalid("FleetName", f"is required unless exactly one fleet exists; registered: {known}")
         fleet = every[0]
     if fleet.delete_requested_at is not None:
-        raise _wrong(field, f"the fleet {fleet.name!r} is being deleted")
+        raise invalid(field, f"the fleet {fleet.name!r} is being deleted")
     return fleet
 
 
@@ -491,7 +490,7 @@ def _source(session: Session, request: jobs_schemas.CreateTrainingJobRequest, ca
     try:
         return sources.get(session, request.source.source_id, caller.project_filter)
     except NotFound as error:
-        raise _wrong(
+        raise invalid(
             "Source.SourceId", f"the source {request.source.source_id} was not uploaded (PutSource)"
         ) from error
 
@@ -511,12 +510,12 @@ def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, cal
         return None
     field = "InitialCheckpoint"
     if (asked.training_job_name is None) == (asked.run_id is None):
-        raise _wrong(field, "needs one of TrainingJobName and RunId")
+        raise invalid(field, "needs one of TrainingJobName and RunId")
     name = asked.training_job_name or asked.run_id or ""
     try:
         job = find_job(session, name, caller)
     except NotFound as error:
-        raise _wrong(
+        raise invalid(
             field, f"there is no training job {name!r}; ListTrainingJobs names those that you may see"
         ) from error
     usable = [
@@ -526,10 +525,10 @@ def _initial(session: Session, asked: jobs_schemas.InitialCheckpoint | None, cal
     ]
     if not usable:
         which = "complete checkpoint" if asked.step is None else f"complete checkpoint of step {asked.step}"
-        raise _wrong(field, f"the training job {job.name} has no {which}; ListCheckpoints shows what it has")
+        raise invalid(field, f"the training job {job.name} has no {which}; ListCheckpoints shows what it has")
     found = usable[0]
     if found.is_wrong:
-        raise _wrong(field, f"the checkpoint of step {found.step} is damaged: {found.verdict}. Choose another Step")
+        raise invalid(field, f"the checkpoint of step {found.step} is damaged: {found.verdict}. Choose another Step")
     manifest = found.contents()
     assert manifest is not None, "a complete checkpoint has a manifest"
     return InitialState(
@@ -550,10 +549,4 @@ def _require_initial(session: Session, initial: InitialState | None) -> None:
     except NotFound:
         found = None
     if found is None or found.state != checkpoints.COMPLETE:
-        raise _wrong("InitialCheckpoint", f"the checkpoint of step {initial.step} of {initial.job_name} was deleted")
-
-
-def _wrong(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)]
-    )
+        raise invalid("InitialCheckpoint", f"the checkpoint of step {initial.step} of {initial.job_name} was deleted")

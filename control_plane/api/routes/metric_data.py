@@ -14,12 +14,11 @@ from pydantic import AwareDatetime
 from control_plane.api.auth import Reader
 from control_plane.api.changes import compared
 from control_plane.api.deps import ChangesSince, ServicesDep, TrainingJobNamePath
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.errors import invalid
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import metrics as metrics_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.core.breakdowns import newest_keys
 from control_plane.core.metric_changes import digests, unchanged_count
 from control_plane.core.metrics import Point, resampled
@@ -93,9 +92,9 @@ def get_metric_data(
     nodes or ranks. Raises ValidationException for Series without MetricName, and for a metric without such values.
     """
     if resolution_in_steps is not None and resolution_in_seconds is not None:
-        raise _refused("ResolutionInSeconds", "is not allowed without ResolutionInSteps: points span steps or time")
+        raise invalid("ResolutionInSeconds", "is not allowed without ResolutionInSteps: points span steps or time")
     if series is not None and metric_name is None:
-        raise _refused("Series", "is not allowed without MetricName: a response has the series of one metric")
+        raise invalid("Series", "is not allowed without MetricName: a response has the series of one metric")
     resolution = resolution_in_steps, resolution_in_seconds
     is_whole = not first_step and {last_step, start_time, end_time, *resolution} == {None}
     with services.database.read() as session:
@@ -150,28 +149,22 @@ def get_metric_data(
     )
 
 
-def _refused(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The request is not valid: {field}: {message}", fields=[FieldError(field=field, message=message)]
-    )
-
-
 def _require_series(kind: SeriesKind, name: str, job: SavedJob, with_series: frozenset[str]) -> None:
     """Raise InvalidRequest if a metric cannot have, or does not have, values by node or by rank."""
     if kind is not kind_of(name):
         source = "is measured on nodes" if kind is SeriesKind.RANK else "is logged by ranks"
-        raise _refused("Series", f"{name} {source}: use Series={kind_of(name)}")
+        raise invalid("Series", f"{name} {source}: use Series={kind_of(name)}")
     if name in with_series:
         return
     nodes, ranks = job.spec.node_count, job.spec.node_count * job.spec.ranks_per_node
     count, noun = (nodes, "nodes") if kind is SeriesKind.NODE else (ranks, "ranks")
     if count > MAX_SERIES:
-        raise _refused(
+        raise invalid(
             "Series",
             f"job {job.name} has {count} {noun}, and values of single {noun} are stored for at most {MAX_SERIES}. "
             "Read the metric without Series: its points have the extremes",
         )
-    raise _refused("Series", f"job {job.name} has no values of {name} by {kind.lower()}")
+    raise invalid("Series", f"job {job.name} has no values of {name} by {kind.lower()}")
 
 
 def _result(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query
@@ -11,10 +12,9 @@ from pydantic import AwareDatetime
 
 from control_plane.api.auth import Reader
 from control_plane.api.deps import ServicesDep
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.errors import invalid
 from control_plane.api.router import Router
 from control_plane.api.schemas import reports as reports_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.core import reports
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.reports import Figures, IncidentFigures, IncidentKind, ReportPeriod
@@ -26,6 +26,7 @@ router = Router(prefix="/v1/reports", tags=["Reports"])
 _DEFAULT_RANGE = timedelta(days=7)
 _MOST_BUCKETS = 800
 _MICRO = 1_000_000
+_wrong = partial(invalid, sentence="{field} {message}.")
 
 
 @router.get("", operation_id="GetReport")
@@ -153,7 +154,3 @@ def _usd(micro: int | None) -> float | None:
 
 def _moment(micro: int) -> datetime:
     return datetime.fromtimestamp(micro // _MICRO, UTC)
-
-
-def _wrong(field: str, message: str) -> InvalidRequest:
-    return InvalidRequest(f"{field} {message}.", fields=[FieldError(field=field, message=message)])

@@ -29,7 +29,7 @@ from fastapi.responses import Response
 from control_plane.api import deps
 from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
-from control_plane.api.errors import InUse, InvalidRequest, Unavailable
+from control_plane.api.errors import InUse, Unavailable, invalid
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import common as common_schemas
@@ -151,15 +151,13 @@ async def read_snapshot(
     connected to this server or does not answer.
     """
     if not begin < end <= begin + MAX_SNAPSHOT_READ_BYTES:
-        message = f"must be from 1 to {MAX_SNAPSHOT_READ_BYTES} bytes after Begin"
-        raise InvalidRequest(f"End {message}.", fields=[common_schemas.FieldError(field="End", message=message)])
+        raise invalid("End", f"must be from 1 to {MAX_SNAPSHOT_READ_BYTES} bytes after Begin", "{field} {message}.")
     generation, step, nonce = _parts_of(snapshot_id)
     job, nodes = await asyncio.to_thread(_running, services, training_job_name, caller)
     _require_generation(job, generation)
     node = next((node for node in nodes if rank in node.ranks), None)
     if node is None:
-        message = f"is not a rank of {job.name}"
-        raise InvalidRequest(f"Rank {message}.", fields=[common_schemas.FieldError(field="Rank", message=message)])
+        raise invalid("Rank", f"is not a rank of {job.name}", "{field} {message}.")
     wanted = ReadSnapshot(
         run=RunId(job.run_id),
         generation=Generation(job.generation),

@@ -27,7 +27,6 @@ from control_plane.api.deps import Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge, Unavailable
 from control_plane.api.router import Router
 from control_plane.api.schemas import sources as sources_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.cloud.errors import CloudError, NotFound
 from control_plane.db import quotas, sources
 from control_plane.db.sources import SourceRecord
@@ -186,10 +185,9 @@ def _store(
         with services.database.write() as session:
             sources.remove_upload(session, source_id, caller.choose_project(None))
         message = str(error)
-        fields = [FieldError(field="Body", message=message)]
         raise InvalidRequest(
             f"The source was rejected: {message}.",
-            fields=fields,
+            fields=[("Body", message)],
             hint=LEAVE_OUT if isinstance(error, ArchiveTooLarge) else "",
         ) from error
     reference = _reference(services, caller, source_id)
@@ -287,9 +285,7 @@ def _check_digest(source_id: str, found: str, received: int) -> None:
             f"the body's SHA-256 is {found}; the archive was changed or truncated during the upload ({received} "
             "bytes received)"
         )
-        raise WrongDigest(
-            f"The source was rejected: {message}.", fields=[FieldError(field="SourceId", message=message)]
-        )
+        raise WrongDigest(f"The source was rejected: {message}.", fields=[("SourceId", message)])
 
 
 def _shown(record: SourceRecord) -> sources_schemas.PutSourceResponse:

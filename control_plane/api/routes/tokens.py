@@ -14,10 +14,9 @@ from fastapi import Query
 from control_plane.api import page_tokens, views
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TokenIdPath, page_of
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.errors import invalid
 from control_plane.api.router import Router
 from control_plane.api.schemas import tokens as tokens_schemas
-from control_plane.api.schemas.common import FieldError
 from control_plane.db import events, tokens
 from control_plane.db.events import NewEvent
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -34,8 +33,7 @@ def create_token(
     A repeated call creates another token. Raises ValidationException if a request for an `admin` token names a project.
     """
     if Role(request.role) is Role.ADMIN and request.project is not None:
-        message = "an admin token applies to every project"
-        raise InvalidRequest(f"Project: {message}.", fields=[FieldError(field="Project", message=message)])
+        raise invalid("Project", "an admin token applies to every project", "{field}: {message}.")
     now = services.now()
     new = NewToken(
         kind=TokenKind.USER,

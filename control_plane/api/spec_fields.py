@@ -1,0 +1,58 @@
+"""Converts the configuration objects of a job (`CheckpointConfig`, …) to attributes of its spec, and back.
+
+CreateTrainingJob, UpdateTrainingJob and DescribeTrainingJob use the same table of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Final, TypeVar
+
+from control_plane.api.schemas.common import Request
+from control_plane.core.observed.jobs import OnTotalLoss
+from control_plane.db.jobs import SavedJobSpec
+
+Config = TypeVar("Config", bound=Request)
+
+_RENAMED: Final = {
+    "every_steps": "checkpoint_every_steps",
+    "interval_in_seconds": "checkpoint_interval_seconds",
+    "keep_every_steps": "checkpoint_keep_every_steps",
+    "max_age_in_seconds": "checkpoint_max_age_seconds",
+    "max_count": "checkpoint_max_count",
+    "max_overhead": "checkpoint_max_overhead",
+    "max_pending_time_in_seconds": "max_pending_seconds",
+    "max_runtime_in_seconds": "max_runtime_seconds",
+    "max_upload_bytes_per_second": "checkpoint_max_bytes_per_second",
+    "max_uploads_in_flight": "checkpoint_max_uploads",
+    "on_notice": "checkpoint_on_notice",
+    "patience_in_seconds": "patience_seconds",
+    "trash_hours": "checkpoint_trash_hours",
+}
+"""The attributes of `SavedJobSpec` that have another name than their field."""
+_ATTRIBUTES: Final = {field.name: field.default for field in fields(SavedJobSpec)}
+
+
+def settings_of(config: Request) -> Iterator[tuple[str, str, Any]]:
+    """Yield the field, the attribute and the value of each setting that a request sets.
+
+    The value 0 of a setting that a job need not have is None: an update removes the setting.
+    """
+    for field in type(config).model_fields:
+        attribute, value = _RENAMED.get(field, field), getattr(config, field)
+        if field in config.model_fields_set and value is not None and attribute in _ATTRIBUTES:
+            if attribute == "on_total_loss":
+                value = OnTotalLoss(value)
+            yield field, attribute, value or None if _ATTRIBUTES[attribute] is None else value
+
+
+def stored(*configs: Request) -> dict[str, Any]:
+    """Return the attributes of a new spec that configuration objects set."""
+    return {attribute: value for config in configs for _, attribute, value in settings_of(config)}
+
+
+def configured(kind: type[Config], spec: SavedJobSpec, **others: Any) -> Config:
+    """Return a configuration object of a job. `others` contains the fields that differ from their attribute."""
+    alike = {name: getattr(spec, _RENAMED.get(name, name)) for name in kind.model_fields if name not in others}
+    return kind(**alike, **others)
