@@ -9,11 +9,10 @@ them use the same functions for a job's status, reason and protection.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final
 
 from control_plane.accounts import answers, duties, held_nodes, reasons
 from control_plane.accounts import incidents as accounts
@@ -21,6 +20,7 @@ from control_plane.accounts import jobs as job_accounts
 from control_plane.accounts.duties import Action, Subject
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.incidents import Account, IncidentOutcome
+from control_plane.api.alike import alike
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import drills as drills_schemas
@@ -116,9 +116,6 @@ from control_plane.loop.standing import (
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, NodeId, RunId, Step
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 ODDS_UP_TO_LOST = 3
 MICRO = 1_000_000
 MIB = 1 << 20
@@ -136,54 +133,6 @@ class History:
 
     jobs: JobTotals
     incidents: IncidentTotals
-
-
-_STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("drill_id", "event_id", "incident_id", "node_id", "note_id", "token_id"), ("id",)),
-    "acknowledgement_time": ("acknowledged_at",),
-    "agent_version": ("version",),
-    "bytes": ("object_bytes",),
-    "completion_time": ("completed_at",),
-    "connection_time": ("connected_at",),
-    "creation_time": ("created_at", "requested_at", "at"),
-    "end_time": ("ended_at",),
-    "expiration_time": ("expires_at",),
-    "fleet_name": ("name",),
-    "last_modified_time": ("modified_at",),
-    "pause_requested_time": ("pause_requested_at",),
-    "purge_time": ("purge_at",),
-    "revocation_time": ("revoked_at",),
-    "stop_requested_time": ("stop_requested_at",),
-    "strike_time": ("struck_at",),
-    "taken_over_time": ("taken_over_at",),
-    "time": ("at",),
-    "training_end_time": ("ended_at",),
-    "training_job_name": ("job_name", "name"),
-    "training_start_time": ("started_at",),
-    "verification_time": ("verified_at",),
-}
-"""By field of a response: the names that a stored record can have for it, unless the record uses the field's name."""
-
-
-def _alike(stored: DataclassInstance, shape: type[Shape], *others: str) -> dict[str, Any]:
-    """Return the values of those fields of a response model that a stored record has, by name.
-
-    The result omits the fields whose names are in `others`. The caller computes the values of these fields itself. An
-    empty text becomes None if the response can omit the field.
-    """
-    found = {name: getattr(stored, attribute) for name, attribute in _shared(type(stored), shape) if name not in others}
-    return {name: None if value == "" and _is_optional(shape, name) else value for name, value in found.items()}
-
-
-@cache
-def _shared(stored: type[DataclassInstance], shape: type[Shape]) -> tuple[tuple[str, str], ...]:
-    has = {field.name for field in fields(stored)}
-    names = {name: [each for each in (name, *_STORED_AS.get(name, ())) if each in has] for name in shape.model_fields}
-    return tuple((name, found[0]) for name, found in names.items() if found)
-
-
-def _is_optional(shape: type[Shape], name: str) -> bool:
-    return type(None) in get_args(shape.model_fields[name].annotation)
 
 
 def reason_of(job: SavedJob, now: datetime) -> str:
@@ -231,7 +180,7 @@ def _of_job(job: SavedJob, shape: type[Shape], now: datetime) -> dict[str, Any]:
     """Return the fields that a job's entry in a list and its description share."""
     final, is_over = final_checkpoint_of(job), job.state in states.ENDED_JOBS
     return {
-        **_alike(job, shape),
+        **alike(job, shape),
         "boundary": _boundary(job),
         "training_job_status": status_of(job),
         "secondary_status": secondary_status_of(job),
@@ -375,7 +324,7 @@ def job(
     job, plan, incidents = found.job, found.plan, found.incidents
     spec = job.spec
     return jobs_schemas.TrainingJob(
-        **_alike(spec, jobs_schemas.TrainingJob),
+        **alike(spec, jobs_schemas.TrainingJob),
         **_of_job(job, jobs_schemas.TrainingJob, now),
         alternative_fleet_names=[name for name in spec.fleet_names if name != job.fleet_name],
         secondary_status_transitions=status_transitions(job),
@@ -489,7 +438,7 @@ def protection(
     losses = _fatal_losses(job, current)
     known_domains = {NodeId(node_id): domain for node_id, domain in domains.items()}
     return checkpoints_schemas.DescribeProtectionResponse(
-        **_alike(job, checkpoints_schemas.DescribeProtectionResponse, "boundary", "reason"),
+        **alike(job, checkpoints_schemas.DescribeProtectionResponse, "boundary", "reason"),
         boundary=_boundary(job),
         copies=job.spec.copies,
         parity_group_size=job.spec.parity_group_size,
@@ -610,7 +559,7 @@ def time_span(span: JobSpan, end: int, job: SavedJob) -> jobs_schemas.TimeSpan:
 def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:
     """Convert the record of a checkpoint into its response model."""
     return checkpoints_schemas.Checkpoint(
-        **_alike(record, checkpoints_schemas.Checkpoint),
+        **alike(record, checkpoints_schemas.Checkpoint),
         status=_CHECKPOINT_STATUS.get(
             record.state, CheckpointStatus.UPLOADING if record.completed_at is None else CheckpointStatus.COMPLETE
         ),
@@ -650,7 +599,7 @@ def _verification_message(record: SavedCheckpoint) -> str | None:
 
 def note(record: NoteRecord) -> notes_schemas.Note:
     """Convert the record of a note into its response model."""
-    return notes_schemas.Note(**_alike(record, notes_schemas.Note))
+    return notes_schemas.Note(**alike(record, notes_schemas.Note))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -713,7 +662,7 @@ def incident(
             "notes": [note(each) for each in detail.notes],
         }
     return incidents_schemas.Incident(
-        **_alike(
+        **alike(
             record,
             incidents_schemas.Incident,
             "cost_usd",
@@ -831,7 +780,7 @@ def store_wait(wait: Blocked | None) -> common_schemas.StoreWait | None:
 def similar_incident(found: Similar) -> incidents_schemas.SimilarIncident:
     """Convert a similar incident into its response model."""
     return incidents_schemas.SimilarIncident(
-        **_alike(found.record, incidents_schemas.SimilarIncident, "decision"),
+        **alike(found.record, incidents_schemas.SimilarIncident, "decision"),
         decision=job_accounts.response(found.record.decision),
         fleet_name=found.fleet_name,
         outcome=found.outcome,
@@ -854,7 +803,7 @@ def _rank_sources(record: SavedIncident) -> list[incidents_schemas.RankSource]:
 def drill(record: DrillRecord) -> drills_schemas.Drill:
     """Convert the record of a drill (a fault that a person injects) into its response model."""
     return drills_schemas.Drill(
-        **_alike(record, drills_schemas.Drill),
+        **alike(record, drills_schemas.Drill),
         drill_type=DrillKind(record.kind),
         drill_status=DrillState(record.state),
     )
@@ -862,12 +811,12 @@ def drill(record: DrillRecord) -> drills_schemas.Drill:
 
 def token(record: TokenRecord) -> tokens_schemas.Token:
     """Convert the record of a token into its response model, without the secret."""
-    return tokens_schemas.Token(**_alike(record, tokens_schemas.Token))
+    return tokens_schemas.Token(**alike(record, tokens_schemas.Token))
 
 
 def event(record: EventRecord) -> events_schemas.Event:
     """Convert the record of an event into its response model."""
-    return events_schemas.Event(**_alike(record, events_schemas.Event))
+    return events_schemas.Event(**alike(record, events_schemas.Event))
 
 
 def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
@@ -899,7 +848,7 @@ def fleet(
     """
     connected = {view.node_id for view in agents if view.is_connected}
     return fleets_schemas.Fleet(
-        **_alike(record, fleets_schemas.Fleet, "roll"),
+        **alike(record, fleets_schemas.Fleet, "roll"),
         reason=reasons.sentences(record.reasons),
         encrypts_replicas=encryption.is_needed(
             ReplicaEncryption(record.replica_encryption),
@@ -968,7 +917,7 @@ def node(
     """
     request = record.request if isinstance(record.request, Requested) else None
     return nodes_schemas.Node(
-        **_alike(record, nodes_schemas.Node, "hold", "request", "reason"),
+        **alike(record, nodes_schemas.Node, "hold", "request", "reason"),
         reason=reasons.sentence(record.reason) if with_reasons else "",
         hold_advice=_hold_advice(record, price_usd_per_hour),
         node_status=NodeState(record.state),
@@ -1139,4 +1088,4 @@ def _refusal(shard: ShardRecord) -> str:
 
 def _last_checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.LastCheckpoint:
     assert record.completed_at is not None
-    return checkpoints_schemas.LastCheckpoint(**_alike(record, checkpoints_schemas.LastCheckpoint))
+    return checkpoints_schemas.LastCheckpoint(**alike(record, checkpoints_schemas.LastCheckpoint))

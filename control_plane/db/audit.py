@@ -14,7 +14,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import AuditEntryRow
-from control_plane.db.session import record_of, values_of
+from control_plane.db.session import equal_to, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +99,8 @@ def page(session: Session, which: AuditFilter, *, limit: int) -> tuple[AuditReco
     Returns:
         At most `limit` entries.
     """
-    query = select(AuditEntryRow).order_by(AuditEntryRow.id.desc()).limit(limit)
-    if which.operation is not None:
-        query = query.where(AuditEntryRow.operation == which.operation)
-    if which.token_id is not None:
-        query = query.where(AuditEntryRow.token_id == which.token_id)
-    if which.project is not None:
-        query = query.where(AuditEntryRow.project == which.project)
+    same = equal_to(AuditEntryRow, operation=which.operation, token_id=which.token_id, project=which.project)
+    query = select(AuditEntryRow).where(*same).order_by(AuditEntryRow.id.desc()).limit(limit)
     if which.after is not None:
         query = query.where(AuditEntryRow.at >= which.after)
     if which.before is not None:

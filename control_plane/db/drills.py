@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypedDict, Unpack
 
-from sqlalchemy import and_, bindparam, or_, select, update
+from sqlalchemy import bindparam, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.db import leases
 from control_plane.db.errors import Conflict
 from control_plane.db.leases import Lease
 from control_plane.db.models import DrillRow
-from control_plane.db.session import columns_for, record_of, values_of
+from control_plane.db.session import columns_for, equal_to, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +123,10 @@ def page(
     Returns:
         At most `limit` drills.
     """
-    query = select(DrillRow).order_by(DrillRow.requested_at, DrillRow.id).limit(limit)
-    if job_name is not None:
-        query = query.where(DrillRow.job_name == job_name)
-    if project is not None:
-        query = query.where(DrillRow.project == project)
+    place = DrillRow.requested_at, DrillRow.id
+    query = (
+        select(DrillRow).where(*equal_to(DrillRow, job_name=job_name, project=project)).order_by(*place).limit(limit)
+    )
     if after is not None:
-        at, drill_id = after
-        query = query.where(or_(DrillRow.requested_at > at, and_(DrillRow.requested_at == at, DrillRow.id > drill_id)))
+        query = query.where(tuple_(*place) > after)
     return tuple(record_of(row, DrillRecord) for row in session.scalars(query))

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from control_plane.db.models import EventRow, JobRow
-from control_plane.db.session import record_of, values_of
+from control_plane.db.session import equal_to, record_of, values_of
 
 if TYPE_CHECKING:
     from control_plane.db.fleets import FleetRecord
@@ -54,6 +54,20 @@ def append(session: Session, event: NewEvent) -> None:
     session.add(EventRow(**values_of(event)))
 
 
+class Subject(TypedDict, total=False):
+    """The columns of an event that name what the event is about."""
+
+    project: str
+    fleet_name: str | None
+    job_name: str | None
+    node_id: str | None
+
+
+def add(session: Session, type: str, message: str, at: datetime, **subject: Unpack[Subject]) -> None:
+    """Store an event about a subject. See `NewEvent`."""
+    append(session, NewEvent(at=at, type=type, message=message, **subject))
+
+
 def append_for_job(
     session: Session,
     job: SavedJob | JobRow,
@@ -71,7 +85,7 @@ def append_for_job(
 
 def append_for_fleet(session: Session, fleet: FleetRecord, type: str, message: str, at: datetime) -> None:
     """Store an event of a fleet, with the fleet's project. See `NewEvent`."""
-    append(session, NewEvent(at=at, type=type, message=message, project=fleet.project, fleet_name=fleet.name))
+    add(session, type, message, at, project=fleet.project, fleet_name=fleet.name)
 
 
 def newest_id(session: Session) -> int:
@@ -131,16 +145,13 @@ def page(session: Session, which: EventFilter, *, limit: int, is_ascending: bool
     """
     query = (
         select(EventRow)
-        .where(EventRow.id > which.after_id)
+        .where(
+            EventRow.id > which.after_id,
+            *equal_to(EventRow, job_name=which.job_name, fleet_name=which.fleet_name, project=which.project),
+        )
         .order_by(EventRow.id if is_ascending else EventRow.id.desc())
         .limit(limit)
     )
-    if which.job_name is not None:
-        query = query.where(EventRow.job_name == which.job_name)
-    if which.fleet_name is not None:
-        query = query.where(EventRow.fleet_name == which.fleet_name)
-    if which.project is not None:
-        query = query.where(EventRow.project == which.project)
     if which.before_id is not None:
         query = query.where(EventRow.id < which.before_id)
     if which.after is not None:

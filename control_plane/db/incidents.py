@@ -7,7 +7,7 @@ exceptions are the acknowledgement and the owner, which users write at any time.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import reduce
 from operator import add
@@ -24,7 +24,7 @@ from control_plane.db import leases
 from control_plane.db.errors import NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import IncidentRow, JobRow
-from control_plane.db.session import changed_rows, record_of, values_of
+from control_plane.db.session import changed_rows, columns_of, equal_to, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,17 +257,9 @@ def totals_where_run(run_id: ColumnElement[str]) -> Select[int, int, int, int, f
 
 def totals_of(row: Sequence[Any]) -> IncidentTotals:
     """Convert a row to a record. The row is a result of the query from `totals_where_run`."""
-    count, closed_count, failure_count, recovered_count, recovery_seconds, lost_node_count, lost_steps, cost_usd = row
-    return IncidentTotals(
-        count=count,
-        closed_count=closed_count,
-        failure_count=failure_count,
-        recovered_count=recovered_count,
-        recovery_seconds=recovery_seconds,
-        lost_node_count=int(lost_node_count),
-        lost_steps=int(lost_steps),
-        cost_usd=cost_usd,
-    )
+    found = dict(zip((field.name for field in fields(IncidentTotals)), row, strict=True))
+    whole = {name: int(found[name]) for name in ("lost_node_count", "lost_steps")}  # PostgreSQL sums are Decimal.
+    return IncidentTotals(**{**found, **whole})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,12 +320,7 @@ def jobs_of(session: Session, run_ids: Collection[str]) -> dict[str, JobOfIncide
     query = select(*columns, JobRow.memo, JobRow.transitions).where(JobRow.run_id.in_(run_ids))
     return {
         row.run_id: JobOfIncident(
-            run_id=row.run_id,
-            fleet_name=row.fleet_name,
-            state=row.state,
-            reason=row.reason,
-            memo=row.memo,
-            ended_at=row.ended_at,
+            **columns_of(row, JobOfIncident, leave_out=("queued_at",)),
             queued_at=tuple(
                 datetime.fromisoformat(each["at"]) for each in row.transitions if each["state"] == JobState.QUEUED
             ),
@@ -413,22 +400,14 @@ def page(
     Returns:
         At most `limit` incidents.
     """
-    position = tuple_(IncidentRow.opened_at, IncidentRow.id)
-    query = select(IncidentRow).limit(limit)
-    query = (
-        query.order_by(IncidentRow.opened_at, IncidentRow.id)
-        if is_ascending
-        else query.order_by(IncidentRow.opened_at.desc(), IncidentRow.id.desc())
-    )
+    keys = (IncidentRow.opened_at, IncidentRow.id)
+    query = select(IncidentRow).where(*equal_to(IncidentRow, project=which.project, cause=which.cause)).limit(limit)
+    query = query.order_by(*(key if is_ascending else key.desc() for key in keys))
     if which.run_ids is not None:
         query = query.where(IncidentRow.run_id.in_(which.run_ids))
-    if which.project is not None:
-        query = query.where(IncidentRow.project == which.project)
-    if which.cause is not None:
-        query = query.where(IncidentRow.cause == which.cause)
     if which.is_open is not None:
         query = query.where(IncidentRow.closed_at.is_(None) if which.is_open else IncidentRow.closed_at.is_not(None))
     if after is not None:
         last = tuple_(literal(after[0], IncidentRow.opened_at.type), literal(after[1]))
-        query = query.where(position > last if is_ascending else position < last)
+        query = query.where(tuple_(*keys) > last if is_ascending else tuple_(*keys) < last)
     return tuple(record_of(row, SavedIncident) for row in session.scalars(query))

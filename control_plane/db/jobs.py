@@ -481,13 +481,8 @@ def request_stop(session: Session, run_id: str, now: datetime) -> SavedJob:
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
     if it has ended.
     """
-    changed = changed_rows(
-        session.execute(
-            update(JobRow)
-            .where(JobRow.run_id == run_id, JobRow.ended_at.is_(None), JobRow.stop_requested_at.is_(None))
-            .values(stop_requested_at=now, modified_at=now)
-        )
-    )
+    query = update(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_(None), JobRow.stop_requested_at.is_(None))
+    changed = changed_rows(session.execute(query.values(stop_requested_at=now, modified_at=now)))
     job = get_run(session, run_id)
     if not changed and job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
@@ -756,15 +751,8 @@ def generation(session: Session, run_id: str, number: int) -> SavedGeneration:
     row = session.get(GenerationRow, (run_id, number))
     if row is None or not row.plan:
         raise NotFound("plan of the generation", f"{run_id}/{number}")
-    return SavedGeneration(
-        number=row.number,
-        revision=row.revision,
-        parent=row.parent,
-        base_step=row.base_step,
-        plan=decode(row.plan, GenerationPlan),
-        created_at=row.created_at,
-        started_at=row.started_at,
-    )
+    stored = columns_of(row, SavedGeneration, leave_out=("plan",))
+    return SavedGeneration(**stored, plan=decode(row.plan, GenerationPlan))
 
 
 _GENERATION: Final = GenerationRow.__table__.c

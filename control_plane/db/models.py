@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import msgspec
 from sqlalchemy import (
@@ -101,27 +101,8 @@ class PlainText(TypeDecorator[str]):
         return None if value is None else value.replace("\x00", "\ufffd")
 
 
-class StringTuple(TypeDecorator[tuple[str, ...]]):
-    """A column type for a tuple of strings, stored as JSON."""
-
-    impl = JSON
-    cache_ok = True
-
-    def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> list[str] | None:  # noqa: ARG002
-        """Convert the tuple to a list, because JSON has no tuples."""
-        return None if value is None else list(value)
-
-    def process_result_value(self, value: list[str] | None, dialect: Dialect) -> tuple[str, ...] | None:  # noqa: ARG002
-        """Convert JSON's list to an immutable tuple."""
-        return None if value is None else tuple(value)
-
-
-_reason = msgspec.json.Decoder(Reason)
-_reasons = msgspec.json.Decoder(tuple[Reason, ...])
-
-
-class ReasonText(TypeDecorator[Reason]):
-    """A column type for a reason, stored as JSON text.
+class ReasonText(TypeDecorator[Any]):
+    """A column type for a reason, or for several, stored as JSON text.
 
     A reason that this version does not know, because a newer version stored it, becomes `Recorded`.
     """
@@ -129,63 +110,21 @@ class ReasonText(TypeDecorator[Reason]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: Reason | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        """Encode the reason."""
+    def __init__(self, *, is_several: bool = False) -> None:
+        super().__init__()
+        self.is_several = is_several
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """Encode the reason or the reasons."""
         return None if value is None else msgspec.json.encode(value).decode()
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Reason | None:  # noqa: ARG002
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:  # noqa: ARG002
         """Decode a column's text."""
         try:
-            return None if value is None else _reason.decode(value)
+            return None if value is None else (_reasons if self.is_several else _reason).decode(value)
         except msgspec.MsgspecError:
-            return Recorded(text=value or "")
-
-
-class ReasonTexts(TypeDecorator[tuple[Reason, ...]]):
-    """A column type for several reasons, stored as JSON text. See `ReasonText`."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: tuple[Reason, ...] | None, dialect: Dialect) -> str | None:  # noqa: ARG002
-        """Encode the reasons."""
-        return None if value is None else msgspec.json.encode(value).decode()
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[Reason, ...] | None:  # noqa: ARG002
-        """Decode a column's text."""
-        try:
-            return None if value is None else _reasons.decode(value)
-        except msgspec.MsgspecError:
-            return (Recorded(text=value or ""),)
-
-
-_Runs: TypeAlias = tuple[tuple[str | float, int], ...]
-
-
-class RunLengths(TypeDecorator[_Runs]):
-    """A column type for a run-length encoded sequence, stored as JSON.
-
-    The value consists of pairs: a string or number, and how often it is repeated.
-    """
-
-    impl = JSON
-    cache_ok = True
-
-    def process_bind_param(
-        self,
-        value: _Runs | None,
-        dialect: Dialect,  # noqa: ARG002
-    ) -> list[list[str | float]] | None:
-        """Convert each pair (value, number of repetitions) to a list, because JSON has no tuples."""
-        return None if value is None else [list(run) for run in value]
-
-    def process_result_value(
-        self,
-        value: list[tuple[str | float, int]] | None,
-        dialect: Dialect,  # noqa: ARG002
-    ) -> _Runs | None:
-        """Convert a column's JSON value, a list of lists, to tuples: each a value and the number of its repetitions."""
-        return None if value is None else tuple((each, count) for each, count in value)
+            unknown = Recorded(text=value or "")
+            return (unknown,) if self.is_several else unknown
 
 
 class StoredValue(TypeDecorator[Any]):
@@ -209,6 +148,8 @@ class StoredValue(TypeDecorator[Any]):
         return None if value is None else self._convert(value)
 
 
+_reason = msgspec.json.Decoder(Reason)
+_reasons = msgspec.json.Decoder(tuple[Reason, ...])
 _BigId = BigInteger().with_variant(Integer, "sqlite")
 """Type of generated row ids: INTEGER on SQLite, BIGINT on other databases.
 
@@ -236,9 +177,10 @@ class Base(DeclarativeBase):
         int: BigInteger,
         float: Float,
         bytes: LargeBinary,
-        tuple[str, ...]: StringTuple,
-        tuple[tuple[str, int], ...]: RunLengths,
-        tuple[tuple[float, int], ...]: RunLengths,
+        **{
+            kind: StoredValue(kind)
+            for kind in (tuple[str, ...], tuple[tuple[str, int], ...], tuple[tuple[float, int], ...])
+        },
         dict[str, str]: JSON,
         dict[str, int]: JSON,
         dict[str, Any]: JSON,
@@ -285,7 +227,7 @@ class FleetRow(Base):
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
     """Instances that the group lacks, as pairs: Unix time since which it lacks them, and their number."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
-    reasons: Mapped[tuple[Reason, ...]] = mapped_column(ReasonTexts, default=())
+    reasons: Mapped[tuple[Reason, ...]] = mapped_column(ReasonText(is_several=True), default=())
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     idle_microseconds: Mapped[dict[str, int]] = mapped_column(default=dict)

@@ -24,7 +24,7 @@ from control_plane.db import leases
 from control_plane.db.errors import Conflict, NotFound
 from control_plane.db.leases import Lease
 from control_plane.db.models import NodeRow
-from control_plane.db.session import changed_rows, columns_for, record_of
+from control_plane.db.session import changed_rows, columns_for, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +153,8 @@ def page(
 
 def of_run(session: Session, run_id: str) -> tuple[SavedNode, ...]:
     """Return the nodes that are assigned to a run, oldest first."""
-    return tuple(
-        record_of(row, SavedNode)
-        for row in session.scalars(
-            select(NodeRow).where(NodeRow.run_id == run_id).order_by(NodeRow.created_at, NodeRow.id)
-        )
-    )
+    query = select(NodeRow).where(NodeRow.run_id == run_id).order_by(NodeRow.created_at, NodeRow.id)
+    return tuple(record_of(row, SavedNode) for row in session.scalars(query))
 
 
 _BY_RUN: Final = (
@@ -243,12 +239,8 @@ def note_hello(session: Session, facts: AgentFacts, *, initial_state: str, now: 
         session.add(row)
     elif row.connected_at is None:
         row.arrival_seconds = (now - (row.wanted_at or row.created_at)).total_seconds()
-    row.address = facts.address
-    row.peer_port = facts.peer_port
-    row.memory_bytes = facts.memory_bytes
-    row.agent_id = facts.agent_id
-    row.version = facts.version
-    row.connected_at = now
+    for name, value in {**values_of(facts, leave_out=("node_id", "fleet_name")), "connected_at": now}.items():
+        setattr(row, name, value)
     session.flush()
     return record_of(row, SavedNode)
 
@@ -346,13 +338,8 @@ def ask_release(session: Session, node_id: str, *, state: str, release: HoldRele
         Conflict: the node is in another state.
     """
     node = get(session, node_id)
-    if not changed_rows(
-        session.execute(
-            update(NodeRow)
-            .where(NodeRow.id == node_id, NodeRow.state == state)
-            .values(release=release, returned_at=now)
-        )
-    ):
+    query = update(NodeRow).where(NodeRow.id == node_id, NodeRow.state == state)
+    if not changed_rows(session.execute(query.values(release=release, returned_at=now))):
         raise Conflict(f"the node {node_id} is {node.state}, not {state}")
     return get(session, node_id)
 

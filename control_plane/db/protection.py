@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from control_plane.db import leases
 from control_plane.db.leases import Lease
 from control_plane.db.models import NodeRow, ReplicaRow, ShardRow
+from control_plane.db.session import columns_of, values_of
 
 _IN_VIEW = and_(
     ReplicaRow.is_in_view,
@@ -176,12 +177,7 @@ def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
         )
     return tuple(
         ShardRecord(
-            rank=row.rank,
-            generation=row.generation,
-            owner_node_id=row.owner_node_id,
-            committed_step=row.committed_step,
-            payload_bytes=row.payload_bytes,
-            reason=row.reason,
+            **columns_of(row, ShardRecord, leave_out=("holders", "verified")),
             holders=tuple(holders.get(row.rank, ())),
             verified=tuple(
                 VerifiedRecord(node_id=each["node_id"], step=each["step"], at=datetime.fromtimestamp(each["at"], UTC))
@@ -194,13 +190,10 @@ def of_run(session: Session, run_id: str) -> tuple[ShardRecord, ...]:
 
 def _record_shard(session: Session, run_id: str, row: ShardRow | None, shard: ShardRecord, now: datetime) -> None:
     if row is None:
-        row = ShardRow(run_id=run_id, rank=shard.rank)
+        row = ShardRow(run_id=run_id)
         session.add(row)
-    row.generation = shard.generation
-    row.owner_node_id = shard.owner_node_id
-    row.committed_step = shard.committed_step
-    row.payload_bytes = shard.payload_bytes
-    row.reason = shard.reason
+    for name, value in values_of(shard, leave_out=("holders", "verified")).items():
+        setattr(row, name, value)
     row.verified = [{"node_id": each.node_id, "step": each.step, "at": each.at.timestamp()} for each in shard.verified]
     row.updated_at = now
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.db.errors import NotFound
 from control_plane.db.models import JobRow, QuotaRow
-from control_plane.db.session import changed_rows, record_of, values_of
+from control_plane.db.session import changed_rows, equal_to, record_of, values_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,7 @@ def page(session: Session, *, only_project: str | None, after: str | None, limit
     Returns:
         At most `limit` quotas.
     """
-    query = select(QuotaRow).order_by(QuotaRow.project).limit(limit)
-    if only_project is not None:
-        query = query.where(QuotaRow.project == only_project)
+    query = select(QuotaRow).where(*equal_to(QuotaRow, project=only_project)).order_by(QuotaRow.project).limit(limit)
     if after is not None:
         query = query.where(QuotaRow.project > after)
     return tuple(record_of(row, QuotaRecord) for row in session.scalars(query))
@@ -79,9 +77,5 @@ def remove(session: Session, project: str) -> None:
 
 def live_job_count(session: Session, project: str) -> int:
     """Return the number of a project's unfinished jobs."""
-    return (
-        session.scalar(
-            select(func.count()).select_from(JobRow).where(JobRow.project == project, JobRow.ended_at.is_(None))
-        )
-        or 0
-    )
+    query = select(func.count()).select_from(JobRow)
+    return session.scalar(query.where(JobRow.project == project, JobRow.ended_at.is_(None))) or 0

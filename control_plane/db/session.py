@@ -230,6 +230,11 @@ def values_of(record: DataclassInstance, leave_out: tuple[str, ...] = ()) -> dic
     return {name: dict(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 
 
+def equal_to(table: type[Base], **values: object) -> list[ColumnElement[bool]]:
+    """Return the conditions that columns of a table have these values. A column whose value is None is no condition."""
+    return [table.__table__.c[name] == value for name, value in values.items() if value is not None]
+
+
 def changed_rows(result: Result[Any]) -> int:
     """Return the number of rows that an UPDATE or DELETE matched."""
     assert isinstance(result, CursorResult)

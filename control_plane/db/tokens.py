@@ -18,7 +18,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from sqlalchemy import and_, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from control_plane.db.errors import Conflict, NotFound
@@ -109,16 +109,12 @@ def mint(session: Session, new: NewToken, now: datetime, *, secret: str | None =
     return token, record_of(row, TokenRecord)
 
 
+_ADMIN: Final = (TokenRow.kind == TokenKind.USER, TokenRow.role == Role.ADMIN, TokenRow.revoked_at.is_(None))
+
+
 def has_admin(session: Session) -> bool:
     """Return whether the database has an administrator's token that is not revoked."""
-    return (
-        session.scalar(
-            select(TokenRow.id)
-            .where(TokenRow.kind == TokenKind.USER, TokenRow.role == Role.ADMIN, TokenRow.revoked_at.is_(None))
-            .limit(1)
-        )
-        is not None
-    )
+    return session.scalar(select(TokenRow.id).where(*_ADMIN).limit(1)) is not None
 
 
 def page(
@@ -154,14 +150,9 @@ def page(
     if project is not None:
         query = query.where(TokenRow.project == project, TokenRow.kind == TokenKind.USER)
     if not with_ended:
-        query = query.where(
-            TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
-        )
+        query = query.where(_is_good(now))
     if after is not None:
-        created_at, token_id = after
-        query = query.where(
-            or_(TokenRow.created_at > created_at, and_(TokenRow.created_at == created_at, TokenRow.id > token_id))
-        )
+        query = query.where(tuple_(TokenRow.created_at, TokenRow.id) > after)
     return tuple(record_of(row, TokenRecord) for row in session.scalars(query))
 
 
@@ -207,8 +198,7 @@ def find_by_id(session: Session, token_id: str, now: datetime) -> TokenRecord | 
 
 def good_ids(session: Session, token_ids: Collection[str], now: datetime) -> frozenset[str]:
     """Return the subset of `token_ids` whose tokens are valid at the time `now`."""
-    is_good = and_(TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now))
-    return frozenset(session.scalars(select(TokenRow.id).where(TokenRow.id.in_(token_ids), is_good)))
+    return frozenset(session.scalars(select(TokenRow.id).where(TokenRow.id.in_(token_ids), _is_good(now))))
 
 
 def is_revoked(session: Session, token_id: str) -> bool:
@@ -241,13 +231,7 @@ def require_another_admin(session: Session, token_id: str) -> None:
     `token_id` is the id of the token to revoke. Raises Conflict if this token is the last administrator token without
     an expiry.
     """
-    lasting = (
-        TokenRow.kind == TokenKind.USER,
-        TokenRow.role == Role.ADMIN,
-        TokenRow.revoked_at.is_(None),
-        TokenRow.expires_at.is_(None),
-    )
-    ids = set(session.scalars(select(TokenRow.id).where(*lasting).limit(2)))
+    ids = set(session.scalars(select(TokenRow.id).where(*_ADMIN, TokenRow.expires_at.is_(None)).limit(2)))
     if ids == {token_id}:
         raise Conflict(
             f"the token {token_id} is the last administrator token without an expiry; create another one first"
@@ -256,13 +240,8 @@ def require_another_admin(session: Session, token_id: str) -> None:
 
 def revoke(session: Session, token_id: str, now: datetime) -> bool:
     """Revoke a token. Return False if it was revoked before or does not exist."""
-    return bool(
-        changed_rows(
-            session.execute(
-                update(TokenRow).where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None)).values(revoked_at=now)
-            )
-        )
-    )
+    query = update(TokenRow).where(TokenRow.id == token_id, TokenRow.revoked_at.is_(None)).values(revoked_at=now)
+    return bool(changed_rows(session.execute(query)))
 
 
 def revoke_sessions(session: Session, node_id: str, now: datetime, *, but: str | None = None) -> None:
@@ -284,6 +263,10 @@ def revoke_sessions_of_fleet(session: Session, fleet_name: str, now: datetime) -
         TokenRow.fleet_name == fleet_name, TokenRow.kind == TokenKind.SESSION, TokenRow.revoked_at.is_(None)
     )
     session.execute(query.values(revoked_at=now))
+
+
+def _is_good(now: datetime) -> ColumnElement[bool]:
+    return and_(TokenRow.revoked_at.is_(None), or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now))
 
 
 def _good(row: TokenRow, now: datetime) -> TokenRecord | None:

@@ -63,7 +63,6 @@ from control_plane.core.states import NodeState
 from control_plane.core.timeouts import HELLO_SECONDS, SEND_SECONDS
 from control_plane.db import events, fleets, nodes, tokens
 from control_plane.db.errors import DatabaseError, NotFound
-from control_plane.db.events import NewEvent
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
 from control_plane.loop.agents import AgentConnection
@@ -417,12 +416,7 @@ def _note(services: Services, hello: Hello, admission: _Admission) -> None:
                 tokens.revoke_sessions(session, hello.node_id, now, but=admission.session_id)
             if admission.is_join:
                 message = f"Node {hello.node_id} joined the fleet {admission.fleet}."
-                events.append(
-                    session,
-                    NewEvent(
-                        at=now, type="NodeJoined", message=message, fleet_name=admission.fleet, node_id=hello.node_id
-                    ),
-                )
+                events.add(session, "NodeJoined", message, now, fleet_name=admission.fleet, node_id=hello.node_id)
     except DatabaseError as error:
         raise _Refusal(TRY_AGAIN, "the database did not store the join") from error
 

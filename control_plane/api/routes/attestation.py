@@ -24,7 +24,6 @@ from control_plane.cloud.operator import Ec2State
 from control_plane.core import attestation
 from control_plane.core.attestation import Signature
 from control_plane.db import events, fleets, nonces, tokens
-from control_plane.db.events import NewEvent
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from everstep.protocol.ids import NodeId
@@ -126,9 +125,7 @@ def make_session(request: SessionRequest, services: ServicesDep) -> SessionRespo
         secret, record = tokens.mint(session, new, now)
         tokens.revoke_sessions(session, node_id, now, but=record.id)
         message = f"STS confirmed the identity of {node_id}; it has a session of the fleet {fleet.name}."
-        events.append(
-            session, NewEvent(at=now, type="NodeAttested", message=message, fleet_name=fleet.name, node_id=node_id)
-        )
+        events.add(session, "NodeAttested", message, now, fleet_name=fleet.name, node_id=node_id)
     return SessionResponse(session_token=secret, expiration_time=expires_at)
 
 

@@ -8,6 +8,7 @@ from fastapi import Query
 from pydantic import AwareDatetime
 
 from control_plane.api import page_tokens
+from control_plane.api.alike import alike
 from control_plane.api.auth import Admin
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_of
 from control_plane.api.router import Router
@@ -49,21 +50,7 @@ def list_audit_entries(
 
 
 def _shown(record: AuditRecord) -> audit_schemas.AuditEntry:
-    return audit_schemas.AuditEntry(
-        entry_id=record.id,
-        time=record.at,
-        operation=record.operation,
-        resource=record.resource or None,
-        project=record.project or None,
-        token_id=record.token_id,
-        caller=record.caller,
-        role=record.role,
-        source_address=record.source_address or None,
-        request_id=record.request_id,
-        outcome=_outcome(record.status_code),
-        status_code=record.status_code,
-        error_code=record.error_code or None,
-    )
+    return audit_schemas.AuditEntry(**alike(record, audit_schemas.AuditEntry), outcome=_outcome(record.status_code))
 
 
 def _outcome(status_code: int | None) -> Literal["Succeeded", "Refused", "Failed", "Unfinished"]:

@@ -8,7 +8,6 @@ from control_plane.api.router import Router
 from control_plane.api.schemas import automation as automation_schemas
 from control_plane.db import automation, events
 from control_plane.db.automation import PauseRecord
-from control_plane.db.events import NewEvent
 
 router = Router(prefix="/v1/automation", tags=["Automation"])
 
@@ -38,7 +37,7 @@ def pause_automation(
     with services.database.write() as session:
         if automation.pause(session, PauseRecord(paused_at=now, paused_by=caller.name, reason=request.reason)):
             message = f"{caller.name} paused all automatic actions: {request.reason}"
-            events.append(session, NewEvent(at=now, type="AutomationPaused", message=message))
+            events.add(session, "AutomationPaused", message, now)
         found = automation.find(session)
     services.wake()
     return _shown(found)
@@ -54,7 +53,7 @@ def resume_automation(caller: Admin, services: ServicesDep) -> automation_schema
     with services.database.write() as session:
         if automation.resume(session):
             message = f"{caller.name} resumed all automatic actions."
-            events.append(session, NewEvent(at=now, type="AutomationResumed", message=message))
+            events.add(session, "AutomationResumed", message, now)
     services.wake()
     return _shown(None)
 

@@ -70,10 +70,7 @@ def list_drills(
     next_token: NextToken = None,
 ) -> drills_schemas.ListDrillsResponse:
     """List the drills of all jobs or of one job, in the order of their requests."""
-    after = None
-    if next_token is not None:
-        requested_at, drill_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
-        after = (requested_at, drill_id)
+    after = None if next_token is None else page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
     with services.database.read() as session:
         which = job_condition(session, training_job_name, caller)
         page = drills.page(session, job_name=which.job_name, project=which.project, after=after, limit=max_results + 1)

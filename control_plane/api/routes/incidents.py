@@ -26,7 +26,6 @@ from control_plane.api.router import Router
 from control_plane.api.schemas import incidents as incidents_schemas
 from control_plane.db import events, incidents, jobs
 from control_plane.db.errors import NotFound
-from control_plane.db.events import NewEvent
 from control_plane.db.incidents import IncidentFilter, SavedIncident
 
 
@@ -60,12 +59,8 @@ def list_incidents(
 
     SortOrder Descending lists the newest first. StatusEquals selects open or closed incidents.
     """
-    after = None
-    if next_token is not None:
-        _, opened_at, incident_id = page_tokens.position(
-            next_token, same_order(sort_order), page_tokens.moment, page_tokens.text
-        )
-        after = (opened_at, incident_id)
+    kinds = same_order(sort_order), page_tokens.moment, page_tokens.text
+    after = None if next_token is None else page_tokens.position(next_token, *kinds)[1:]
     with services.database.read() as session:
         which = IncidentFilter(
             run_ids=_runs_of(session, training_job_name, caller),
@@ -198,8 +193,7 @@ def _visible(session: Session, incident_id: str, caller: Caller) -> SavedInciden
 
 
 def _tell(session: Session, record: SavedIncident, type: str, message: str, now: datetime) -> None:
-    event = NewEvent(at=now, type=type, message=message, project=record.project, job_name=record.job_name)
-    events.append(session, event)
+    events.add(session, type, message, now, project=record.project, job_name=record.job_name)
 
 
 def _runs_of(session: Session, text: str | None, caller: Caller) -> tuple[str, ...] | None:

@@ -9,7 +9,6 @@ from control_plane.api.deps import ServicesDep
 from control_plane.api.router import Router
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.db import events, tokens
-from control_plane.db.events import NewEvent
 from control_plane.db.tokens import NewToken, Role, TokenKind
 
 router = Router(prefix="/v1/join-tokens", tags=["JoinTokens"])
@@ -38,9 +37,7 @@ def create_join_token(
             now,
         )
         message = f"A join token ({record.id}) for the fleet {request.fleet_name} was created."
-        events.append(
-            session, NewEvent(at=now, type="JoinTokenCreated", message=message, fleet_name=request.fleet_name)
-        )
+        events.add(session, "JoinTokenCreated", message, now, fleet_name=request.fleet_name)
     return tokens_schemas.CreateJoinTokenResponse(
         join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at
     )

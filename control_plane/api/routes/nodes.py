@@ -21,7 +21,6 @@ from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.observed.fleets import Hold, HoldRelease
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.db import events, fleets, implications, jobs, nodes, tokens
-from control_plane.db.events import NewEvent
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.nodes import SavedNode
 from everstep.protocol.ids import NodeId
@@ -85,22 +84,14 @@ def release_node(
         ):
             record = nodes.get(session, node_id)
             message = f"{caller.name} cancelled the request for {node_id}."
-            events.append(
-                session,
-                NewEvent(
-                    at=now, type="NodeRequestCalledOff", message=message, fleet_name=record.fleet_name, node_id=node_id
-                ),
-            )
+            events.add(session, "NodeRequestCalledOff", message, now, fleet_name=record.fleet_name, node_id=node_id)
             services.wake()
             return _shown(session, services, record, caller)
         release = HoldRelease.TERMINATE if request.terminate else HoldRelease.RETURN
         record = nodes.ask_release(session, node_id, state=NodeState.HELD, release=release, now=now)
         what = "its instance will be terminated" if request.terminate else "it may work again"
         message = f"A user released {node_id}: {what}. It was held: {reasons.sentence(record.reason)}"
-        events.append(
-            session,
-            NewEvent(at=now, type="NodeReleased", message=message, fleet_name=record.fleet_name, node_id=node_id),
-        )
+        events.add(session, "NodeReleased", message, now, fleet_name=record.fleet_name, node_id=node_id)
         shown = _shown(session, services, record, caller)
     services.wake()
     return shown
@@ -166,10 +157,7 @@ def reset_node_session(
             f"{caller.name} reset the session of {node_id}{f': {request.reason}' if request.reason else ''}. The "
             "node may join once more."
         )
-        events.append(
-            session,
-            NewEvent(at=now, type="NodeSessionReset", message=message, fleet_name=record.fleet_name, node_id=node_id),
-        )
+        events.add(session, "NodeSessionReset", message, now, fleet_name=record.fleet_name, node_id=node_id)
         return _shown(session, services, record, caller)
 
 
@@ -189,8 +177,7 @@ def _ask(
         wanted = Requested(request=asked, node_id=NodeId(node_id), by=caller.name, note=request.reason)
         if nodes.ask(session, node_id, wanted):
             words = reasons.sentence(wanted)
-            event = NewEvent(at=now, type="NodeRequested", message=words, fleet_name=record.fleet_name, node_id=node_id)
-            events.append(session, event)
+            events.add(session, "NodeRequested", words, now, fleet_name=record.fleet_name, node_id=node_id)
         shown = _shown(session, services, nodes.get(session, node_id), caller)
     services.wake()
     return shown

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Path
 
 from control_plane.api import page_tokens
+from control_plane.api.alike import alike
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_of
 from control_plane.api.router import Router
 from control_plane.api.schemas import quotas as quotas_schemas
 from control_plane.db import events, quotas
-from control_plane.db.events import NewEvent
 from control_plane.db.quotas import QuotaRecord
 
 router = Router(prefix="/v1/quotas", tags=["Quotas"])
@@ -36,16 +36,8 @@ def put_project_quota(
     project: ProjectPath, request: quotas_schemas.PutProjectQuotaRequest, _caller: Admin, services: ServicesDep
 ) -> quotas_schemas.ProjectQuota:
     """Create or replace the quota of a project. A lower quota does not stop running jobs."""
-    quota = QuotaRecord(
-        project=project,
-        max_node_count=request.max_node_count,
-        max_job_count=request.max_job_count,
-        max_source_bytes=request.max_source_bytes,
-        max_priority=request.max_priority,
-        allowed_role_arns=tuple(request.allowed_role_arns),
-        allowed_secrets=tuple(request.allowed_secrets),
-        allowed_data=tuple(request.allowed_data),
-    )
+    limits: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in request}
+    quota = QuotaRecord(project=project, **limits)
     with services.database.write() as session:
         if quotas.find(session, project) != quota:
             quotas.put(session, quota)
@@ -57,7 +49,7 @@ def put_project_quota(
             if quota.max_source_bytes is not None:
                 message += f" Its source archives may use {quota.max_source_bytes} bytes."
             message += f" Submitters may set at most priority {quota.max_priority}, and use {_named(quota)}."
-            events.append(session, NewEvent(at=services.now(), type="QuotaSet", message=message, project=project))
+            events.add(session, "QuotaSet", message, services.now(), project=project)
     services.wake()
     return _shown(quota)
 
@@ -68,14 +60,8 @@ def delete_project_quota(project: ProjectPath, _caller: Admin, services: Service
     with services.database.write() as session:
         quota = quotas.find(session, project)
         quotas.remove(session, project)
-        events.append(
-            session,
-            NewEvent(
-                at=services.now(),
-                type="QuotaLifted",
-                message=f"The quota of the project {project} was deleted.",
-                project=project,
-            ),
+        events.add(
+            session, "QuotaLifted", f"The quota of the project {project} was deleted.", services.now(), project=project
         )
     services.wake()
     assert quota is not None  # quotas.remove raises an error for a missing quota, so the quota exists here.
@@ -89,13 +75,4 @@ def _named(quota: QuotaRecord) -> str:
 
 
 def _shown(quota: QuotaRecord) -> quotas_schemas.ProjectQuota:
-    return quotas_schemas.ProjectQuota(
-        project=quota.project,
-        max_node_count=quota.max_node_count,
-        max_job_count=quota.max_job_count,
-        max_source_bytes=quota.max_source_bytes,
-        max_priority=quota.max_priority,
-        allowed_role_arns=list(quota.allowed_role_arns),
-        allowed_secrets=list(quota.allowed_secrets),
-        allowed_data=list(quota.allowed_data),
-    )
+    return quotas_schemas.ProjectQuota(**alike(quota, quotas_schemas.ProjectQuota))

@@ -36,7 +36,6 @@ from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import snapshots as snapshots_schemas
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
-from control_plane.db.events import NewEvent
 from control_plane.db.jobs import SavedJob
 from control_plane.loop.snapshot_desk import NoAnswer
 from everstep.protocol.agent_messages import (
@@ -309,13 +308,6 @@ def _release(services: Services, job: SavedJob, nodes: Sequence[PlanNode], nonce
 
 
 def _note(services: Services, job: SavedJob, caller: Caller, step: int) -> None:
-    event = NewEvent(
-        at=services.now(),
-        type="SnapshotHeld",
-        message=f"{caller.name} holds step {step} of {job.name} in memory for an export.",
-        project=job.project,
-        fleet_name=job.fleet_name,
-        job_name=job.name,
-    )
+    message = f"{caller.name} holds step {step} of {job.name} in memory for an export."
     with services.database.write() as session:
-        events.append(session, event)
+        events.append_for_job(session, job, "SnapshotHeld", message, services.now())

@@ -18,7 +18,6 @@ from control_plane.api.errors import invalid
 from control_plane.api.router import Router
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.db import events, tokens
-from control_plane.db.events import NewEvent
 from control_plane.db.tokens import NewToken, Role, TokenKind
 
 router = Router(prefix="/v1", tags=["Tokens"])
@@ -46,7 +45,7 @@ def create_token(
         secret, record = tokens.mint(session, new, now)
         scope = f"of the project {record.project}" if record.project else "of every project"
         message = f"The token {record.id} was created with the token {caller.token.id}: {record.role} {scope}."
-        events.append(session, NewEvent(at=now, type="TokenCreated", message=message))
+        events.add(session, "TokenCreated", message, now)
     return tokens_schemas.CreateTokenResponse(secret=secret, token=views.token(record))
 
 
@@ -60,10 +59,7 @@ def list_tokens(
     next_token: NextToken = None,
 ) -> tokens_schemas.ListTokensResponse:
     """List tokens, oldest first, without secrets. IncludeEnded adds revoked and expired tokens."""
-    after = None
-    if next_token is not None:
-        created_at, token_id = page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
-        after = (created_at, token_id)
+    after = None if next_token is None else page_tokens.position(next_token, page_tokens.moment, page_tokens.text)
     with services.database.read() as session:
         page = tokens.page(
             session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1
@@ -86,7 +82,7 @@ def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) ->
         tokens.require_another_admin(session, token_id)
         if tokens.revoke(session, token_id, now):
             message = f"The token {token_id} ({before.role}) was revoked with the token {caller.token.id}."
-            events.append(session, NewEvent(at=now, type="TokenRevoked", message=message, fleet_name=before.fleet_name))
+            events.add(session, "TokenRevoked", message, now, fleet_name=before.fleet_name)
         return views.token(tokens.get(session, token_id))
 
 
