@@ -254,34 +254,21 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         help="file that the server writes once it accepts requests: JSON with url, pid and admin_token_path",
     )
     given = parser.parse_args(arguments)
+    same = {field.name for field in fields(Settings)} & vars(given).keys() - {"mode", "region", "trusted_proxies"}
     settings = Settings(
+        **{name: getattr(given, name) for name in same},
         state_directory=given.state_dir.resolve(),
-        bucket=given.bucket,
         mode=CloudMode(given.mode),
         region=given.region or (find_region() if given.mode == CloudMode.AWS else ""),
-        aws_endpoint_url=given.aws_endpoint_url,
-        aws_s3_endpoint_url=given.aws_s3_endpoint_url,
         aws_keys=_keys(given.aws_keys_file),
-        replica_url=given.replica_url,
-        events_queue_url=given.events_queue_url,
         event_exports=tuple(given.export_events),
         webhooks=tuple(given.webhook),
         webhook_receivers=tuple(given.allow_webhook),
         webhook_secrets=tuple(env("EVERSTEP_WEBHOOK_SECRET", "").split()),
-        otlp_endpoint=given.otlp_endpoint,
-        secrets_prefix=given.secrets_prefix,
         server_secret=env("EVERSTEP_SERVER_SECRET", ""),
         admin_token=env("EVERSTEP_ADMIN_TOKEN", ""),
-        server_id=given.server_id,
-        database_url=given.database_url,
-        host=given.host,
-        port=given.port,
         is_other_host_allowed=given.allow_non_loopback,
-        tls_certificate=given.tls_certificate,
-        tls_key=given.tls_key,
         trusted_proxies=tuple(filter(None, given.trusted_proxies.split(","))),
-        detection_seconds=given.detection_seconds,
-        max_source_bytes=given.max_source_bytes,
         retention=_retention(given.keep),
     )
     if given.log_format not in LOG_FORMATS:

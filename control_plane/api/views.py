@@ -65,7 +65,6 @@ from control_plane.core.observed.facts import (
 )
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, CapacityWait
-from control_plane.core.observed.nodes import Remedy
 from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
@@ -457,12 +456,7 @@ def protection(
         fatal_domains=list(domain_loss.fatal_domains(losses, known_domains)),
         shards=[
             checkpoints_schemas.ShardProtection(
-                rank=shard.rank,
-                owner_node_id=shard.owner_node_id,
-                committed_step=shard.committed_step,
-                bytes=shard.payload_bytes,
-                holders=_holders(job, shard, domains),
-                reason=shard.reason,
+                **alike(shard, checkpoints_schemas.ShardProtection, "holders"), holders=_holders(job, shard, domains)
             )
             for shard in current
         ],
@@ -734,17 +728,7 @@ def duty(standing: Standing) -> duties_schemas.Duty:
 
 
 def _action(action: Action) -> duties_schemas.DutyAction:
-    return duties_schemas.DutyAction(
-        kind=action.kind,
-        urgency=action.urgency,
-        description=action.words,
-        command=action.command,
-        further_commands=list(action.further_commands),
-        instance_id=action.node_id,
-        is_recommended=action.is_recommended,
-        min_node_count=action.min_node_count,
-        step=action.step,
-    )
+    return duties_schemas.DutyAction(**alike(action, duties_schemas.DutyAction))
 
 
 def capacity_wait(
@@ -931,11 +915,7 @@ def node(
         conditions=_conditions(agent, with_member=job_name is not None),
         incidents=[
             nodes_schemas.NodeIncident(
-                incident_id=line.incident_id,
-                time=line.at,
-                cause=line.what,
-                evidence=sentence(line.evidence),
-                remedy=Remedy(line.remedy),
+                **alike(line, nodes_schemas.NodeIncident, "evidence"), cause=line.what, evidence=sentence(line.evidence)
             )
             for line in history
         ],
@@ -949,12 +929,7 @@ def _hold_advice(record: SavedNode, price_usd_per_hour: float | None) -> nodes_s
     if record.hold is None or record.state != NodeState.HELD:
         return None
     found = held_nodes.advice(record.id, Hold(record.hold), record.reason, price_usd_per_hour)
-    return nodes_schemas.HoldAdvice(
-        decision=found.decision,
-        description=found.words,
-        command=found.command,
-        further_commands=list(found.further_commands),
-    )
+    return nodes_schemas.HoldAdvice(**alike(found, nodes_schemas.HoldAdvice))
 
 
 def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeMemory | None:

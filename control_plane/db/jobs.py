@@ -120,8 +120,8 @@ class JobTransition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedJob:
-    """A row of the table of jobs."""
+class JobColumns:
+    """Columns that a new job and a stored job have."""
 
     run_id: str
     name: str
@@ -130,9 +130,15 @@ class SavedJob:
     priority: int
     tags: Mapping[str, str]
     spec: SavedJobSpec
-    revision: int
     state: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedJob(JobColumns):
+    """A row of the table of jobs."""
+
+    revision: int
     transitions: tuple[JobTransition, ...]
     stop_requested_at: datetime | None
     pause_requested_at: datetime | None
@@ -203,18 +209,9 @@ class JobUpdate(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewJob:
+class NewJob(JobColumns):
     """Columns of a new job, as the user's request determines them."""
 
-    run_id: str
-    name: str
-    fleet_name: str
-    project: str
-    priority: int
-    tags: Mapping[str, str]
-    spec: SavedJobSpec
-    state: str
-    reason: str
     request_digest: str | None = None
     request_token: str | None = None
 

@@ -38,6 +38,18 @@ class Encryption(StrEnum):
     OFF = "off"
 
 
+SpareProbability = Annotated[
+    float | None, typer.Option(help="Instead of --spare-count: probability that a spare is free at a failure.")
+]
+Price = Annotated[float | None, typer.Option(help="Price of one instance, for the cost of jobs and incidents.")]
+Replacements = Annotated[
+    int | None, typer.Option(min=0, help="Maximum number of nodes that Everstep replaces on its own per hour.")
+]
+NodeRole = Annotated[
+    str | None, typer.Option(help="IAM role of the group's instances; agents with this role join without a token.")
+]
+
+
 @command(app)
 def create(
     service: Service,
@@ -49,21 +61,13 @@ def create(
     min_node_count: Annotated[
         int, typer.Option(min=0, help="Minimum number of nodes without spares, kept even if no job runs.")
     ] = 0,
-    spare_probability: Annotated[
-        float | None, typer.Option(help="Instead of --spare-count: probability that a spare is free at a failure.")
-    ] = None,
-    price_usd_per_hour: Annotated[
-        float | None, typer.Option(help="Price of one instance, for the cost of jobs and incidents.")
-    ] = None,
+    spare_probability: SpareProbability = None,
+    price_usd_per_hour: Price = None,
     hold_failed_instances: Annotated[
         bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")
     ] = False,
-    max_replacements_per_hour: Annotated[
-        int | None, typer.Option(min=0, help="Maximum number of nodes that Everstep replaces on its own per hour.")
-    ] = None,
-    node_role_name: Annotated[
-        str | None, typer.Option(help="IAM role of the group's instances; agents with this role join without a token.")
-    ] = None,
+    max_replacements_per_hour: Replacements = None,
+    node_role_name: NodeRole = None,
     allow_drills: Annotated[
         bool, typer.Option("--allow-drills", help="Allow administrators to inject failures.")
     ] = False,
@@ -181,12 +185,8 @@ def update(
     min_node_count: Annotated[
         int | None, typer.Option(min=0, help="Minimum number of nodes without spares, kept even if no job runs.")
     ] = None,
-    spare_probability: Annotated[
-        float | None, typer.Option(help="Instead of --spare-count: probability that a spare is free at a failure.")
-    ] = None,
-    price_usd_per_hour: Annotated[
-        float | None, typer.Option(help="Price of one instance, for the cost of jobs and incidents.")
-    ] = None,
+    spare_probability: SpareProbability = None,
+    price_usd_per_hour: Price = None,
     hold_failed_instances: Annotated[
         bool | None,
         typer.Option(
@@ -194,12 +194,8 @@ def update(
             help="Keep failed instances running for inspection, or terminate them.",
         ),
     ] = None,
-    max_replacements_per_hour: Annotated[
-        int | None, typer.Option(min=0, help="Maximum number of nodes that Everstep replaces on its own per hour.")
-    ] = None,
-    node_role_name: Annotated[
-        str | None, typer.Option(help="IAM role of the group's instances; agents with this role join without a token.")
-    ] = None,
+    max_replacements_per_hour: Replacements = None,
+    node_role_name: NodeRole = None,
     allow_drills: Annotated[
         bool | None,
         typer.Option("--allow-drills/--forbid-drills", help="Allow or forbid administrators to inject failures."),

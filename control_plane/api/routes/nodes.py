@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import Query
@@ -55,13 +55,8 @@ def list_nodes(
 def describe_node(node_id: NodeIdPath, caller: Reader, services: ServicesDep) -> nodes_schemas.Node:
     """Describe one node."""
     with services.database.read() as session:
-        return _shown(
-            session,
-            services,
-            nodes.get(session, node_id),
-            caller,
-            history=implications.of_node(session, node_id, caller.project_filter),
-        )
+        history = implications.of_node(session, node_id, caller.project_filter)
+        return _shown(session, services, nodes.get(session, node_id), caller, history)
 
 
 @router.post("/{NodeId}/release", operation_id="ReleaseNode", status_code=202)
@@ -203,17 +198,12 @@ def _standing(session: Session, record: SavedNode) -> requests.RequestContext:
 
 
 def _shown(
-    session: Session,
-    services: Services,
-    record: SavedNode,
-    caller: Caller,
-    *,
-    history: tuple[ImplicationRecord, ...] = (),
+    session: Session, services: Services, record: SavedNode, caller: Caller, history: Sequence[ImplicationRecord] = ()
 ) -> nodes_schemas.Node:
     owners = jobs.owners(session, {record.run_id} if record.run_id is not None else set())
     fleet = fleets.find(session, record.fleet_name)
     price = None if fleet is None else fleet.price_usd_per_hour
-    return _view(record, services.peers.agents(), owners, caller, price, history=history)
+    return _view(record, services.peers.agents(), owners, caller, price, history)
 
 
 def _view(
@@ -222,8 +212,7 @@ def _view(
     owners: Mapping[str, jobs.Owner],
     caller: Caller,
     price_usd_per_hour: float | None,
-    *,
-    history: tuple[ImplicationRecord, ...] = (),
+    history: Sequence[ImplicationRecord] = (),
 ) -> nodes_schemas.Node:
     owner = owners.get(record.run_id) if record.run_id is not None else None
     job_name = owner.job_name if owner is not None and caller.project in ("", owner.project) else None
