@@ -54,7 +54,7 @@ def append(session: Session, event: NewEvent) -> None:
     session.add(EventRow(**values_of(event)))
 
 
-class Subject(TypedDict, total=False):
+class EventSubject(TypedDict, total=False):
     """The columns of an event that name what the event is about."""
 
     project: str
@@ -63,7 +63,7 @@ class Subject(TypedDict, total=False):
     node_id: str | None
 
 
-def add(session: Session, type: str, message: str, at: datetime, **subject: Unpack[Subject]) -> None:
+def add(session: Session, type: str, message: str, at: datetime, **subject: Unpack[EventSubject]) -> None:
     """Store an event about a subject. See `NewEvent`."""
     append(session, NewEvent(at=at, type=type, message=message, **subject))
 

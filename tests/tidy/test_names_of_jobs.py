@@ -46,6 +46,8 @@ def comparisons(tree: ast.AST, place: str = "<module>") -> Iterator[tuple[str, s
                 operands = [node.left, *node.comparators]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in COMPARISONS:
             operands = [node.func.value]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "equal_to":
+            operands = [ast.Attribute(node.args[0], keyword.arg) for keyword in node.keywords if keyword.arg]
         if any(is_name(each) for each in operands):
             yield inside, ast.unparse(node)
         yield from comparisons(node, inside)
