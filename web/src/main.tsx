@@ -42,6 +42,7 @@ const client = new QueryClient({
       staleTime: 1_000,
       gcTime: 300_000,
     },
+    mutations: { networkMode: 'always' }, // a browser without internet may reach a local control plane
   },
 })
 

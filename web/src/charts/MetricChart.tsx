@@ -10,6 +10,7 @@ import { figure, marks, nearestPlace, positionWords, tablePlaces, type Range, ty
 import { nearestLine, type SeriesKind } from '../model/breakdown'
 import type { Fault } from '../model/metrics'
 import { causeTitle } from '../model/causes'
+import { Table, type Column } from '../parts/Table'
 import { METRICS } from '../words/metrics'
 import { MARGIN, Plot, type Layout, type PlotLine, type View } from './Plot'
 
@@ -182,42 +183,29 @@ function Marks({ faults, layout }: { faults: readonly Fault[]; layout: Layout })
 
 /** Evenly spaced points as text, for screen readers and for copying. */
 function ValueTable({ title, lines, unit, view }: { title: string } & Pick<ReadoutProps, 'lines' | 'unit' | 'view'>) {
-  const { of } = lines[0]!
-  const places = tablePlaces(of.x.length, TABLE_ROWS)
-  const others = lines.slice(1)
+  const { label, of } = lines[0]!
+  const words = WORDS.columns
+  const number = (name: string, value: (place: number) => number | null | undefined): Column<number> => [
+    name,
+    (place) => figure(value(place), unit),
+    'n',
+  ]
+  const others = lines
+    .slice(1)
+    .map((line) => number(line.label, (place) => line.of.y[nearestPlace(line.of.x, of.x[place]!)]))
+  const spread = [number(words.low, (place) => of.low[place]), number(words.high, (place) => of.high[place])]
   return (
-    <div className="scroll" tabIndex={0} role="region" aria-label={WORDS.table(title)}>
-      <table className="grid">
-        <thead>
-          <tr>
-            <th>{WORDS.columns.position}</th>
-            <th className="n">{others.length ? lines[0]!.label : WORDS.columns.mean}</th>
-            {others.map((line) => (
-              <th className="n" key={line.label}>
-                {line.label}
-              </th>
-            ))}
-            {!others.length && <th className="n">{WORDS.columns.low}</th>}
-            {!others.length && <th className="n">{WORDS.columns.high}</th>}
-          </tr>
-        </thead>
-        <tbody>
-          {places.map((place) => (
-            <tr key={place}>
-              <td className="moment">{positionWords(view.axis, of.x[place]!, view.zone)}</td>
-              <td className="n">{figure(of.y[place], unit)}</td>
-              {others.map((line) => (
-                <td className="n" key={line.label}>
-                  {figure(line.of.y[nearestPlace(line.of.x, of.x[place]!)], unit)}
-                </td>
-              ))}
-              {!others.length && <td className="n">{figure(of.low[place], unit)}</td>}
-              {!others.length && <td className="n">{figure(of.high[place], unit)}</td>}
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      label={WORDS.table(title)}
+      isStacked={false}
+      rows={tablePlaces(of.x.length, TABLE_ROWS)}
+      keyOf={(place) => place}
+      columns={[
+        [words.position, (place) => positionWords(view.axis, of.x[place]!, view.zone), 'moment'],
+        number(others.length ? label : words.mean, (place) => of.y[place]),
+        ...(others.length ? others : spread),
+      ]}
+    />
   )
 }
 

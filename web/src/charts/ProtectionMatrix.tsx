@@ -14,6 +14,7 @@ import { bytes, count, plural } from '../model/format'
 import { copies, heldWords, matrix, type Cell, type Copy, type Row } from '../model/matrix'
 import type { Tone } from '../model/standing'
 import { Ago, NodeLink, Status } from '../parts/Basics'
+import { Table } from '../parts/Table'
 import { MATRIX } from '../words/jobTabs'
 
 const ROW = 22
@@ -160,73 +161,40 @@ function stepText(step: number, newest: number): string {
 /** Every copy with its lag, the time of its verification, its failure domain, and the problem of its shard. */
 function Copies({ rows, newest }: { rows: Row[]; newest: number }) {
   const all = useMemo(() => copies(rows), [rows])
-  const [shown, setShown] = useState(MORE_COPIES)
+  const [limit, setLimit] = useState(MORE_COPIES)
   const words = MATRIX.table
+  const behind = ({ row: { shard } }: Copy) =>
+    shard.CommittedStep < newest ? MATRIX.behindOthers(plural(newest - shard.CommittedStep, 'step')) : ''
   return (
     <>
       <h3>{words.title}</h3>
-      <div className="scroll" tabIndex={0} role="region" aria-label={words.title}>
-        <table className="grid stacked">
-          <thead>
-            <tr>
-              <th>{words.rank}</th>
-              <th>{words.node}</th>
-              <th className="n">{words.copies}</th>
-              <th>{words.state}</th>
-              <th className="n">{words.step}</th>
-              <th className="n">{words.lag}</th>
-              <th>{words.verified}</th>
-              <th>{words.domain}</th>
-              <th className="n">{words.size}</th>
-              <th>{words.problem}</th>
-            </tr>
-          </thead>
-          <tbody>
-            {all.slice(0, shown).map((copy) => (
-              <CopyRow key={`${copy.row.shard.Rank} ${copy.holder.NodeId}`} copy={copy} newest={newest} />
-            ))}
-          </tbody>
-        </table>
-      </div>
-      {all.length > shown && (
-        <Button variant="default" size="xs" onClick={() => setShown(shown + MORE_COPIES)}>
-          {MATRIX.more(count(Math.min(MORE_COPIES, all.length - shown)), count(all.length))}
+      <Table
+        label={words.title}
+        rows={all.slice(0, limit)}
+        keyOf={({ row, holder }) => `${row.shard.Rank} ${holder.NodeId}`}
+        columns={[
+          [words.rank, ({ row }) => row.shard.Rank],
+          [words.node, ({ holder }) => <NodeLink id={holder.NodeId} />],
+          [
+            words.copies,
+            ({ row: { held, wanted } }) => MATRIX.of(held, wanted),
+            'n',
+            ({ row: { held, wanted } }) => ({ className: held < wanted ? 'n tone-warn' : 'n' }),
+          ],
+          [words.state, ({ cell }) => <Status tone={TONES[cell]} word={WORDS[cell]} />],
+          [words.step, ({ holder: { VerifiedStep: step } }) => (step === undefined ? '–' : count(step)), 'n'],
+          [words.lag, ({ holder: { LagSteps: lag } }) => (lag === undefined ? '–' : plural(lag, 'step')), 'n'],
+          [words.verified, ({ holder }) => <Ago at={holder.VerifiedTime} />, 'moment'],
+          [words.domain, ({ holder }) => holder.FailureDomain ?? MATRIX.unknownDomain],
+          [words.size, ({ row }) => bytes(row.shard.Bytes), 'n'],
+          [words.problem, (copy) => copy.row.shard.Reason || behind(copy), 'reason'],
+        ]}
+      />
+      {all.length > limit && (
+        <Button variant="default" size="xs" onClick={() => setLimit(limit + MORE_COPIES)}>
+          {MATRIX.more(count(Math.min(MORE_COPIES, all.length - limit)), count(all.length))}
         </Button>
       )}
     </>
-  )
-}
-
-function CopyRow({ copy: { row, cell, holder }, newest }: { copy: Copy; newest: number }) {
-  const words = MATRIX.table
-  const { shard, held, wanted } = row
-  const behind = shard.CommittedStep < newest ? MATRIX.behindOthers(plural(newest - shard.CommittedStep, 'step')) : ''
-  return (
-    <tr>
-      <td data-name={words.rank}>{shard.Rank}</td>
-      <td data-name={words.node}>
-        <NodeLink id={holder.NodeId} />
-      </td>
-      <td className={`n${held < wanted ? ' tone-warn' : ''}`} data-name={words.copies}>
-        {MATRIX.of(held, wanted)}
-      </td>
-      <td data-name={words.state}>
-        <Status tone={TONES[cell]} word={WORDS[cell]} />
-      </td>
-      <td className="n" data-name={words.step}>
-        {holder.VerifiedStep === undefined ? '–' : count(holder.VerifiedStep)}
-      </td>
-      <td className="n" data-name={words.lag}>
-        {holder.LagSteps === undefined ? '–' : plural(holder.LagSteps, 'step')}
-      </td>
-      <td className="moment" data-name={words.verified}>
-        <Ago at={holder.VerifiedTime} />
-      </td>
-      <td data-name={words.domain}>{holder.FailureDomain ?? MATRIX.unknownDomain}</td>
-      <td className="n" data-name={words.size}>
-        {bytes(shard.Bytes)}
-      </td>
-      <td className="reason">{shard.Reason || behind}</td>
-    </tr>
   )
 }

@@ -418,7 +418,7 @@ export const dutyHook = ({ of, isStale }: { of: string; isStale: boolean }, duty
   'data-tone': isStale && toneOfDuty(duty) === 'good' ? 'idle' : toneOfDuty(duty),
 })
 
-type AnyFigures = JobFigures | IncidentFigures | FleetFigures | NodeFigures | ReturnType<typeof similarFigures>
+export type AnyFigures = JobFigures | IncidentFigures | FleetFigures | NodeFigures | ReturnType<typeof similarFigures>
 /** Names of the fields with a single number or word. Only such fields can be shown as a figure. */
 export type Field<F extends AnyFigures> = {
   [K in keyof F & string]: K extends 'of' | `${string}Tone`

@@ -1,9 +1,8 @@
 /** Starts drills, which are faults that a person injects, and shows the outcome of each drill. */
-import { Button, NativeSelect } from '@mantine/core'
+import { NativeSelect } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
-import { Link } from 'react-router'
 
 import { useJobAddresses } from '../api/addresses'
 import { call } from '../api/client'
@@ -11,10 +10,11 @@ import { drillsQuery, fleetsQuery, jobQuery, jobsQuery, useRole } from '../api/q
 import type { Drill } from '../contract'
 import { drillable, drillStatus, drillsVerdict, type Fault } from '../model/drills'
 import { sentence } from '../model/format'
-import { Ago, Empty, JobLink, NodeLink, Shown, Status, ToneIcon } from '../parts/Basics'
+import { Ago, Empty, IncidentLink, JobLink, NodeLink, Shown, Status, ToneIcon } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { ConfirmByName } from '../parts/ConfirmByName'
+import { ConfirmButton } from '../parts/ConfirmButton'
 import { PageHead } from '../parts/PageHead'
+import { Table } from '../parts/Table'
 import { useAddress } from '../parts/address'
 import { DRILLS } from '../words/drills'
 
@@ -55,9 +55,7 @@ function Start({ allowed, firstFleet }: { allowed: string[]; firstFleet: string 
 
 /** The form that starts a drill. The URL contains its job, fault and node, so the form keeps them after a start. */
 function DrillForm({ allowed }: { allowed: string[] }) {
-  const client = useQueryClient()
   const [search, set] = useAddress()
-  const [isAsking, setAsking] = useState(false)
   const [started, setStarted] = useState('')
   const addressOf = useJobAddresses()
   const all = useQuery(jobsQuery).data ?? []
@@ -101,9 +99,23 @@ function DrillForm({ allowed }: { allowed: string[] }) {
           data={[{ value: '', label: words.lastNode }, ...nodes]}
           onChange={(event) => set({ node: event.currentTarget.value })}
         />
-        <Button color="red" variant="outline" disabled={!isAble} onClick={() => setAsking(true)}>
-          {words.start}
-        </Button>
+        <ConfirmButton
+          text={words.start}
+          name={chosen.TrainingJobName}
+          verb={words.verb}
+          button={{ size: 'sm', disabled: !isAble }}
+          onConfirm={async () => {
+            const target = node ? { NodeId: node } : {}
+            await call('StartDrill', { TrainingJobName: chosen.RunId, DrillType: type, ...target })
+            set({ job: chosen.RunId, fault: type })
+            setStarted(chosen.TrainingJobName)
+          }}
+        >
+          <p>
+            {words.effect(fault.label, node || words.lastNode)} {fault.effect}
+          </p>
+          <p>{words.warning}</p>
+        </ConfirmButton>
       </div>
       <p className="dim">{isAble ? fault.effect : DRILLS.noJob.text(allowed)}</p>
       {started && (
@@ -111,78 +123,38 @@ function DrillForm({ allowed }: { allowed: string[] }) {
           <ToneIcon tone="busy" /> {words.started(started)}
         </p>
       )}
-      <ConfirmByName
-        name={chosen.TrainingJobName}
-        verb={words.verb}
-        opened={isAsking}
-        onClose={() => setAsking(false)}
-        onConfirm={async () => {
-          const target = node ? { NodeId: node } : {}
-          await call('StartDrill', { TrainingJobName: chosen.RunId, DrillType: type, ...target })
-          set({ job: chosen.RunId, fault: type })
-          setStarted(chosen.TrainingJobName)
-          void client.invalidateQueries()
-        }}
-      >
-        <p>
-          {words.effect(fault.label, node || words.lastNode)} {fault.effect}
-        </p>
-        <p>{words.warning}</p>
-      </ConfirmByName>
     </Card>
   )
 }
 
 function History({ drills }: { drills: Drill[] }) {
-  const { columns, incident, rank } = DRILLS.history
+  const { title, columns, incident, rank } = DRILLS.history
   const faultOf = (drill: Drill) => {
     const label = DRILLS.faults[drill.DrillType]?.label ?? drill.DrillType
     return drill.Rank === undefined ? label : rank(label, drill.Rank)
   }
   return (
-    <div className="scroll" tabIndex={0} role="region" aria-label={DRILLS.history.title}>
-      <table className="grid stacked">
-        <thead>
-          <tr>
-            {Object.values(columns).map((label) => (
-              <th key={label}>{label}</th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {drills
-            .toReversed()
-            .slice(0, MOST)
-            .map((drill) => (
-              <tr key={drill.DrillId}>
-                <td className="moment" data-name={columns.requested}>
-                  <Ago at={drill.CreationTime} />
-                </td>
-                <td data-name={columns.status}>
-                  <Status {...drillStatus(drill.DrillStatus)} />
-                </td>
-                <td className="name" data-name={columns.job}>
-                  <JobLink name={drill.TrainingJobName} />
-                </td>
-                <td className="nowrap" data-name={columns.fault}>
-                  {faultOf(drill)}
-                </td>
-                <td className="nowrap" data-name={columns.node}>
-                  <NodeLink id={drill.NodeId} fleet={drill.FleetName} />
-                </td>
-                <td className="nowrap" data-name={columns.by}>
-                  {drill.RequestedBy}
-                </td>
-                <td className="reason">
-                  {sentence(drill.Outcome ?? '')}{' '}
-                  {drill.IncidentId && (
-                    <Link to={`/incidents/${encodeURIComponent(drill.IncidentId)}`}>{incident}</Link>
-                  )}
-                </td>
-              </tr>
-            ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      label={title}
+      rows={drills.toReversed().slice(0, MOST)}
+      keyOf={(drill) => drill.DrillId}
+      columns={[
+        [columns.requested, (drill) => <Ago at={drill.CreationTime} />, 'moment'],
+        [columns.status, (drill) => <Status {...drillStatus(drill.DrillStatus)} />],
+        [columns.job, (drill) => <JobLink name={drill.TrainingJobName} />, 'name'],
+        [columns.fault, faultOf, 'nowrap'],
+        [columns.node, (drill) => <NodeLink id={drill.NodeId} fleet={drill.FleetName} />, 'nowrap'],
+        [columns.by, (drill) => drill.RequestedBy, 'nowrap'],
+        [
+          columns.outcome,
+          ({ Outcome = '', IncidentId }) => (
+            <>
+              {sentence(Outcome)} {IncidentId && <IncidentLink id={IncidentId}>{incident}</IncidentLink>}
+            </>
+          ),
+          'reason',
+        ],
+      ]}
+    />
   )
 }

@@ -2,7 +2,7 @@
 import '@mantine/core/styles/NumberInput.css'
 import { Button, NumberInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
 import { Link, useParams } from 'react-router'
 
@@ -15,7 +15,7 @@ import { count, dollars, plural, sentence } from '../model/format'
 import { exposures, nodeNotices, noticesIn } from '../model/nodes'
 import { Ago, Empty, FactList, NodeLink, Problem, Shown, Status, useIsStale, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { ConfirmByName } from '../parts/ConfirmByName'
+import { ConfirmButton } from '../parts/ConfirmButton'
 import { FleetNodes } from '../parts/FleetNodes'
 import { PageHead } from '../parts/PageHead'
 import { FLEET, FLEETS } from '../words/fleets'
@@ -144,29 +144,13 @@ function rollFacts({ Roll: roll }: Fleet): Fact[] {
  *
  * The confirmation ends the instances of these nodes, so the administrator must type the fleet's name.
  */
-function Unfreeze({ fleet }: { fleet: Fleet }) {
-  const client = useQueryClient()
-  const [isAsking, setAsking] = useState(false)
+function Unfreeze({ fleet: { FleetName } }: { fleet: Fleet }) {
   const words = FLEET.unfreeze
   return (
-    <>
-      <Button size="xs" color="red" variant="outline" onClick={() => setAsking(true)}>
-        {words.verb}
-      </Button>
-      <ConfirmByName
-        name={fleet.FleetName}
-        verb={words.verb}
-        opened={isAsking}
-        onClose={() => setAsking(false)}
-        onConfirm={async () => {
-          await call('UnfreezeFleet', { FleetName: fleet.FleetName })
-          await client.invalidateQueries()
-        }}
-      >
-        <p>{words.cause}</p>
-        <p>{words.limit}</p>
-      </ConfirmByName>
-    </>
+    <ConfirmButton name={FleetName} verb={words.verb} onConfirm={() => call('UnfreezeFleet', { FleetName })}>
+      <p>{words.cause}</p>
+      <p>{words.limit}</p>
+    </ConfirmButton>
   )
 }
 
@@ -221,43 +205,39 @@ function Attention({ fleet }: { fleet: Fleet }) {
 function Change({ fleet }: { fleet: Fleet }) {
   const client = useQueryClient()
   const [form, setForm] = useState(formOf(fleet))
-  const [error, setError] = useState<unknown>()
   const changes = changesOf(fleet, form)
+  const request = useMutation({
+    mutationFn: () => call('UpdateFleet', { FleetName: fleet.FleetName, ...changes }),
+    onSuccess: () => client.invalidateQueries(),
+  })
   const isCounted = fleet.SparePolicy === undefined
   const isMissing = form.least === '' || (isCounted && form.spares === '')
-  const labels = FLEET.labels
+  const field = (name: keyof typeof form, width: number) => (
+    <NumberInput
+      label={FLEET.labels[name]}
+      size="xs"
+      w={width}
+      min={0}
+      allowDecimal={false}
+      value={form[name]}
+      onChange={(value) => setForm({ ...form, [name]: value })}
+    />
+  )
   return (
     <form
       className="row fields"
       onSubmit={(event) => {
         event.preventDefault()
-        setError(undefined)
-        call('UpdateFleet', { FleetName: fleet.FleetName, ...changes }).then(() => client.invalidateQueries(), setError)
+        request.mutate()
       }}
     >
-      <NumberInput
-        label={labels.spares}
-        size="xs"
-        w={110}
-        min={0}
-        allowDecimal={false}
-        value={form.spares}
-        onChange={(value) => setForm({ ...form, spares: value })}
-      />
-      <NumberInput
-        label={labels.least}
-        size="xs"
-        w={150}
-        min={0}
-        allowDecimal={false}
-        value={form.least}
-        onChange={(value) => setForm({ ...form, least: value })}
-      />
+      {field('spares', 110)}
+      {field('least', 150)}
       <Button type="submit" size="xs" disabled={isMissing || !Object.keys(changes).length}>
         {FLEET.change.button}
       </Button>
       {!isCounted && <span className="dim">{FLEET.change.policy(spares(fleet))}</span>}
-      {error !== undefined && <Problem error={error} title={FLEET.change.failed} />}
+      {request.error && <Problem error={request.error} title={FLEET.change.failed} />}
     </form>
   )
 }

@@ -33,7 +33,7 @@ import { standingOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
 import { isOver } from '../model/verdict'
-import { Ago, JobLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
+import { Ago, IncidentLink, JobLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { ActionButton } from '../parts/ActionButton'
@@ -46,6 +46,7 @@ import { Owner } from '../parts/Owner'
 import { PageHead } from '../parts/PageHead'
 import { Stacks } from '../parts/Stacks'
 import { Steps } from '../parts/Steps'
+import { figureColumn, Table } from '../parts/Table'
 import { DUTY } from '../words/duty'
 import { INCIDENT, NOTES, OUTCOMES } from '../words/incident'
 
@@ -384,43 +385,17 @@ function SimilarTable({ similar }: { similar: readonly SimilarIncident[] }) {
   const { columns, shares } = INCIDENT.similar
   const addressOf = useJobAddresses()
   return (
-    <div className="scroll">
-      <table className="grid stacked">
-        <thead>
-          <tr>
-            <th>{columns.incident}</th>
-            <th>{columns.job}</th>
-            <th>{columns.failed}</th>
-            <th>{columns.shares}</th>
-            <th>{columns.outcome}</th>
-            <th className="n">{columns.steps}</th>
-          </tr>
-        </thead>
-        <tbody>
-          {similar.map((each) => (
-            <tr key={each.IncidentId}>
-              <td data-name={columns.incident}>
-                <Link className="id" to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>
-                  {each.IncidentId}
-                </Link>
-              </td>
-              <td className="name" data-name={columns.job}>
-                <JobLink name={each.TrainingJobName} address={addressOf(each)} />
-              </td>
-              <td className="moment" data-name={columns.failed}>
-                <Ago at={each.OpenedAt} />
-              </td>
-              <td data-name={columns.shares}>{shares(each.Likeness)}</td>
-              <td data-name={columns.outcome}>
-                <Status {...OUTCOMES[each.Outcome]} />
-              </td>
-              <td className="n" data-name={columns.steps} {...hook(similarFigures(each), 'recomputedSteps')}>
-                {shown(similarFigures(each), 'recomputedSteps')}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      rows={similar}
+      keyOf={(each) => each.IncidentId}
+      columns={[
+        [columns.incident, ({ IncidentId }) => <IncidentLink id={IncidentId} className="id" />],
+        [columns.job, (each) => <JobLink name={each.TrainingJobName} address={addressOf(each)} />, 'name'],
+        [columns.failed, (each) => <Ago at={each.OpenedAt} />, 'moment'],
+        [columns.shares, (each) => shares(each.Likeness)],
+        [columns.outcome, (each) => <Status {...OUTCOMES[each.Outcome]} />],
+        figureColumn(columns.steps, similarFigures, 'recomputedSteps'),
+      ]}
+    />
   )
 }

@@ -1,8 +1,7 @@
 /** One job. The Overview tab begins with the verdict (the job's state, what to do). Other tabs show it in one line. */
-import { Button } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { Suspense, useState } from 'react'
+import { useQuery } from '@tanstack/react-query'
+import { Suspense } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { call } from '../api/client'
@@ -14,7 +13,7 @@ import { statusWord } from '../model/standing'
 import { isOver, rateWords } from '../model/verdict'
 import { ActionButton } from '../parts/ActionButton'
 import { Empty, Loading, Shown, Status } from '../parts/Basics'
-import { ConfirmByName } from '../parts/ConfirmByName'
+import { ConfirmButton } from '../parts/ConfirmButton'
 import { JobButtons } from '../parts/JobButtons'
 import { PageHead } from '../parts/PageHead'
 import { StatusStrip } from '../parts/StatusStrip'
@@ -132,60 +131,24 @@ function JobHead({ job, known: { verdict } }: { job: TrainingJob; known: JobVerd
 
 function JobActions({ job }: { job: TrainingJob }) {
   const words = JOB.actions
-  const [isAsking, setAsking] = useState(false)
-  const client = useQueryClient()
   const name = { TrainingJobName: job.RunId }
+  const button = (operation: JobOperation, text: string, title: string) => (
+    <ActionButton operation={operation} action={() => call(operation, name)} title={title}>
+      {text}
+    </ActionButton>
+  )
   return (
     <div className="row" role="group" aria-label={words.label}>
-      {job.TakenOverTime === undefined ? (
-        <ActionButton
-          operation="TakeOverTrainingJob"
-          action={() => call('TakeOverTrainingJob', name)}
-          title={words.takeOverTitle}
-        >
-          {words.takeOver}
-        </ActionButton>
-      ) : (
-        <ActionButton
-          operation="HandBackTrainingJob"
-          action={() => call('HandBackTrainingJob', name)}
-          title={words.handBackTitle(job.TakenOverBy ?? '')}
-        >
-          {words.handBack}
-        </ActionButton>
-      )}
-      {job.PauseRequestedTime === undefined ? (
-        <ActionButton
-          operation="PauseTrainingJob"
-          action={() => call('PauseTrainingJob', name)}
-          title={words.pauseTitle}
-        >
-          {words.pause}
-        </ActionButton>
-      ) : (
-        <ActionButton
-          operation="ResumeTrainingJob"
-          action={() => call('ResumeTrainingJob', name)}
-          title={words.resumeTitle}
-        >
-          {words.resume}
-        </ActionButton>
-      )}
-      <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
-        {words.stop}
-      </Button>
-      <ConfirmByName
-        name={job.TrainingJobName}
-        verb={words.stop}
-        opened={isAsking}
-        onClose={() => setAsking(false)}
-        onConfirm={async () => {
-          await call('StopTrainingJob', name)
-          void client.invalidateQueries()
-        }}
-      >
+      {job.TakenOverTime === undefined
+        ? button('TakeOverTrainingJob', words.takeOver, words.takeOverTitle)
+        : button('HandBackTrainingJob', words.handBack, words.handBackTitle(job.TakenOverBy ?? ''))}
+      {job.PauseRequestedTime === undefined
+        ? button('PauseTrainingJob', words.pause, words.pauseTitle)
+        : button('ResumeTrainingJob', words.resume, words.resumeTitle)}
+      <ConfirmButton name={job.TrainingJobName} verb={words.stop} onConfirm={() => call('StopTrainingJob', name)}>
         {words.stopText}
-      </ConfirmByName>
+      </ConfirmButton>
     </div>
   )
 }
+type JobOperation = 'TakeOverTrainingJob' | 'HandBackTrainingJob' | 'PauseTrainingJob' | 'ResumeTrainingJob'

@@ -1,6 +1,6 @@
 /** The Checkpoints tab of a job: its checkpoints in S3, actions on them, and the command that exports one. */
 import { Button } from '@mantine/core'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 
 import { useJobAddress } from '../api/addresses'
@@ -13,8 +13,9 @@ import { isOver } from '../model/verdict'
 import { ActionButton } from '../parts/ActionButton'
 import { Ago, Command, Empty, Shown, Status, toneOf } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { ConfirmByName } from '../parts/ConfirmByName'
+import { ConfirmButton } from '../parts/ConfirmButton'
 import { CopyId } from '../parts/CopyId'
+import { Table } from '../parts/Table'
 import { JOB } from '../words/job'
 import { CHECKPOINTS_TAB } from '../words/jobTabs'
 
@@ -99,172 +100,110 @@ interface TableProps {
 function CheckpointTable({ job, checkpoints, label = JOB.tabs.checkpoints }: TableProps) {
   const { mayRun } = useRole()
   const [limit, setLimit] = useState(PAGE)
-  const [deleted, setDeleted] = useState<Checkpoint>()
-  const client = useQueryClient()
-  const { actions, columns, more } = CHECKPOINTS_TAB
+  const { columns, more } = CHECKPOINTS_TAB
   return (
     <Card isFlush label={label}>
-      <div className="scroll">
-        <table className="grid stacked">
-          <thead>
-            <tr>
-              <th>{columns.step}</th>
-              <th>{columns.status}</th>
-              <th>{columns.launch}</th>
-              <th className="n">{columns.size}</th>
-              <th>{columns.complete}</th>
-              <th>{columns.verified}</th>
-              <th>{columns.manifest}</th>
-              {mayRun && (
-                <th>
-                  <span className="visually-hidden">{columns.actions}</span>
-                </th>
-              )}
-            </tr>
-          </thead>
-          <tbody>
-            {checkpoints.slice(0, limit).map((each) => (
-              <tr key={`${each.Step}-${each.Generation}`}>
-                <td data-name={columns.step}>{count(each.Step)}</td>
-                <StateCells checkpoint={each} />
-                <td className="reason">
-                  <CopyId id={each.S3Uri} />
-                </td>
-                {mayRun && (
-                  <td>
-                    {each.Status === 'Complete' && (
-                      <Actions runId={job.RunId} checkpoint={each} onDelete={() => setDeleted(each)} />
-                    )}
-                    {each.Status === 'Trashed' && (
-                      <ActionButton
-                        operation="UndeleteCheckpoint"
-                        action={() => call('UndeleteCheckpoint', addressOf(job.RunId, each))}
-                        title={actions.undeleteTitle}
-                        label={actions.of(actions.undelete, each.Step, each.Generation)}
-                      >
-                        {actions.undelete}
-                      </ActionButton>
-                    )}
-                  </td>
-                )}
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        rows={checkpoints.slice(0, limit)}
+        keyOf={(each) => `${each.Step}-${each.Generation}`}
+        columns={[
+          [columns.step, (each) => count(each.Step)],
+          [columns.status, (each) => <State checkpoint={each} />],
+          [columns.launch, (each) => each.Generation],
+          [columns.size, (each) => bytes(each.Bytes), 'n'],
+          [columns.complete, (each) => <Ago at={each.CompletionTime} />, 'moment'],
+          [columns.verified, (each) => <Verified checkpoint={each} />],
+          [columns.manifest, (each) => <CopyId id={each.S3Uri} />, 'reason'],
+          mayRun && [
+            columns.actions,
+            (each) => <Actions job={job} checkpoint={each} />,
+            'unnamed',
+            () => ({ 'data-name': undefined }),
+          ],
+        ]}
+      />
       {checkpoints.length > limit && (
         <Button m="sm" variant="default" size="xs" onClick={() => setLimit(limit + PAGE)}>
           {more(count(Math.min(PAGE, checkpoints.length - limit)), count(checkpoints.length))}
         </Button>
       )}
-      {deleted && (
-        <ConfirmByName
-          name={actions.deleteName(deleted.Step)}
-          verb={actions.delete}
-          opened
-          onClose={() => setDeleted(undefined)}
-          onConfirm={async () => {
-            await call('DeleteCheckpoint', addressOf(job.RunId, deleted))
-            void client.invalidateQueries()
-          }}
-        >
-          {actions.deleteText(job.TrainingJobName, deleted.Generation)}
-        </ConfirmByName>
-      )}
     </Card>
   )
 }
 
-function StateCells({ checkpoint }: { checkpoint: Checkpoint }) {
-  const { columns, pinned, until, notVerified } = CHECKPOINTS_TAB
-  const verification = checkpoint.Verification ?? 'NotVerified'
-  const tone = toneOf(verification === 'Damaged' ? verification : checkpoint.Status)
+/** The verification of a checkpoint. A server older than this page does not send it. */
+const verificationOf = ({ Verification = 'NotVerified' }: Checkpoint) => Verification
+
+function State({ checkpoint }: { checkpoint: Checkpoint }) {
+  const { pinned, until } = CHECKPOINTS_TAB
+  const { Status: status, IsPinned, PurgeTime } = checkpoint
+  const tone = toneOf(verificationOf(checkpoint) === 'Damaged' ? 'Damaged' : status)
   return (
     <>
-      <td data-name={columns.status}>
-        <Status tone={tone} word={checkpoint.Status} />
-        {checkpoint.IsPinned && <div className="dim">{pinned}</div>}
-        {checkpoint.PurgeTime !== undefined && (
-          <div className="dim">
-            {until}
-            <Ago at={checkpoint.PurgeTime} />
-          </div>
-        )}
-      </td>
-      <td data-name={columns.launch}>{checkpoint.Generation}</td>
-      <td className="n" data-name={columns.size}>
-        {bytes(checkpoint.Bytes)}
-      </td>
-      <td className="moment" data-name={columns.complete}>
-        <Ago at={checkpoint.CompletionTime} />
-      </td>
-      <td data-name={columns.verified}>
-        {verification === 'NotVerified' ? (
-          <span className="dim">{notVerified}</span>
-        ) : (
-          <Status tone={toneOf(verification)} word={verification} />
-        )}
-        {checkpoint.VerificationTime !== undefined && (
-          <>
-            {' '}
-            <Ago at={checkpoint.VerificationTime} />
-          </>
-        )}
-        {checkpoint.VerificationMessage && <div className="dim">{checkpoint.VerificationMessage}</div>}
-      </td>
+      <Status tone={tone} word={status} />
+      {IsPinned && <div className="dim">{pinned}</div>}
+      {PurgeTime !== undefined && (
+        <div className="dim">
+          {until}
+          <Ago at={PurgeTime} />
+        </div>
+      )}
     </>
   )
 }
 
-interface ActionsProps {
-  runId: string
-  checkpoint: Checkpoint
-  onDelete: () => void
+function Verified({ checkpoint }: { checkpoint: Checkpoint }) {
+  const { VerificationTime, VerificationMessage } = checkpoint
+  const verification = verificationOf(checkpoint)
+  return (
+    <>
+      {verification === 'NotVerified' ? (
+        <span className="dim">{CHECKPOINTS_TAB.notVerified}</span>
+      ) : (
+        <Status tone={toneOf(verification)} word={verification} />
+      )}
+      {VerificationTime !== undefined && ' '}
+      {VerificationTime !== undefined && <Ago at={VerificationTime} />}
+      {VerificationMessage && <div className="dim">{VerificationMessage}</div>}
+    </>
+  )
 }
 
-/** Buttons for a complete checkpoint. A pinned checkpoint cannot be deleted. */
-function Actions({ runId, checkpoint, onDelete }: ActionsProps) {
+/** Buttons for a complete or a trashed checkpoint. A pinned checkpoint cannot be deleted. */
+function Actions({ job, checkpoint }: { job: TrainingJob; checkpoint: Checkpoint }) {
   const words = CHECKPOINTS_TAB.actions
-  const address = addressOf(runId, checkpoint)
-  const label = (verb: string) => words.of(verb, checkpoint.Step, checkpoint.Generation)
+  const { Step, Generation, Status: status, IsPinned, Verification } = checkpoint
+  const address = { TrainingJobName: job.RunId, Step, Generation }
+  const label = (verb: string) => words.of(verb, Step, Generation)
+  const button = (operation: CheckpointOperation, verb: string, title?: string) => (
+    <ActionButton operation={operation} action={() => call(operation, address)} title={title} label={label(verb)}>
+      {verb}
+    </ActionButton>
+  )
+  if (status === 'Trashed') return button('UndeleteCheckpoint', words.undelete, words.undeleteTitle)
+  if (status !== 'Complete') return null
   return (
     <div className="row">
-      {checkpoint.Verification !== 'Verifying' && (
-        <ActionButton
-          operation="VerifyCheckpoint"
-          action={() => call('VerifyCheckpoint', address)}
-          title={words.verifyTitle}
-          label={label(words.verify)}
-        >
-          {words.verify}
-        </ActionButton>
-      )}
-      {checkpoint.IsPinned ? (
-        <ActionButton
-          operation="UnpinCheckpoint"
-          action={() => call('UnpinCheckpoint', address)}
-          label={label(words.unpin)}
-        >
-          {words.unpin}
-        </ActionButton>
+      {Verification !== 'Verifying' && button('VerifyCheckpoint', words.verify, words.verifyTitle)}
+      {IsPinned ? (
+        button('UnpinCheckpoint', words.unpin)
       ) : (
         <>
-          <ActionButton
-            operation="PinCheckpoint"
-            action={() => call('PinCheckpoint', address)}
-            title={words.pinTitle}
-            label={label(words.pin)}
+          {button('PinCheckpoint', words.pin, words.pinTitle)}
+          <ConfirmButton
+            label={label(words.delete)}
+            name={words.deleteName(Step)}
+            verb={words.delete}
+            onConfirm={() => call('DeleteCheckpoint', address)}
           >
-            {words.pin}
-          </ActionButton>
-          <Button size="xs" color="red" variant="outline" onClick={onDelete} aria-label={label(words.delete)}>
-            {words.delete}
-          </Button>
+            {words.deleteText(job.TrainingJobName, Generation)}
+          </ConfirmButton>
         </>
       )}
     </div>
   )
 }
+type CheckpointOperation = 'UndeleteCheckpoint' | 'VerifyCheckpoint' | 'UnpinCheckpoint' | 'PinCheckpoint'
 
 /** The command that exports the newest complete checkpoint that no verification found damaged. */
 function Export({ job, checkpoints }: { job: string; checkpoints: readonly Checkpoint[] }) {
@@ -277,5 +216,3 @@ function Export({ job, checkpoints }: { job: string; checkpoints: readonly Check
     </section>
   )
 }
-
-const addressOf = (runId: string, { Step, Generation }: Checkpoint) => ({ TrainingJobName: runId, Step, Generation })

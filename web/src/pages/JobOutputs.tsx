@@ -5,10 +5,11 @@ import { useJobAddress } from '../api/addresses'
 import { address } from '../api/client'
 import { MOST_OUTPUTS, outputsQuery } from '../api/queries'
 import type { OutputEntry, TrainingJob } from '../contract'
-import { bytes, plural } from '../model/format'
+import { bytes } from '../model/format'
 import { byGeneration, shellWord, type GenerationOutputs } from '../model/outputs'
 import { Command, Empty, Filter, Shown, Status } from '../parts/Basics'
 import { Card } from '../parts/Card'
+import { Table } from '../parts/Table'
 import { useAddress } from '../parts/address'
 import { OUTPUTS } from '../words/outputs'
 
@@ -85,6 +86,15 @@ function Generation({ job, group, isNewest }: { job: string; group: GenerationOu
   const { columns } = OUTPUTS
   const title = OUTPUTS.generation(group.generation)
   const hidden = group.files.length - MOST_ROWS
+  const link = ({ Key, Path }: OutputEntry) => (
+    <a
+      href={address('GetOutput', { TrainingJobName: job, Key }).url}
+      download={Path.split('/').at(-1)}
+      aria-label={OUTPUTS.downloadOf(Path)}
+    >
+      {OUTPUTS.download}
+    </a>
+  )
   return (
     <Card
       isFlush
@@ -93,42 +103,19 @@ function Generation({ job, group, isNewest }: { job: string; group: GenerationOu
           {title} {isNewest && <Status tone="idle" word={OUTPUTS.newest} />}
         </>
       }
-      actions={
-        <span className="dim">
-          {plural(group.files.length, 'file')}, {bytes(group.bytes)}
-        </span>
-      }
+      actions={<span className="dim">{OUTPUTS.summary(group.files.length, bytes(group.bytes))}</span>}
     >
-      <div className="scroll" tabIndex={0} role="region" aria-label={title}>
-        <table className="grid">
-          <thead>
-            <tr>
-              <th>{columns.path}</th>
-              <th className="n">{columns.size}</th>
-              <th className="n">
-                <span className="visually-hidden">{columns.download}</span>
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {group.files.slice(0, MOST_ROWS).map((file) => (
-              <tr key={file.Key}>
-                <td className="mono path">{file.Path}</td>
-                <td className="n">{bytes(file.Bytes)}</td>
-                <td className="n">
-                  <a
-                    href={address('GetOutput', { TrainingJobName: job, Key: file.Key }).url}
-                    download={file.Path.split('/').at(-1)}
-                    aria-label={OUTPUTS.downloadOf(file.Path)}
-                  >
-                    {OUTPUTS.download}
-                  </a>
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        label={title}
+        isStacked={false}
+        rows={group.files.slice(0, MOST_ROWS)}
+        keyOf={(file) => file.Key}
+        columns={[
+          [columns.path, (file) => file.Path, 'mono path'],
+          [columns.size, (file) => bytes(file.Bytes), 'n'],
+          [columns.download, link, 'n unnamed'],
+        ]}
+      />
       {hidden > 0 && <p className="dim empty">{OUTPUTS.more(hidden)}</p>}
     </Card>
   )

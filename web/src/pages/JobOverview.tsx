@@ -1,11 +1,11 @@
 /** The Overview tab of a job: what to do, figures, the newest incident, the timeline, and where the time went. */
 import { Button } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
-import { Suspense, useState } from 'react'
+import { useState } from 'react'
 import { Link } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
-import { lazyPart } from '../api/pages'
+import { lazyWith } from '../api/pages'
 import { jobNodesQuery, timeSpansQuery } from '../api/queries'
 import { TimelineChart } from '../charts/Timeline'
 import { WhereTime } from '../charts/WhereTime'
@@ -28,7 +28,10 @@ import { JOB } from '../words/job'
 import { TIMELINE } from '../words/jobTabs'
 import type { JobVerdict } from './useVerdict'
 
-const JobPeople = lazyPart(() => import('../parts/JobPeople'))
+const JobPeople = lazyWith(
+  () => import('../parts/JobPeople'),
+  () => <Loading rows={2} />,
+)
 
 export default function JobOverview({ job, known }: { job: TrainingJob; known: JobVerdict }) {
   const now = useNow()
@@ -87,9 +90,7 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
           />
         </Card>
       )}
-      <Suspense fallback={<Loading rows={2} />}>
-        <JobPeople job={job} />
-      </Suspense>
+      <JobPeople job={job} />
     </div>
   )
 }

@@ -14,6 +14,7 @@ import { ActionButton } from '../parts/ActionButton'
 import { Ago, Empty, FactList, Filter, NodeLink, Shown, Status, useIsStale, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { Stacks } from '../parts/Stacks'
+import { Table } from '../parts/Table'
 import { JOB } from '../words/job'
 import { EVENTS_TAB, PROTECTION_TAB } from '../words/jobTabs'
 
@@ -102,28 +103,17 @@ function LossTable({ protection, figures }: { protection: DescribeProtectionResp
       : words.checkpoint(count(checkpoint), plural(Math.max(0, protection.CommittedStep - checkpoint), 'step'))
   return (
     <Card title={words.title} isFlush>
-      <div className="scroll" tabIndex={0} role="region" aria-label={words.title}>
-        <table className="grid">
-          <thead>
-            <tr>
-              <th>{words.lost}</th>
-              <th>{words.survives}</th>
-              <th>{words.otherwise}</th>
-            </tr>
-          </thead>
-          <tbody>
-            {losses(protection).map(({ lost, probability }) => (
-              <tr key={lost}>
-                <td>{words.any(lost)}</td>
-                <td>
-                  <Status tone={tone(probability)} word={oddsWord(probability)} />
-                </td>
-                <td className="dim">{probability >= 1 ? '–' : otherwise}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        label={words.title}
+        isStacked={false}
+        rows={losses(protection)}
+        keyOf={({ lost }) => lost}
+        columns={[
+          [words.lost, ({ lost }) => words.any(lost)],
+          [words.survives, ({ probability }) => <Status tone={tone(probability)} word={oddsWord(probability)} />],
+          [words.otherwise, ({ probability }) => (probability >= 1 ? '–' : otherwise), 'dim'],
+        ]}
+      />
       <p className="dim note">
         {words.note} {(protection.DomainOdds ?? []).length ? words.domains : words.noDomains}
       </p>
@@ -190,34 +180,24 @@ const textOf = (event: Event): string =>
 function EventTable({ events }: { events: Event[] }) {
   const { columns } = EVENTS_TAB
   return (
-    <div className="scroll">
-      <table className="grid stacked">
-        <thead>
-          <tr>
-            <th>{columns.when}</th>
-            <th>{columns.event}</th>
-            <th>{columns.message}</th>
-            <th>{columns.node}</th>
-          </tr>
-        </thead>
-        <tbody>
-          {events.map((event) => (
-            <tr key={event.EventId}>
-              <td className="moment" data-name={columns.when}>
-                <Ago at={event.Time} />
-              </td>
-              <td data-name={columns.event}>{words(event.Type)}</td>
-              <td className="reason wide">
-                {event.Message}
-                <Stacks event={event} />
-              </td>
-              <td data-name={columns.node}>
-                {event.NodeId ? <NodeLink id={event.NodeId} fleet={event.FleetName} /> : '–'}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+    <Table
+      rows={events}
+      keyOf={(event) => event.EventId}
+      columns={[
+        [columns.when, (event) => <Ago at={event.Time} />, 'moment'],
+        [columns.event, (event) => words(event.Type)],
+        [
+          columns.message,
+          (event) => (
+            <>
+              {event.Message}
+              <Stacks event={event} />
+            </>
+          ),
+          'reason wide',
+        ],
+        [columns.node, ({ NodeId, FleetName }) => (NodeId ? <NodeLink id={NodeId} fleet={FleetName} /> : '–')],
+      ]}
+    />
   )
 }

@@ -1,13 +1,13 @@
 /** The list of all jobs, the most urgent first. The URL contains the filters, the sort order and the columns. */
 import { Button, NativeSelect } from '@mantine/core'
 import { useDocumentTitle, useMediaQuery } from '@mantine/hooks'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { Suspense, useCallback, useMemo, useRef, useState } from 'react'
+import { useQuery } from '@tanstack/react-query'
+import { useCallback, useMemo, useRef, useState } from 'react'
 import { Link } from 'react-router'
 
 import { call } from '../api/client'
 import { useLossCurves } from '../api/lossCurves'
-import { lazyPart } from '../api/pages'
+import { lazyWith } from '../api/pages'
 import { jobsQuery, useRole } from '../api/queries'
 import type { TrainingJobSummary } from '../contract'
 import { count } from '../model/format'
@@ -24,7 +24,7 @@ import {
 } from '../model/jobs'
 import { isOver } from '../model/standing'
 import { Empty, Filter, Shown, ToneIcon } from '../parts/Basics'
-import { ConfirmByName } from '../parts/ConfirmByName'
+import { ConfirmButton } from '../parts/ConfirmButton'
 import { ActionButton } from '../parts/ActionButton'
 import { JobRow } from '../parts/JobRow'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
@@ -34,8 +34,14 @@ import { FIRST_COMMAND } from '../words/commands'
 import { JOBS } from '../words/jobs'
 import '../styles/jobs.css'
 
-const ColumnsMenu = lazyPart(() => import('../parts/ColumnsMenu'))
-const ViewsMenu = lazyPart(() => import('../parts/ViewsMenu'))
+const ColumnsMenu = lazyWith(
+  () => import('../parts/ColumnsMenu'),
+  ({ children }) => children,
+)
+const ViewsMenu = lazyWith(
+  () => import('../parts/ViewsMenu'),
+  ({ children }) => children,
+)
 
 /** Heights in pixels of a table row, and of a card on a phone. `jobs.css` sets the same heights. */
 const ROW_HEIGHT = 44
@@ -197,37 +203,25 @@ function StatusSummary({ jobs, status, onChange }: Summary) {
 }
 
 function BulkActions({ jobs, onDone }: { jobs: TrainingJobSummary[]; onDone: () => void }) {
-  const client = useQueryClient()
-  const [isAsking, setAsking] = useState(false)
   const words = JOBS.stopDialog
+  const callEach = async (operation: 'PauseTrainingJob' | 'StopTrainingJob') => {
+    for (const job of jobs) await call(operation, { TrainingJobName: job.RunId })
+    onDone()
+  }
   return (
     <>
-      <ActionButton
-        operation="PauseTrainingJob"
-        action={async () => {
-          for (const job of jobs) await call('PauseTrainingJob', { TrainingJobName: job.RunId })
-          onDone()
-        }}
-      >
+      <ActionButton operation="PauseTrainingJob" action={() => callEach('PauseTrainingJob')}>
         {JOBS.pause(jobs.length)}
       </ActionButton>
-      <Button color="red" variant="outline" size="xs" onClick={() => setAsking(true)}>
-        {JOBS.stop(jobs.length)}
-      </Button>
-      <ConfirmByName
+      <ConfirmButton
+        text={JOBS.stop(jobs.length)}
         name={jobs.length === 1 ? jobs[0]!.TrainingJobName : words.several(jobs.length)}
         verb={words.verb}
-        opened={isAsking}
-        onClose={() => setAsking(false)}
-        onConfirm={async () => {
-          for (const job of jobs) await call('StopTrainingJob', { TrainingJobName: job.RunId })
-          onDone()
-          void client.invalidateQueries()
-        }}
+        onConfirm={() => callEach('StopTrainingJob')}
       >
         <p>{jobs.map((job) => job.TrainingJobName).join(', ')}</p>
         <p>{words.effect}</p>
-      </ConfirmByName>
+      </ConfirmButton>
     </>
   )
 }
@@ -255,20 +249,16 @@ function ListMenus({ columns, search, set }: Menus) {
   return (
     <>
       {open === 'views' ? (
-        <Suspense fallback={button('views')}>
-          <ViewsMenu search={search} onClose={close}>
-            {button('views')}
-          </ViewsMenu>
-        </Suspense>
+        <ViewsMenu search={search} onClose={close}>
+          {button('views')}
+        </ViewsMenu>
       ) : (
         button('views')
       )}
       {open === 'columns' ? (
-        <Suspense fallback={button('columns')}>
-          <ColumnsMenu columns={columns} onChange={(next) => set({ columns: columnsText(next) })} onClose={close}>
-            {button('columns')}
-          </ColumnsMenu>
-        </Suspense>
+        <ColumnsMenu columns={columns} onChange={(next) => set({ columns: columnsText(next) })} onClose={close}>
+          {button('columns')}
+        </ColumnsMenu>
       ) : (
         button('columns')
       )}

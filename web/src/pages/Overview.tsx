@@ -12,9 +12,21 @@ import { count, duration } from '../model/format'
 import { dutyHook, fleetFigures, hook, shown } from '../model/figures'
 import { hours, money, ratio, startOfDay } from '../model/reports'
 import { phaseWords } from '../model/causes'
-import { Ago, Empty, Shown, Status, ToneIcon, Unbroken, useNow, useIsStale } from '../parts/Basics'
+import {
+  Ago,
+  Empty,
+  FleetLink,
+  IncidentLink,
+  Shown,
+  Status,
+  ToneIcon,
+  Unbroken,
+  useNow,
+  useIsStale,
+} from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { Table } from '../parts/Table'
 import { toneOfDuty } from '../words/duty'
 import { JOBS } from '../words/jobs'
 import { OVERVIEW } from '../words/overview'
@@ -172,7 +184,7 @@ function OpenIncidents({ incidents, now }: { incidents: Incident[]; now: number 
             <li key={each.IncidentId} className="tone-busy">
               <ToneIcon tone="busy" />
               <span className="grow">
-                <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>{each.TrainingJobName}</Link>{' '}
+                <IncidentLink id={each.IncidentId}>{each.TrainingJobName}</IncidentLink>{' '}
                 <Unbroken text={each.Headline} />
               </span>
               <span className="when">
@@ -194,56 +206,37 @@ function CapacityTable({ fleets, nodes }: { fleets: Fleet[]; nodes: Node[] }) {
       {fleets.length === 0 ? (
         <p className="dim empty">{none}</p>
       ) : (
-        <div className="scroll" tabIndex={0} role="region" aria-label={title}>
-          <table className="grid stacked">
-            <thead>
-              <tr>
-                <th>{columns.fleet}</th>
-                <th>{columns.status}</th>
-                <th className="n">{columns.use}</th>
-                <th className="n">{columns.spare}</th>
-                <th className="n">{columns.held}</th>
-                <th className="n">{columns.missing}</th>
-                <th className="n">{columns.limit}</th>
-              </tr>
-            </thead>
-            <tbody>
-              {fleets.map((fleet) => {
-                const figures = fleetFigures(fleet, { isStale })
-                const { inUse, spare, held } = capacityOf(fleet, nodes)
-                return (
-                  <tr key={fleet.FleetName}>
-                    <td className="name" data-name={columns.fleet}>
-                      <Link to={`/fleets/${encodeURIComponent(fleet.FleetName)}`}>{fleet.FleetName}</Link>
-                    </td>
-                    <td data-name={columns.status} {...hook(figures, 'status')}>
-                      <Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} />
-                    </td>
-                    <td className="n" data-name={columns.use}>
-                      {count(inUse)}
-                    </td>
-                    <td className="n" data-name={columns.spare}>
-                      {count(spare)}
-                    </td>
-                    <td className="n" data-name={columns.held}>
-                      {count(held)}
-                    </td>
-                    <td
-                      className={`n${figures.missingNodes ? ' tone-warn' : ''}`}
-                      data-name={columns.missing}
-                      {...hook(figures, 'missingNodes')}
-                    >
-                      {shown(figures, 'missingNodes')}
-                    </td>
-                    <td className="n" data-name={columns.limit}>
-                      {count(fleet.MaxNodeCount)}
-                    </td>
-                  </tr>
-                )
-              })}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          label={title}
+          rows={fleets.map((fleet) => ({
+            fleet,
+            figures: fleetFigures(fleet, { isStale }),
+            ...capacityOf(fleet, nodes),
+          }))}
+          keyOf={({ fleet }) => fleet.FleetName}
+          columns={[
+            [columns.fleet, ({ fleet }) => <FleetLink name={fleet.FleetName} />, 'name'],
+            [
+              columns.status,
+              ({ fleet, figures }) => <Status tone={figures.statusTone} word={figures.status} title={fleet.Reason} />,
+              undefined,
+              ({ figures }) => hook(figures, 'status'),
+            ],
+            [columns.use, ({ inUse }) => count(inUse), 'n'],
+            [columns.spare, ({ spare }) => count(spare), 'n'],
+            [columns.held, ({ held }) => count(held), 'n'],
+            [
+              columns.missing,
+              ({ figures }) => shown(figures, 'missingNodes'),
+              'n',
+              ({ figures }) => ({
+                ...hook(figures, 'missingNodes'),
+                className: figures.missingNodes ? 'n tone-warn' : 'n',
+              }),
+            ],
+            [columns.limit, ({ fleet }) => count(fleet.MaxNodeCount), 'n'],
+          ]}
+        />
       )}
     </Card>
   )

@@ -1,7 +1,6 @@
 /** The jobs that wait for nodes: what each job waits for, which jobs are ahead of it, and what would start it. */
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQueries, useQuery } from '@tanstack/react-query'
-import { Link } from 'react-router'
 
 import { useJobAddresses } from '../api/addresses'
 import { fleetsQuery, jobQuery, jobsQuery } from '../api/queries'
@@ -9,9 +8,10 @@ import type { Fleet, TrainingJob, TrainingJobSummary } from '../contract'
 import { count, sentence } from '../model/format'
 import { queueOf, waiting as waitingOf, waysOutOfQueue } from '../model/queue'
 import { statusWord } from '../model/standing'
-import { Ago, Empty, JobLink, Loading, Shown, Status, toneOf } from '../parts/Basics'
+import { Ago, Empty, FleetLink, JobLink, Loading, Shown, Status, toneOf } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { Table } from '../parts/Table'
 import { QUEUE } from '../words/queue'
 
 /** The page requests the descriptions of at most this many jobs. */
@@ -83,64 +83,35 @@ interface FleetQueueProps {
 function FleetQueue({ name, fleet, jobs, waiting, queued }: FleetQueueProps) {
   const addressOf = useJobAddresses()
   const columns = QUEUE.columns
+  const ways = (job: TrainingJob) => (
+    <ul className="plain">
+      {waysOutOfQueue(job, jobs, fleet, queued).map((way) => (
+        <li key={way}>{way}</li>
+      ))}
+    </ul>
+  )
   return (
     <Card
       isFlush
-      title={<Link to={`/fleets/${encodeURIComponent(name)}`}>{name}</Link>}
+      title={<FleetLink name={name} />}
       actions={fleet && <span className="dim">{QUEUE.capacity(fleet.NodeCount, fleet.MaxNodeCount)}</span>}
     >
-      <div className="scroll" tabIndex={0} role="region" aria-label={`${QUEUE.title}: ${name}`}>
-        <table className="grid stacked">
-          <thead>
-            <tr>
-              <th className="n">{columns.place}</th>
-              <th>{columns.job}</th>
-              <th>{columns.status}</th>
-              <th className="n">{columns.nodes}</th>
-              <th className="n">{columns.priority}</th>
-              <th>{columns.reason}</th>
-              <th>{columns.ahead}</th>
-              <th>{columns.freed}</th>
-              <th>{columns.created}</th>
-            </tr>
-          </thead>
-          <tbody>
-            {waiting.map((job) => (
-              <tr key={job.RunId}>
-                <td className="n" data-name={columns.place}>
-                  {job.QueuePosition ?? '–'}
-                </td>
-                <td className="name" data-name={columns.job}>
-                  <JobLink name={job.TrainingJobName} address={addressOf(job)} />
-                </td>
-                <td data-name={columns.status}>
-                  <Status tone={toneOf(job.SecondaryStatus)} word={statusWord(job.SecondaryStatus)} />
-                </td>
-                <td className="n" data-name={columns.nodes}>
-                  {count(job.NodeCount)}
-                </td>
-                <td className="n" data-name={columns.priority}>
-                  {job.Priority}
-                </td>
-                <td className="reason">{sentence(job.Reason)}</td>
-                <td data-name={columns.ahead}>
-                  <JobsAhead names={job.QueuedBehind ?? []} />
-                </td>
-                <td className="reason">
-                  <ul className="plain">
-                    {waysOutOfQueue(job, jobs, fleet, queued).map((way) => (
-                      <li key={way}>{way}</li>
-                    ))}
-                  </ul>
-                </td>
-                <td className="moment" data-name={columns.created}>
-                  <Ago at={job.CreationTime} />
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        label={`${QUEUE.title}: ${name}`}
+        rows={waiting}
+        keyOf={(job) => job.RunId}
+        columns={[
+          [columns.place, (job) => job.QueuePosition ?? '–', 'n'],
+          [columns.job, (job) => <JobLink name={job.TrainingJobName} address={addressOf(job)} />, 'name'],
+          [columns.status, ({ SecondaryStatus: status }) => <Status tone={toneOf(status)} word={statusWord(status)} />],
+          [columns.nodes, (job) => count(job.NodeCount), 'n'],
+          [columns.priority, (job) => job.Priority, 'n'],
+          [columns.reason, (job) => sentence(job.Reason), 'reason'],
+          [columns.ahead, (job) => <JobsAhead names={job.QueuedBehind ?? []} />],
+          [columns.freed, ways, 'reason'],
+          [columns.created, (job) => <Ago at={job.CreationTime} />, 'moment'],
+        ]}
+      />
     </Card>
   )
 }

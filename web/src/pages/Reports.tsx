@@ -2,7 +2,6 @@
 import { NativeSelect, SegmentedControl, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
-import { Link } from 'react-router'
 
 import { serverTime } from '../api/client'
 import { fleetsQuery, jobsQuery, reportQuery } from '../api/queries'
@@ -32,7 +31,7 @@ import {
 import { Empty, Shown } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { PageHead, type VerdictLine } from '../parts/PageHead'
-import { BucketTable, CauseTable, GroupTable, JobTable } from '../parts/ReportTables'
+import { BucketTable, CauseTable, FleetTable, JobTable, ProjectTable } from '../parts/ReportTables'
 import { useAddress } from '../parts/address'
 import { REPORTS } from '../words/reports'
 
@@ -164,25 +163,8 @@ function Whole({ report }: { report: Report }) {
       <Totals total={report.Total} />
       <Trends report={report} />
       <div className="split">
-        <GroupTable
-          report={report}
-          kind="projects"
-          name={REPORTS.columns.project}
-          rows={report.Projects.map((each) => [each.Project, each.Project || REPORTS.none, each.Figures])}
-        />
-        <GroupTable
-          report={report}
-          kind="fleets"
-          name={REPORTS.columns.fleet}
-          hasIdle
-          rows={report.Fleets.map((each) => [
-            each.FleetName,
-            <Link key="link" to={`/fleets/${encodeURIComponent(each.FleetName)}`}>
-              {each.FleetName}
-            </Link>,
-            each.Figures,
-          ])}
-        />
+        <ProjectTable report={report} />
+        <FleetTable report={report} />
       </div>
       <JobTable report={report} />
       <CauseTable report={report} />

@@ -2,7 +2,7 @@
 import '@mantine/core/styles/PasswordInput.css'
 import { Button, PasswordInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
-import { useQueryClient } from '@tanstack/react-query'
+import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
 import { useNavigate, useSearchParams } from 'react-router'
 
@@ -13,23 +13,17 @@ import { SIGN_IN } from '../words/settings'
 export default function SignInPage() {
   useDocumentTitle('Sign in, Everstep')
   const [token, setToken] = useState('')
-  const [error, setError] = useState<unknown>()
-  const [isBusy, setBusy] = useState(false)
   const [search] = useSearchParams()
   const client = useQueryClient()
   const navigate = useNavigate()
-  const signIn = () => {
-    setBusy(true)
-    setError(undefined)
-    session
-      .signIn(token.trim())
-      .then((signedIn) => {
-        client.clear()
-        client.setQueryData(['session'], signedIn)
-        void navigate(safePath(search.get('next')), { replace: true })
-      }, setError)
-      .finally(() => setBusy(false))
-  }
+  const request = useMutation({
+    mutationFn: () => session.signIn(token.trim()),
+    onSuccess: (signedIn) => {
+      client.clear()
+      client.setQueryData(['session'], signedIn)
+      void navigate(safePath(search.get('next')), { replace: true })
+    },
+  })
   return (
     <main className="signin stack">
       <div className="row">
@@ -40,7 +34,7 @@ export default function SignInPage() {
         className="card stack"
         onSubmit={(event) => {
           event.preventDefault()
-          signIn()
+          request.mutate()
         }}
       >
         <PasswordInput
@@ -53,14 +47,14 @@ export default function SignInPage() {
           value={token}
           onChange={(event) => setToken(event.currentTarget.value)}
         />
-        <Button type="submit" loading={isBusy} disabled={!token.trim()}>
+        <Button type="submit" loading={request.isPending} disabled={!token.trim()}>
           {SIGN_IN.button}
         </Button>
         <p className="dim">
           {SIGN_IN.first} <code>admin_token</code>. {SIGN_IN.local} <code>everstep local env</code>
         </p>
       </form>
-      {error !== undefined && <Problem error={error} title={SIGN_IN.failed} />}
+      {request.error && <Problem error={request.error} title={SIGN_IN.failed} />}
     </main>
   )
 }

@@ -1,6 +1,6 @@
 import { Button } from '@mantine/core'
-import { useQueryClient } from '@tanstack/react-query'
-import { useState, type ReactNode } from 'react'
+import { useMutation, useQueryClient } from '@tanstack/react-query'
+import type { ReactNode } from 'react'
 
 import type { Operation } from '../api/client'
 import { useRole } from '../api/queries'
@@ -22,36 +22,28 @@ interface Props {
  * A button that sends one request at once, shows the error if the server rejects it, and renews all queries.
  *
  * It is off while the page shows old answers. It serves actions that can be undone. Other actions ask for a name first
- * (`ConfirmByName`).
+ * (`ConfirmButton`).
  */
 export function ActionButton({ operation, action, title, label, isPrimary = false, children }: Props) {
   const client = useQueryClient()
-  const [isBusy, setBusy] = useState(false)
-  const [error, setError] = useState<unknown>()
+  const request = useMutation({ mutationFn: action, onSuccess: () => client.invalidateQueries() })
   const { may } = useRole()
   const isStale = useIsStale()
   if (!may(operation)) return null
-  const start = () => {
-    setBusy(true)
-    setError(undefined)
-    action()
-      .then(() => client.invalidateQueries(), setError)
-      .finally(() => setBusy(false))
-  }
   return (
     <>
       <Button
         size="xs"
         variant={isPrimary ? 'filled' : 'default'}
-        loading={isBusy}
+        loading={request.isPending}
         disabled={isStale}
-        onClick={start}
+        onClick={() => request.mutate()}
         title={title}
         aria-label={label}
       >
         {children}
       </Button>
-      {error !== undefined && <Problem error={error} title="It was not done" />}
+      {request.error && <Problem error={request.error} title="It was not done" />}
     </>
   )
 }

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState, useSyncExternalStore, type ReactNode } fro
 import { Link } from 'react-router'
 
 import { ApiError, contact, serverTime } from '../api/client'
-import { STALE_SECONDS } from '../model/figures'
+import { hook, shown, STALE_SECONDS, type AnyFigures, type Field } from '../model/figures'
 import { ago, duration, moment } from '../model/format'
 import { STATUSES, type Tone } from '../model/standing'
 import { PROBLEM } from '../words/shell'
@@ -50,6 +50,11 @@ export function Unbroken({ text }: { text: string }) {
     ),
   )
 }
+
+/** A figure of a job, an incident, a fleet or a node (model/figures.ts). */
+export const Value = <F extends AnyFigures>({ of, field }: { of: F; field: Field<F> }) => (
+  <span {...hook(of, field)}>{shown(of, field)}</span>
+)
 
 /** A state: icon, word and colour, never colour alone. */
 export function Status({ tone, word, title }: { tone: Tone; word: string; title?: string }) {
@@ -249,6 +254,17 @@ export const RunbookLink = ({ section }: { section: string }) => (
 export const JobLink = ({ name, address = name }: { name: string; address?: string }) => (
   <Link to={`/jobs/${encodeURIComponent(address)}`}>{name}</Link>
 )
+export const FleetLink = ({ name }: { name: string }) => <Link to={`/fleets/${encodeURIComponent(name)}`}>{name}</Link>
+export const IncidentLink = ({ id, children = id, className }: IncidentLinkProps) => (
+  <Link className={className} to={`/incidents/${encodeURIComponent(id)}`}>
+    {children}
+  </Link>
+)
+interface IncidentLinkProps {
+  id: string
+  children?: ReactNode
+  className?: string
+}
 export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>
   fleet ? (
     <Link className="mono" to={`/fleets/${encodeURIComponent(fleet)}#${id}`}>

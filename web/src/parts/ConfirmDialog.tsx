@@ -1,16 +1,32 @@
 import { Button, TextInput } from '@mantine/core'
-import { useState } from 'react'
+import { useMutation, useQueryClient } from '@tanstack/react-query'
+import { useState, type ReactNode } from 'react'
 
 import { DIALOGS } from '../words/dialogs'
 import { Problem, useIsStale } from './Basics'
 import { Dialog } from './Dialog'
-import type { Confirmation } from './confirmation'
 
-/** The dialog of `ConfirmByName`, in a file of its own because most visits need no dialog. */
+export interface Confirmation {
+  /** The text that a person types to confirm. */
+  name: string
+  verb: string
+  onClose: () => void
+  /** Sends the request. After it, all queries are renewed. */
+  onConfirm: () => Promise<unknown>
+  children: ReactNode
+}
+
+/** The dialog of `ConfirmButton`, in a file of its own because most visits need no dialog. */
 export default function ConfirmDialog({ name, verb, onClose, onConfirm, children }: Confirmation) {
   const [typed, setTyped] = useState('')
-  const [error, setError] = useState<unknown>()
-  const [isBusy, setBusy] = useState(false)
+  const client = useQueryClient()
+  const request = useMutation({
+    mutationFn: onConfirm,
+    onSuccess: () => {
+      void client.invalidateQueries()
+      onClose()
+    },
+  })
   const isStale = useIsStale()
   return (
     <Dialog onClose={onClose} title={DIALOGS.question(verb, name)}>
@@ -18,11 +34,7 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
         className="stack"
         onSubmit={(event) => {
           event.preventDefault()
-          if (typed !== name || isBusy) return
-          setBusy(true)
-          onConfirm()
-            .then(onClose, setError)
-            .finally(() => setBusy(false))
+          if (typed === name && !request.isPending) request.mutate()
         }}
       >
         <div>{children}</div>
@@ -34,12 +46,12 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
           autoComplete="off"
           spellCheck={false}
         />
-        {error !== undefined && <Problem error={error} title={DIALOGS.failed} />}
+        {request.error && <Problem error={request.error} title={DIALOGS.failed} />}
         <div className="row end">
           <Button variant="default" onClick={onClose}>
             {DIALOGS.cancel}
           </Button>
-          <Button type="submit" color="red" disabled={typed !== name || isStale} loading={isBusy}>
+          <Button type="submit" color="red" disabled={typed !== name || isStale} loading={request.isPending}>
             {verb}
           </Button>
         </div>

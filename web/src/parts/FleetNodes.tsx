@@ -2,10 +2,10 @@
 import '@mantine/core/styles/Switch.css'
 import { Button, Switch } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
-import { Suspense, useMemo, useState } from 'react'
+import { useMemo, useState } from 'react'
 import { useLocation, useNavigate, useSearchParams } from 'react-router'
 
-import { lazyPart } from '../api/pages'
+import { lazyWith } from '../api/pages'
 import { nodeQuery, nodesQuery, useRole } from '../api/queries'
 import type { Fleet, Node } from '../contract'
 import { conditionLines } from '../model/conditions'
@@ -17,8 +17,9 @@ import { NODES } from '../words/nodes'
 import { Ago, JobLink, Shown, Status, useIsStale } from './Basics'
 import { Card } from './Card'
 import { CopyId } from './CopyId'
+import { Table } from './Table'
 
-const NodeDialog = lazyPart(() => import('./NodeDialog'))
+const NodeDialog = lazyWith(() => import('./NodeDialog'))
 
 const PAGE = 500
 const NODE_ID = /^i-[0-9a-f]+$/
@@ -67,106 +68,49 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
   const [limit, setLimit] = useState(PAGE)
   const [chosen, setChosen] = useState<Node>()
   const columns = WORDS.columns
+  const isStale = useIsStale()
+  const reason = ({ Request, Reason }: Node) =>
+    [Request ? sentence(NODES.requested(Request)) : '', sentence(Reason)].filter(Boolean).join(' ')
+  const act = (node: Node) =>
+    actionsOf(node).length > 0 && (
+      <Button size="compact-sm" variant="default" aria-label={WORDS.actOn(node.NodeId)} onClick={() => setChosen(node)}>
+        {WORDS.act}
+      </Button>
+    )
   return (
     <>
-      <div className="scroll" tabIndex={0} role="region" aria-label={WORDS.title}>
-        <table className="grid stacked">
-          <thead>
-            <tr>
-              <th>{columns.node}</th>
-              <th>{columns.status}</th>
-              <th>{columns.agent}</th>
-              <th>{columns.job}</th>
-              <th>{columns.reason}</th>
-              <th>{columns.address}</th>
-              <th className="n">{columns.memory}</th>
-              <th>{columns.since}</th>
-              {isAdmin && (
-                <th>
-                  <span className="visually-hidden">{columns.act}</span>
-                </th>
-              )}
-            </tr>
-          </thead>
-          <tbody>
-            {nodes.slice(0, limit).map((node) => (
-              <NodeRow
-                key={node.NodeId}
-                node={node}
-                isTarget={node.NodeId === target?.NodeId}
-                onAct={isAdmin ? setChosen : undefined}
-              />
-            ))}
-          </tbody>
-        </table>
-      </div>
+      <Table
+        label={WORDS.title}
+        rows={nodes.slice(0, limit).map((node) => ({ node, figures: nodeFigures(node, { isStale }) }))}
+        keyOf={({ node }) => node.NodeId}
+        rowOf={({ node }) => ({
+          id: node.NodeId,
+          className: node.NodeId === target?.NodeId ? 'target' : undefined,
+        })}
+        columns={[
+          [columns.node, ({ node }) => <CopyId id={node.NodeId} />],
+          [
+            columns.status,
+            ({ figures }) => <Status tone={figures.statusTone} word={figures.status} />,
+            undefined,
+            ({ figures }) => hook(figures, 'status'),
+          ],
+          [columns.agent, (row) => <Agent {...row} />],
+          [columns.job, ({ node: { TrainingJobName: name } }) => (name ? <JobLink name={name} /> : '–'), 'name'],
+          [columns.reason, ({ node }) => reason(node), 'reason'],
+          [columns.address, ({ node }) => node.Address || '–', 'mono nowrap'],
+          [columns.memory, ({ node }) => (node.MemoryBytes ? bytes(node.MemoryBytes) : '–'), 'n'],
+          [columns.since, ({ node }) => <Ago at={node.EndTime ?? node.CreationTime} />, 'moment'],
+          isAdmin && [columns.act, ({ node }) => act(node), 'unnamed'],
+        ]}
+      />
       {nodes.length > limit && (
         <Button m="sm" variant="default" size="xs" onClick={() => setLimit(limit + PAGE)}>
           {WORDS.more(count(Math.min(PAGE, nodes.length - limit)), count(nodes.length))}
         </Button>
       )}
-      {chosen && (
-        <Suspense fallback={null}>
-          <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />
-        </Suspense>
-      )}
+      {chosen && <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />}
     </>
-  )
-}
-
-interface NodeRowProps {
-  node: Node
-  isTarget: boolean
-  /** Absent for a role that cannot act on nodes. */
-  onAct?: (node: Node) => void
-}
-
-function NodeRow({ node, isTarget, onAct }: NodeRowProps) {
-  const figures = nodeFigures(node, { isStale: useIsStale() })
-  const columns = WORDS.columns
-  const requested = node.Request ? `${sentence(NODES.requested(node.Request))} ` : ''
-  return (
-    <tr id={node.NodeId} className={isTarget ? 'target' : undefined}>
-      <td data-name={columns.node}>
-        <CopyId id={node.NodeId} />
-      </td>
-      <td data-name={columns.status} {...hook(figures, 'status')}>
-        <Status tone={figures.statusTone} word={figures.status} />
-      </td>
-      <td data-name={columns.agent}>
-        <Agent node={node} figures={figures} />
-      </td>
-      <td className="name" data-name={columns.job}>
-        {node.TrainingJobName ? <JobLink name={node.TrainingJobName} /> : '–'}
-      </td>
-      <td className="reason">
-        {requested}
-        {sentence(node.Reason)}
-      </td>
-      <td className="mono nowrap" data-name={columns.address}>
-        {node.Address || '–'}
-      </td>
-      <td className="n" data-name={columns.memory}>
-        {node.MemoryBytes ? bytes(node.MemoryBytes) : '–'}
-      </td>
-      <td className="moment" data-name={columns.since}>
-        <Ago at={node.EndTime ?? node.CreationTime} />
-      </td>
-      {onAct && (
-        <td data-name={columns.act}>
-          {actionsOf(node).length > 0 && (
-            <Button
-              size="compact-sm"
-              variant="default"
-              aria-label={WORDS.actOn(node.NodeId)}
-              onClick={() => onAct(node)}
-            >
-              {WORDS.act}
-            </Button>
-          )}
-        </td>
-      )}
-    </tr>
   )
 }
 

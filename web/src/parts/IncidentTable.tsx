@@ -1,19 +1,10 @@
-import { Link } from 'react-router'
-
 import { useJobAddresses } from '../api/addresses'
 import type { Incident } from '../contract'
 import { duration } from '../model/format'
-import {
-  hook,
-  incidentFigures,
-  phaseHook,
-  phaseLengths,
-  phaseTexts,
-  shown,
-  type IncidentFigures,
-} from '../model/figures'
+import { hook, incidentFigures, phaseHook, phaseLengths, phaseTexts, type IncidentFigures } from '../model/figures'
 import { phaseColor, phaseWords, sourceWords } from '../model/causes'
-import { Ago, JobLink, Status, Unbroken, useNow } from './Basics'
+import { Ago, IncidentLink, JobLink, Status, Unbroken, useNow } from './Basics'
+import { figureColumn, Table } from './Table'
 
 interface Listed {
   incidents: Incident[]
@@ -28,64 +19,41 @@ export function IncidentTable({ incidents, withJob = true, withOwner = false, fi
   const now = useNow()
   const of = figuresOf ?? ((incident: Incident) => incidentFigures(incident, now))
   const addressOf = useJobAddresses()
-  return (
-    <div className="scroll">
-      <table className="grid stacked">
-        <thead>
-          <tr>
-            <th>What failed</th>
-            {withJob && <th>Job</th>}
-            <th>State</th>
-            <th>Failed</th>
-            <th className="n">Interrupted</th>
-            <th>In phases</th>
-            <th className="n">Recomputed steps</th>
-            <th className="n">Cost</th>
-            <th>Restored from</th>
-            {withOwner && <th>Owner</th>}
-          </tr>
-        </thead>
-        <tbody>
-          {incidents
-            .map((each) => ({ each, figures: of(each) }))
-            .map(({ each, figures }) => (
-              <tr key={each.IncidentId}>
-                <td data-name="What failed">
-                  <Link to={`/incidents/${encodeURIComponent(each.IncidentId)}`}>
-                    <Unbroken text={each.Headline} />
-                  </Link>
-                </td>
-                {withJob && (
-                  <td className="nowrap" data-name="Job">
-                    <JobLink name={each.TrainingJobName} address={addressOf(each)} />
-                  </td>
-                )}
-                <td data-name="State" {...hook(figures, 'phase')}>
-                  <Status tone={figures.phaseTone} word={figures.phase} />
-                </td>
-                <td className="nowrap" data-name="Failed">
-                  <Ago at={each.FailedAt} />
-                </td>
-                <td className="n" data-name="Interrupted" {...hook(figures, 'totalSeconds')}>
-                  {shown(figures, 'totalSeconds')}
-                </td>
-                <td data-name="In phases">
-                  <PhaseBar incident={each} width={88} />
-                </td>
-                <td className="n" data-name="Recomputed steps" {...hook(figures, 'recomputedSteps')}>
-                  {shown(figures, 'recomputedSteps')}
-                </td>
-                <td className="n" data-name="Cost" {...hook(figures, 'costUsd')}>
-                  {shown(figures, 'costUsd')}
-                </td>
-                <td data-name="Restored from">{sourceWords(each.RestoreSource) || '–'}</td>
-                {withOwner && <td data-name="Owner">{each.Owner ?? '–'}</td>}
-              </tr>
-            ))}
-        </tbody>
-      </table>
-    </div>
+  const headline = ({ each }: Row) => (
+    <IncidentLink id={each.IncidentId}>
+      <Unbroken text={each.Headline} />
+    </IncidentLink>
   )
+  const job = ({ each }: Row) => <JobLink name={each.TrainingJobName} address={addressOf(each)} />
+  const figures = (row: Row) => row.figures
+  return (
+    <Table<Row>
+      rows={incidents.map((each) => ({ each, figures: of(each) }))}
+      keyOf={({ each }) => each.IncidentId}
+      columns={[
+        ['What failed', headline],
+        withJob && ['Job', job, 'nowrap'],
+        [
+          'State',
+          (row) => <Status tone={row.figures.phaseTone} word={row.figures.phase} />,
+          undefined,
+          (row) => hook(row.figures, 'phase'),
+        ],
+        ['Failed', ({ each }) => <Ago at={each.FailedAt} />, 'nowrap'],
+        figureColumn('Interrupted', figures, 'totalSeconds'),
+        ['In phases', ({ each }) => <PhaseBar incident={each} width={88} />],
+        figureColumn('Recomputed steps', figures, 'recomputedSteps'),
+        figureColumn('Cost', figures, 'costUsd'),
+        ['Restored from', ({ each }) => sourceWords(each.RestoreSource) || '–'],
+        withOwner && ['Owner', ({ each }) => each.Owner ?? '–'],
+      ]}
+    />
+  )
+}
+
+interface Row {
+  each: Incident
+  figures: IncidentFigures
 }
 
 /** What the colors of a phase bar mean, with how long each phase took. */

@@ -1,6 +1,6 @@
 /** What people add to a job: its tags and notes. */
 import { Button, TextInput } from '@mantine/core'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
 
 import { call } from '../api/client'
@@ -47,16 +47,13 @@ export default function JobPeople({ job }: { job: TrainingJob }) {
 function Tags({ job }: { job: TrainingJob }) {
   const { mayRun } = useRole()
   const client = useQueryClient()
-  const [error, setError] = useState<unknown>()
   const tags = Object.entries(job.Tags ?? {}).toSorted(([a], [b]) => a.localeCompare(b))
   const mayChange = mayRun && !isOver(job)
-  const set = (next: [string, string][]) => {
-    setError(undefined)
-    return call('UpdateTrainingJob', { TrainingJobName: job.RunId, Tags: Object.fromEntries(next) }).then(
-      () => client.invalidateQueries(),
-      setError,
-    )
-  }
+  const request = useMutation({
+    mutationFn: (next: [string, string][]) =>
+      call('UpdateTrainingJob', { TrainingJobName: job.RunId, Tags: Object.fromEntries(next) }),
+    onSuccess: () => client.invalidateQueries(),
+  })
   return (
     <>
       {tags.length === 0 && <p className="dim">{JOB_PEOPLE.noTags}</p>}
@@ -69,7 +66,7 @@ function Tags({ job }: { job: TrainingJob }) {
                 type="button"
                 className="copy"
                 aria-label={JOB_PEOPLE.remove(key)}
-                onClick={() => void set(tags.filter(([each]) => each !== key))}
+                onClick={() => request.mutate(tags.filter(([each]) => each !== key))}
               >
                 ×
               </button>
@@ -77,14 +74,16 @@ function Tags({ job }: { job: TrainingJob }) {
           </li>
         ))}
       </ul>
-      {mayChange && tags.length < MOST_TAGS && <NewTag add={(key, value) => set([...tags, [key, value]])} />}
+      {mayChange && tags.length < MOST_TAGS && (
+        <NewTag add={(tag, onSettled) => request.mutate([...tags, tag], { onSettled })} />
+      )}
       {mayChange && tags.length >= MOST_TAGS && <p className="dim">{JOB_PEOPLE.tooMany(MOST_TAGS)}</p>}
-      {error !== undefined && <Problem error={error} title={JOB_PEOPLE.failed} />}
+      {request.error && <Problem error={request.error} title={JOB_PEOPLE.failed} />}
     </>
   )
 }
 
-function NewTag({ add }: { add: (key: string, value: string) => Promise<unknown> }) {
+function NewTag({ add }: { add: (tag: [string, string], done: () => void) => void }) {
   const [key, setKey] = useState('')
   const [value, setValue] = useState('')
   return (
@@ -92,7 +91,7 @@ function NewTag({ add }: { add: (key: string, value: string) => Promise<unknown>
       className="row"
       onSubmit={(event) => {
         event.preventDefault()
-        void add(key.trim(), value.trim()).then(() => {
+        add([key.trim(), value.trim()], () => {
           setKey('')
           setValue('')
         })

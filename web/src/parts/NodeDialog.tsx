@@ -2,12 +2,12 @@ import '@mantine/core/styles/Radio.css'
 import '@mantine/core/styles/RadioIndicator.css'
 import '@mantine/core/styles/RadioCard.css'
 import { Button, Radio, TextInput } from '@mantine/core'
-import { useQueryClient } from '@tanstack/react-query'
+import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
 
 import { call } from '../api/client'
 import type { Node } from '../contract'
-import { actionsOf, preselectedVerb, recommendedVerb, type NodeOperation } from '../model/nodes'
+import { actionsOf, preselectedVerb, recommendedVerb, type NodeAction, type NodeOperation } from '../model/nodes'
 import { DIALOGS } from '../words/dialogs'
 import { NODES } from '../words/nodes'
 import { Problem, useIsStale } from './Basics'
@@ -29,34 +29,30 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
   const [verb, setVerb] = useState(wanted ?? preselectedVerb(node))
   const [reason, setReason] = useState('')
   const [typed, setTyped] = useState('')
-  const [error, setError] = useState<unknown>()
-  const [isBusy, setBusy] = useState(false)
   const isStale = useIsStale()
   const action = actions.find((each) => each.verb === verb)
   const words = NODES.dialog
   const advice = words.recommended(node.HoldAdvice?.Description ?? '')
-  const submit = () => {
-    if (action === undefined || typed !== node.NodeId || isBusy) return
-    setBusy(true)
-    setError(undefined)
-    const details = {
-      ...(action.takesReason && reason ? { Reason: reason } : {}),
-      ...(action.terminate ? { Terminate: true } : {}),
-    }
-    call(action.operation, { NodeId: node.NodeId, ...details })
-      .then(async () => {
-        await client.invalidateQueries()
-        onClose()
-      }, setError)
-      .finally(() => setBusy(false))
-  }
+  const request = useMutation({
+    mutationFn: ({ operation: chosen, takesReason, terminate }: NodeAction) => {
+      const details = {
+        ...(takesReason && reason ? { Reason: reason } : {}),
+        ...(terminate ? { Terminate: true } : {}),
+      }
+      return call(chosen, { NodeId: node.NodeId, ...details })
+    },
+    onSuccess: async () => {
+      await client.invalidateQueries()
+      onClose()
+    },
+  })
   return (
     <Dialog onClose={onClose} title={words.title(node.NodeId)}>
       <form
         className="stack"
         onSubmit={(event) => {
           event.preventDefault()
-          submit()
+          if (action !== undefined && typed === node.NodeId && !request.isPending) request.mutate(action)
         }}
       >
         <Radio.Group label={words.action} value={action?.verb ?? ''} onChange={setVerb}>
@@ -86,7 +82,7 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
           autoComplete="off"
           spellCheck={false}
         />
-        {error !== undefined && <Problem error={error} title={DIALOGS.failed} />}
+        {request.error && <Problem error={request.error} title={DIALOGS.failed} />}
         <div className="row end">
           <Button variant="default" onClick={onClose}>
             {DIALOGS.cancel}
@@ -95,7 +91,7 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
             type="submit"
             color="red"
             disabled={action === undefined || typed !== node.NodeId || isStale}
-            loading={isBusy}
+            loading={request.isPending}
           >
             {action?.verb ?? words.choose}
           </Button>

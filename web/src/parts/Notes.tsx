@@ -1,6 +1,6 @@
 /** Notes of people about an incident or a job, and the field that adds one. */
 import { Button, Textarea } from '@mantine/core'
-import { useQueryClient } from '@tanstack/react-query'
+import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { useRef, useState } from 'react'
 
 import type { Note } from '../contract'
@@ -47,20 +47,15 @@ export function Notes({ notes, create }: Props) {
 function NewNote({ create }: Pick<Props, 'create'>) {
   const client = useQueryClient()
   const [text, setText] = useState('')
-  const [isBusy, setBusy] = useState(false)
-  const [error, setError] = useState<unknown>()
   const token = useRef(newToken())
-  const add = () => {
-    setBusy(true)
-    setError(undefined)
-    create(text.trim(), token.current)
-      .then(() => {
-        setText('')
-        token.current = newToken()
-        return client.invalidateQueries()
-      }, setError)
-      .finally(() => setBusy(false))
-  }
+  const request = useMutation({
+    mutationFn: () => create(text.trim(), token.current),
+    onSuccess: () => {
+      setText('')
+      token.current = newToken()
+      return client.invalidateQueries()
+    },
+  })
   return (
     <div className="stack tight">
       <Textarea
@@ -77,11 +72,17 @@ function NewNote({ create }: Pick<Props, 'create'>) {
         }}
       />
       <div className="row end">
-        <Button size="xs" variant="default" disabled={!text.trim()} loading={isBusy} onClick={add}>
+        <Button
+          size="xs"
+          variant="default"
+          disabled={!text.trim()}
+          loading={request.isPending}
+          onClick={() => request.mutate()}
+        >
           {NOTES.add}
         </Button>
       </div>
-      {error !== undefined && <Problem error={error} title={NOTES.failed} />}
+      {request.error && <Problem error={request.error} title={NOTES.failed} />}
     </div>
   )
 }

@@ -1,6 +1,5 @@
 /** The tables of the Reports page. Each has a button that downloads its rows as CSV. */
 import { Button } from '@mantine/core'
-import type { ReactNode } from 'react'
 
 import { useJobAddresses } from '../api/addresses'
 import type { Report, ReportFigures } from '../contract'
@@ -20,9 +19,10 @@ import {
 } from '../model/reports'
 import { causeTitle } from '../model/causes'
 import { REPORTS } from '../words/reports'
-import { JobLink } from './Basics'
+import { FleetLink, JobLink } from './Basics'
 import { Card } from './Card'
 import { download } from './download'
+import { Table, type Column } from './Table'
 
 /** On a phone, a table with more columns than this scrolls sideways. Other tables show the cells of a row as a list. */
 const MOST_STACKED = 6
@@ -46,192 +46,136 @@ function CsvButton({ report, kind }: { report: Report; kind: CsvKind }) {
   )
 }
 
-function Table({
-  report,
-  kind,
-  head,
-  children,
-  isEmptyText,
-}: {
+interface Props<T> {
   report: Report
   kind: CsvKind
-  head: [string, boolean][]
-  children: ReactNode[]
-  isEmptyText?: string
-}) {
+  rows: readonly T[]
+  columns: readonly (Column<T> | false)[]
+  keyOf: (row: T) => string | number
+}
+
+function ReportTable<T>({ report, kind, rows, columns, keyOf }: Props<T>) {
   const title = REPORTS.tables[kind]
   return (
-    <Card title={title} isFlush actions={children.length > 0 && <CsvButton report={report} kind={kind} />}>
-      {children.length ? (
-        <div className="scroll" tabIndex={0} role="region" aria-label={title}>
-          <table className={head.length > MOST_STACKED ? 'grid' : 'grid stacked'}>
-            <thead>
-              <tr>
-                {head.map(([name, isNumber]) => (
-                  <th key={name} className={isNumber ? 'n' : undefined}>
-                    {name}
-                  </th>
-                ))}
-              </tr>
-            </thead>
-            <tbody>{children}</tbody>
-          </table>
-        </div>
+    <Card title={title} isFlush actions={rows.length > 0 && <CsvButton report={report} kind={kind} />}>
+      {rows.length ? (
+        <Table
+          label={title}
+          {...{ rows, columns, keyOf }}
+          rowOf={(row) => ({ 'data-row': String(keyOf(row)) })}
+          isStacked={columns.length <= MOST_STACKED}
+        />
       ) : (
-        <p className="dim empty">{isEmptyText}</p>
+        <p className="dim empty">{REPORTS.tables.none[kind]}</p>
       )}
     </Card>
   )
 }
 
-/** The cells that all tables of groups (such as projects) have in common. */
-function cells(figures: ReportFigures, hasIdle: boolean): [string, string][] {
-  const { columns } = REPORTS
-  return [
-    [columns.nodeHours, hours(figures.NodeSeconds)],
-    [columns.ettr, ratio(figures.EttrRatio)],
-    [columns.cost, money(figures.CostUsd)],
-    [columns.failureCost, money(figures.Failures.CostUsd)],
-    ...(hasIdle ? ([[columns.spareCost, money(figures.SpareCostUsd)]] as [string, string][]) : []),
-  ]
+const COLUMNS = REPORTS.columns
+
+interface Counted {
+  Figures: ReportFigures
 }
+/** The columns of figures that all tables of groups (such as projects) have in common. */
+const common: readonly Column<Counted>[] = [
+  [COLUMNS.nodeHours, ({ Figures }) => hours(Figures.NodeSeconds), 'n'],
+  [COLUMNS.ettr, ({ Figures }) => ratio(Figures.EttrRatio), 'n'],
+  [COLUMNS.cost, ({ Figures }) => money(Figures.CostUsd), 'n'],
+  [COLUMNS.failureCost, ({ Figures }) => money(Figures.Failures.CostUsd), 'n'],
+]
+const spareCost: Column<Counted> = [COLUMNS.spareCost, ({ Figures }) => money(Figures.SpareCostUsd), 'n']
+const failures: readonly Column<Counted>[] = [
+  [COLUMNS.failures, ({ Figures }) => count(Figures.Failures.Count), 'n'],
+  [COLUMNS.mttf, ({ Figures }) => span(Figures.MttfSeconds), 'n'],
+  [COLUMNS.mttr, ({ Figures }) => span(Figures.MttrSeconds), 'n'],
+  [COLUMNS.steps, ({ Figures }) => count(recomputedSteps(Figures)), 'n'],
+]
 
-const numbers = (found: [string, string][]): ReactNode[] =>
-  found.map(([name, value]) => (
-    <td key={name} className="n" data-name={name}>
-      {value}
-    </td>
-  ))
+export const ProjectTable = ({ report }: { report: Report }) => (
+  <ReportTable
+    report={report}
+    kind="projects"
+    rows={report.Projects}
+    keyOf={({ Project }) => Project}
+    columns={[[COLUMNS.project, ({ Project }) => Project || REPORTS.none, 'name'], ...common]}
+  />
+)
 
-interface GroupProps {
-  report: Report
-  kind: 'projects' | 'fleets'
-  name: string
-  /** Key, name and figures of each row. */
-  rows: [string, ReactNode, ReportFigures][]
-  hasIdle?: boolean
-}
+export const FleetTable = ({ report }: { report: Report }) => (
+  <ReportTable
+    report={report}
+    kind="fleets"
+    rows={report.Fleets}
+    keyOf={({ FleetName }) => FleetName}
+    columns={[[COLUMNS.fleet, ({ FleetName }) => <FleetLink name={FleetName} />, 'name'], ...common, spareCost]}
+  />
+)
 
-export function GroupTable({ report, kind, name, rows, hasIdle = false }: GroupProps) {
-  const head: [string, boolean][] = [
-    [name, false],
-    ...cells(report.Total, hasIdle).map(([label]): [string, boolean] => [label, true]),
-  ]
-  return (
-    <Table report={report} kind={kind} head={head} isEmptyText={REPORTS.tables.none[kind]}>
-      {rows.map(([key, shown, figures]) => (
-        <tr key={key} data-row={key}>
-          <td className="name" data-name={name}>
-            {shown}
-          </td>
-          {numbers(cells(figures, hasIdle))}
-        </tr>
-      ))}
-    </Table>
-  )
-}
+type JobRow = Counted & Partial<Report['Jobs'][number]>
 
+/** The jobs, and at the end one row for all jobs that the report does not name. */
 export function JobTable({ report }: { report: Report }) {
   const addressOf = useJobAddresses()
-  const { columns, tables } = REPORTS
-  const more = (figures: ReportFigures): [string, string][] => [
-    ...cells(figures, false),
-    [columns.failures, count(figures.Failures.Count)],
-    [columns.mttf, span(figures.MttfSeconds)],
-    [columns.mttr, span(figures.MttrSeconds)],
-    [columns.steps, count(recomputedSteps(figures))],
-  ]
-  const head: [string, boolean][] = [
-    [columns.job, false],
-    [columns.project, false],
-    ...more(report.Total).map(([label]): [string, boolean] => [label, true]),
-  ]
+  const { Jobs: jobs, OtherJobs: others } = report
+  const name = ({ TrainingJobName, RunId }: JobRow) =>
+    TrainingJobName === undefined ? (
+      REPORTS.tables.others(report.JobCount - jobs.length)
+    ) : (
+      <JobLink name={TrainingJobName} address={addressOf({ TrainingJobName, RunId })} />
+    )
   return (
-    <Table report={report} kind="jobs" head={head} isEmptyText={tables.none.jobs}>
-      {report.Jobs.map((job) => (
-        <tr key={job.RunId} data-row={job.RunId}>
-          <td className="name" data-name={columns.job}>
-            <JobLink name={job.TrainingJobName} address={addressOf(job)} />
-          </td>
-          <td data-name={columns.project}>{job.Project || REPORTS.none}</td>
-          {numbers(more(job.Figures))}
-        </tr>
-      )).concat(
-        report.OtherJobs
-          ? [
-              <tr key="others" data-row="others">
-                <td data-name={columns.job} className="dim">
-                  {tables.others(report.JobCount - report.Jobs.length)}
-                </td>
-                <td data-name={columns.project}>{REPORTS.none}</td>
-                {numbers(more(report.OtherJobs))}
-              </tr>,
-            ]
-          : [],
-      )}
-    </Table>
+    <ReportTable<JobRow>
+      report={report}
+      kind="jobs"
+      rows={[...jobs, ...(others ? [{ Figures: others }] : [])]}
+      keyOf={({ RunId = 'others' }) => RunId}
+      columns={[
+        [COLUMNS.job, name, 'name', ({ RunId }) => ({ className: RunId === undefined ? 'dim' : 'name' })],
+        [COLUMNS.project, ({ Project }) => Project || REPORTS.none],
+        ...common,
+        ...failures,
+      ]}
+    />
   )
 }
 
-export function CauseTable({ report }: { report: Report }) {
-  const { columns, tables, kinds } = REPORTS
-  const names: [string, boolean][] = [
-    [columns.cause, false],
-    [columns.kind, false],
-    [columns.count, true],
-    [columns.mean, true],
-    [columns.steps, true],
-    [columns.cost, true],
-  ]
-  return (
-    <Table report={report} kind="causes" head={names} isEmptyText={tables.none.causes}>
-      {report.Causes.map(({ Cause, Kind, Incidents }) => (
-        <tr key={Cause} data-row={Cause}>
-          <td className="name" data-name={columns.cause}>
-            {causeTitle(Cause)}
-          </td>
-          <td data-name={columns.kind}>{kinds[Kind] ?? Kind}</td>
-          {numbers([
-            [columns.count, count(Incidents.Count)],
-            [
-              columns.mean,
-              span(Incidents.RecoveredCount ? Incidents.RecoverySeconds / Incidents.RecoveredCount : undefined),
-            ],
-            [columns.steps, count(Incidents.RecomputedSteps)],
-            [columns.cost, money(Incidents.CostUsd)],
-          ])}
-        </tr>
-      ))}
-    </Table>
-  )
-}
+export const CauseTable = ({ report }: { report: Report }) => (
+  <ReportTable
+    report={report}
+    kind="causes"
+    rows={report.Causes}
+    keyOf={({ Cause }) => Cause}
+    columns={[
+      [COLUMNS.cause, ({ Cause }) => causeTitle(Cause), 'name'],
+      [COLUMNS.kind, ({ Kind }) => REPORTS.kinds[Kind] ?? Kind],
+      [COLUMNS.count, ({ Incidents }) => count(Incidents.Count), 'n'],
+      [
+        COLUMNS.mean,
+        ({ Incidents: { RecoveredCount: recovered, RecoverySeconds } }) =>
+          span(recovered ? RecoverySeconds / recovered : undefined),
+        'n',
+      ],
+      [COLUMNS.steps, ({ Incidents }) => count(Incidents.RecomputedSteps), 'n'],
+      [COLUMNS.cost, ({ Incidents }) => money(Incidents.CostUsd), 'n'],
+    ]}
+  />
+)
 
 export function BucketTable({ report }: { report: Report }) {
-  const { columns } = REPORTS
   const hasHours = isHourly(report.Buckets.map((each) => ({ start: each.StartTime, end: each.EndTime })))
-  const more = (figures: ReportFigures): [string, string][] => [
-    ...cells(figures, true),
-    [columns.failures, count(figures.Failures.Count)],
-    [columns.mttf, span(figures.MttfSeconds)],
-    [columns.mttr, span(figures.MttrSeconds)],
-    [columns.steps, count(recomputedSteps(figures))],
-  ]
-  const head: [string, boolean][] = [
-    [columns.from, false],
-    ...more(report.Total).map(([label]): [string, boolean] => [label, true]),
-  ]
   return (
-    <Table report={report} kind="buckets" head={head} isEmptyText={REPORTS.tables.none.buckets}>
-      {busyBuckets(report)
-        .toReversed()
-        .map(({ StartTime, Figures: figures }) => (
-          <tr key={StartTime} data-row={StartTime}>
-            <td className="moment" data-name={columns.from}>
-              {bucketWords(StartTime, hasHours)}
-            </td>
-            {numbers(more(figures))}
-          </tr>
-        ))}
-    </Table>
+    <ReportTable
+      report={report}
+      kind="buckets"
+      rows={busyBuckets(report).toReversed()}
+      keyOf={({ StartTime }) => StartTime}
+      columns={[
+        [COLUMNS.from, ({ StartTime }) => bucketWords(StartTime, hasHours), 'moment'],
+        ...common,
+        spareCost,
+        ...failures,
+      ]}
+    />
   )
 }

@@ -3,8 +3,9 @@ import { useMemo } from 'react'
 import { Link } from 'react-router'
 
 import type { TrainingJob } from '../contract'
-import { differences } from '../model/compare'
+import { differences, type Difference } from '../model/compare'
 import { METRICS } from '../words/metrics'
+import { Table, type Column } from './Table'
 
 const WORDS = METRICS.compare
 
@@ -40,30 +41,21 @@ export function DifferenceTable({ jobs }: { jobs: readonly TrainingJob[] }) {
     <section className="card" aria-labelledby="differences">
       <h2 id="differences">{WORDS.title}</h2>
       {rows.length ? (
-        <div className="scroll" tabIndex={0} role="region" aria-label={WORDS.title}>
-          <table className="grid">
-            <thead>
-              <tr>
-                <th>{WORDS.setting}</th>
-                {jobs.map((job) => (
-                  <th key={job.RunId}>{job.TrainingJobName}</th>
-                ))}
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map(({ name, values }) => (
-                <tr key={name}>
-                  <td className="mono">{name}</td>
-                  {values.map((value, index) => (
-                    <td key={jobs[index]!.RunId} className={value === undefined ? 'dim' : 'mono'}>
-                      {value ?? WORDS.unset}
-                    </td>
-                  ))}
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          label={WORDS.title}
+          isStacked={false}
+          rows={rows}
+          keyOf={({ name }) => name}
+          columns={[
+            [WORDS.setting, ({ name }) => name, 'mono'],
+            ...jobs.map(({ TrainingJobName }, index): Column<Difference> => [
+              TrainingJobName,
+              ({ values }) => values[index] ?? WORDS.unset,
+              'mono',
+              ({ values }) => ({ className: values[index] === undefined ? 'dim' : 'mono' }),
+            ]),
+          ]}
+        />
       ) : (
         <p className="dim">{WORDS.none}</p>
       )}

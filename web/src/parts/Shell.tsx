@@ -1,13 +1,13 @@
 /** The frame around every page: the navigation, whether the page's data is current, and the session. */
 import { Button } from '@mantine/core'
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
-import { Suspense, useEffect, useLayoutEffect, useState } from 'react'
+import { useEffect, useLayoutEffect, useState } from 'react'
 import { Link, NavLink, Outlet, useLocation, useNavigate } from 'react-router'
 
 import { contact, serverTime, session } from '../api/client'
 import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
-import { lazyPart } from '../api/pages'
+import { lazyWith } from '../api/pages'
 import { clock } from '../model/format'
 import { SHELL } from '../words/shell'
 import { Loading, Problem, Status, useIsStale } from './Basics'
@@ -16,10 +16,13 @@ import { isNotifying, useWatching } from './watching'
 import { moveRowFocus } from './rowFocus'
 
 // Few visits open these parts, so they load when they are opened.
-const Palette = lazyPart(() => import('./Palette'))
-const Notifier = lazyPart(() => import('./Notifier'))
-const AccountMenu = lazyPart(() => import('./AccountMenu'))
-const KeyHelp = lazyPart(() => import('./KeyHelp'))
+const Palette = lazyWith(() => import('./Palette'))
+const Notifier = lazyWith(() => import('./Notifier'))
+const AccountMenu = lazyWith(
+  () => import('./AccountMenu'),
+  ({ children }) => children,
+)
+const KeyHelp = lazyWith(() => import('./KeyHelp'))
 
 /** Whether the server answers, and whether its events arrive. */
 function Freshness({ liveness }: { liveness: Liveness }) {
@@ -166,11 +169,9 @@ export function Shell() {
         <div className="foot">
           <Freshness liveness={liveness} />
           {isAccountOpen ? (
-            <Suspense fallback={account}>
-              <AccountMenu onClose={() => setAccountOpen(false)} onSignOut={() => ending.mutate()}>
-                {account}
-              </AccountMenu>
-            </Suspense>
+            <AccountMenu onClose={() => setAccountOpen(false)} onSignOut={() => ending.mutate()}>
+              {account}
+            </AccountMenu>
           ) : (
             account
           )}
@@ -184,36 +185,26 @@ export function Shell() {
             </p>
           )}
           {ending.error && <Problem error={ending.error} title={SHELL.notSignedOut} retry={() => ending.mutate()} />}
-          {isShown && isNotifying(watching) && (
-            <Suspense fallback={null}>
-              <Notifier runIds={watching.runIds} />
-            </Suspense>
-          )}
+          {isShown && isNotifying(watching) && <Notifier runIds={watching.runIds} />}
           {isShown && <Outlet />}
           {!isShown && signedIn.error && <Problem error={signedIn.error} retry={() => void signedIn.refetch()} />}
           {!isShown && !signedIn.error && <Loading />}
         </div>
       </main>
       {search !== undefined && (
-        <Suspense fallback={null}>
-          <Palette
-            {...search}
-            onType={type}
-            onEnter={enter}
-            onClose={() => setSearch(undefined)}
-            onShowKeys={() => {
-              setSearch(undefined)
-              setHelpOpen(true)
-            }}
-            onSignOut={() => ending.mutate()}
-          />
-        </Suspense>
+        <Palette
+          {...search}
+          onType={type}
+          onEnter={enter}
+          onClose={() => setSearch(undefined)}
+          onShowKeys={() => {
+            setSearch(undefined)
+            setHelpOpen(true)
+          }}
+          onSignOut={() => ending.mutate()}
+        />
       )}
-      {isHelpOpen && (
-        <Suspense fallback={null}>
-          <KeyHelp onClose={() => setHelpOpen(false)} />
-        </Suspense>
-      )}
+      {isHelpOpen && <KeyHelp onClose={() => setHelpOpen(false)} />}
     </div>
   )
 }

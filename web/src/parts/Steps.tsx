@@ -1,11 +1,11 @@
 /** What a person can do: each action with its urgency, its commands, and a button for its node or its page. */
 import { Button } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
-import { Suspense, useState } from 'react'
+import { useState } from 'react'
 import { Link } from 'react-router'
 
 import { call } from '../api/client'
-import { lazyPart } from '../api/pages'
+import { lazyWith } from '../api/pages'
 import { nodesQuery, useRole } from '../api/queries'
 import type { Duty, DutyAction } from '../contract'
 import { actionsOf } from '../model/nodes'
@@ -13,7 +13,7 @@ import { DUTIES, DUTY } from '../words/duty'
 import { ActionButton } from './ActionButton'
 import { Command, Status, Unbroken } from './Basics'
 
-const NodeDialog = lazyPart(() => import('./NodeDialog'))
+const NodeDialog = lazyWith(() => import('./NodeDialog'))
 
 interface Props {
   actions: readonly DutyAction[]
@@ -109,11 +109,7 @@ function NodeButton({ id, fleet }: { id: string; fleet: string }) {
       <Button size="xs" variant="default" onClick={() => setOpen(true)}>
         {DUTY.decide[node.HoldAdvice?.Decision ?? 'Inspect']}
       </Button>
-      {isOpen && (
-        <Suspense fallback={null}>
-          <NodeDialog node={node} onClose={() => setOpen(false)} />
-        </Suspense>
-      )}
+      {isOpen && <NodeDialog node={node} onClose={() => setOpen(false)} />}
     </>
   )
 }

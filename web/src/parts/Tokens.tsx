@@ -1,7 +1,7 @@
 /** The tokens of people, programs and nodes: an administrator creates and revokes them. */
 import '@mantine/core/styles/Switch.css'
 import { Button, NativeSelect, Switch, TextInput } from '@mantine/core'
-import { useQuery, useQueryClient } from '@tanstack/react-query'
+import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query'
 import { useState } from 'react'
 
 import { call } from '../api/client'
@@ -11,8 +11,9 @@ import { utc } from '../model/format'
 import { TOKENS } from '../words/settings'
 import { Ago, Command, Problem, Shown, Status, useNow } from './Basics'
 import { Card } from './Card'
-import { ConfirmByName } from './ConfirmByName'
+import { ConfirmButton } from './ConfirmButton'
 import { CopyId } from './CopyId'
+import { Table } from './Table'
 
 const DAY_SECONDS = 86_400
 const ROLES = ['viewer', 'submitter', 'admin'] as const
@@ -46,32 +47,28 @@ function CreateToken() {
   const [description, setDescription] = useState('')
   const [days, setDays] = useState('30')
   const [secret, setSecret] = useState('')
-  const [error, setError] = useState<unknown>()
-  const [isBusy, setBusy] = useState(false)
+  const request = useMutation({
+    mutationFn: () =>
+      call('CreateToken', {
+        Role: role,
+        ...(project && role !== 'admin' ? { Project: project } : {}),
+        ...(description ? { Description: description } : {}),
+        ...(days ? { ExpiresInSeconds: Number(days) * DAY_SECONDS } : {}),
+      }),
+    onSuccess: (created) => {
+      setSecret(created.Secret)
+      setDescription('')
+      return client.invalidateQueries({ queryKey: ['tokens'] })
+    },
+  })
   const words = TOKENS.form
   if (secret) return <Secret secret={secret} onDone={() => setSecret('')} />
-  const create = () => {
-    setBusy(true)
-    setError(undefined)
-    call('CreateToken', {
-      Role: role,
-      ...(project && role !== 'admin' ? { Project: project } : {}),
-      ...(description ? { Description: description } : {}),
-      ...(days ? { ExpiresInSeconds: Number(days) * DAY_SECONDS } : {}),
-    })
-      .then((created) => {
-        setSecret(created.Secret)
-        setDescription('')
-        return client.invalidateQueries({ queryKey: ['tokens'] })
-      }, setError)
-      .finally(() => setBusy(false))
-  }
   return (
     <form
       className="row fields"
       onSubmit={(event) => {
         event.preventDefault()
-        create()
+        request.mutate()
       }}
     >
       <NativeSelect
@@ -105,10 +102,10 @@ function CreateToken() {
         data={words.lifetimes.map(([value, label]) => ({ value, label }))}
         onChange={(event) => setDays(event.currentTarget.value)}
       />
-      <Button size="xs" type="submit" loading={isBusy}>
+      <Button size="xs" type="submit" loading={request.isPending}>
         {words.create}
       </Button>
-      {error !== undefined && <Problem error={error} title={words.failed} />}
+      {request.error && <Problem error={request.error} title={words.failed} />}
     </form>
   )
 }
@@ -131,91 +128,44 @@ function Secret({ secret, onDone }: { secret: string; onDone: () => void }) {
 }
 
 function TokenTable({ tokens, own }: { tokens: Token[]; own: string }) {
-  const client = useQueryClient()
-  const [chosen, setChosen] = useState<Token>()
-  const columns = TOKENS.columns
-  return (
-    <div className="scroll" tabIndex={0} role="region" aria-label={TOKENS.title}>
-      <table className="grid stacked">
-        <thead>
-          <tr>
-            <th>{columns.token}</th>
-            <th>{columns.role}</th>
-            <th>{columns.scope}</th>
-            <th>{columns.owner}</th>
-            <th>{columns.created}</th>
-            <th>{columns.ends}</th>
-            <th>
-              <span className="visually-hidden">{columns.action}</span>
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {tokens.map((token) => (
-            <TokenRow key={token.TokenId} token={token} isOwn={token.TokenId === own} onRevoke={setChosen} />
-          ))}
-        </tbody>
-      </table>
-      <ConfirmByName
-        name={chosen?.TokenId ?? ''}
-        verb={TOKENS.revoke}
-        opened={chosen !== undefined}
-        onClose={() => setChosen(undefined)}
-        onConfirm={async () => {
-          await call('RevokeToken', { TokenId: chosen!.TokenId })
-          await client.invalidateQueries()
-        }}
-      >
-        <p>{TOKENS.effect}</p>
-        {chosen?.TokenId === own && <p>{TOKENS.ownEffect}</p>}
-      </ConfirmByName>
-    </div>
-  )
-}
-
-interface TokenRowProps {
-  token: Token
-  isOwn: boolean
-  onRevoke: (token: Token) => void
-}
-
-function TokenRow({ token, isOwn, onRevoke }: TokenRowProps) {
   const now = useNow()
-  const isExpired = token.ExpirationTime !== undefined && token.ExpirationTime <= now
-  const isOver = token.RevocationTime !== undefined || isExpired
   const columns = TOKENS.columns
-  const owner = token.Description || '–'
+  const isExpired = ({ ExpirationTime: at }: Token) => at !== undefined && at <= now
+  const owner = ({ TokenId, Description }: Token) =>
+    TokenId === own ? TOKENS.own(Description || '–') : Description || '–'
+  const scope = ({ FleetName, Project = TOKENS.form.everyProject }: Token) =>
+    FleetName ? TOKENS.fleet(FleetName) : Project
+  const revoke = ({ TokenId }: Token) => (
+    <ConfirmButton
+      label={TOKENS.revokeToken(TokenId)}
+      name={TokenId}
+      verb={TOKENS.revoke}
+      button={{ size: 'compact-sm', color: undefined, variant: 'default' }}
+      onConfirm={() => call('RevokeToken', { TokenId })}
+    >
+      <p>{TOKENS.effect}</p>
+      {TokenId === own && <p>{TOKENS.ownEffect}</p>}
+    </ConfirmButton>
+  )
   return (
-    <tr>
-      <td data-name={columns.token}>
-        <CopyId id={token.TokenId} />
-      </td>
-      <td className="nowrap" data-name={columns.role}>
-        {token.Kind === 'join' ? TOKENS.joins : token.Role}
-      </td>
-      <td className="nowrap" data-name={columns.scope}>
-        {token.FleetName ? TOKENS.fleet(token.FleetName) : (token.Project ?? TOKENS.form.everyProject)}
-      </td>
-      <td data-name={columns.owner}>{isOwn ? TOKENS.own(owner) : owner}</td>
-      <td className="moment" data-name={columns.created}>
-        <Ago at={token.CreationTime} />
-      </td>
-      <td className="moment" data-name={columns.ends}>
-        <Expiry token={token} isExpired={isExpired} />
-      </td>
-      <td data-name={columns.action}>
-        {!isOver && (
-          <Button
-            size="compact-sm"
-            variant="default"
-            onClick={() => onRevoke(token)}
-            aria-label={TOKENS.revokeToken(token.TokenId)}
-          >
-            {TOKENS.revoke}
-          </Button>
-        )}
-      </td>
-    </tr>
+    <Table
+      label={TOKENS.title}
+      rows={tokens}
+      keyOf={(token) => token.TokenId}
+      columns={[
+        [columns.token, (token) => <CopyId id={token.TokenId} />],
+        [columns.role, (token) => (token.Kind === 'join' ? TOKENS.joins : token.Role), 'nowrap'],
+        [columns.scope, scope, 'nowrap'],
+        [columns.owner, owner],
+        [columns.created, (token) => <Ago at={token.CreationTime} />, 'moment'],
+        [columns.ends, (token) => <Expiry token={token} isExpired={isExpired(token)} />, 'moment'],
+        [
+          columns.action,
+          (token) => token.RevocationTime === undefined && !isExpired(token) && revoke(token),
+          'unnamed',
+        ],
+      ]}
+    />
   )
 }
 

@@ -1,5 +1,5 @@
 /** Loads parts of the application when they are opened, also during a restart of the server and after an update. */
-import { lazy, type ComponentType, type LazyExoticComponent } from 'react'
+import { lazy, Suspense, type ComponentType, type LazyExoticComponent } from 'react'
 
 /** The functions of the browser that a load needs. */
 export interface Browser {
@@ -62,6 +62,19 @@ const ahead: Load<unknown>[] = []
 export function lazyPart<P>(load: Load<{ default: ComponentType<P> }>): LazyExoticComponent<ComponentType<P>> {
   ahead.push(load)
   return lazy(() => loaded(load))
+}
+
+/** Return a component that loads on demand, with `Fallback` (by default, nothing) in its place until it is loaded. */
+export function lazyWith<P extends object>(
+  load: Load<{ default: ComponentType<P> }>,
+  Fallback: ComponentType<P> = () => null,
+): ComponentType<P> {
+  const Part = lazyPart(load) as ComponentType<P>
+  return (props) => (
+    <Suspense fallback={<Fallback {...props} />}>
+      <Part {...props} />
+    </Suspense>
+  )
 }
 
 /** Load every part, so that pages open while the server is away. A part that fails loads again when it is opened. */
