@@ -1,8 +1,7 @@
 /** The queries of the pages: their requests, keys and poll intervals. Events renew queries at once (`live.ts`). */
 import { keepPreviousData, queryOptions, useQuery, type QueryClient } from '@tanstack/react-query'
 
-import { operations, type Drill, type Event, type Incident, type Operations, type Token } from '../contract'
-import type { TrainingJobSummary } from '../contract'
+import { operations, type Event, type Incident, type Operations, type TrainingJobSummary } from '../contract'
 import { merged, newestFirst, START } from '../model/changes'
 import { all, call, session, type Operation } from './client'
 import { stream } from './live'
@@ -14,12 +13,47 @@ const told = () => (stream.isOpen ? SLOW_MS : FAST_MS)
 /** Poll interval of a job's description and protection. Their figures change with every step, without an event. */
 const STEPS_MS = 4_000
 const steps = () => (stream.isOpen ? STEPS_MS : FAST_MS)
-/** Number of jobs, incidents or events per request. Requests begin with the newest. */
+/** Number of items per request. Requests for jobs, incidents and events begin with the newest. */
 const PAGE = 1_000
 /** Maximum number of incidents that the pages of one job request. */
 const MOST_OF_JOB = 5_000
 /** Maximum number of nodes that a page requests. No more agents are expected to connect to one control plane. */
 const MOST_NODES = 10_000
+
+/** Query of one object. */
+const describedQuery = <O extends Operation>(
+  queryKey: readonly string[],
+  operation: O,
+  request: Operations[O]['request'],
+  refetchInterval: () => number = told,
+) => queryOptions({ queryKey, queryFn: ({ signal }) => call(operation, request, signal), refetchInterval })
+
+type Paged = { [O in Operation]: 'NextToken' extends keyof Operations[O]['response'] ? O : never }[Operation]
+interface ListOptions {
+  /** After this number of items, no further page is requested. */
+  limit?: number
+  refetchInterval?: number | false
+  staleTime?: number
+}
+
+/** Query of all pages of a list. `items` returns the items of a page. */
+const listQuery = <O extends Paged, T>(
+  queryKey: readonly unknown[],
+  operation: O,
+  request: Operations[O]['request'],
+  items: (page: Operations[O]['response']) => T[] | undefined,
+  { limit, ...options }: ListOptions = {},
+) =>
+  queryOptions({
+    queryKey,
+    queryFn: ({ signal }) =>
+      all(async (NextToken) => {
+        const page = await call(operation, { MaxResults: PAGE, ...request, NextToken }, signal)
+        return { items: items(page) ?? [], next: page.NextToken }
+      }, limit),
+    refetchInterval: told,
+    ...options,
+  })
 
 export const sessionQuery = queryOptions({
   queryKey: ['session'],
@@ -58,18 +92,10 @@ export const jobsQuery = queryOptions({
 })
 
 export const jobQuery = (name: string) =>
-  queryOptions({
-    queryKey: ['job', name],
-    queryFn: ({ signal }) => call('DescribeTrainingJob', { TrainingJobName: name }, signal),
-    refetchInterval: steps,
-  })
+  describedQuery(['job', name], 'DescribeTrainingJob', { TrainingJobName: name }, steps)
 
 export const protectionQuery = (name: string) =>
-  queryOptions({
-    queryKey: ['protection', name],
-    queryFn: ({ signal }) => call('DescribeProtection', { TrainingJobName: name }, signal),
-    refetchInterval: steps,
-  })
+  describedQuery(['protection', name], 'DescribeProtection', { TrainingJobName: name }, steps)
 
 /** Return the newest incidents, sorted from the oldest to the newest. */
 const incidents = (
@@ -98,12 +124,7 @@ export const openIncidentsQuery = queryOptions({
   refetchInterval: told,
 })
 
-export const incidentQuery = (id: string) =>
-  queryOptions({
-    queryKey: ['incident', id],
-    queryFn: ({ signal }) => call('DescribeIncident', { IncidentId: id }, signal),
-    refetchInterval: told,
-  })
+export const incidentQuery = (id: string) => describedQuery(['incident', id], 'DescribeIncident', { IncidentId: id })
 
 /** Query of the incidents that are similar to an incident, the most similar first. */
 export const similarIncidentsQuery = (id: string) =>
@@ -194,15 +215,7 @@ export const eventsAroundQuery = (incident: Incident, seconds: number) =>
     refetchInterval: incident.ClosedAt === undefined ? told : false,
   })
 
-export const fleetsQuery = queryOptions({
-  queryKey: ['fleets'],
-  queryFn: ({ signal }) =>
-    all(async (NextToken) => {
-      const page = await call('ListFleets', { MaxResults: 1000, NextToken }, signal)
-      return { items: page.Fleets ?? [], next: page.NextToken }
-    }),
-  refetchInterval: told,
-})
+export const fleetsQuery = listQuery(['fleets'], 'ListFleets', {}, (page) => page.Fleets)
 
 /** Query of the jobs and fleets that need a person, the most urgent first. */
 export const dutiesQuery = queryOptions({
@@ -212,86 +225,39 @@ export const dutiesQuery = queryOptions({
 })
 
 /** Query of the nodes of one fleet, or of all fleets. `ended`: include nodes that have ended. */
-export const nodesQuery = (fleet?: string, ended = false) =>
-  queryOptions({
-    queryKey: ['nodes', fleet ?? '', ended],
-    queryFn: ({ signal }) =>
-      all(async (NextToken) => {
-        const asked = { FleetName: fleet, IncludeEnded: ended, MaxResults: 1000, NextToken }
-        const page = await call('ListNodes', asked, signal)
-        return { items: page.Nodes ?? [], next: page.NextToken }
-      }, MOST_NODES),
-    refetchInterval: told,
-  })
+export const nodesQuery = (fleet?: string, ended = false) => {
+  const request = { FleetName: fleet, IncludeEnded: ended }
+  return listQuery(['nodes', fleet ?? '', ended], 'ListNodes', request, (page) => page.Nodes, { limit: MOST_NODES })
+}
 
 /** Query of one node. A link may lead to a node that has ended and is missing in the list of living nodes. */
-export const nodeQuery = (id: string) =>
-  queryOptions({
-    queryKey: ['nodes', 'one', id],
-    queryFn: ({ signal }) => call('DescribeNode', { NodeId: id }, signal),
-    refetchInterval: told,
-  })
+export const nodeQuery = (id: string) => describedQuery(['nodes', 'one', id], 'DescribeNode', { NodeId: id })
 
 /** Query of the nodes that worked for a job, and of the times when they did. */
 export const jobNodesQuery = (name: string) =>
-  queryOptions({
-    queryKey: ['job', name, 'nodes'],
-    queryFn: ({ signal }) =>
-      all(async (NextToken) => {
-        const page = await call('ListTrainingJobNodes', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
-        return { items: page.Nodes ?? [], next: page.NextToken }
-      }),
-    refetchInterval: told,
-  })
+  listQuery(['job', name, 'nodes'], 'ListTrainingJobNodes', { TrainingJobName: name }, (page) => page.Nodes)
 
 /** Query of what a job did in each second of its life. */
 export const timeSpansQuery = (name: string) =>
-  queryOptions({
-    queryKey: ['job', name, 'spans'],
-    queryFn: ({ signal }) =>
-      all(async (NextToken) => {
-        const page = await call('ListTimeSpans', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
-        return { items: page.TimeSpans ?? [], next: page.NextToken }
-      }),
-    refetchInterval: told,
-  })
+  listQuery(['job', name, 'spans'], 'ListTimeSpans', { TrainingJobName: name }, (page) => page.TimeSpans)
 
 /** Query of a job's checkpoints, or of those in its trash. */
-export const checkpointsQuery = (name: string, isTrash = false) =>
-  queryOptions({
-    queryKey: isTrash ? ['checkpoints', name, 'trash'] : ['checkpoints', name],
-    queryFn: ({ signal }) =>
-      all(async (NextToken) => {
-        const request = { TrainingJobName: name, MaxResults: 1000, NextToken, Trashed: isTrash || undefined }
-        const page = await call('ListCheckpoints', request, signal)
-        return { items: page.Checkpoints ?? [], next: page.NextToken }
-      }),
-    refetchInterval: SLOW_MS,
-  })
+export const checkpointsQuery = (name: string, isTrash = false) => {
+  const key = isTrash ? ['checkpoints', name, 'trash'] : ['checkpoints', name]
+  const request = { TrainingJobName: name, Trashed: isTrash || undefined }
+  return listQuery(key, 'ListCheckpoints', request, (page) => page.Checkpoints, { refetchInterval: SLOW_MS })
+}
 
 /** Query of a job's revisions. The key contains the newest revision, so a new revision causes a request at once. */
-export const revisionsQuery = (name: string, revision: number) =>
-  queryOptions({
-    queryKey: ['revisions', name, revision],
-    queryFn: ({ signal }) =>
-      all(async (NextToken) => {
-        const asked = { TrainingJobName: name, MaxResults: 1000, NextToken }
-        const page = await call('ListTrainingJobRevisions', asked, signal)
-        return { items: page.Revisions ?? [], next: page.NextToken }
-      }),
-    staleTime: SLOW_MS,
-  })
+export const revisionsQuery = (name: string, revision: number) => {
+  const options = { refetchInterval: false, staleTime: SLOW_MS } as const
+  const request = { TrainingJobName: name }
+  const key = ['revisions', name, revision]
+  return listQuery(key, 'ListTrainingJobRevisions', request, (page) => page.Revisions, options)
+}
 
 /** Query of all drills, in the order in which people requested them. */
-export const drillsQuery = queryOptions({
-  queryKey: ['drills'],
-  queryFn: ({ signal }): Promise<Drill[]> =>
-    all(async (NextToken) => {
-      const page = await call('ListDrills', { MaxResults: 1000, NextToken }, signal)
-      return { items: page.Drills ?? [], next: page.NextToken }
-    }),
-  refetchInterval: told,
-})
+export const drillsQuery = listQuery(['drills'], 'ListDrills', {}, (page) => page.Drills)
 
 const REPORT_MS = 60_000
 
@@ -308,25 +274,13 @@ export const reportQuery = (key: readonly string[], span: () => Operations['GetR
 export const MOST_OUTPUTS = 5_000
 
 export const outputsQuery = (name: string) =>
-  queryOptions({
-    queryKey: ['outputs', name],
-    queryFn: ({ signal }) =>
-      all(async (NextToken) => {
-        const page = await call('ListOutputs', { TrainingJobName: name, MaxResults: 1000, NextToken }, signal)
-        return { items: page.Outputs ?? [], next: page.NextToken }
-      }, MOST_OUTPUTS),
+  listQuery(['outputs', name], 'ListOutputs', { TrainingJobName: name }, (page) => page.Outputs, {
+    limit: MOST_OUTPUTS,
     refetchInterval: SLOW_MS,
   })
 
 export const tokensQuery = (ended: boolean) =>
-  queryOptions({
-    queryKey: ['tokens', ended],
-    queryFn: ({ signal }): Promise<Token[]> =>
-      all(async (NextToken) => {
-        const page = await call('ListTokens', { IncludeEnded: ended, MaxResults: 1000, NextToken }, signal)
-        return { items: page.Tokens ?? [], next: page.NextToken }
-      }),
-  })
+  listQuery(['tokens', ended], 'ListTokens', { IncludeEnded: ended }, (page) => page.Tokens, { refetchInterval: false })
 
 const ROLES = ['none', 'viewer', 'submitter', 'admin']
 
