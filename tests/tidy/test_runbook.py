@@ -88,7 +88,7 @@ def test_every_failure_of_the_service_that_has_a_test_has_a_section() -> None:
 
 
 def test_every_status_has_a_look_and_a_place() -> None:
-    assert keys("model/standing.ts", "STATUSES") == {status.value for status in SecondaryStatus}
+    assert keys("words/statuses.ts", "STATUSES") == {status.value for status in SecondaryStatus}
 
 
 def test_its_links_lead_to_its_own_sections_since_it_is_read_without_the_internet() -> None:

@@ -61,7 +61,7 @@ function NotFound() {
   return (
     <div className="stack">
       <h1>{SHELL.notFound.title}</h1>
-      <Empty title={SHELL.notFound.empty}>{SHELL.notFound.text}</Empty>
+      <Empty title={SHELL.notFound.empty} text={SHELL.notFound.text} />
     </div>
   )
 }

@@ -60,7 +60,6 @@ describe('a line', () => {
       y: [3, 2.5, null],
       low: [2, 2.5, null],
       high: [4, 2.5, null],
-      times: [100, 150, 160],
     }))
   test('over time has a gap from each standstill to the next point', () =>
     expect(series(loss, { axis: 'wall', gaps: [155, 115] })).toMatchObject({
@@ -239,30 +238,12 @@ describe('names', () => {
   ])('%s counts %s', (name, unit) => expect(unitOf(name)).toBe(unit))
 })
 
-test.each([
-  ['everstep/gpu_percent', [12.34, 90.06, 97], ['12.34 %', '90.06 %', '97 %']],
-  ['everstep/step_seconds', [1, 2.0049, 30], ['1 s', '2.005 s', '30 s']],
-  ['everstep/memory_used_bytes', [0, 1536.4, 2048], ['0 B', '1.5 KiB', '2 KiB']],
-])('the extreme nodes of %s', (name, [least, middle, most], words) => {
-  const found = extremes(
-    name,
-    series(
-      metric(
-        name,
-        [
-          [2, 2, 1, middle!, least!, most!],
-          [3, 3, 2, 5],
-        ],
-        ['i-a', ''],
-        ['i-b', ''],
-      ),
-      { axis: 'step' },
-    ),
-  )
-  expect(found).toEqual({
-    least: { node: 'i-a', value: words[0] },
-    median: words[1],
-    most: { node: 'i-b', value: words[2] },
-  })
-  expect(extremes(name, series(metric(name, [[3, 3, 2, 5]], [''], ['']), { axis: 'step' }))).toBeUndefined()
+test('the extreme nodes are those at the newest point that names nodes', () => {
+  const rows: Row[] = [
+    [2, 2, 1, 90, 12, 97],
+    [3, 3, 2, 5],
+  ]
+  const of = (lowOn: string[], highOn: string[]) => series(metric('gpu', rows, lowOn, highOn), { axis: 'step' })
+  expect(extremes(of(['i-a', ''], ['i-b', '']))).toEqual({ least: 'i-a', most: 'i-b' })
+  expect(extremes(of(['', ''], ['', '']))).toBeUndefined()
 })

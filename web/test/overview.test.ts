@@ -48,7 +48,7 @@ test('every node of a fleet is counted once, and nodes of other fleets are not',
     node('e', { NodeStatus: 'gone' }),
     node('f', { FleetName: 'other' }),
   ]
-  expect(capacityOf(fleet({}), nodes)).toEqual({ inUse: 1, spare: 1, held: 1, other: 1 })
+  expect(capacityOf(fleet({}), nodes)).toEqual({ inUse: 1, spare: 1, held: 1 })
 })
 
 describe('a sparkline', () => {

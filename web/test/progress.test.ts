@@ -1,7 +1,7 @@
-/** The page shows how much of a job is done, and how much time remains at the pace so far. */
+/** The page shows how much time remains at the pace so far. */
 import { expect, test } from 'vitest'
 
-import { doneRatio, remainingWords } from '../src/model/progress'
+import { remainingWords } from '../src/model/progress'
 
 const NOW = 1_800_000_000 // 2027-01-15 08:00:00 UTC
 const job = {
@@ -12,14 +12,6 @@ const job = {
   TrainingJobStatus: 'InProgress',
 } as const
 
-test.each([
-  [250, 1000, 0.25],
-  [-1, 1000, 0],
-  [1001, 1000, 1],
-  [250, undefined, undefined],
-])('step %s of %s is %s of it', (Boundary, TargetStep, ratio) =>
-  expect(doneRatio({ Boundary, TargetStep })).toBe(ratio),
-)
 test('while it trains there is a moment, on the day or beyond', () => {
   expect(remainingWords(job, NOW)).toBe('1 h 30 min, until 09:30 UTC without failures')
   expect(remainingWords({ ...job, EstimatedRemainingSeconds: 3 * 86_400 }, NOW)).toMatch(

@@ -4,12 +4,12 @@ import type { OutputEntry, Report, ReportFigures, ReportIncidents } from '../src
 import { byGeneration, shellWord } from '../src/model/outputs'
 import {
   axisOf,
+  barsOf,
   bucketWords,
   busyBuckets,
-  costBars,
+  costParts,
   csvOf,
   CSV_KINDS,
-  ettrBars,
   hours,
   isEmpty,
   isHourly,
@@ -123,15 +123,14 @@ describe('trends', () => {
     Figures: figures(changes),
   })
   test('a bucket without a value has no bar', () => {
-    expect(ettrBars(report({ Buckets: [bucket({ EttrRatio: 0.5 }), bucket({})] })).map((bar) => bar.parts)).toEqual([
-      [0.5],
-      [],
-    ])
+    const bars = barsOf(report({ Buckets: [bucket({ EttrRatio: 0.5 }), bucket({})] }), (each) => [each.EttrRatio])
+    expect(bars.map((bar) => bar.parts)).toEqual([[0.5], []])
   })
   test('the parts of a cost add up to the cost of jobs and idle nodes', () => {
     const priced = { CostUsd: 10, Failures: incidents({ CostUsd: 2 }), SpareCostUsd: 3, OtherIdleCostUsd: 1 }
     const more = { CostUsd: 1, Failures: incidents({ CostUsd: 2 }) }
-    const bars = costBars(report({ Buckets: [bucket(priced), bucket({}), bucket({ SpareCostUsd: 3 }), bucket(more)] }))
+    const Buckets = [bucket(priced), bucket({}), bucket({ SpareCostUsd: 3 }), bucket(more)]
+    const bars = barsOf(report({ Buckets }), costParts)
     expect(bars.map((bar) => bar.parts)).toEqual([[8, 2, 4], [], [0, 0, 3], [0, 1, 0]])
   })
   test.each([

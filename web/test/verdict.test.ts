@@ -73,12 +73,7 @@ const protection = (changes: Partial<DescribeProtectionResponse> = {}): Partial<
   LastCheckpoint: { Step: 1200, Generation: 1, CompletedAt: NOW - 10, Bytes: 1 },
   ...changes,
 })
-const progress = (changes: Partial<Progress> = {}): Progress => ({
-  boundary: 1204,
-  rate: 2,
-  usualRate: 2,
-  ...changes,
-})
+const progress = (changes: Partial<Progress> = {}): Progress => ({ rate: 2, usualRate: 2, ...changes })
 const incident = (changes: Partial<Incident> = {}): Incident => ({
   IncidentId: 'inc-1',
   Headline: 'An instance was terminated',

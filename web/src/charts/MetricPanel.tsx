@@ -76,7 +76,7 @@ export function Panel({ name, runs, fleet, nodeCount, address, window, isSplit, 
       {separate ? (
         <Legend title={title} unit={unitOf(name)} fleet={fleet} {...separate} />
       ) : (
-        ofRuns.length === 1 && <Extremes {...{ name, fleet, nodeCount }} line={ofRuns[0]!} />
+        ofRuns.length === 1 && <Extremes {...{ fleet, nodeCount }} line={ofRuns[0]!} />
       )}
     </MetricChart>
   )
@@ -128,17 +128,17 @@ function Legend({ title, unit, fleet, named, otherCount }: LegendProps) {
 }
 
 /** The nodes with the lowest and the highest value, and the reason why the chart has no line per node. */
-function Extremes({ name, line, fleet, nodeCount }: ExtremesProps) {
-  const found = extremes(name, line.of)
+function Extremes({ line, fleet, nodeCount }: ExtremesProps) {
+  const found = extremes(line.of)
   if (!found) return null
   const words = METRICS.extremes
   return (
     <p className="dim extremes">
       <span>
-        {words.least} <NodeLink id={found.least.node} fleet={fleet} />
+        {words.least} <NodeLink id={found.least} fleet={fleet} />
       </span>
       <span>
-        {words.most} <NodeLink id={found.most.node} fleet={fleet} />
+        {words.most} <NodeLink id={found.most} fleet={fleet} />
       </span>
       {nodeCount > MAX_SERIES && <span>{METRICS.series.tooMany(nodeCount, MAX_SERIES)}</span>}
     </p>
@@ -146,7 +146,6 @@ function Extremes({ name, line, fleet, nodeCount }: ExtremesProps) {
 }
 
 interface ExtremesProps {
-  name: string
   line: PlotLine
   fleet: string
   nodeCount: number

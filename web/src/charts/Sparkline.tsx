@@ -4,11 +4,11 @@ interface Props {
   values: readonly (number | null)[]
   /** What the line shows, for screen readers: "loss, from 4.2 to 1.9". */
   label: string
-  width?: number
-  height?: number
 }
 
-export function Sparkline({ values, label, width = 88, height = 22 }: Props) {
+const [width, height] = [88, 22]
+
+export function Sparkline({ values, label }: Props) {
   return (
     <svg
       className="spark"

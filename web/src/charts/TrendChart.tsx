@@ -3,6 +3,7 @@ import { useElementSize } from '@mantine/hooks'
 import { useState } from 'react'
 
 import { bucketWords, isHourly, type Bar } from '../model/reports'
+import { Card } from '../parts/Card'
 import { REPORTS } from '../words/reports'
 
 interface Props {
@@ -40,60 +41,64 @@ export function TrendChart({ title, bars, axis, format, tick, summary, parts, co
     ? `${bucketWords(bars[0]!.start, hasHours)} – ${bucketWords(bars.at(-1)!.start, hasHours)}`
     : ''
   return (
-    <div className="trend" ref={ref}>
-      <h2>{title}</h2>
-      <p className="readout">{bar ? `${bucketWords(bar.start, hasHours)}: ${readout(bar, format, parts)}` : summary}</p>
-      <svg
-        width={width}
-        height={HEIGHT}
-        role="img"
-        aria-label={REPORTS.trends.aria(title, bars.length, range)}
-        onPointerLeave={() => setPointed(undefined)}
-        onPointerMove={(event) => {
-          const at = event.clientX - event.currentTarget.getBoundingClientRect().left - LEFT
-          setPointed(at < 0 ? undefined : Math.min(bars.length - 1, Math.floor(at / slot)))
-        }}
-      >
-        {axis.map((value) => (
-          <g key={value}>
-            <line x1={LEFT} x2={width} y1={y(value)} y2={y(value)} className="axis" />
-            <text x={LEFT - 8} y={y(value) + 4} textAnchor="end">
-              {tick(value)}
-            </text>
-          </g>
-        ))}
-        {width > LEFT &&
-          bars.map((each, index) => (
-            <g key={each.start} className={index === pointed ? 'pointed' : undefined}>
-              {stacked(each.parts).map(([from, to], part) => (
-                <rect
-                  key={part}
-                  x={LEFT + index * slot + Math.min(2, slot / 6)}
-                  width={Math.max(1, slot - 2 * Math.min(2, slot / 6))}
-                  y={y(to)}
-                  height={Math.max(to > from ? 1 : 0, y(from) - y(to))}
-                  fill={`var(${colors[part]})`}
-                />
-              ))}
-              {index % stride === 0 && LEFT + (index + 0.5) * slot + LABEL_WIDTH / 2 <= width && (
-                <text x={LEFT + (index + 0.5) * slot} y={HEIGHT - 6} textAnchor="middle">
-                  {bucketWords(each.start, hasHours)}
-                </text>
-              )}
+    <Card>
+      <div className="trend" ref={ref}>
+        <h2>{title}</h2>
+        <p className="readout">
+          {bar ? `${bucketWords(bar.start, hasHours)}: ${readout(bar, format, parts)}` : summary}
+        </p>
+        <svg
+          width={width}
+          height={HEIGHT}
+          role="img"
+          aria-label={REPORTS.trends.aria(title, bars.length, range)}
+          onPointerLeave={() => setPointed(undefined)}
+          onPointerMove={(event) => {
+            const at = event.clientX - event.currentTarget.getBoundingClientRect().left - LEFT
+            setPointed(at < 0 ? undefined : Math.min(bars.length - 1, Math.floor(at / slot)))
+          }}
+        >
+          {axis.map((value) => (
+            <g key={value}>
+              <line x1={LEFT} x2={width} y1={y(value)} y2={y(value)} className="axis" />
+              <text x={LEFT - 8} y={y(value) + 4} textAnchor="end">
+                {tick(value)}
+              </text>
             </g>
           ))}
-      </svg>
-      {parts && (
-        <div className="keys">
-          {parts.map((part, index) => (
-            <span key={part} className="row">
-              <span className="key" style={{ background: `var(${colors[index]})` }} />
-              {part}
-            </span>
-          ))}
-        </div>
-      )}
-    </div>
+          {width > LEFT &&
+            bars.map((each, index) => (
+              <g key={each.start} className={index === pointed ? 'pointed' : undefined}>
+                {stacked(each.parts).map(([from, to], part) => (
+                  <rect
+                    key={part}
+                    x={LEFT + index * slot + Math.min(2, slot / 6)}
+                    width={Math.max(1, slot - 2 * Math.min(2, slot / 6))}
+                    y={y(to)}
+                    height={Math.max(to > from ? 1 : 0, y(from) - y(to))}
+                    fill={`var(${colors[part]})`}
+                  />
+                ))}
+                {index % stride === 0 && LEFT + (index + 0.5) * slot + LABEL_WIDTH / 2 <= width && (
+                  <text x={LEFT + (index + 0.5) * slot} y={HEIGHT - 6} textAnchor="middle">
+                    {bucketWords(each.start, hasHours)}
+                  </text>
+                )}
+              </g>
+            ))}
+        </svg>
+        {parts && (
+          <div className="keys">
+            {parts.map((part, index) => (
+              <span key={part} className="row">
+                <span className="key" style={{ background: `var(${colors[index]})` }} />
+                {part}
+              </span>
+            ))}
+          </div>
+        )}
+      </div>
+    </Card>
   )
 }
 

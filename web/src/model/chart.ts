@@ -1,5 +1,5 @@
 /** Figures, ticks, smoothing and ranges of charts. Pure. */
-import { count } from './format'
+import { binary, BINARY_UNITS, count } from './format'
 import { lowerBound, type Axis, type Fault } from './metrics'
 
 export type Zone = 'utc' | 'local'
@@ -12,9 +12,9 @@ export function figure(value: number | null | undefined, unit: Unit): string {
   if (value === null || value === undefined) return '–'
   switch (unit) {
     case 'bytes':
-      return binary(value)
+      return roundedBytes(value)
     case 'bytes/s':
-      return `${binary(value)}/s`
+      return `${roundedBytes(value)}/s`
     case 'seconds':
       return Math.abs(value) < 0.1 && value !== 0 ? `${rounded(value * 1000)} ms` : `${rounded(value)} s`
     case 'percent':
@@ -24,18 +24,15 @@ export function figure(value: number | null | undefined, unit: Unit): string {
   }
 }
 
-const BINARY = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
-
-function binary(value: number): string {
-  let [scaled, index] = [value, 0]
-  while (Math.abs(scaled) >= 1024 && index < BINARY.length - 1) [scaled, index] = [scaled / 1024, index + 1]
-  return `${rounded(scaled)} ${BINARY[index]}`
+function roundedBytes(value: number): string {
+  const [scaled, unit] = binary(value)
+  return `${rounded(scaled)} ${unit}`
 }
 
 /** Return the possible distances of ticks on an axis up to `most` bytes: round numbers of KiB, MiB or a larger unit. */
 export function binarySteps(most: number): number[] {
   const unit =
-    1024 ** Math.max(0, Math.min(BINARY.length - 1, Math.floor(Math.log(Math.max(1, most)) / Math.log(1024))))
+    1024 ** Math.max(0, Math.min(BINARY_UNITS.length - 1, Math.floor(Math.log(Math.max(1, most)) / Math.log(1024))))
   return [-3, -2, -1, 0, 1, 2, 3].flatMap((power) => [1, 2, 5].map((step) => step * 10 ** power * unit))
 }
 
@@ -65,8 +62,21 @@ const STEPS = [
  * `most`: maximum number of intervals between ticks.
  */
 export function timeTicks(from: number, to: number, most: number, zone: Zone): number[] {
-  const step = STEPS.find((each) => (to - from) / each <= most) ?? Math.ceil((to - from) / most / 86400) * 86400
-  const offset = offsetOf(zone, from)
+  return roundTicks(from, to, most, { steps: STEPS, beyond: 86400, offset: offsetOf(zone, from) })
+}
+
+interface Round {
+  /** Possible distances of ticks, rising. */
+  steps: readonly number[]
+  /** A larger distance is a multiple of this one. */
+  beyond: number
+  /** The ticks are multiples of their distance, minus this offset. */
+  offset?: number
+}
+
+/** Return at most `most` + 1 round positions of an axis. */
+export function roundTicks(from: number, to: number, most: number, { steps, beyond, offset = 0 }: Round): number[] {
+  const step = steps.find((each) => (to - from) / each <= most) ?? Math.ceil((to - from) / most / beyond) * beyond
   const found: number[] = []
   for (let at = Math.ceil((from + offset) / step) * step - offset; at <= to; at += step) found.push(at)
   return found
@@ -95,17 +105,13 @@ export function momentWords(at: number, zone: Zone): string {
   return `${date} ${time}${zone === 'utc' ? ' UTC' : ''}`
 }
 
-const ELAPSED = [
+export const ELAPSED: readonly number[] = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800,
 ]
 
 /** Return the ticks of an axis of elapsed time, at round numbers of seconds. */
-export function elapsedTicks(from: number, to: number, most: number): number[] {
-  const step = ELAPSED.find((each) => (to - from) / each <= most) ?? Math.ceil((to - from) / most / 604800) * 604800
-  const found: number[] = []
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at)
-  return found
-}
+export const elapsedTicks = (from: number, to: number, most: number): number[] =>
+  roundTicks(from, to, most, { steps: ELAPSED, beyond: 604800 })
 
 /** Return an elapsed time as 1:05:00, or as 3 d 02:00 from one day on. */
 export function elapsedWords(seconds: number): string {

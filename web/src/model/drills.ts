@@ -1,7 +1,7 @@
 /** Drills: their statuses, the jobs that permit them, and the sentence at the top of the page. Pure. */
 import type { Drill, TrainingJobSummary } from '../contract'
 import { DRILLS } from '../words/drills'
-import type { Tone } from './standing'
+import type { Tone, VerdictLine } from './standing'
 
 export type Fault = keyof typeof DRILLS.faults
 
@@ -16,14 +16,8 @@ export const drillable = (jobs: readonly TrainingJobSummary[], allowed: readonly
       allowed.includes(job.FleetName) && job.TrainingJobStatus === 'InProgress' && job.SecondaryStatus === 'Training',
   )
 
-interface Line {
-  tone: Tone
-  lead: string
-  text: string
-}
-
 /** Return the sentence at the top of the page: running drills, or the outcome of the newest one. */
-export function drillsVerdict(drills: readonly Drill[], allowed: readonly string[]): Line {
+export function drillsVerdict(drills: readonly Drill[], allowed: readonly string[]): VerdictLine {
   const words = DRILLS.verdict
   const text = allowed.length ? words.allowed(allowed) : words.forbidden
   const running = drills.filter(({ DrillStatus }) => DrillStatus === 'requested' || DrillStatus === 'struck').length

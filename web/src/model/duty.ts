@@ -1,6 +1,6 @@
 /** What a person has to do, as the server states it: the order of urgencies, and actions of an incident. Pure. */
 import type { Duty, DutyAction, Incident, TrainingJob } from '../contract'
-import { DUTIES, DUTY } from '../words/duty'
+import { DUTIES } from '../words/duty'
 import type { Tone } from './standing'
 
 export type Urgency = Duty['Urgency']
@@ -13,11 +13,9 @@ export const isPressing = ({ Urgency }: Pick<Duty, 'Urgency'>): boolean => Urgen
 /** Return the urgency of the first action, which the server lists first because it is the most urgent one. */
 export const urgencyOf = (actions: readonly DutyAction[]): Urgency => actions[0]?.Urgency ?? 'None'
 
-/** Return a link to the form that submits a failed job again, from its newest checkpoint. */
-export function resubmission({ RunId }: Pick<TrainingJob, 'RunId'>, step: number | undefined) {
-  const checkpoint = step === undefined ? '' : `&checkpoint=${step}`
-  return { to: `/submit?from=${encodeURIComponent(RunId)}${checkpoint}`, label: DUTY.resubmit }
-}
+/** Return the path of the form that submits a failed job again, from its newest checkpoint. */
+export const resubmission = ({ RunId }: Pick<TrainingJob, 'RunId'>, step: number | undefined): string =>
+  `/submit?from=${encodeURIComponent(RunId)}${step === undefined ? '' : `&checkpoint=${step}`}`
 
 /** Return the line at the top of an incident's page: the server's sentence about what a person must do. */
 export function incidentLine({ Actions = [], ClosedAt, DutySentence: lead = '', Wait }: Incident): {

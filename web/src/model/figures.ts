@@ -28,7 +28,7 @@ import { toneOfDuty } from '../words/duty'
 import { OUTCOMES } from '../words/incident'
 import { phaseWords } from './causes'
 import { count, dollars, duration, percent, plural } from './format'
-import { hasReleasedNodes, isOver, reachedStep, STATUSES, statusWord, type Tone } from './standing'
+import { hasReleasedNodes, isOver, reachedStep, statusOf, type Tone } from './standing'
 
 /** Age in seconds from which an answer is stale, if no request failed before. */
 export const STALE_SECONDS = 15
@@ -37,39 +37,7 @@ export const STALE_SECONDS = 15
 export type AnyJob = Partial<TrainingJob> & Partial<TrainingJobSummary>
 type Protection = Partial<DescribeProtectionResponse>
 
-export interface JobFigures {
-  of: string
-  isStale: boolean
-  isOver: boolean
-  status: string
-  statusTone: Tone
-  /** Steps that the ranks of the current launch have finished. Absent while no ranks run. */
-  step?: number
-  /** The highest step of all launches. */
-  reachedStep?: number
-  targetStep?: number
-  /** Share of the job that is done, 0 to 1. Absent if the script declares no target. */
-  doneRatio?: number
-  /** The newest step that memory holds. Absent before the first commit and after the memory is released. */
-  committedStep?: number
-  /** The newest complete checkpoint in S3. Absent without one, and without an answer of DescribeProtection. */
-  checkpointStep?: number
-  protection: ProtectionWord
-  protectionTone: Tone
-  /** Nodes that are connected and report no fault. Absent while the job has no nodes. */
-  healthyNodes?: number
-  healthyNodesTone: Tone
-  /** Number of nodes that the job requests, or that it has if it has more. */
-  wantedNodes: number
-  incidents?: number
-  openIncidents?: number
-  /** Steps that training repeated after failures, over all incidents. Absent in lists. */
-  recomputedSteps?: number
-  /** Steps that no checkpoint has. Only for a job that failed or was stopped, with an answer of DescribeProtection. */
-  unsavedSteps?: number
-  ettrRatio?: number
-  costUsd?: number
-}
+export type JobFigures = ReturnType<typeof jobFigures>
 
 /**
  * How memory protects a job.
@@ -100,7 +68,7 @@ export interface Context {
 }
 
 /** Return the figures of a job from its description or its entry in a list. */
-export function jobFigures(job: AnyJob, { protection: any, isStale = false }: Context = {}): JobFigures {
+export function jobFigures(job: AnyJob, { protection: any, isStale = false }: Context = {}) {
   const protection = ofThisLaunch(any, job)
   const live = (tone: Tone): Tone => (isStale && tone === 'good' ? 'idle' : tone)
   const hasNodes = holdsNodes(job)
@@ -111,27 +79,37 @@ export function jobFigures(job: AnyJob, { protection: any, isStale = false }: Co
   // All ranks have finished a committed step. The protection can be newer than the job's answer.
   const newest = (step: number) => known(step < 0 ? step : Math.max(step, committed ?? step))
   const reached = newest(reachedStep(job))
+  const status = statusOf(job.SecondaryStatus)
   const isShort = job.TrainingJobStatus === 'Completed' && target !== undefined && (reached ?? 0) < target
   return {
     of: `job/${job.RunId ?? job.TrainingJobName ?? ''}`,
     isStale,
     isOver: isOver(job),
-    status: statusWord(job.SecondaryStatus),
-    statusTone: live(isShort ? 'warn' : (STATUSES[job.SecondaryStatus ?? ''] ?? 'idle')),
+    status: status.word,
+    statusTone: live(isShort ? 'warn' : status.tone),
+    /** Steps that the ranks of the current launch have finished. Absent while no ranks run. */
     step: newest(job.Boundary ?? -1),
+    /** The highest step of all launches. */
     reachedStep: reached,
     targetStep: target,
+    /** Share of the job that is done, 0 to 1. Absent if the script declares no target. */
     doneRatio: target ? Math.min(1, (reached ?? 0) / target) : undefined,
+    /** The newest step that memory holds. Absent before the first commit and after the memory is released. */
     committedStep: committed,
+    /** The newest complete checkpoint in S3. Absent without one, and without an answer of DescribeProtection. */
     checkpointStep: protection?.LastCheckpoint?.Step,
     protection: word,
     protectionTone: live(word === 'Protected' && !survivesNodeLoss(job, protection) ? 'warn' : PROTECTION_TONES[word]),
+    /** Nodes that are connected and report no fault. Absent while the job has no nodes. */
     healthyNodes: hasNodes ? nodes.healthy : undefined,
     healthyNodesTone: live(nodes.isWhole ? 'good' : 'warn'),
+    /** Number of nodes that the job requests, or that it has if it has more. */
     wantedNodes: nodes.wanted,
     incidents: job.IncidentCount,
     openIncidents: job.OpenIncidentCount,
+    /** Steps that training repeated after failures, over all incidents. Absent in lists. */
     recomputedSteps: job.Reliability?.LostSteps,
+    /** Steps that no checkpoint has. Only for a job that failed or was stopped, with an answer of DescribeProtection. */
     unsavedSteps: unsavedSteps(job, protection),
     ettrRatio: job.EttrRatio ?? job.Reliability?.EttrRatio,
     costUsd: job.CostUsd,
@@ -214,38 +192,14 @@ export interface PhaseLength {
   isOpen: boolean
 }
 
-export interface IncidentFigures {
-  of: string
-  isOpen: boolean
-  /** The present phase of an open incident, or how a closed one ended. */
-  phase: string
-  phaseTone: Tone
-  /** Phases that have begun, in their order. Their sum is `totalSeconds`. */
-  phases: PhaseLength[]
-  totalSeconds: number
-  reachedStep?: number
-  /** The step from which the next launch resumed. Absent until it is chosen. */
-  resumedStep?: number
-  /** Steps that training repeats after the failure. Absent until the control plane has chosen a step. */
-  recomputedSteps?: number
-  /** Steps that no checkpoint keeps. Only for an incident with which the job failed or was stopped. */
-  unsavedSteps?: number
-  /** The newest step that a checkpoint keeps; 0 without a checkpoint. Absent without `unsavedSteps`. */
-  keptStep?: number
-  costUsd?: number
-}
+export type IncidentFigures = ReturnType<typeof incidentFigures>
 
 /**
  * Return the figures of an incident.
  *
  * `job` and `protection`: of the incident's job. Without them, `unsavedSteps` is absent.
  */
-export function incidentFigures(
-  incident: Incident,
-  now: number,
-  job?: AnyJob,
-  { protection }: Context = {},
-): IncidentFigures {
+export function incidentFigures(incident: Incident, now: number, job?: AnyJob, { protection }: Context = {}) {
   const isOpen = incident.ClosedAt === undefined
   const phases = phaseLengths(incident, now)
   const hasEndedJob = incident.Outcome === 'JobFailed' || incident.Outcome === 'JobStopped'
@@ -253,14 +207,20 @@ export function incidentFigures(
   return {
     of: `incident/${incident.IncidentId}`,
     isOpen,
+    /** The present phase of an open incident, or how a closed one ended. */
     phase: isOpen ? phaseWords(incident.Phase, incident) : OUTCOMES[incident.Outcome].word,
-    phaseTone: isOpen ? 'busy' : OUTCOMES[incident.Outcome].tone,
+    phaseTone: isOpen ? ('busy' as const) : OUTCOMES[incident.Outcome].tone,
+    /** Phases that have begun, in their order. Their sum is `totalSeconds`. */
     phases,
     totalSeconds: phases.reduce((total, each) => total + each.seconds, 0),
     reachedStep: incident.ReachedStep,
+    /** The step from which the next launch resumed. Absent until it is chosen. */
     resumedStep: incident.FromStep,
+    /** Steps that training repeats after the failure. Absent until the control plane has chosen a step. */
     recomputedSteps: incident.LostSteps,
+    /** Steps that no checkpoint keeps. Only for an incident with which the job failed or was stopped. */
     unsavedSteps: unsaved,
+    /** The newest step that a checkpoint keeps; 0 without a checkpoint. Absent without `unsavedSteps`. */
     keptStep: unsaved === undefined ? undefined : reachedStep(job!) - unsaved,
     costUsd: incident.CostUsd,
   }
@@ -322,25 +282,10 @@ const UNITS: readonly (readonly [below: number, unit: number, name: string])[] =
   [Infinity, 3600, '1 h'],
 ]
 
-export interface FleetFigures {
-  of: string
-  isStale: boolean
-  status: string
-  statusTone: Tone
-  nodes: number
-  connectedNodes: number
-  desiredNodes: number
-  missingNodes: number
-  incidents: number
-  lostNodes: number
-  ettrRatio?: number
-  mttrSeconds?: number
-  costUsd?: number
-  priceUsdPerHour?: number
-}
+export type FleetFigures = ReturnType<typeof fleetFigures>
 
 /** Return the figures of a fleet. An active fleet that lacks nodes waits for instances, and is not green. */
-export function fleetFigures(fleet: Fleet, { isStale = false }: Context = {}): FleetFigures {
+export function fleetFigures(fleet: Fleet, { isStale = false }: Context = {}) {
   const missing = Math.max(0, fleet.DesiredNodeCount - fleet.ConnectedNodeCount)
   const waits = fleet.FleetStatus === 'active' && missing > 0
   const tone: Tone = fleet.FleetStatus !== 'active' ? 'warn' : waits ? 'busy' : 'good'
@@ -348,7 +293,7 @@ export function fleetFigures(fleet: Fleet, { isStale = false }: Context = {}): F
     of: `fleet/${fleet.FleetName}`,
     isStale,
     status: waits ? `waits for ${plural(missing, 'instance')}` : fleet.FleetStatus,
-    statusTone: tone === 'good' && isStale ? 'idle' : tone,
+    statusTone: tone === 'good' && isStale ? ('idle' as const) : tone,
     nodes: fleet.NodeCount,
     connectedNodes: fleet.ConnectedNodeCount,
     desiredNodes: fleet.DesiredNodeCount,
@@ -362,14 +307,7 @@ export function fleetFigures(fleet: Fleet, { isStale = false }: Context = {}): F
   }
 }
 
-export interface NodeFigures {
-  of: string
-  status: string
-  statusTone: Tone
-  /** Absent for an ended node. */
-  agent?: 'connected' | 'not connected'
-  agentTone: Tone
-}
+export type NodeFigures = ReturnType<typeof nodeFigures>
 
 const NODE_TONES: Record<Node['NodeStatus'], Tone> = {
   joining: 'busy',
@@ -382,7 +320,7 @@ const NODE_TONES: Record<Node['NodeStatus'], Tone> = {
 }
 
 /** Return the figures of a node. An assigned node is green only while its agent is connected and reports no problem. */
-export function nodeFigures(node: Node, { isStale = false }: Context = {}): NodeFigures {
+export function nodeFigures(node: Node, { isStale = false }: Context = {}) {
   const live = (tone: Tone): Tone => (isStale && tone === 'good' ? 'idle' : tone)
   const isWell = node.Connected && !(node.Conditions ?? []).length
   const tone = NODE_TONES[node.NodeStatus] ?? 'idle'
@@ -390,6 +328,7 @@ export function nodeFigures(node: Node, { isStale = false }: Context = {}): Node
     of: `node/${node.NodeId}`,
     status: node.NodeStatus,
     statusTone: live(tone === 'good' && !isWell ? 'warn' : tone),
+    /** Absent for an ended node. */
     agent: node.NodeStatus === 'gone' ? undefined : node.Connected ? 'connected' : 'not connected',
     agentTone: live(node.Connected ? 'good' : 'warn'),
   }

@@ -5,16 +5,10 @@ import { FLEET, FLEETS } from '../words/fleets'
 import { fleetFigures } from './figures'
 import { count, percent } from './format'
 import { isPressing } from './duty'
-import type { Tone } from './standing'
-
-interface Line {
-  tone: Tone
-  lead: string
-  text?: string
-}
+import type { VerdictLine } from './standing'
 
 /** Return the sentence at the top of the list of fleets. */
-export function fleetsVerdict(fleets: readonly Fleet[]): Line {
+export function fleetsVerdict(fleets: readonly Fleet[]): VerdictLine {
   const words = FLEETS.verdict
   const frozen = fleets.filter(({ FleetStatus }) => FleetStatus === 'frozen').length
   const deleting = fleets.filter(({ FleetStatus }) => FleetStatus === 'deleting').length
@@ -28,7 +22,7 @@ export function fleetsVerdict(fleets: readonly Fleet[]): Line {
 }
 
 /** Return the sentences at the top of a fleet's page: its duty, and the instances for which it waits. */
-export function fleetVerdict(fleet: Fleet): Line {
+export function fleetVerdict(fleet: Fleet): VerdictLine {
   const words = FLEET.verdict
   const { Duty: duty } = fleet
   const missing = fleetFigures(fleet).missingNodes
@@ -68,22 +62,9 @@ export function changesOf(fleet: Desired, form: FleetForm): Pick<UpdateFleetRequ
   }
 }
 
-/** Numbers of nodes of a fleet that work for jobs, are spare or are held. Every node is counted exactly once. */
-export interface Capacity {
-  inUse: number
-  spare: number
-  held: number
-  /** Nodes that start, reboot or drain. */
-  other: number
-}
-
-export function capacityOf(fleet: Pick<Fleet, 'FleetName'>, nodes: readonly Node[]): Capacity {
+/** Return the numbers of nodes of a fleet that work for jobs, are spare or are held. */
+export function capacityOf(fleet: Pick<Fleet, 'FleetName'>, nodes: readonly Node[]) {
   const mine = nodes.filter((node) => node.FleetName === fleet.FleetName && node.NodeStatus !== 'gone')
-  const number = (...statuses: Node['NodeStatus'][]) => mine.filter((node) => statuses.includes(node.NodeStatus)).length
-  return {
-    inUse: number('assigned'),
-    spare: number('spare'),
-    held: number('held'),
-    other: number('joining', 'rebooting', 'draining'),
-  }
+  const number = (status: Node['NodeStatus']) => mine.filter((node) => node.NodeStatus === status).length
+  return { inUse: number('assigned'), spare: number('spare'), held: number('held') }
 }

@@ -1,7 +1,5 @@
 /** Formats numbers, durations and times for people. Pure: the current time is an argument. */
 
-export const WORLD = 'en-GB'
-
 /** Format a whole number: 1204 → 1,204. */
 export const count = (value: number): string => value.toLocaleString('en-US', { maximumFractionDigits: 0 })
 
@@ -66,14 +64,17 @@ export function local(at: number, zone?: string): string {
 
 /** Format a number of bytes: 1.5 GiB. */
 export function bytes(value: number): string {
-  const units = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB']
-  let scaled = value
-  let unit = 0
-  while (scaled >= 1024 && unit < units.length - 1) {
-    scaled /= 1024
-    unit += 1
-  }
-  return `${unit === 0 ? scaled : scaled.toFixed(1)} ${units[unit]}`
+  const [scaled, unit] = binary(value)
+  return `${unit === 'B' ? scaled : scaled.toFixed(1)} ${unit}`
+}
+
+export const BINARY_UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'] as const
+
+/** Return a number of bytes in the largest unit in which it is at least 1. */
+export function binary(value: number): [scaled: number, unit: string] {
+  let [scaled, index] = [value, 0]
+  while (Math.abs(scaled) >= 1024 && index < BINARY_UNITS.length - 1) [scaled, index] = [scaled / 1024, index + 1]
+  return [scaled, BINARY_UNITS[index]!]
 }
 
 /** Format an amount in US dollars: $1,204.50. */

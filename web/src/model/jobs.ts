@@ -1,7 +1,9 @@
 /** The list of jobs: names in links, filters, sort orders, columns, and counts. Pure. */
 import type { TrainingJobSummary } from '../contract'
 import { isPressing, URGENCIES } from './duty'
-import { isOver, STATUSES, statusWord, type Tone } from './standing'
+import { JOBS } from '../words/jobs'
+import { STATUSES } from '../words/statuses'
+import { isOver } from './standing'
 
 export type Named = Pick<TrainingJobSummary, 'TrainingJobName'> & Partial<Pick<TrainingJobSummary, 'RunId'>>
 
@@ -27,23 +29,6 @@ export function groupOf(job: TrainingJobSummary): Group {
   return job.SecondaryStatus === 'Training' ? 'training' : 'starting'
 }
 
-export const ORDERS = [
-  'trouble',
-  'created',
-  'name',
-  'step',
-  'left',
-  'fleet',
-  'ettr',
-  'cost',
-  'nodes',
-  'incidents',
-  'priority',
-] as const
-export type Order = (typeof ORDERS)[number]
-/** Return the sort order that the page's URL names. Without one, the most urgent jobs come first. */
-export const orderOf = (name: string | null): Order => ORDERS.find((order) => order === name) ?? 'trouble'
-
 type Compare = (a: TrainingJobSummary, b: TrainingJobSummary) => number
 
 const newestFirst: Compare = (a, b) => b.CreationTime - a.CreationTime
@@ -51,7 +36,7 @@ const newestFirst: Compare = (a, b) => b.CreationTime - a.CreationTime
 const rank = (job: TrainingJobSummary) =>
   URGENCIES.indexOf(job.Duty?.Urgency ?? 'None') * GROUPS.length + GROUPS.indexOf(groupOf(job))
 
-const COMPARE: Record<Order, Compare> = {
+const COMPARE = {
   trouble: (a, b) => rank(a) - rank(b),
   created: newestFirst,
   name: (a, b) => a.TrainingJobName.localeCompare(b.TrainingJobName),
@@ -63,7 +48,12 @@ const COMPARE: Record<Order, Compare> = {
   nodes: (a, b) => b.NodeCount - a.NodeCount,
   incidents: (a, b) => (b.IncidentCount ?? 0) - (a.IncidentCount ?? 0),
   priority: (a, b) => b.Priority - a.Priority,
-}
+} satisfies Record<string, Compare>
+export type Order = keyof typeof COMPARE
+
+/** Return the sort order that the page's URL names. Without one, the most urgent jobs come first. */
+export const orderOf = (name: string | null): Order =>
+  (Object.keys(COMPARE) as Order[]).find((order) => order === name) ?? 'trouble'
 
 export interface View {
   text: string
@@ -93,47 +83,24 @@ export function groupCounts(jobs: readonly TrainingJobSummary[]): Record<Group, 
   return counts
 }
 
-/** How many jobs have a status. `word`: what the pages call the status. */
-export interface StatusCount {
-  status: string
-  word: string
-  tone: Tone
-  count: number
-  /** How many of them need a person. */
-  pressing: number
-}
-
-/** Return the number of jobs of each status, in the order of urgency, without statuses that no job has. */
-export const jobsByStatus = (jobs: readonly TrainingJobSummary[]): StatusCount[] =>
+/**
+ * Return the number of jobs of each status, in the order of urgency, without statuses that no job has.
+ *
+ * `pressing`: how many of them need a person.
+ */
+export const jobsByStatus = (jobs: readonly TrainingJobSummary[]) =>
   Object.entries(STATUSES)
-    .map(([status, tone]) => ({ status, tone, having: jobs.filter((job) => job.SecondaryStatus === status) }))
-    .map(({ status, tone, having }) => {
+    .map(([status, { word, tone }]) => {
+      const having = jobs.filter((job) => job.SecondaryStatus === status)
       const pressing = having.filter(({ Duty }) => Duty && isPressing(Duty)).length
       const isPast = status === 'Failed' && pressing === 0
-      return { status, word: statusWord(status), tone: isPast ? 'idle' : tone, count: having.length, pressing }
+      return { status, word, tone: isPast ? ('idle' as const) : tone, count: having.length, pressing }
     })
     .filter(({ count }) => count > 0)
 
 /** Columns of the list, in the order of the table. */
-export const COLUMNS = [
-  'name',
-  'status',
-  'reason',
-  'progress',
-  'loss',
-  'left',
-  'protection',
-  'nodes',
-  'incidents',
-  'ettr',
-  'cost',
-  'fleet',
-  'project',
-  'priority',
-  'duration',
-  'created',
-] as const
-export type Column = (typeof COLUMNS)[number]
+export type Column = keyof typeof JOBS.columns
+export const COLUMNS = Object.keys(JOBS.columns) as readonly Column[]
 export const DEFAULT_COLUMNS: readonly Column[] = COLUMNS.slice(0, 8)
 
 /** Return the columns that the page's URL names, or the default without any. Unknown names are skipped. */

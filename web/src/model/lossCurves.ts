@@ -1,5 +1,6 @@
 /** Selects the loss curves that a list requests: those of rows in view that are missing or out of date. Pure. */
 import type { LossCurve } from '../contract'
+import { finite } from './metrics'
 
 /** The loss curve of one job, with the time and the step of its request. `values`: null if a value is not finite. */
 export interface HeldCurve {
@@ -44,6 +45,3 @@ export function withCurves(
   const others = Object.entries(held).filter(([run]) => !requested.has(run))
   return Object.fromEntries([...others, ...fresh].slice(-MOST_HELD))
 }
-
-const finite = (value: number | string): number | null =>
-  typeof value === 'number' && Number.isFinite(value) ? value : null

@@ -25,8 +25,6 @@ export interface Series {
   /** Nodes with the minimum and the maximum, for metrics that several nodes measure. */
   lowOn: readonly (string | undefined)[]
   highOn: readonly (string | undefined)[]
-  steps: readonly (number | null)[]
-  times: readonly (number | null)[]
 }
 
 /** A failure on an axis. */
@@ -92,7 +90,7 @@ export function lowerBound(list: readonly number[], wanted: number): number {
   return from
 }
 
-const finite = (value: number | string | null | undefined): number | null =>
+export const finite = (value: number | string | null | undefined): number | null =>
   typeof value === 'number' && Number.isFinite(value) ? value : null
 
 interface Scale {
@@ -137,8 +135,6 @@ export function series(metric: MetricDataResult, { axis, gaps = [], startedAt = 
     high: column((index) => finite(metric.Maximums[index])),
     lowOn: node(metric.MinimumNodeIds),
     highOn: node(metric.MaximumNodeIds),
-    steps: column((index) => metric.LastSteps[index]!),
-    times: column((index) => metric.Times[index]!),
   }
 }
 

@@ -1,5 +1,5 @@
 /** Names, units and groups of metrics: those that the script logs, and those that Everstep measures. Pure. */
-import { figure, type Unit } from './chart'
+import type { Unit } from './chart'
 import type { Series } from './metrics'
 
 const PREFIX = 'everstep/'
@@ -62,22 +62,10 @@ export function groups(names: readonly string[]): Group[] {
   return [...found].map(([title, each]) => ({ title, names: each })).sort((a, b) => first(a.title) - first(b.title))
 }
 
-interface Extreme {
-  node: string
-  value: string
-}
-
 /** Return the nodes with the least and the greatest value at the newest point that names nodes. */
-export function extremes(name: string, of: Series): { median: string; least: Extreme; most: Extreme } | undefined {
+export function extremes(of: Series): { least: string; most: string } | undefined {
   const at = of.lowOn.findLastIndex((node) => node !== undefined)
-  const [least, most, median] = [of.low[at], of.high[at], of.y[at]]
-  const [leastOn, mostOn] = [of.lowOn[at], of.highOn[at]]
-  if (least == null || most == null || median == null || leastOn === undefined || mostOn === undefined) return undefined
-  if (least === most) return undefined
-  const words = (value: number) => figure(value, unitOf(name))
-  const [lowest, highest] = [
-    { node: leastOn, value: words(least) },
-    { node: mostOn, value: words(most) },
-  ]
-  return { median: words(median), least: lowest, most: highest }
+  const [low, high, least, most] = [of.low[at], of.high[at], of.lowOn[at], of.highOn[at]]
+  if (low == null || high == null || low === high || least === undefined || most === undefined) return undefined
+  return { least, most }
 }

@@ -5,7 +5,7 @@ import { SHELL } from '../words/shell'
 import { addressesOf } from './jobs'
 import { actionsOf } from './nodes'
 import { causeTitle } from './causes'
-import { isOver, statusWord } from './standing'
+import { isOver, statusOf } from './standing'
 
 export type Scheme = 'auto' | 'light' | 'dark'
 export type Action =
@@ -50,7 +50,7 @@ export function entriesOf({ jobs, fleets, incidents, nodes }: Lists, { mayRun, i
       page(
         `/jobs/${encodeURIComponent(addressOf(job))}`,
         job.TrainingJobName,
-        kinds.job(statusWord(job.SecondaryStatus)),
+        kinds.job(statusOf(job.SecondaryStatus).word),
       ),
     ),
     ...fleets.map(({ FleetName }) => page(`/fleets/${encodeURIComponent(FleetName)}`, FleetName, kinds.fleet)),

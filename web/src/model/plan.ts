@@ -1,16 +1,11 @@
 /** Describes the plan that a dry run of a job's submission returns. Pure. */
 import type { TrainingJobPlan } from '../contract'
 import { PLAN } from '../words/submit'
-import type { Statement } from './facts'
 import { bytes, count, dollars, duration, percent, plural, sentence } from './format'
+import type { Statement } from './verdict'
 
-export interface Planned {
-  start: Statement
-  /** Label and value of each fact that the API returns. A new fleet, for example, has no MTTF yet. */
-  facts: [string, string][]
-}
-
-export function planned(plan: TrainingJobPlan): Planned {
+/** Return whether the job would start, and each fact that the API returns. A new fleet has no MTTF yet, for example. */
+export function planned(plan: TrainingJobPlan) {
   const facts = factsOf(plan).filter((fact): fact is [string, string] => fact[1] !== undefined)
   return { start: startOf(plan), facts }
 }

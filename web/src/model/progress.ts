@@ -1,7 +1,7 @@
 /** The pace of a job while this page is open, and the time that remains. Pure. */
 import type { TrainingJobSummary } from '../contract'
 import { JOB } from '../words/job'
-import type { Progress } from './facts'
+import type { Progress } from './verdict'
 import { duration, minute } from './format'
 import { isOver } from './standing'
 
@@ -37,26 +37,15 @@ export function progressOf(samples: readonly Sample[], usualRate: number | undef
   const recent = samples.filter((sample) => sample.at >= last.at - WINDOW_SECONDS)
   const span = last.at - recent[0]!.at
   const steps = last.boundary - recent[0]!.boundary
-  return {
-    boundary: last.boundary,
-    rate: span >= 5 && steps > 0 ? steps / span : undefined,
-    usualRate,
-  }
+  return { rate: span >= 5 && steps > 0 ? steps / span : undefined, usualRate }
 }
 
-type Ahead = Pick<
-  TrainingJobSummary,
-  'Boundary' | 'TargetStep' | 'EstimatedRemainingSeconds' | 'SecondaryStatus' | 'TrainingJobStatus'
->
-
-/** Return the finished share of a job, 0 to 1. undefined if the script declares no target step. */
-export const doneRatio = ({ Boundary, TargetStep }: Pick<Ahead, 'Boundary' | 'TargetStep'>): number | undefined =>
-  TargetStep ? Math.min(1, Math.max(0, Boundary) / TargetStep) : undefined
+type AheadField = 'TargetStep' | 'EstimatedRemainingSeconds' | 'SecondaryStatus' | 'TrainingJobStatus'
 
 const DAY_SECONDS = 86_400
 
 /** Return the remaining time at the pace so far, and when the job would end without failures. */
-export function remainingWords(job: Ahead, now: number): string {
+export function remainingWords(job: Pick<TrainingJobSummary, AheadField>, now: number): string {
   const words = JOB.remaining
   if (isOver(job)) return '–'
   if (job.TargetStep === undefined) return words.notDeclared

@@ -1,10 +1,11 @@
 /** Computes the time range, the trends and the CSV files of the Reports page from a report of the API. Pure. */
 import type { Report, ReportFigures, ReportIncidents } from '../contract'
+import { TIME } from '../words/jobTabs'
 import { duration } from './format'
 
-export const RANGES = ['24h', '7d', '30d', '90d', 'custom'] as const
+const HOURS = { '24h': 24, '7d': 168, '30d': 720, '90d': 2160 } as const
+export const RANGES = [...(Object.keys(HOURS) as (keyof typeof HOURS)[]), 'custom'] as const
 export type Range = (typeof RANGES)[number]
-const HOURS: Readonly<Record<Exclude<Range, 'custom'>, number>> = { '24h': 24, '7d': 168, '30d': 720, '90d': 2160 }
 const HOUR = 3600
 
 /** The time range that the page's URL names, in Unix seconds. Without `end`, the range ends now. */
@@ -109,18 +110,13 @@ export interface Bar {
   parts: number[]
 }
 
-const barsOf = (report: Report, parts: (figures: ReportFigures) => (number | undefined)[]): Bar[] =>
+/** Return the bars of a trend, one per time bucket. `parts`: the stacked parts of a bar. */
+export const barsOf = (report: Report, parts: (figures: ReportFigures) => (number | undefined)[]): Bar[] =>
   report.Buckets.map(({ StartTime, EndTime, Figures }) => ({
     start: StartTime,
     end: EndTime,
     parts: parts(Figures).every((part) => part === undefined) ? [] : parts(Figures).map((part) => part ?? 0),
   }))
-
-export const ettrBars = (report: Report): Bar[] => barsOf(report, (figures) => [figures.EttrRatio])
-export const mttfBars = (report: Report): Bar[] => barsOf(report, (figures) => [figures.MttfSeconds])
-export const mttrBars = (report: Report): Bar[] => barsOf(report, (figures) => [figures.MttrSeconds])
-/** A bar per time bucket with its cost, divided into parts for work, failures and idle nodes (`costParts`). */
-export const costBars = (report: Report): Bar[] => barsOf(report, costParts)
 
 /**
  * A cost divided into three parts: work, failures, and idle nodes.
@@ -183,21 +179,7 @@ const PLAIN = [
 ] as const
 const KINDS = ['Failures', 'PlannedStops', 'Drills'] as const
 const SUMS = ['Count', 'RecoveredCount', 'RecoverySeconds', 'RecomputedSteps', 'CostUsd'] as const
-const TIMES = [
-  'queue',
-  'provision',
-  'start',
-  'train',
-  'shortage',
-  'stall',
-  'detect',
-  'replace',
-  'restore',
-  'rework',
-  'stopping',
-  'paused',
-  'unaccounted',
-]
+const TIMES = Object.keys(TIME.buckets)
 
 /** The rows of a report as CSV (RFC 4180), with the columns of `everstep reports export`. Empty without rows. */
 export function csvOf(report: Report, kind: CsvKind): string {

@@ -2,6 +2,7 @@
 import { parse, stringify } from 'yaml'
 
 import { jobSettings, type CreateTrainingJobRequest, type TrainingJob } from '../contract'
+import { shellWord } from './outputs'
 import { SPEC } from '../words/spec'
 
 export type Draft = Partial<CreateTrainingJobRequest>
@@ -61,17 +62,15 @@ export function fromYaml(text: string): Draft {
   return read as Draft
 }
 
-const quoted = (text: string): string => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'\\''`)}'`)
-
 /** Return the command of the AWS command line, which needs Everstep's model (`everstep configure`). */
 export const asCommand = (draft: Draft): string =>
-  `aws everstep create-training-job --cli-input-json ${quoted(JSON.stringify(shortest(draft), null, 2))}`
+  `aws everstep create-training-job --cli-input-json ${shellWord(JSON.stringify(shortest(draft), null, 2))}`
 
 export const asCurl = (draft: Draft): string =>
   [
     'curl --fail-with-body -X POST "$EVERSTEP_ENDPOINT_URL/v1/training-jobs"',
     '  -H "Authorization: Bearer $EVERSTEP_TOKEN" -H "Content-Type: application/json"',
-    `  -d ${quoted(JSON.stringify(shortest(draft), null, 2))}`,
+    `  -d ${shellWord(JSON.stringify(shortest(draft), null, 2))}`,
   ].join(' \\\n')
 
 function python(value: unknown, indent: string): string {

@@ -1,34 +1,22 @@
-/** The statuses of a job: their tones, their order by urgency, and what follows from them. Pure. */
+/** The statuses of a job, and what follows from them. Pure. */
 import type { TrainingJob } from '../contract'
-import { STATUS_WORDS } from '../words/statuses'
+import { STATUSES } from '../words/statuses'
 
 /** good: healthy. busy: in progress. warn: needs attention. bad: failed. idle: finished, or not started. */
 export type Tone = 'good' | 'busy' | 'warn' | 'bad' | 'idle'
 
-/** Every SecondaryStatus in the order of urgency. */
-export const STATUSES: Readonly<Record<string, Tone>> = {
-  Failed: 'bad',
-  CompletedWithOlderCheckpoint: 'warn',
-  Restarting: 'busy',
-  Interrupted: 'warn',
-  Paused: 'idle',
-  Pending: 'idle',
-  Starting: 'busy',
-  Downloading: 'busy',
-  Pausing: 'busy',
-  Stopping: 'busy',
-  Training: 'good',
-  Stopped: 'idle',
-  Completed: 'good',
-} satisfies Record<TrainingJob['SecondaryStatus'], Tone>
-const ORDER = Object.keys(STATUSES)
+/** The verdict in a page's head: `lead` is shown in the color of its tone, and `text` follows. */
+export interface VerdictLine {
+  tone: Tone
+  lead: string
+  text?: string
+  /** Whether the request for the page's object failed, although the control plane answers others. */
+  isStale?: boolean
+}
 
-/** Return the word for a SecondaryStatus. A status that only a newer server knows is shown by its own name. */
-export const statusWord = (status = 'Unknown'): string => WORDS[status] ?? status
-const WORDS: Readonly<Record<string, string>> = STATUS_WORDS
-
-/** Return the position of a status in `STATUSES`. A status that only a newer server knows comes last. */
-export const urgency = (status: string): number => (ORDER.indexOf(status) + ORDER.length + 1) % (ORDER.length + 1)
+/** Return the word and the tone of a SecondaryStatus. A status that only a newer server knows has its own name. */
+export const statusOf = (status = 'Unknown'): { word: string; tone: Tone } =>
+  STATUSES[status] ?? { word: status, tone: 'idle' }
 
 const ENDED = new Set(['Completed', 'Failed', 'Stopped'])
 export const isOver = (job: { TrainingJobStatus?: string }): boolean => ENDED.has(job.TrainingJobStatus ?? '')

@@ -2,6 +2,7 @@
 import type { Incident, TimeSpan, TrainingJob, TrainingJobNode } from '../contract'
 import { TIMELINE } from '../words/jobTabs'
 import { causeTitle } from './causes'
+import { ELAPSED, roundTicks } from './chart'
 import { sentence } from './format'
 import { wordsOf } from './time'
 
@@ -140,39 +141,10 @@ function faultOf(incident: Incident, node?: string): Fault {
   return { at: incident.FailedAt, label, incidentId: incident.IncidentId }
 }
 
-const MINUTE = 60
-const HOUR = 3600
 const DAY = 86_400
 /** Possible distances of ticks on the time axis, in seconds. */
-const STEPS = [
-  1,
-  2,
-  5,
-  10,
-  15,
-  30,
-  MINUTE,
-  2 * MINUTE,
-  5 * MINUTE,
-  10 * MINUTE,
-  15 * MINUTE,
-  30 * MINUTE,
-  HOUR,
-  2 * HOUR,
-  4 * HOUR,
-  6 * HOUR,
-  12 * HOUR,
-  DAY,
-  2 * DAY,
-  7 * DAY,
-  30 * DAY,
-  90 * DAY,
-]
+const STEPS = [...ELAPSED, 30 * DAY, 90 * DAY]
 
 /** Return at most `most` + 1 moments at round times of the clock. */
-export function ticks(from: number, to: number, most: number): number[] {
-  const step = STEPS.find((each) => (to - from) / each <= most) ?? 365 * DAY
-  const moments: number[] = []
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) moments.push(at)
-  return moments
-}
+export const ticks = (from: number, to: number, most: number): number[] =>
+  roundTicks(from, to, most, { steps: STEPS, beyond: 365 * DAY })

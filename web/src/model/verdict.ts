@@ -4,18 +4,58 @@
  * The server decides what a person must do (`Duty`). This module states the facts that the API reports, and decides
  * nothing. A fact that the API does not report is left out, or is "unknown".
  */
-import type { CapacityWait, Duty, Incident, TrainingJob } from '../contract'
+import type { CapacityWait, DescribeProtectionResponse, Duty, Fleet, Incident, TrainingJob } from '../contract'
 import { BANNERS, KEPT, STATE } from '../words/job'
 import { toneOfDuty } from '../words/duty'
 import { phaseWords } from './causes'
-import type { Facts, JobState, PhaseNow, Progress, Statement } from './facts'
 import { jobFigures, phaseLengths, shown, type JobFigures } from './figures'
 import { ago, count, duration, headline, moment, percent, plural, sentence } from './format'
 import { attemptWords, missingWords } from './incident'
-import { isOver, reachedStep, hasReleasedNodes, stateOf, type Tone } from './standing'
+import { isOver, reachedStep, hasReleasedNodes, stateOf, type Tone, type VerdictLine } from './standing'
 
-export { isOver }
-export type { Facts, JobState, PhaseNow, Progress, Statement, Tone }
+export interface Statement {
+  tone: Tone
+  /** One to four words. */
+  title: string
+  /** One sentence or more. */
+  text: string
+}
+
+/** The state of a job. `text` is the first sentence of the verdict, the line at the top of the job's page. */
+export interface JobState extends Statement {
+  /** Sentences that explain the state. Empty if nothing needs an explanation. */
+  detail: string
+}
+
+/** The phase of the open incident. */
+export interface PhaseNow {
+  /** What happens in the phase. */
+  words: string
+  elapsedSeconds: number
+  /** Median length of this phase in earlier incidents of the same cause. Absent without such incidents. */
+  usualSeconds?: number
+}
+
+/** How the step of a job changed while this page was open. The API has no time of the last step. */
+export interface Progress {
+  /** Steps per second over the last 30 s. */
+  rate?: number
+  /** Steps per second over the whole job. */
+  usualRate?: number
+}
+
+export interface Facts {
+  job: Partial<TrainingJob> & Pick<TrainingJob, 'TrainingJobName' | 'Duty'>
+  protection?: Partial<DescribeProtectionResponse>
+  incidents?: Incident[]
+  fleet?: Partial<Fleet>
+  progress?: Progress
+  /** Names of other jobs that the same fault hit, from `hitAlike`. */
+  othersHit?: string[]
+  /** Whether the last answer of the server is old. */
+  isStale?: boolean
+  now: number
+}
 
 export interface Verdict {
   figures: JobFigures
@@ -25,7 +65,7 @@ export interface Verdict {
   duty: Duty
   banners: Statement[]
   /** The one line at the top of the page. `lead` is set in the color of `tone`. */
-  line: { tone: Tone; lead: string; text: string; isStale: boolean }
+  line: Required<VerdictLine>
 }
 
 const TITLES = STATE.titles

@@ -34,8 +34,8 @@ export default function DrillsPage() {
         {(all) => <Start allowed={allowed} firstFleet={all[0]?.FleetName ?? 'main'} />}
       </Shown>
       <Card title={words.title} isFlush>
-        <Shown query={drills}>
-          {(list) => (list.length ? <History drills={list} /> : <p className="dim empty">{words.none}</p>)}
+        <Shown query={drills} empty={<p className="dim empty">{words.none}</p>}>
+          {(list) => <History drills={list} />}
         </Shown>
       </Card>
     </div>
@@ -46,11 +46,7 @@ function Start({ allowed, firstFleet }: { allowed: string[]; firstFleet: string 
   const { isAdmin } = useRole()
   if (!isAdmin) return <p className="dim">{DRILLS.viewer}</p>
   if (allowed.length) return <DrillForm allowed={allowed} />
-  return (
-    <Empty title={DRILLS.forbidden.title} command={`everstep fleets update ${firstFleet} --allow-drills`}>
-      {DRILLS.forbidden.text}
-    </Empty>
-  )
+  return <Empty {...DRILLS.forbidden} command={`everstep fleets update ${firstFleet} --allow-drills`} />
 }
 
 /** The form that starts a drill. The URL contains its job, fault and node, so the form keeps them after a start. */
@@ -65,11 +61,7 @@ function DrillForm({ allowed }: { allowed: string[] }) {
   const job = useQuery({ ...jobQuery(address ?? ''), enabled: address !== undefined }).data
   const words = DRILLS.form
   if (chosen === undefined || address === undefined) {
-    return (
-      <Empty title={DRILLS.noJob.title} command="everstep jobs list">
-        {DRILLS.noJob.text(allowed)}
-      </Empty>
-    )
+    return <Empty title={DRILLS.noJob.title} text={DRILLS.noJob.text(allowed)} command="everstep jobs list" />
   }
   const isAble = able.includes(chosen)
   const choices = isAble ? able : [chosen, ...able]

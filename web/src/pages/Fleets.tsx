@@ -21,16 +21,8 @@ export default function FleetsPage() {
   return (
     <div className="stack">
       <PageHead title={FLEETS.title} verdict={query.data?.length ? fleetsVerdict(query.data) : undefined} />
-      <Shown query={query}>
-        {(fleets) =>
-          fleets.length ? (
-            <FleetTable fleets={fleets} />
-          ) : (
-            <Empty title={FLEETS.empty.title} command={FIRST_FLEET}>
-              {FLEETS.empty.text}
-            </Empty>
-          )
-        }
+      <Shown query={query} empty={<Empty {...FLEETS.empty} command={FIRST_FLEET} />}>
+        {(fleets) => <FleetTable fleets={fleets} />}
       </Shown>
     </div>
   )

@@ -32,7 +32,7 @@ import { capitalized, clock, count, duration, utc } from '../model/format'
 import { standingOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
-import { isOver } from '../model/verdict'
+import { isOver } from '../model/standing'
 import { Ago, IncidentLink, JobLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
@@ -190,8 +190,8 @@ function Acknowledged({ incident }: { incident: Incident }) {
 interface ToDoProps {
   incident: Incident
   fleet?: string
-  /** A link to the form that submits a failed job again. */
-  again?: { to: string; label: string }
+  /** Path of the form that submits a failed job again. */
+  again?: string
 }
 
 function ToDo({ incident, ...context }: ToDoProps) {
@@ -374,8 +374,8 @@ function Similar({ incident }: { incident: Incident }) {
   const { title, none } = INCIDENT.similar
   return (
     <Card title={title} isFlush label={title}>
-      <Shown query={query} rows={2}>
-        {(similar) => (similar.length === 0 ? <p className="dim empty">{none}</p> : <SimilarTable similar={similar} />)}
+      <Shown query={query} rows={2} empty={<p className="dim empty">{none}</p>}>
+        {(similar) => <SimilarTable similar={similar} />}
       </Shown>
     </Card>
   )

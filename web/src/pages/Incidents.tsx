@@ -6,11 +6,12 @@ import { useQuery } from '@tanstack/react-query'
 import { incidentsQuery } from '../api/queries'
 import type { Incident } from '../contract'
 import { filtered, NO_OWNER, troubleFirst, valuesOf, type IncidentFilter } from '../model/incidentList'
+import type { VerdictLine } from '../model/standing'
 import { causeTitle } from '../model/causes'
 import { Empty, Filter, Shown } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { IncidentTable } from '../parts/IncidentTable'
-import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { PageHead } from '../parts/PageHead'
 import { useAddress } from '../parts/address'
 import { INCIDENTS } from '../words/incident'
 
@@ -25,16 +26,8 @@ export default function IncidentsPage() {
   return (
     <div className="stack">
       <PageHead title={INCIDENTS.title} verdict={query.data?.length ? verdictOf(query.data) : undefined} />
-      <Shown query={query}>
-        {(incidents) =>
-          incidents.length ? (
-            <List incidents={incidents} />
-          ) : (
-            <Empty title={INCIDENTS.empty.title} command="everstep incidents list">
-              {INCIDENTS.empty.text}
-            </Empty>
-          )
-        }
+      <Shown query={query} empty={<Empty {...INCIDENTS.empty} command="everstep incidents list" />}>
+        {(incidents) => <List incidents={incidents} />}
       </Shown>
     </div>
   )

@@ -9,8 +9,8 @@ import { lazyPart } from '../api/pages'
 import { jobQuery, useRole } from '../api/queries'
 import type { TrainingJob } from '../contract'
 import { statementHook } from '../model/figures'
-import { statusWord } from '../model/standing'
-import { isOver, rateWords } from '../model/verdict'
+import { isOver, statusOf } from '../model/standing'
+import { rateWords } from '../model/verdict'
 import { ActionButton } from '../parts/ActionButton'
 import { Empty, Loading, Shown, Status } from '../parts/Basics'
 import { ConfirmButton } from '../parts/ConfirmButton'
@@ -34,8 +34,9 @@ export default function JobPage() {
   const { name = '' } = useParams()
   const query = useQuery(jobQuery(name))
   const job = query.data
-  const status = job && statusWord(job.SecondaryStatus)
-  useDocumentTitle(job ? `${status}: ${job.TrainingJobName}, Everstep` : `${name}, Everstep`)
+  useDocumentTitle(
+    job ? `${statusOf(job.SecondaryStatus).word}: ${job.TrainingJobName}, Everstep` : `${name}, Everstep`,
+  )
   return (
     <Shown query={query} rows={8}>
       {(data) => <Sections job={data} dataUpdatedAt={query.dataUpdatedAt} error={query.error} />}

@@ -9,9 +9,9 @@ import { checkpointsQuery, useRole } from '../api/queries'
 import type { Checkpoint, CreateCheckpointResponse, TrainingJob } from '../contract'
 import { bytes, count, percent } from '../model/format'
 import { shellWord } from '../model/outputs'
-import { isOver } from '../model/verdict'
+import { isOver, type Tone } from '../model/standing'
 import { ActionButton } from '../parts/ActionButton'
-import { Ago, Command, Empty, Shown, Status, toneOf } from '../parts/Basics'
+import { Ago, Command, Empty, Shown, Status } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { ConfirmButton } from '../parts/ConfirmButton'
 import { CopyId } from '../parts/CopyId'
@@ -36,17 +36,16 @@ export default function CheckpointsTab({ job }: { job: TrainingJob }) {
     <div className="stack">
       {canCreate && <Create job={job} checkpoints={query.data ?? []} />}
       <UploadLine job={job} />
-      <Shown query={query}>
-        {(checkpoints) =>
-          checkpoints.length ? (
-            <>
-              <CheckpointTable job={job} checkpoints={checkpoints} />
-              <Export job={name} checkpoints={checkpoints} />
-            </>
-          ) : (
-            <Empty title={words.empty}>{[policy, next, words.memory].filter(Boolean).join(' ')}</Empty>
-          )
-        }
+      <Shown
+        query={query}
+        empty={<Empty title={words.empty} text={[policy, next, words.memory].filter(Boolean).join(' ')} />}
+      >
+        {(checkpoints) => (
+          <>
+            <CheckpointTable job={job} checkpoints={checkpoints} />
+            <Export job={name} checkpoints={checkpoints} />
+          </>
+        )}
       </Shown>
       {trash.length > 0 && (
         <>
@@ -131,13 +130,26 @@ function CheckpointTable({ job, checkpoints, label = JOB.tabs.checkpoints }: Tab
   )
 }
 
+const TONES: Record<Checkpoint['Status'] | Checkpoint['Verification'], Tone> = {
+  Uploading: 'busy',
+  Complete: 'good',
+  Trashed: 'idle',
+  Deleting: 'idle',
+  Deleted: 'idle',
+  NotVerified: 'idle',
+  Verifying: 'busy',
+  Waiting: 'warn',
+  Intact: 'good',
+  Damaged: 'bad',
+}
+
 /** The verification of a checkpoint. A server older than this page does not send it. */
 const verificationOf = ({ Verification = 'NotVerified' }: Checkpoint) => Verification
 
 function State({ checkpoint }: { checkpoint: Checkpoint }) {
   const { pinned, until } = CHECKPOINTS_TAB
   const { Status: status, IsPinned, PurgeTime } = checkpoint
-  const tone = toneOf(verificationOf(checkpoint) === 'Damaged' ? 'Damaged' : status)
+  const tone = TONES[verificationOf(checkpoint) === 'Damaged' ? 'Damaged' : status]
   return (
     <>
       <Status tone={tone} word={status} />
@@ -160,7 +172,7 @@ function Verified({ checkpoint }: { checkpoint: Checkpoint }) {
       {verification === 'NotVerified' ? (
         <span className="dim">{CHECKPOINTS_TAB.notVerified}</span>
       ) : (
-        <Status tone={toneOf(verification)} word={verification} />
+        <Status tone={TONES[verification]} word={verification} />
       )}
       {VerificationTime !== undefined && ' '}
       {VerificationTime !== undefined && <Ago at={VerificationTime} />}

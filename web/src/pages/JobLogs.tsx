@@ -74,7 +74,7 @@ export default function LogsTab({ job }: { job: TrainingJob }) {
   const [search] = useSearchParams()
   const incidents = useQuery(incidentsQuery(useJobAddress(job)))
   const failure = search.get('failure')
-  if (job.Generation < 1) return <Empty title={LOGS.none}>{LOGS.noneText}</Empty>
+  if (job.Generation < 1) return <Empty title={LOGS.none} text={LOGS.noneText} />
   if (!failure) return <Viewer job={job} incidents={incidents.data} />
   return (
     <Shown query={incidents}>

@@ -151,9 +151,7 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
             </p>
           </div>
         ) : (
-          <Empty title={METRICS.empty.title} command={METRICS.empty.command}>
-            {METRICS.empty.text}
-          </Empty>
+          <Empty {...METRICS.empty} />
         )
       }
     </Shown>

@@ -22,14 +22,8 @@ export default function JobOutputsTab({ job }: { job: TrainingJob }) {
   return (
     <div className="stack">
       <Unstored job={job} />
-      <Shown query={query}>
-        {(outputs) =>
-          outputs.length ? (
-            <Outputs job={name} outputs={outputs} />
-          ) : (
-            <Empty title={OUTPUTS.empty.title}>{OUTPUTS.empty.text}</Empty>
-          )
-        }
+      <Shown query={query} empty={<Empty {...OUTPUTS.empty} />}>
+        {(outputs) => <Outputs job={name} outputs={outputs} />}
       </Shown>
     </div>
   )

@@ -37,7 +37,7 @@ export function ProtectionTab({ job }: { job: TrainingJob }) {
                 <ProtectionMatrix protection={protection} />
               </Card>
             ) : (
-              <Empty title={PROTECTION_TAB.empty}>{protection.Reason}</Empty>
+              <Empty title={PROTECTION_TAB.empty} text={protection.Reason} />
             )}
           </div>
         )

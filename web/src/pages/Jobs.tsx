@@ -22,12 +22,12 @@ import {
   type Column,
   type Order,
 } from '../model/jobs'
-import { isOver } from '../model/standing'
+import { isOver, type VerdictLine } from '../model/standing'
 import { Empty, Filter, Shown, ToneIcon } from '../parts/Basics'
 import { ConfirmButton } from '../parts/ConfirmButton'
 import { ActionButton } from '../parts/ActionButton'
 import { JobRow } from '../parts/JobRow'
-import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { PageHead } from '../parts/PageHead'
 import { useAddress } from '../parts/address'
 import { useVisibleRows } from '../parts/visibleRows'
 import { FIRST_COMMAND } from '../words/commands'
@@ -59,16 +59,8 @@ export default function JobsPage() {
   return (
     <div className="stack">
       <PageHead title={JOBS.title} actions={submit} verdict={query.data && verdictOf(query.data)} />
-      <Shown query={query} rows={12}>
-        {(jobs) =>
-          jobs.length ? (
-            <JobList jobs={jobs} />
-          ) : (
-            <Empty title={JOBS.empty.title} command={FIRST_COMMAND}>
-              {JOBS.empty.text}
-            </Empty>
-          )
-        }
+      <Shown query={query} rows={12} empty={<Empty {...JOBS.empty} command={FIRST_COMMAND} />}>
+        {(jobs) => <JobList jobs={jobs} />}
       </Shown>
     </div>
   )

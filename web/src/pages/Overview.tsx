@@ -11,6 +11,7 @@ import { addressesOf, jobsByStatus } from '../model/jobs'
 import { count, duration } from '../model/format'
 import { dutyHook, fleetFigures, hook, shown } from '../model/figures'
 import { hours, money, ratio, startOfDay } from '../model/reports'
+import type { VerdictLine } from '../model/standing'
 import { phaseWords } from '../model/causes'
 import {
   Ago,
@@ -25,7 +26,7 @@ import {
   useIsStale,
 } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
-import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { PageHead } from '../parts/PageHead'
 import { Table } from '../parts/Table'
 import { toneOfDuty } from '../words/duty'
 import { JOBS } from '../words/jobs'

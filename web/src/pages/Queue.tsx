@@ -7,10 +7,10 @@ import { fleetsQuery, jobQuery, jobsQuery } from '../api/queries'
 import type { Fleet, TrainingJob, TrainingJobSummary } from '../contract'
 import { count, sentence } from '../model/format'
 import { queueOf, waiting as waitingOf, waysOutOfQueue } from '../model/queue'
-import { statusWord } from '../model/standing'
-import { Ago, Empty, FleetLink, JobLink, Loading, Shown, Status, toneOf } from '../parts/Basics'
+import { statusOf, type VerdictLine } from '../model/standing'
+import { Ago, Empty, FleetLink, JobLink, Loading, Shown, Status } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { PageHead } from '../parts/PageHead'
 import { Table } from '../parts/Table'
 import { QUEUE } from '../words/queue'
 
@@ -47,9 +47,7 @@ export default function QueuePage() {
           ) : isLoading ? (
             <Loading />
           ) : (
-            <Empty title={QUEUE.empty.title} command="everstep jobs list">
-              {QUEUE.empty.text}
-            </Empty>
+            <Empty {...QUEUE.empty} command="everstep jobs list" />
           )
         }
       </Shown>
@@ -103,7 +101,7 @@ function FleetQueue({ name, fleet, jobs, waiting, queued }: FleetQueueProps) {
         columns={[
           [columns.place, (job) => job.QueuePosition ?? '–', 'n'],
           [columns.job, (job) => <JobLink name={job.TrainingJobName} address={addressOf(job)} />, 'name'],
-          [columns.status, ({ SecondaryStatus: status }) => <Status tone={toneOf(status)} word={statusWord(status)} />],
+          [columns.status, ({ SecondaryStatus: status }) => <Status {...statusOf(status)} />],
           [columns.nodes, (job) => count(job.NodeCount), 'n'],
           [columns.priority, (job) => job.Priority, 'n'],
           [columns.reason, (job) => sentence(job.Reason), 'reason'],

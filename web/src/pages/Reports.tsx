@@ -10,16 +10,13 @@ import type { Report, ReportFigures } from '../contract'
 import { count, plural, utc } from '../model/format'
 import {
   axisOf,
-  costBars,
+  barsOf,
   costParts,
-  ettrBars,
   hours,
   isEmpty,
   isoDay,
   money,
   moneyTick,
-  mttfBars,
-  mttrBars,
   ratio,
   ratioTick,
   recomputedSteps,
@@ -27,10 +24,12 @@ import {
   spanOf,
   timeAxisOf,
   timeTick,
+  type Bar,
 } from '../model/reports'
+import type { VerdictLine } from '../model/standing'
 import { Empty, Shown } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
-import { PageHead, type VerdictLine } from '../parts/PageHead'
+import { PageHead } from '../parts/PageHead'
 import { BucketTable, CauseTable, FleetTable, JobTable, ProjectTable } from '../parts/ReportTables'
 import { useAddress } from '../parts/address'
 import { REPORTS } from '../words/reports'
@@ -62,13 +61,7 @@ export default function ReportsPage() {
       <Filters report={query.data} />
       <Shown query={query} rows={10}>
         {(report) =>
-          isEmpty(report) ? (
-            <Empty title={REPORTS.empty.title} command="everstep reports show">
-              {REPORTS.empty.text}
-            </Empty>
-          ) : (
-            <Whole report={report} />
-          )
+          isEmpty(report) ? <Empty {...REPORTS.empty} command="everstep reports show" /> : <Whole report={report} />
         }
       </Shown>
     </div>
@@ -175,58 +168,37 @@ function Whole({ report }: { report: Report }) {
 
 function Totals({ total }: { total: ReportFigures }) {
   const words = REPORTS.figures
+  const { Failures: failures, Drills: drills } = total
   const unpriced = total.UnpricedNodeSeconds ? `, ${words.unpriced(hours(total.UnpricedNodeSeconds))}` : ''
+  const costNote = words.costNote(hours(total.NodeSeconds), hours(total.RankSeconds)) + unpriced
+  const drillsNote = drills.Count
+    ? words.drillsNote(money(drills.CostUsd), plural(drills.RecomputedSteps, 'recomputed step'))
+    : undefined
+  const figure = (label: string, name: string, value: string, note?: string) => ({
+    label,
+    name: `report-${name}`,
+    value,
+    note,
+  })
   return (
     <div className="totals">
       <Card label={words.title}>
         <Figures
           isLarge
           figures={[
-            { label: words.ettr, name: 'report-ettr', value: ratio(total.EttrRatio), note: words.ettrNote },
-            {
-              label: words.cost,
-              name: 'report-cost',
-              value: money(total.CostUsd),
-              note: words.costNote(hours(total.NodeSeconds), hours(total.RankSeconds)) + unpriced,
-            },
-            {
-              label: words.failureCost,
-              name: 'report-failure-cost',
-              value: money(total.Failures.CostUsd),
-              note: words.failureCostNote,
-            },
-            {
-              label: words.spareCost,
-              name: 'report-spare-cost',
-              value: money(total.SpareCostUsd),
-              note: words.spareCostNote(money(total.OtherIdleCostUsd)),
-            },
-            {
-              label: words.mttf,
-              name: 'report-mttf',
-              value: span(total.MttfSeconds),
-              note: words.mttfNote(total.Failures.Count),
-            },
-            {
-              label: words.mttr,
-              name: 'report-mttr',
-              value: span(total.MttrSeconds),
-              note: words.mttrNote(total.Failures.RecoveredCount),
-            },
-            {
-              label: words.steps,
-              name: 'report-recomputed-steps',
-              value: count(recomputedSteps(total)),
-              note: words.stepsNote,
-            },
-            {
-              label: words.drills,
-              name: 'report-drills',
-              value: count(total.Drills.Count),
-              note: total.Drills.Count
-                ? words.drillsNote(money(total.Drills.CostUsd), plural(total.Drills.RecomputedSteps, 'recomputed step'))
-                : undefined,
-            },
+            figure(words.ettr, 'ettr', ratio(total.EttrRatio), words.ettrNote),
+            figure(words.cost, 'cost', money(total.CostUsd), costNote),
+            figure(words.failureCost, 'failure-cost', money(failures.CostUsd), words.failureCostNote),
+            figure(
+              words.spareCost,
+              'spare-cost',
+              money(total.SpareCostUsd),
+              words.spareCostNote(money(total.OtherIdleCostUsd)),
+            ),
+            figure(words.mttf, 'mttf', span(total.MttfSeconds), words.mttfNote(failures.Count)),
+            figure(words.mttr, 'mttr', span(total.MttrSeconds), words.mttrNote(failures.RecoveredCount)),
+            figure(words.steps, 'recomputed-steps', count(recomputedSteps(total)), words.stepsNote),
+            figure(words.drills, 'drills', count(drills.Count), drillsNote),
           ]}
         />
       </Card>
@@ -236,63 +208,52 @@ function Totals({ total }: { total: ReportFigures }) {
 
 function Trends({ report }: { report: Report }) {
   const words = REPORTS.trends
-  const costs = costBars(report)
-  const greatest = (parts: number[][]) => Math.max(0, ...parts.map((each) => each.reduce((sum, part) => sum + part, 0)))
-  const mttf = mttfBars(report)
-  const mttr = mttrBars(report)
   const { Total } = report
-  const cost = costParts(Total)
+  const costs = barsOf(report, costParts)
+  const mttf = barsOf(report, ({ MttfSeconds }) => [MttfSeconds])
+  const mttr = barsOf(report, ({ MttrSeconds }) => [MttrSeconds])
+  const greatest = (bars: readonly Bar[]) =>
+    Math.max(0, ...bars.map(({ parts }) => parts.reduce((sum, part) => sum + part, 0)))
+  const known = costParts(Total).filter((part) => part !== undefined)
+  const cost = known.length ? known.reduce((sum, part) => sum + part, 0) : undefined
+  const time = { format: span, tick: timeTick }
   return (
     <div className="trends">
-      <Card>
-        <TrendChart
-          title={words.ettr}
-          bars={ettrBars(report)}
-          axis={[0, 0.5, 1]}
-          format={ratio}
-          tick={ratioTick}
-          summary={ratio(Total.EttrRatio)}
-          colors={['--b-train']}
-        />
-      </Card>
-      <Card>
-        <TrendChart
-          title={words.cost}
-          bars={costs}
-          axis={axisOf(greatest(costs.map((each) => each.parts)))}
-          format={money}
-          tick={moneyTick}
-          summary={money(
-            cost.every((part) => part === undefined)
-              ? undefined
-              : cost.reduce<number>((sum, part) => sum + (part ?? 0), 0),
-          )}
-          parts={words.costParts}
-          colors={['--b-train', '--b-detect', '--b-queue']}
-        />
-      </Card>
-      <Card>
-        <TrendChart
-          title={words.mttf}
-          bars={mttf}
-          axis={timeAxisOf(greatest(mttf.map((each) => each.parts)))}
-          format={span}
-          tick={timeTick}
-          summary={span(Total.MttfSeconds)}
-          colors={['--b-start']}
-        />
-      </Card>
-      <Card>
-        <TrendChart
-          title={words.mttr}
-          bars={mttr}
-          axis={timeAxisOf(greatest(mttr.map((each) => each.parts)))}
-          format={span}
-          tick={timeTick}
-          summary={span(Total.MttrSeconds)}
-          colors={['--b-replace']}
-        />
-      </Card>
+      <TrendChart
+        title={words.ettr}
+        bars={barsOf(report, ({ EttrRatio }) => [EttrRatio])}
+        axis={[0, 0.5, 1]}
+        format={ratio}
+        tick={ratioTick}
+        summary={ratio(Total.EttrRatio)}
+        colors={['--b-train']}
+      />
+      <TrendChart
+        title={words.cost}
+        bars={costs}
+        axis={axisOf(greatest(costs))}
+        format={money}
+        tick={moneyTick}
+        summary={money(cost)}
+        parts={words.costParts}
+        colors={['--b-train', '--b-detect', '--b-queue']}
+      />
+      <TrendChart
+        title={words.mttf}
+        bars={mttf}
+        axis={timeAxisOf(greatest(mttf))}
+        summary={span(Total.MttfSeconds)}
+        colors={['--b-start']}
+        {...time}
+      />
+      <TrendChart
+        title={words.mttr}
+        bars={mttr}
+        axis={timeAxisOf(greatest(mttr))}
+        summary={span(Total.MttrSeconds)}
+        colors={['--b-replace']}
+        {...time}
+      />
     </div>
   )
 }

@@ -10,11 +10,12 @@ import { ApiError, call } from '../api/client'
 import { fleetsQuery, jobQuery, jobsQuery, useRole } from '../api/queries'
 import type { CreateTrainingJobRequest, TrainingJobPlan } from '../contract'
 import { planned } from '../model/plan'
+import type { VerdictLine } from '../model/standing'
 import { asCommand, asYaml, fromYaml, NotASpec, requestOf, shortest, type Draft } from '../model/spec'
 import { hyperparametersOf, problems, withParity } from '../model/submit'
 import { Command, Empty, FactList, Problem } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { PageHead, Verdict, type VerdictLine } from '../parts/PageHead'
+import { PageHead, Verdict } from '../parts/PageHead'
 import { SUBMIT } from '../words/submit'
 
 const EMPTY: Draft = {
@@ -34,9 +35,7 @@ export default function SubmitPage() {
   return (
     <div className="stack">
       <PageHead title={SUBMIT.title} />
-      <Empty title={SUBMIT.viewer.title} command="everstep jobs list">
-        {SUBMIT.viewer.text}
-      </Empty>
+      <Empty {...SUBMIT.viewer} command="everstep jobs list" />
     </div>
   )
 }

@@ -9,14 +9,12 @@ import {
   incidentQuery,
   incidentsQuery,
   jobsQuery,
-  nodesQuery,
   openIncidentsQuery,
   protectionQuery,
 } from '../api/queries'
-import type { DescribeProtectionResponse, Incident, Node, TrainingJob } from '../contract'
-import type { Progress } from '../model/facts'
+import type { DescribeProtectionResponse, Incident, TrainingJob } from '../contract'
 import { progressOf, sampled, type Sample } from '../model/progress'
-import { hitAlike, openIncident, usualRate, verdict, type Verdict } from '../model/verdict'
+import { hitAlike, openIncident, usualRate, verdict, type Progress, type Verdict } from '../model/verdict'
 import { useIsStale, useNow } from '../parts/Basics'
 
 /** The steps of each job that this browser has observed, by RunId. */
@@ -30,8 +28,6 @@ export interface JobVerdict {
   incidents: Incident[]
   /** The open incident, or the latest one, with its outcome, verdict and actions once these have arrived. */
   incident?: Incident
-  /** Nodes of the fleet, if an incident lost one. */
-  nodes?: Node[]
 }
 
 /** `dataUpdatedAt`: when the job's description arrived, in milliseconds. `error`: why it was not renewed since. */
@@ -51,8 +47,6 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
     return next
   }, [job.RunId, job.Boundary, at])
   const incidents = useMemo(() => (ofName ?? []).filter((each) => each.RunId === job.RunId), [ofName, job.RunId])
-  const hasLostNodes = incidents.some((each) => each.InstanceIds?.length)
-  const nodes = useQuery({ ...nodesQuery(job.FleetName), enabled: hasLostNodes }).data
   const isNeighbour = (each: { FleetName: string; RunId: string }) =>
     each.FleetName === job.FleetName && each.RunId !== job.RunId
   const neighbours = new Set((jobs ?? []).filter(isNeighbour).map((each) => each.RunId))
@@ -68,7 +62,7 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
     now,
     othersHit: hitAlike(job, openIncident(incidents), open, neighbours),
   })
-  return { verdict: result, progress, protection, incidents, incident, nodes }
+  return { verdict: result, progress, protection, incidents, incident }
 }
 
 /** Return a listed incident with the fields that only DescribeIncident returns, if both show the same phase. */

@@ -11,8 +11,8 @@ interface Props {
   runId: string
   /** The fleet of the nodes that the actions name. */
   fleet?: string
-  /** A link to the form that submits a failed job again. */
-  again?: { to: string; label: string }
+  /** Path of the form that submits a failed job again. */
+  again?: string
 }
 
 /** What a person must do for a job, or can do: the reason, and the actions. */

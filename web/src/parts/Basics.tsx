@@ -6,7 +6,7 @@ import { Link } from 'react-router'
 import { ApiError, contact, serverTime } from '../api/client'
 import { hook, shown, STALE_SECONDS, type AnyFigures, type Field } from '../model/figures'
 import { ago, duration, moment } from '../model/format'
-import { STATUSES, type Tone } from '../model/standing'
+import type { Tone } from '../model/standing'
 import { PROBLEM } from '../words/shell'
 
 const ICONS: Record<Tone, ReactNode> = {
@@ -65,33 +65,6 @@ export function Status({ tone, word, title }: { tone: Tone; word: string; title?
     </span>
   )
 }
-
-const TONES: Record<string, Tone> = {
-  ...STATUSES,
-  active: 'good',
-  assigned: 'good',
-  Complete: 'good',
-  closed: 'good',
-  Protected: 'good',
-  Intact: 'good',
-  joining: 'busy',
-  detect: 'busy',
-  replace: 'busy',
-  restore: 'busy',
-  rework: 'busy',
-  Uploading: 'busy',
-  Verifying: 'busy',
-  Waiting: 'warn',
-  frozen: 'warn',
-  held: 'warn',
-  draining: 'warn',
-  deleting: 'warn',
-  Degraded: 'warn',
-  Unprotected: 'bad',
-  Aborted: 'bad',
-  Damaged: 'bad',
-}
-export const toneOf = (state: string): Tone => TONES[state] ?? 'idle'
 
 /** One timer for the whole page, so that all relative times change together, once a second. */
 const listeners = new Set<() => void>()
@@ -184,11 +157,11 @@ export function Problem({ error, retry, title }: { error: unknown; retry?: () =>
 }
 
 /** An empty page or card: states what is missing, and the command that creates the first item. */
-export function Empty({ title, children, command }: { title: string; children?: ReactNode; command?: string }) {
+export function Empty({ title, text, command }: { title: string; text?: string; command?: string }) {
   return (
     <section className="card empty">
       <h2>{title}</h2>
-      {children && <p>{children}</p>}
+      {text && <p>{text}</p>}
       {command && <Command text={command} />}
     </section>
   )
@@ -225,21 +198,24 @@ interface ShownProps<T> {
   query: { data: T | undefined; error: unknown; refetch: () => unknown }
   /** Rows of the skeleton. */
   rows?: number
+  /** Takes the place of an empty list. */
+  empty?: ReactNode
   children: (data: T) => ReactNode
 }
 
 /** A query: its skeleton, its error, or its data. After a failed refresh, the old data stays, with the error above. */
-export function Shown<T>({ query, rows, children }: ShownProps<T>) {
+export function Shown<T>({ query, rows, empty, children }: ShownProps<T>) {
   const retry = () => void query.refetch()
   if (query.data !== undefined) {
+    const isEmpty = empty !== undefined && Array.isArray(query.data) && !query.data.length
     return (
       <>
         {query.error ? <Problem error={query.error} title="What follows is not renewed" retry={retry} /> : null}
-        {children(query.data)}
+        {isEmpty ? empty : children(query.data)}
       </>
     )
   }
-  if (query.error) return <Problem error={query.error} retry={() => void query.refetch()} />
+  if (query.error) return <Problem error={query.error} retry={retry} />
   return <Loading rows={rows} />
 }
 

@@ -1,18 +1,9 @@
 /** The head of every page: links to the pages above, title, buttons, and the verdict, a sentence about the state. */
 import type { ReactNode } from 'react'
 
-import type { Tone } from '../model/standing'
+import type { VerdictLine } from '../model/standing'
 import { SHELL } from '../words/shell'
 import { ToneIcon, Unbroken, useIsStale } from './Basics'
-
-/** The verdict in a page's head: `lead` is shown in the color of its tone, and `text` follows. */
-export interface VerdictLine {
-  tone: Tone
-  lead: string
-  text?: string
-  /** Whether the request for the page's object failed, although the control plane answers others. */
-  isStale?: boolean
-}
 
 interface Head {
   /** Links to the pages above, separated by slashes. */

@@ -21,8 +21,8 @@ interface Props {
   runId?: string
   /** The fleet of the nodes that the actions name. */
   fleet?: string
-  /** A link to the form that submits a failed job again. */
-  again?: { to: string; label: string }
+  /** Path of the form that submits a failed job again. */
+  again?: string
   /** The urgency that the card's title names. An action of another urgency shows its own. */
   urgency?: Duty['Urgency']
   /** Whether the actions are alternatives, of which the person picks one. Alternatives show no urgency. */
@@ -59,8 +59,8 @@ function What({ action, runId, fleet, again }: { action: DutyAction } & Pick<Pro
     node !== undefined && fleet !== undefined ? (
       <NodeButton id={node} fleet={fleet} />
     ) : again && action.Kind === 'SubmitAgain' && may('CreateTrainingJob') ? (
-      <Button component={Link} to={again.to} size="xs" variant="default">
-        {again.label}
+      <Button component={Link} to={again} size="xs" variant="default">
+        {DUTY.resubmit}
       </Button>
     ) : undefined
   if (button !== undefined || node !== undefined) {

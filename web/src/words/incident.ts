@@ -100,7 +100,6 @@ export const INCIDENT = {
   similar: {
     title: 'Similar incidents',
     none: 'The project has no other incident of this cause.',
-    cause: 'same cause',
     columns: {
       incident: 'Incident',
       job: 'Job',

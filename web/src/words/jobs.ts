@@ -1,6 +1,5 @@
 /** Every text of the list of jobs. */
 import { count, plural } from '../model/format'
-import type { Column } from '../model/jobs'
 
 const verb = (number: number, singular: string, rest: string): string => (number === 1 ? singular : rest)
 
@@ -55,6 +54,7 @@ export const JOBS = {
     cancel: 'Cancel',
     remove: (name: string) => `Delete the view ${name}`,
   },
+  /** In the order of the table. */
   columns: {
     name: { label: 'Job' },
     status: { label: 'Status' },
@@ -78,5 +78,5 @@ export const JOBS = {
     priority: { label: 'Priority' },
     duration: { label: 'Run time' },
     created: { label: 'Created' },
-  } satisfies Record<Column, { label: string; title?: string }>,
+  },
 } as const

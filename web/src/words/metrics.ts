@@ -34,7 +34,6 @@ export const METRICS = {
     maximise: (title: string) => `Maximise ${title}`,
     restore: (title: string) => `Show all charts instead of ${title} alone`,
     table: (title: string) => `Values of ${title} as a table`,
-    nothing: 'No point in this range',
     spread: (low: string, high: string) => `${low} to ${high}`,
     on: (value: string, node: string) => `${value} on ${node}`,
     summary: (title: string, points: number, axis: string, from: string, to: string, last: string) =>

@@ -2,7 +2,6 @@
 import { count, plural } from '../model/format'
 
 export const OUTPUTS = {
-  tab: 'Outputs',
   summary: (files: number, size: string) => `${plural(files, 'file')}, ${size}`,
   found: (shown: number, all: number) => `${count(shown)} of ${plural(all, 'file')}`,
   filter: { label: 'Filter by path', placeholder: 'Path  ( / )' },
