@@ -26,6 +26,16 @@ export interface LogState {
   error?: unknown
 }
 
+/** The state before the first answer. */
+export const UNREAD: LogState = {
+  lines: [],
+  hasOlder: false,
+  isAtEnd: false,
+  isLive: false,
+  isOver: false,
+  isBusy: true,
+}
+
 /** The requests that a `LogSource` makes. Tests replace them. */
 export interface LogService {
   page: (request: Asked, signal: AbortSignal) => Promise<GetLogEventsResponse>
@@ -70,7 +80,7 @@ export const service: LogService = {
 type Reading = Pick<Asked, 'NextToken' | 'StartTime' | 'EndTime' | 'StartFromHead'>
 
 export class LogSource {
-  private state: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
+  private state = UNREAD
   private readonly listeners = new Set<() => void>()
   private readonly closed = new AbortController()
   private following?: AbortController

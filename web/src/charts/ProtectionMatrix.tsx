@@ -4,7 +4,6 @@
  * The canvas is as large as its visible part, so 256 shards on 256 nodes scroll as smoothly as 4 on 4. A table below
  * lists every copy, also for screen readers.
  */
-import { Button } from '@mantine/core'
 import { useElementSize } from '@mantine/hooks'
 import { useEffect, useMemo, useRef, useState } from 'react'
 
@@ -161,7 +160,6 @@ function stepText(step: number, newest: number): string {
 /** Every copy with its lag, the time of its verification, its failure domain, and the problem of its shard. */
 function Copies({ rows, newest }: { rows: Row[]; newest: number }) {
   const all = useMemo(() => copies(rows), [rows])
-  const [limit, setLimit] = useState(MORE_COPIES)
   const words = MATRIX.table
   const behind = ({ row: { shard } }: Copy) =>
     shard.CommittedStep < newest ? MATRIX.behindOthers(plural(newest - shard.CommittedStep, 'step')) : ''
@@ -170,7 +168,9 @@ function Copies({ rows, newest }: { rows: Row[]; newest: number }) {
       <h3>{words.title}</h3>
       <Table
         label={words.title}
-        rows={all.slice(0, limit)}
+        page={MORE_COPIES}
+        more={MATRIX.more}
+        rows={all}
         keyOf={({ row, holder }) => `${row.shard.Rank} ${holder.NodeId}`}
         columns={[
           [words.rank, ({ row }) => row.shard.Rank],
@@ -190,11 +190,6 @@ function Copies({ rows, newest }: { rows: Row[]; newest: number }) {
           [words.problem, (copy) => copy.row.shard.Reason || behind(copy), 'reason'],
         ]}
       />
-      {all.length > limit && (
-        <Button variant="default" size="xs" onClick={() => setLimit(limit + MORE_COPIES)}>
-          {MATRIX.more(count(Math.min(MORE_COPIES, all.length - limit)), count(all.length))}
-        </Button>
-      )}
     </>
   )
 }

@@ -22,16 +22,7 @@ export function drillsVerdict(drills: readonly Drill[], allowed: readonly string
   const text = allowed.length ? words.allowed(allowed) : words.forbidden
   const running = drills.filter(({ DrillStatus }) => DrillStatus === 'requested' || DrillStatus === 'struck').length
   if (running) return { tone: 'busy', lead: words.running(running), text }
-  switch (drills.at(-1)?.DrillStatus) {
-    case 'recovered':
-      return { tone: 'good', lead: words.recovered, text }
-    case 'absorbed':
-      return { tone: 'good', lead: words.absorbed, text }
-    case 'not_recovered':
-      return { tone: 'bad', lead: words.failed, text }
-    case 'not_done':
-      return { tone: 'idle', lead: words.refused, text }
-    default:
-      return { tone: 'idle', lead: words.none, text }
-  }
+  const last = drills.at(-1)?.DrillStatus
+  const leads: Readonly<Record<string, string>> = words.last
+  return { tone: drillStatus(last ?? '').tone, lead: leads[last ?? ''] ?? words.none, text }
 }

@@ -51,9 +51,9 @@ const COMPARE = {
 } satisfies Record<string, Compare>
 export type Order = keyof typeof COMPARE
 
-/** Return the sort order that the page's URL names. Without one, the most urgent jobs come first. */
-export const orderOf = (name: string | null): Order =>
-  (Object.keys(COMPARE) as Order[]).find((order) => order === name) ?? 'trouble'
+/** Return the sort order of a name in the page's URL. */
+export const orderOf = (name: string | null): Order | undefined =>
+  (Object.keys(COMPARE) as Order[]).find((order) => order === name)
 
 export interface View {
   text: string

@@ -5,6 +5,7 @@ import { SHELL } from '../words/shell'
 import { addressesOf } from './jobs'
 import { actionsOf } from './nodes'
 import { causeTitle } from './causes'
+import { PLACES, SUBMIT } from './places'
 import { isOver, statusOf } from './standing'
 
 export type Scheme = 'auto' | 'light' | 'dark'
@@ -34,17 +35,13 @@ export interface Permissions {
   isAdmin: boolean
 }
 
-const PLACES = ['overview', 'jobs', 'queue', 'incidents', 'fleets', 'reports', 'drills'] as const
-
 /** Return all entries in the order in which the search box lists them. */
 export function entriesOf({ jobs, fleets, incidents, nodes }: Lists, { mayRun, isAdmin }: Permissions): Entry[] {
   const kinds = PALETTE.kinds
   const addressOf = addressesOf(jobs)
   const page = (to: string, label: string, kind: string = kinds.page): Entry => ({ id: to, label, kind, to })
-  const places = PLACES.map((name) => page(name === 'overview' ? '/' : `/${name}`, SHELL.places[name]))
   return [
-    ...places,
-    ...(mayRun ? [page('/submit', SHELL.places.submit)] : []),
+    ...[...PLACES, ...(mayRun ? [SUBMIT] : [])].map(({ name, to }) => page(to, SHELL.places[name])),
     page('/settings', SHELL.places.settings),
     ...jobs.map((job) =>
       page(

@@ -14,7 +14,7 @@ import {
   protectionQuery,
   similarIncidentsQuery,
 } from '../api/queries'
-import type { DutyAction, Incident, SimilarIncident } from '../contract'
+import type { Incident, SimilarIncident } from '../contract'
 import { plain } from '../model/ansi'
 import { phaseColor, phaseWords, sourceWords } from '../model/causes'
 import { incidentLine, isPressing, resubmission, urgencyOf } from '../model/duty'
@@ -24,8 +24,8 @@ import {
   jobFigures,
   phaseHook,
   phaseTexts,
-  shown,
   similarFigures,
+  type Field,
   type IncidentFigures,
 } from '../model/figures'
 import { capitalized, clock, count, duration, utc } from '../model/format'
@@ -33,9 +33,10 @@ import { standingOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
 import { isOver } from '../model/standing'
-import { Ago, IncidentLink, JobLink, Shown, Status, ToneIcon, Unbroken, useNow } from '../parts/Basics'
+import { Ago, IncidentLink, JobLink, Shown, Status, ToneIcon, Unbroken, useNow, Value } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
+import { Acknowledge } from '../parts/Acknowledge'
 import { ActionButton } from '../parts/ActionButton'
 import { download } from '../parts/download'
 import { ContinuingCost, Happened, NodeList } from '../parts/Happened'
@@ -163,20 +164,6 @@ function Head({ incident, figures, address }: Shared & { address: string }) {
   )
 }
 
-/** The button that acknowledges an incident, for a role that may do so, until a person has used it. */
-function Acknowledge({ incident }: { incident: Incident }) {
-  if (incident.AcknowledgementTime !== undefined) return null
-  return (
-    <ActionButton
-      operation="AcknowledgeIncident"
-      title={INCIDENT.acknowledgeNote}
-      action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
-    >
-      {INCIDENT.acknowledge}
-    </ActionButton>
-  )
-}
-
 /** The person who has acknowledged the incident. */
 function Acknowledged({ incident }: { incident: Incident }) {
   if (incident.AcknowledgementTime === undefined) return null
@@ -204,7 +191,7 @@ function ToDo({ incident, ...context }: ToDoProps) {
       <Card title={DUTY.title} label={DUTY.title}>
         {actions.length === 0 && <p className="dim">{DUTY.none}</p>}
         {isChoice ? (
-          <Choices incident={incident} actions={actions} isDecision={isDecision} />
+          <Choices incident={incident} isDecision={isDecision} />
         ) : (
           <>
             <Steps actions={actions} runId={runId} urgency={urgency} {...context} />
@@ -216,15 +203,10 @@ function ToDo({ incident, ...context }: ToDoProps) {
   )
 }
 
-interface ChoicesProps {
-  incident: Incident
-  actions: readonly DutyAction[]
-  isDecision: boolean
-}
-
 /** The actions that a person can take instead of waiting for AWS. Only the recommended action is unfolded. */
-function Choices({ incident, actions, isDecision }: ChoicesProps) {
+function Choices({ incident, isDecision }: { incident: Incident; isDecision: boolean }) {
   const words = INCIDENT.wait
+  const { Actions: actions = [] } = incident
   const recommended = actions.filter((each) => each.IsRecommended)
   const others = actions.filter((each) => !each.IsRecommended)
   return (
@@ -332,9 +314,9 @@ function Facts({ incident, figures, fleet }: Shared) {
   })
   const after = incident.GenerationAfter === undefined ? '…' : String(incident.GenerationAfter)
   const size = (nodeCount?: number) => (nodeCount === undefined ? '…' : count(nodeCount))
-  const figure = (label: string, field: 'reachedStep' | 'resumedStep' | 'recomputedSteps' | 'unsavedSteps') => ({
+  const figure = (label: string, field: Field<IncidentFigures>) => ({
     label,
-    value: <span {...hook(figures, field)}>{shown(figures, field)}</span>,
+    value: <Value of={figures} field={field} />,
   })
   return (
     <Card title={words.title}>
@@ -353,15 +335,7 @@ function Facts({ incident, figures, fleet }: Shared) {
           { label: words.lost, value: nodes(incident.InstanceIds) },
           { label: words.replaced, value: nodes(incident.ReplacementInstanceIds) },
           { label: words.sources, value: sources.length ? sources : figures.isOpen ? '–' : words.nowhere },
-          {
-            label: words.cost,
-            value:
-              figures.costUsd === undefined ? (
-                words.noPrice
-              ) : (
-                <span {...hook(figures, 'costUsd')}>{shown(figures, 'costUsd')}</span>
-              ),
-          },
+          figures.costUsd === undefined ? { label: words.cost, value: words.noPrice } : figure(words.cost, 'costUsd'),
           { label: words.project, value: incident.Project },
         ]}
       />

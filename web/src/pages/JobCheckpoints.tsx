@@ -1,5 +1,4 @@
 /** The Checkpoints tab of a job: its checkpoints in S3, actions on them, and the command that exports one. */
-import { Button } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 
@@ -19,7 +18,6 @@ import { Table } from '../parts/Table'
 import { JOB } from '../words/job'
 import { CHECKPOINTS_TAB } from '../words/jobTabs'
 
-/** Number of rows that the table has at first, and that each press of the button below it adds. */
 const PAGE = 100
 
 export default function CheckpointsTab({ job }: { job: TrainingJob }) {
@@ -98,12 +96,13 @@ interface TableProps {
 
 function CheckpointTable({ job, checkpoints, label = JOB.tabs.checkpoints }: TableProps) {
   const { mayRun } = useRole()
-  const [limit, setLimit] = useState(PAGE)
   const { columns, more } = CHECKPOINTS_TAB
   return (
     <Card isFlush label={label}>
       <Table
-        rows={checkpoints.slice(0, limit)}
+        page={PAGE}
+        more={more}
+        rows={checkpoints}
         keyOf={(each) => `${each.Step}-${each.Generation}`}
         columns={[
           [columns.step, (each) => count(each.Step)],
@@ -121,11 +120,6 @@ function CheckpointTable({ job, checkpoints, label = JOB.tabs.checkpoints }: Tab
           ],
         ]}
       />
-      {checkpoints.length > limit && (
-        <Button m="sm" variant="default" size="xs" onClick={() => setLimit(limit + PAGE)}>
-          {more(count(Math.min(PAGE, checkpoints.length - limit)), count(checkpoints.length))}
-        </Button>
-      )}
     </Card>
   )
 }

@@ -5,7 +5,7 @@ import { useVirtualizer } from '@tanstack/react-virtual'
 import { useEffect, useLayoutEffect, useMemo, useRef, useState, useSyncExternalStore, type ReactNode } from 'react'
 import { useSearchParams } from 'react-router'
 
-import { LogSource, type Filter as Wanted, type LogState } from '../api/logs'
+import { LogSource, UNREAD, type Filter as Wanted, type LogState } from '../api/logs'
 import { useJobAddress } from '../api/addresses'
 import { incidentsQuery } from '../api/queries'
 import { whileVisible } from '../api/seen'
@@ -27,6 +27,7 @@ import {
 } from '../model/logs'
 import { isOver } from '../model/standing'
 import { Empty, Filter, Problem, Shown, Status } from '../parts/Basics'
+import { useAddress } from '../parts/address'
 import { download } from '../parts/download'
 import { logsCommand } from '../words/commands'
 import { LOGS } from '../words/jobTabs'
@@ -36,7 +37,6 @@ const ROW = 20
 const NEAR = 30
 /** With fewer lines than this, the box may be too empty to scroll. Buttons then load further lines. */
 const FEW = 100
-const EMPTY: LogState = { lines: [], hasOlder: false, isAtEnd: false, isLive: false, isOver: false, isBusy: true }
 
 /**
  * Read the log of a job. A change of the filter starts to read again.
@@ -66,7 +66,7 @@ function useLog(job: string, filter: Wanted, ms: number | undefined): [LogState,
       created.close()
     }
   }, [job, Rank, Generation, FilterPattern, ms, tries])
-  const state = useSyncExternalStore(source?.subscribe ?? (() => () => undefined), source?.snapshot ?? (() => EMPTY))
+  const state = useSyncExternalStore(source?.subscribe ?? (() => () => undefined), source?.snapshot ?? (() => UNREAD))
   return [state, source, () => setTries((before) => before + 1)]
 }
 
@@ -92,22 +92,18 @@ interface View {
   launch?: number
   find: string
   isNarrow: boolean
-  set: (changes: Record<string, string | undefined>) => void
+  set: (changes: Record<string, string>) => void
 }
 
 function useView(): View {
-  const [search, setSearch] = useSearchParams()
+  const [search, set] = useAddress()
   const find = search.get('q') ?? ''
   return {
     rank: numberOf(search.get('rank')),
     launch: numberOf(search.get('launch')),
     find,
     isNarrow: search.get('only') === '1' && find !== '',
-    set: (changes) => {
-      const next = new URLSearchParams(search)
-      for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
-      setSearch(next, { replace: true, preventScrollReset: true })
-    },
+    set,
   }
 }
 
@@ -137,14 +133,6 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
   const waiting = isFollowing ? LOGS.connecting : LOGS.notFollowing
   const mode = state.isLive ? LOGS.following : state.isOver ? LOGS.complete : waiting
   const tone = state.isLive ? 'good' : isFollowing && !state.isOver ? 'warn' : 'idle'
-  const toFailure = {
-    failure: newest?.IncidentId,
-    at: undefined,
-    launch: undefined,
-    rank: undefined,
-    q: undefined,
-    only: undefined,
-  }
   return (
     <section className="card stack">
       <div className="row">
@@ -170,7 +158,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
           label={LOGS.only}
           checked={isNarrow}
           disabled={!find}
-          onChange={(event) => set({ only: event.currentTarget.checked ? '1' : undefined })}
+          onChange={(event) => set({ only: event.currentTarget.checked ? '1' : '' })}
         />
         <Checkbox label={LOGS.wrap} checked={isWrapped} onChange={(event) => setWrapped(event.currentTarget.checked)} />
       </div>
@@ -178,10 +166,12 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
         <div className="row">
           <Status tone={tone} {...mode} />
           {from !== undefined && !state.isOver && (
-            <Small onClick={() => set({ at: undefined, failure: undefined })}>{LOGS.toNewest}</Small>
+            <Small onClick={() => set({ at: '', failure: '' })}>{LOGS.toNewest}</Small>
           )}
           {newest && failure?.IncidentId !== newest.IncidentId && (
-            <Small onClick={() => set(toFailure)}>{LOGS.toFailure}</Small>
+            <Small onClick={() => set({ failure: newest.IncidentId, at: '', launch: '', rank: '', q: '', only: '' })}>
+              {LOGS.toFailure}
+            </Small>
           )}
           {failure && <span className="dim">{LOGS.atIncident(failure.IncidentId)}</span>}
         </div>
@@ -203,7 +193,7 @@ function Viewer({ job, incidents, failure }: { job: TrainingJob; incidents?: Inc
           find={find}
           isWrapped={isWrapped}
           isMerged={rank === undefined}
-          onPlace={(line) => set({ at: placeOf(line, lines), failure: undefined, q: undefined, only: undefined })}
+          onPlace={(line) => set({ at: placeOf(line, lines), failure: '', q: '', only: '' })}
         />
       ) : (
         <p className="dim">{emptyWords(state, isNarrow, isOver(job))}</p>
@@ -235,13 +225,13 @@ function Choices({ job, view: { rank, launch, set } }: { job: TrainingJob; view:
       <NativeSelect
         aria-label={LOGS.rank}
         value={rank ?? ''}
-        onChange={(event) => set({ rank: event.currentTarget.value, at: undefined })}
+        onChange={(event) => set({ rank: event.currentTarget.value, at: '' })}
         data={choicesOf(LOGS.allRanks, ranks, LOGS.rankOf)}
       />
       <NativeSelect
         aria-label={LOGS.launch}
         value={launch ?? ''}
-        onChange={(event) => set({ launch: event.currentTarget.value, at: undefined, failure: undefined })}
+        onChange={(event) => set({ launch: event.currentTarget.value, at: '', failure: '' })}
         data={choicesOf(LOGS.allLaunches, launches, LOGS.launchOf)}
       />
     </>

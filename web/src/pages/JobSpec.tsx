@@ -2,7 +2,6 @@
 import { NativeSelect, SegmentedControl } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
-import { useSearchParams } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
 import { revisionsQuery } from '../api/queries'
@@ -12,6 +11,7 @@ import { difference } from '../model/revisions'
 import { asCommand, asCurl, asPython, asYaml, requestOf } from '../model/spec'
 import { Ago, Command, Shown } from '../parts/Basics'
 import { Card } from '../parts/Card'
+import { useAddress } from '../parts/address'
 import { SPEC } from '../words/jobTabs'
 
 const FORMS = { YAML: asYaml, CLI: asCommand, Python: asPython, curl: asCurl }
@@ -51,18 +51,13 @@ export default function SpecTab({ job }: { job: TrainingJob }) {
 }
 
 function Revisions({ job, all }: { job: TrainingJob; all: TrainingJobRevision[] }) {
-  const [search, setSearch] = useSearchParams()
+  const [search, set] = useAddress()
   const newest = all.at(-1)!.Revision
   const chosen = (key: string, otherwise: number) =>
     all.find((each) => String(each.Revision) === search.get(key))?.Revision ?? otherwise
   const to = chosen('to', newest)
   const from = Math.min(chosen('from', to - 1), to)
   const changes = difference(all, from, to)
-  const set = (key: string, value: string) => {
-    const next = new URLSearchParams(search)
-    next.set(key, value)
-    setSearch(next, { replace: true, preventScrollReset: true })
-  }
   const choices = all.map((each) => ({ value: String(each.Revision), label: SPEC.revision(each.Revision) }))
   const last = all.find((each) => each.Revision === to)
   const planned = job.ObservedRevision
@@ -73,14 +68,14 @@ function Revisions({ job, all }: { job: TrainingJob; all: TrainingJobRevision[] 
           aria-label={SPEC.from}
           value={from}
           data={choices}
-          onChange={(event) => set('from', event.currentTarget.value)}
+          onChange={(event) => set({ from: event.currentTarget.value })}
         />
         <span>→</span>
         <NativeSelect
           aria-label={SPEC.to}
           value={to}
           data={choices}
-          onChange={(event) => set('to', event.currentTarget.value)}
+          onChange={(event) => set({ to: event.currentTarget.value })}
         />
         <span className="dim">
           {SPEC.differ(plural(changes.length, 'field'), changes.length === 1)} {SPEC.made(to)} <Ago at={last?.Time} />.

@@ -96,7 +96,7 @@ function JobList({ jobs }: { jobs: TrainingJobSummary[] }) {
   const text = search.get('q') ?? ''
   const status = search.get('status') ?? ''
   const fleet = search.get('fleet') ?? ''
-  const order = orderOf(search.get('sort'))
+  const order = orderOf(search.get('sort')) ?? 'trouble'
   const isReversed = search.get('reverse') === '1'
   const columns = columnsOf(search.get('columns') ?? '')
   const addressOf = useMemo(() => addressesOf(jobs), [jobs])
@@ -258,19 +258,6 @@ function ListMenus({ columns, search, set }: Menus) {
   )
 }
 
-const ORDER_OF_COLUMN: Partial<Record<Column, Order>> = {
-  name: 'name',
-  status: 'trouble',
-  progress: 'step',
-  left: 'left',
-  nodes: 'nodes',
-  incidents: 'incidents',
-  ettr: 'ettr',
-  cost: 'cost',
-  fleet: 'fleet',
-  priority: 'priority',
-  created: 'created',
-}
 const NUMBERS: ReadonlySet<Column> = new Set(['left', 'nodes', 'incidents', 'ettr', 'cost', 'priority', 'duration'])
 
 interface RowsProps {
@@ -346,7 +333,7 @@ interface ColumnHeadProps {
 
 function ColumnHead({ column, order, isReversed, onOrder }: ColumnHeadProps) {
   const words: { label: string; title?: string } = JOBS.columns[column]
-  const own = ORDER_OF_COLUMN[column]
+  const own = orderOf(column === 'status' ? 'trouble' : column === 'progress' ? 'step' : column)
   const isOwn = own === order
   const arrow = isOwn ? (isReversed ? ' ↑' : ' ↓') : ''
   return (

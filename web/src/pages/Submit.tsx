@@ -3,7 +3,7 @@ import '@mantine/core/styles/NumberInput.css'
 import { Button, NativeSelect, NumberInput, Textarea, TextInput } from '@mantine/core'
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery, useQueryClient } from '@tanstack/react-query'
-import { useEffect, useRef, useState } from 'react'
+import { useEffect, useRef, useState, type ChangeEvent } from 'react'
 import { useNavigate, useSearchParams } from 'react-router'
 
 import { ApiError, call } from '../api/client'
@@ -243,17 +243,26 @@ function Fields({ draft, problemOf, onChange }: FieldsProps) {
   const fleets = useQuery(fleetsQuery).data ?? []
   const { Protection, CheckpointConfig } = draft
   const fleetNames = fleets.map((fleet) => fleet.FleetName)
-  const numberOf = (value: number | string) => (value === '' ? undefined : Number(value))
+  const text = (field: keyof Draft, label: string, value: string | undefined, change: (typed: string) => Draft) => ({
+    label,
+    required: true,
+    error: problemOf(field),
+    value: value ?? '',
+    onChange: (event: ChangeEvent<HTMLInputElement>) => onChange(change(event.currentTarget.value)),
+    spellCheck: false,
+  })
+  const number = (label: string, value: number | undefined, change: (typed: number | undefined) => Draft) => ({
+    label,
+    min: 1,
+    allowDecimal: false,
+    value: value ?? '',
+    onChange: (typed: number | string) => onChange(change(typed === '' ? undefined : Number(typed))),
+  })
   return (
     <>
       <TextInput
-        label={SUBMIT.name}
-        required
-        error={problemOf('TrainingJobName')}
-        value={draft.TrainingJobName ?? ''}
-        onChange={(event) => onChange({ TrainingJobName: event.currentTarget.value })}
+        {...text('TrainingJobName', SUBMIT.name, draft.TrainingJobName, (typed) => ({ TrainingJobName: typed }))}
         autoComplete="off"
-        spellCheck={false}
       />
       <NativeSelect
         label={SUBMIT.fleet.label}
@@ -263,66 +272,44 @@ function Fields({ draft, problemOf, onChange }: FieldsProps) {
         onChange={(event) => onChange({ FleetName: event.currentTarget.value })}
       />
       <TextInput
-        label={SUBMIT.source.label}
-        required
+        {...text('Source', SUBMIT.source.label, draft.Source?.SourceId, (typed) => ({
+          Source: { SourceId: typed.trim() },
+        }))}
         description={SUBMIT.source.text}
-        error={problemOf('Source')}
-        value={draft.Source?.SourceId ?? ''}
-        onChange={(event) => onChange({ Source: { SourceId: event.currentTarget.value.trim() } })}
         autoComplete="off"
-        spellCheck={false}
       />
       <TextInput
-        label={SUBMIT.entryPoint.label}
-        required
+        {...text('EntryPoint', SUBMIT.entryPoint.label, draft.EntryPoint, (typed) => ({ EntryPoint: typed }))}
         description={SUBMIT.entryPoint.text}
-        error={problemOf('EntryPoint')}
-        value={draft.EntryPoint ?? ''}
-        onChange={(event) => onChange({ EntryPoint: event.currentTarget.value })}
-        spellCheck={false}
       />
       <div className="row numbers">
         <NumberInput
-          label={SUBMIT.nodes}
+          {...number(SUBMIT.nodes, draft.NodeCount, (NodeCount) => ({ NodeCount }))}
           required
-          min={1}
-          allowDecimal={false}
           error={problemOf('NodeCount')}
-          value={draft.NodeCount ?? ''}
-          onChange={(value) => onChange({ NodeCount: numberOf(value) })}
         />
         <NumberInput
-          label={SUBMIT.ranks}
-          min={1}
-          allowDecimal={false}
+          {...number(SUBMIT.ranks, draft.RanksPerNode, (RanksPerNode) => ({ RanksPerNode }))}
           error={problemOf('RanksPerNode')}
-          value={draft.RanksPerNode ?? ''}
-          onChange={(value) => onChange({ RanksPerNode: numberOf(value) })}
         />
         <NumberInput
-          label={SUBMIT.copies}
-          min={1}
-          allowDecimal={false}
+          {...number(SUBMIT.copies, Protection?.Copies, (Copies) => ({ Protection: { ...Protection, Copies } }))}
           error={problemOf('Protection')}
-          value={Protection?.Copies ?? ''}
-          onChange={(value) => onChange({ Protection: { ...Protection, Copies: numberOf(value) } })}
         />
         <NumberInput
-          label={SUBMIT.parity}
+          {...number(SUBMIT.parity, Protection?.ParityGroupSize, (size) => ({
+            Protection: withParity(Protection, size),
+          }))}
           min={2}
           max={8}
-          allowDecimal={false}
-          value={Protection?.ParityGroupSize ?? ''}
-          onChange={(value) => onChange({ Protection: withParity(Protection, numberOf(value)) })}
         />
         <NumberInput
-          label={SUBMIT.checkpoint.label}
+          {...number(SUBMIT.checkpoint.label, CheckpointConfig?.EverySteps, (EverySteps) => ({
+            CheckpointConfig: { ...CheckpointConfig, EverySteps },
+          }))}
           min={0}
-          allowDecimal={false}
           suffix={SUBMIT.checkpoint.suffix}
           error={problemOf('CheckpointConfig')}
-          value={CheckpointConfig?.EverySteps ?? ''}
-          onChange={(value) => onChange({ CheckpointConfig: { ...CheckpointConfig, EverySteps: numberOf(value) } })}
         />
       </div>
     </>

@@ -9,32 +9,40 @@ import { ago, duration, moment } from '../model/format'
 import type { Tone } from '../model/standing'
 import { PROBLEM } from '../words/shell'
 
-const ICONS: Record<Tone, ReactNode> = {
-  good: <path d="M3 8.5l3.2 3.2L13 4.8" />,
-  busy: <path d="M13.5 8a5.5 5.5 0 1 1-1.9-4.2M13.5 2v3h-3" />,
-  warn: <path d="M8 2.2L14.4 13.4H1.6zM8 6.6v3M8 11.4v.2" />,
-  bad: <path d="M3.8 3.8l8.4 8.4M12.2 3.8l-8.4 8.4" />,
-  idle: <path d="M3.5 8h9" />,
+interface IconProps {
+  /** SVG path on a grid of 16 pixels. */
+  path: string
+  size?: number
+  strokeWidth?: number
 }
 
-export function ToneIcon({ tone, size = 16 }: { tone: Tone; size?: number }) {
-  return (
-    <svg
-      className="icon"
-      width={size}
-      height={size}
-      viewBox="0 0 16 16"
-      aria-hidden="true"
-      fill="none"
-      stroke="currentColor"
-      strokeWidth="1.9"
-      strokeLinecap="round"
-      strokeLinejoin="round"
-    >
-      {ICONS[tone]}
-    </svg>
-  )
+export const Icon = ({ path, size = 16, strokeWidth = 1.5 }: IconProps) => (
+  <svg
+    className="icon"
+    width={size}
+    height={size}
+    viewBox="0 0 16 16"
+    aria-hidden="true"
+    fill="none"
+    stroke="currentColor"
+    strokeWidth={strokeWidth}
+    strokeLinecap="round"
+    strokeLinejoin="round"
+  >
+    <path d={path} />
+  </svg>
+)
+
+const PATHS: Record<Tone, string> = {
+  good: 'M3 8.5l3.2 3.2L13 4.8',
+  busy: 'M13.5 8a5.5 5.5 0 1 1-1.9-4.2M13.5 2v3h-3',
+  warn: 'M8 2.2L14.4 13.4H1.6zM8 6.6v3M8 11.4v.2',
+  bad: 'M3.8 3.8l8.4 8.4M12.2 3.8l-8.4 8.4',
+  idle: 'M3.5 8h9',
 }
+export const ToneIcon = ({ tone, size }: { tone: Tone; size?: number }) => (
+  <Icon path={PATHS[tone]} size={size} strokeWidth={1.9} />
+)
 
 /** A sentence whose instance ids are not broken at their hyphen. */
 export function Unbroken({ text }: { text: string }) {

@@ -65,7 +65,6 @@ export function FleetNodes({ fleet }: { fleet: Fleet }) {
 
 function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node }) {
   const { isAdmin } = useRole()
-  const [limit, setLimit] = useState(PAGE)
   const [chosen, setChosen] = useState<Node>()
   const columns = WORDS.columns
   const isStale = useIsStale()
@@ -81,7 +80,9 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
     <>
       <Table
         label={WORDS.title}
-        rows={nodes.slice(0, limit).map((node) => ({ node, figures: nodeFigures(node, { isStale }) }))}
+        page={PAGE}
+        more={WORDS.more}
+        rows={nodes.map((node) => ({ node, figures: nodeFigures(node, { isStale }) }))}
         keyOf={({ node }) => node.NodeId}
         rowOf={({ node }) => ({
           id: node.NodeId,
@@ -104,11 +105,6 @@ function NodeTable({ nodes, target }: { nodes: readonly Node[]; target?: Node })
           isAdmin && [columns.act, ({ node }) => act(node), 'unnamed'],
         ]}
       />
-      {nodes.length > limit && (
-        <Button m="sm" variant="default" size="xs" onClick={() => setLimit(limit + PAGE)}>
-          {WORDS.more(count(Math.min(PAGE, nodes.length - limit)), count(nodes.length))}
-        </Button>
-      )}
       {chosen && <NodeDialog node={chosen} onClose={() => setChosen(undefined)} />}
     </>
   )

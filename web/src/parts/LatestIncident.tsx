@@ -1,13 +1,12 @@
 import { Link } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
-import { call } from '../api/client'
 import type { Incident, TrainingJob } from '../contract'
 import type { IncidentFigures } from '../model/figures'
 import { standingOf } from '../model/incident'
 import { INCIDENT } from '../words/incident'
 import { JOB } from '../words/job'
-import { ActionButton } from './ActionButton'
+import { Acknowledge } from './Acknowledge'
 import { Ago, Status } from './Basics'
 import { Card } from './Card'
 import { Happened } from './Happened'
@@ -27,18 +26,11 @@ export function LatestIncident({ incident, figures, job }: Props) {
   const id = encodeURIComponent(incident.IncidentId)
   const actions = (
     <>
-      {incident.AcknowledgementTime !== undefined ? (
+      <Acknowledge incident={incident} />
+      {incident.AcknowledgementTime !== undefined && (
         <span className="dim">
-          {JOB.acknowledgedBy(incident.AcknowledgedBy ?? '')} <Ago at={incident.AcknowledgementTime} />
+          {INCIDENT.acknowledged} {incident.AcknowledgedBy} <Ago at={incident.AcknowledgementTime} />
         </span>
-      ) : (
-        <ActionButton
-          operation="AcknowledgeIncident"
-          title={INCIDENT.acknowledgeNote}
-          action={() => call('AcknowledgeIncident', { IncidentId: incident.IncidentId })}
-        >
-          {JOB.acknowledge}
-        </ActionButton>
       )}
       <Link className="link" to={`/jobs/${encodeURIComponent(address)}/logs?failure=${id}`}>
         {words.log}

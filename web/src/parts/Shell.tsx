@@ -9,9 +9,9 @@ import { useLive, type Liveness } from '../api/live'
 import { openIncidentsQuery, sessionQuery } from '../api/queries'
 import { lazyWith } from '../api/pages'
 import { clock } from '../model/format'
+import { PLACES, SUBMIT } from '../model/places'
 import { SHELL } from '../words/shell'
-import { Loading, Problem, Status, useIsStale } from './Basics'
-import { NavIcon, type NavIconName } from './NavIcons'
+import { Icon, Loading, Problem, Status, useIsStale } from './Basics'
 import { isNotifying, useWatching } from './watching'
 import { moveRowFocus } from './rowFocus'
 
@@ -31,22 +31,6 @@ function Freshness({ liveness }: { liveness: Liveness }) {
   return liveness === 'cut' ? <Status tone="warn" {...SHELL.cut} /> : <Status tone="good" {...SHELL.live} />
 }
 
-interface Place {
-  name: NavIconName
-  to: string
-  /** The key that opens the page after `g`. */
-  key: string
-}
-const PLACES: Place[] = [
-  { name: 'overview', to: '/', key: 'o' },
-  { name: 'jobs', to: '/jobs', key: 'j' },
-  { name: 'queue', to: '/queue', key: 'q' },
-  { name: 'incidents', to: '/incidents', key: 'i' },
-  { name: 'fleets', to: '/fleets', key: 'f' },
-  { name: 'reports', to: '/reports', key: 'r' },
-  { name: 'drills', to: '/drills', key: 'd' },
-]
-const SUBMIT: Place = { name: 'submit', to: '/submit', key: 's' }
 /** The second key of a pair such as `g j` follows within this time. */
 const GO_MS = 1500
 const KEYS: Readonly<Record<string, string>> = Object.fromEntries([...PLACES, SUBMIT].map(({ key, to }) => [key, to]))
@@ -158,9 +142,9 @@ export function Shell() {
           <span>{SHELL.search}</span> <kbd>⌘K</kbd>
         </button>
         <nav aria-label={SHELL.navigation}>
-          {places.map(({ name, to }) => (
+          {places.map(({ name, to, path }) => (
             <NavLink key={name} to={to} end={to === '/'}>
-              <NavIcon name={name} />
+              <Icon path={path} />
               <span>{SHELL.places[name]}</span>
               {name === 'incidents' && isShown && <OpenIncidents />}
             </NavLink>

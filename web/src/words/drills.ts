@@ -7,10 +7,12 @@ export const DRILLS = {
   title: 'Drills',
   verdict: {
     running: (number: number) => `${plural(number, 'drill')} ${number === 1 ? 'runs' : 'run'}.`,
-    failed: 'The last drill ended without a recovery.',
-    recovered: 'The job recovered from the last drill.',
-    absorbed: 'The last drill caused no incident.',
-    refused: 'The last drill was not carried out.',
+    last: {
+      not_recovered: 'The last drill ended without a recovery.',
+      recovered: 'The job recovered from the last drill.',
+      absorbed: 'The last drill caused no incident.',
+      not_done: 'The last drill was not carried out.',
+    },
     none: 'No drill has run yet.',
     allowed: (fleets: readonly string[]) => `Drills are allowed on ${fleets.join(', ')}.`,
     forbidden: 'No fleet allows drills.',

@@ -169,8 +169,6 @@ export const JOB = {
     all: 'Incident details',
     log: 'Log at the failure',
   },
-  acknowledge: 'Acknowledge',
-  acknowledgedBy: (person: string) => `Acknowledged by ${person}`,
   incidents: 'All incidents of this job',
   timeTitle: 'Where the time went',
 } as const

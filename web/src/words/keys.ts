@@ -1,4 +1,7 @@
 /** The keys of the dashboard, for the help and for Settings. */
+import { PLACES, SUBMIT } from '../model/places'
+import { SHELL } from './shell'
+
 export const KEYS = {
   title: 'Keyboard shortcuts',
   groups: [
@@ -21,16 +24,7 @@ export const KEYS = {
     },
     {
       title: 'Go to',
-      keys: [
-        ['g o', 'Overview'],
-        ['g j', 'Jobs'],
-        ['g q', 'Queue'],
-        ['g i', 'Incidents'],
-        ['g f', 'Fleets'],
-        ['g r', 'Reports'],
-        ['g d', 'Drills'],
-        ['g s', 'Submit a job'],
-      ],
+      keys: [...PLACES, SUBMIT].map(({ name, key }) => [`g ${key}`, SHELL.places[name]] as const),
     },
   ],
 } as const
