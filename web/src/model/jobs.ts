@@ -51,9 +51,14 @@ const COMPARE = {
 } satisfies Record<string, Compare>
 export type Order = keyof typeof COMPARE
 
-/** Return the sort order of a name in the page's URL. */
-export const orderOf = (name: string | null): Order | undefined =>
-  (Object.keys(COMPARE) as Order[]).find((order) => order === name)
+const orderNamed = (name: string | null) => (Object.keys(COMPARE) as Order[]).find((order) => order === name)
+
+/** Return the sort order that the page's URL names. Without one, the most urgent jobs come first. */
+export const orderOf = (name: string | null): Order => orderNamed(name) ?? 'trouble'
+
+/** Return the order in which a click on a column's heading sorts the list, if it does. */
+export const orderOfColumn = (column: Column): Order | undefined =>
+  orderNamed(column === 'status' ? 'trouble' : column === 'progress' ? 'step' : column)
 
 export interface View {
   text: string

@@ -93,14 +93,8 @@ export function heldWords(holder: Holder, now: number): string {
   return `${MATRIX.held(count(holder.VerifiedStep))}${lag}${at}${domain}`
 }
 
-/** A simultaneous loss of nodes or failure domains. `probability`: of every shard's survival in memory, 0 to 1. */
-export interface LossOdds {
-  lost: string
-  probability: number
-}
-
-/** Return the odds of surviving each loss: first of nodes, then of failure domains. */
-export function losses({ RecoveryOdds = [], DomainOdds = [] }: Partial<DescribeProtectionResponse>): LossOdds[] {
+/** Return the probability that every shard survives each loss: first of nodes, then of failure domains. */
+export function losses({ RecoveryOdds = [], DomainOdds = [] }: Partial<DescribeProtectionResponse>) {
   return [
     ...RecoveryOdds.map((odds) => ({ lost: plural(odds.LostNodes, 'node'), probability: odds.Probability })),
     ...DomainOdds.map((odds) => ({ lost: plural(odds.LostDomains, 'failure domain'), probability: odds.Probability })),

@@ -68,15 +68,8 @@ export function arrangedNodes(living: readonly Node[], ended: readonly Node[], t
   return [...nodes.values()].sort((a, b) => rank(a) - rank(b) || b.CreationTime - a.CreationTime)
 }
 
-/** A node that needs attention, and why. */
-export interface NodeNotice {
-  nodeId: string
-  title: string
-  text: string
-}
-
 /** Return a notice for each held node and for each node with a pending request of a person. */
-export function nodeNotices(nodes: readonly Node[]): NodeNotice[] {
+export function nodeNotices(nodes: readonly Node[]) {
   return nodes.flatMap((node) => {
     const { NodeId: nodeId } = node
     if (node.NodeStatus === 'held') {

@@ -3,7 +3,7 @@ import { parse, stringify } from 'yaml'
 
 import { jobSettings, type CreateTrainingJobRequest, type TrainingJob } from '../contract'
 import { shellWord } from './outputs'
-import { SPEC } from '../words/spec'
+import { SUBMIT } from '../words/submit'
 
 export type Draft = Partial<CreateTrainingJobRequest>
 
@@ -58,7 +58,7 @@ export function fromYaml(text: string): Draft {
     throw new NotASpec(error instanceof Error ? error.message.split('\n')[0]! : String(error))
   }
   if (read === null || read === undefined) return {}
-  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec(SPEC.notASpec)
+  if (typeof read !== 'object' || Array.isArray(read)) throw new NotASpec(SUBMIT.yaml.problem)
   return read as Draft
 }
 

@@ -32,19 +32,11 @@ export interface Lane {
   faults: Fault[]
 }
 
-export interface Timeline {
-  from: number
-  to: number
-  lanes: Lane[]
-  /** Number of nodes without a lane, because more than `maxNodes` nodes worked for the job. */
-  hiddenCount: number
-}
-
 /** Maximum number of node lanes that are drawn by default. */
 export const MOST_NODES = 64
 
 /**
- * Compute the spans and lanes of a job's timeline.
+ * Compute the spans and lanes of a job's timeline, and the number of nodes without a lane.
  *
  * Lanes: the spans of the job's accounting, then at most `maxNodes` nodes. Nodes with faults come first, then current
  * nodes. A node's span ends when the node left the job. If the job lost the node, the span ends at the failure.
@@ -56,7 +48,7 @@ export function timeline(
   nodeSpans: readonly TrainingJobNode[],
   now: number,
   maxNodes = MOST_NODES,
-): Timeline {
+) {
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
   const within = (at: number) => Math.min(to, Math.max(from, at))

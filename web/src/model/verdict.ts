@@ -4,7 +4,7 @@
  * The server decides what a person must do (`Duty`). This module states the facts that the API reports, and decides
  * nothing. A fact that the API does not report is left out, or is "unknown".
  */
-import type { CapacityWait, DescribeProtectionResponse, Duty, Fleet, Incident, TrainingJob } from '../contract'
+import type { CapacityWait, DescribeProtectionResponse, Fleet, Incident, TrainingJob } from '../contract'
 import { BANNERS, KEPT, STATE } from '../words/job'
 import { toneOfDuty } from '../words/duty'
 import { phaseWords } from './causes'
@@ -25,15 +25,6 @@ export interface Statement {
 export interface JobState extends Statement {
   /** Sentences that explain the state. Empty if nothing needs an explanation. */
   detail: string
-}
-
-/** The phase of the open incident. */
-export interface PhaseNow {
-  /** What happens in the phase. */
-  words: string
-  elapsedSeconds: number
-  /** Median length of this phase in earlier incidents of the same cause. Absent without such incidents. */
-  usualSeconds?: number
 }
 
 /** How the step of a job changed while this page was open. The API has no time of the last step. */
@@ -57,16 +48,7 @@ export interface Facts {
   now: number
 }
 
-export interface Verdict {
-  figures: JobFigures
-  state: JobState
-  protection: Statement
-  recovery?: PhaseNow
-  duty: Duty
-  banners: Statement[]
-  /** The one line at the top of the page. `lead` is set in the color of `tone`. */
-  line: Required<VerdictLine>
-}
+export type Verdict = ReturnType<typeof verdict>
 
 const TITLES = STATE.titles
 
@@ -74,7 +56,7 @@ const TITLES = STATE.titles
 export const openIncident = (incidents: Incident[] = []): Incident | undefined =>
   incidents.filter((each) => each.ClosedAt === undefined).at(-1)
 
-export function verdict(facts: Facts): Verdict {
+export function verdict(facts: Facts) {
   const { job } = facts
   const { Duty: duty } = job
   const figures = jobFigures(job, facts)
@@ -84,7 +66,8 @@ export function verdict(facts: Facts): Verdict {
   const stated = stateOfJob(facts, figures, recovery, wait)
   const state = facts.isStale && stated.tone === 'good' ? { ...stated, tone: 'idle' as const } : stated
   const protection = protectionOf(facts, figures)
-  const line = {
+  /** The one line at the top of the page. `lead` is set in the color of `tone`. */
+  const line: Required<VerdictLine> = {
     tone: duty.Urgency === 'Now' ? toneOfDuty(duty) : state.tone,
     lead: state.text,
     text: [state.detail, protectionInLine(facts, figures, protection, recovery), duty.Sentence]
@@ -96,14 +79,24 @@ export function verdict(facts: Facts): Verdict {
 }
 
 /** Return the sentence about protection. It is empty for a waiting, starting or recovering job that risks no steps. */
-function protectionInLine({ job }: Facts, figures: JobFigures, protection: Statement, recovery?: PhaseNow): string {
+function protectionInLine(
+  { job }: Facts,
+  figures: JobFigures,
+  protection: Statement,
+  recovery?: ReturnType<typeof recoveryOf>,
+): string {
   if (job.SecondaryStatus === 'Pending' || (recovery !== undefined && protection.tone !== 'bad')) return ''
   return figures.protection === 'Not yet protected' && job.SecondaryStatus !== 'Training' ? '' : protection.text
 }
 
 const stated = (tone: Tone, title: string, text: string, detail = ''): JobState => ({ tone, title, text, detail })
 
-function stateOfJob(facts: Facts, figures: JobFigures, recovery?: PhaseNow, wait?: CapacityWait): JobState {
+function stateOfJob(
+  facts: Facts,
+  figures: JobFigures,
+  recovery?: ReturnType<typeof recoveryOf>,
+  wait?: CapacityWait,
+): JobState {
   const { job, now } = facts
   const highest = reachedStep(job)
   const reached = highest >= 0 ? count(highest) : undefined
@@ -268,7 +261,12 @@ function lossOf(figures: JobFigures): Statement {
   return { tone: 'warn', title, text: KEPT.lostSome(unsaved, count(kept)) }
 }
 
-function recoveryOf({ incidents = [], now }: Facts): PhaseNow | undefined {
+/**
+ * Return what happens in the phase of the open incident, and for how long so far.
+ *
+ * `usualSeconds`: median length of this phase in earlier incidents of the same cause, if there are any.
+ */
+function recoveryOf({ incidents = [], now }: Facts) {
   const incident = openIncident(incidents)
   if (incident === undefined) return undefined
   const { phase, seconds } = phaseLengths(incident, now).at(-1)!

@@ -1,6 +1,5 @@
 /** Starts drills, which are faults that a person injects, and shows the outcome of each drill. */
 import { NativeSelect } from '@mantine/core'
-import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 
@@ -13,7 +12,7 @@ import { sentence } from '../model/format'
 import { Ago, Empty, IncidentLink, JobLink, NodeLink, Shown, Status, ToneIcon } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { ConfirmButton } from '../parts/ConfirmButton'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { Table } from '../parts/Table'
 import { useAddress } from '../parts/address'
 import { DRILLS } from '../words/drills'
@@ -21,15 +20,13 @@ import { DRILLS } from '../words/drills'
 const MOST = 200
 
 export default function DrillsPage() {
-  useDocumentTitle('Drills, Everstep')
   const drills = useQuery(drillsQuery)
   const fleets = useQuery(fleetsQuery)
   const allowed = (fleets.data ?? []).filter((fleet) => fleet.AllowDrills).map((fleet) => fleet.FleetName)
   const verdict = drills.data && fleets.data ? drillsVerdict(drills.data, allowed) : undefined
   const words = DRILLS.history
   return (
-    <div className="stack">
-      <PageHead title={DRILLS.title} verdict={verdict} />
+    <Page title={DRILLS.title} verdict={verdict}>
       <Shown query={fleets} rows={2}>
         {(all) => <Start allowed={allowed} firstFleet={all[0]?.FleetName ?? 'main'} />}
       </Shown>
@@ -38,7 +35,7 @@ export default function DrillsPage() {
           {(list) => <History drills={list} />}
         </Shown>
       </Card>
-    </div>
+    </Page>
   )
 }
 

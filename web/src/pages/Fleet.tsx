@@ -164,37 +164,38 @@ function Attention({ fleet }: { fleet: Fleet }) {
   const notices = noticesIn(events)
   const exposed = exposures(nodes)
   if (!held.length && !notices.length && !exposed.length) return null
-  const link = (id: string) => <NodeLink id={id} fleet={fleet.FleetName} />
+  const rows = [
+    ...held.map(({ nodeId, title, text }) => ({ key: nodeId, ids: [nodeId], title: `${title}.`, text })),
+    ...exposed.map(({ text, nodeIds: ids }) => ({ key: text, ids, title: FLEET.attention.exposed, text })),
+    ...notices.map(({ EventId: key, NodeId, Message, Time: at }) => ({
+      key,
+      ids: NodeId ? [NodeId] : [],
+      text: sentence(Message),
+      at,
+    })),
+  ]
   return (
     <Card title={FLEET.attention.title}>
       <ul className="rows attention">
-        {held.map(({ nodeId, title, text }) => (
-          <li key={nodeId}>
-            {link(nodeId)}
-            <span className="grow">
-              <strong>{title}.</strong> <span className="dim">{text}</span>
-            </span>
-          </li>
-        ))}
-        {exposed.map(({ text, nodeIds }) => (
-          <li key={text}>
-            {nodeIds.length <= MOST_NAMED ? (
-              nodeIds.map((id) => <span key={id}>{link(id)}</span>)
+        {rows.map(({ key, ids, text, ...more }) => (
+          <li key={key}>
+            {ids.length <= MOST_NAMED ? (
+              ids.map((id) => <NodeLink key={id} id={id} fleet={fleet.FleetName} />)
             ) : (
-              <span>{plural(nodeIds.length, 'node')}</span>
+              <span>{plural(ids.length, 'node')}</span>
             )}
-            <span className="grow">
-              <strong>{FLEET.attention.exposed}</strong> <span className="dim">{text}</span>
-            </span>
-          </li>
-        ))}
-        {notices.map((event) => (
-          <li key={event.EventId}>
-            {event.NodeId && link(event.NodeId)}
-            <span className="grow">{sentence(event.Message)}</span>
-            <span className="when">
-              <Ago at={event.Time} />
-            </span>
+            {'title' in more ? (
+              <span className="grow">
+                <strong>{more.title}</strong> <span className="dim">{text}</span>
+              </span>
+            ) : (
+              <>
+                <span className="grow">{text}</span>
+                <span className="when">
+                  <Ago at={more.at} />
+                </span>
+              </>
+            )}
           </li>
         ))}
       </ul>

@@ -1,5 +1,4 @@
 /** The list of all fleets: desired and actual numbers of nodes, and whether a fleet needs attention. */
-import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
 import { fleetsQuery } from '../api/queries'
@@ -9,22 +8,20 @@ import { fleetsVerdict, spares } from '../model/fleets'
 import { sentence } from '../model/format'
 import { Empty, FleetLink, Shown, Status, useIsStale, Value } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { Table } from '../parts/Table'
 import { FLEETS } from '../words/fleets'
 
 const FIRST_FLEET = 'everstep fleets create --name main --auto-scaling-group my-group'
 
 export default function FleetsPage() {
-  useDocumentTitle('Fleets, Everstep')
   const query = useQuery(fleetsQuery)
   return (
-    <div className="stack">
-      <PageHead title={FLEETS.title} verdict={query.data?.length ? fleetsVerdict(query.data) : undefined} />
+    <Page title={FLEETS.title} verdict={query.data?.length ? fleetsVerdict(query.data) : undefined}>
       <Shown query={query} empty={<Empty {...FLEETS.empty} command={FIRST_FLEET} />}>
         {(fleets) => <FleetTable fleets={fleets} />}
       </Shown>
-    </div>
+    </Page>
   )
 }
 

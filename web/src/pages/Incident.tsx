@@ -50,6 +50,7 @@ import { Steps } from '../parts/Steps'
 import { figureColumn, Table } from '../parts/Table'
 import { DUTY } from '../words/duty'
 import { INCIDENT, NOTES, OUTCOMES } from '../words/incident'
+import { JOB } from '../words/job'
 
 const AROUND_SECONDS = 30
 
@@ -335,7 +336,9 @@ function Facts({ incident, figures, fleet }: Shared) {
           { label: words.lost, value: nodes(incident.InstanceIds) },
           { label: words.replaced, value: nodes(incident.ReplacementInstanceIds) },
           { label: words.sources, value: sources.length ? sources : figures.isOpen ? '–' : words.nowhere },
-          figures.costUsd === undefined ? { label: words.cost, value: words.noPrice } : figure(words.cost, 'costUsd'),
+          figures.costUsd === undefined
+            ? { label: words.cost, value: JOB.figures.noPrice }
+            : figure(words.cost, 'costUsd'),
           { label: words.project, value: incident.Project },
         ]}
       />

@@ -1,6 +1,5 @@
 /** Incidents of all jobs: open ones first, with filters in the URL. */
 import { NativeSelect, SegmentedControl } from '@mantine/core'
-import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
 import { incidentsQuery } from '../api/queries'
@@ -11,7 +10,7 @@ import { causeTitle } from '../model/causes'
 import { Empty, Filter, Shown } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { IncidentTable } from '../parts/IncidentTable'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { useAddress } from '../parts/address'
 import { INCIDENTS } from '../words/incident'
 
@@ -21,15 +20,13 @@ const ASKED = 1_000
 const WORDS = INCIDENTS.filters
 
 export default function IncidentsPage() {
-  useDocumentTitle('Incidents, Everstep')
   const query = useQuery(incidentsQuery())
   return (
-    <div className="stack">
-      <PageHead title={INCIDENTS.title} verdict={query.data?.length ? verdictOf(query.data) : undefined} />
+    <Page title={INCIDENTS.title} verdict={query.data?.length ? verdictOf(query.data) : undefined}>
       <Shown query={query} empty={<Empty {...INCIDENTS.empty} command="everstep incidents list" />}>
         {(incidents) => <List incidents={incidents} />}
       </Shown>
-    </div>
+    </Page>
   )
 }
 

@@ -137,13 +137,10 @@ const TONES: Record<Checkpoint['Status'] | Checkpoint['Verification'], Tone> = {
   Damaged: 'bad',
 }
 
-/** The verification of a checkpoint. A server older than this page does not send it. */
-const verificationOf = ({ Verification = 'NotVerified' }: Checkpoint) => Verification
-
 function State({ checkpoint }: { checkpoint: Checkpoint }) {
   const { pinned, until } = CHECKPOINTS_TAB
-  const { Status: status, IsPinned, PurgeTime } = checkpoint
-  const tone = TONES[verificationOf(checkpoint) === 'Damaged' ? 'Damaged' : status]
+  const { Status: status, IsPinned, PurgeTime, Verification } = checkpoint
+  const tone = TONES[Verification === 'Damaged' ? 'Damaged' : status]
   return (
     <>
       <Status tone={tone} word={status} />
@@ -159,8 +156,7 @@ function State({ checkpoint }: { checkpoint: Checkpoint }) {
 }
 
 function Verified({ checkpoint }: { checkpoint: Checkpoint }) {
-  const { VerificationTime, VerificationMessage } = checkpoint
-  const verification = verificationOf(checkpoint)
+  const { Verification: verification, VerificationTime, VerificationMessage } = checkpoint
   return (
     <>
       {verification === 'NotVerified' ? (

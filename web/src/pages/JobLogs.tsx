@@ -86,16 +86,10 @@ export default function LogsTab({ job }: { job: TrainingJob }) {
 const numberOf = (text: string | null): number | undefined =>
   text && /^\d{1,9}$/.test(text) ? Number(text) : undefined
 
-/** The view of the log that the page's URL describes. */
-interface View {
-  rank?: number
-  launch?: number
-  find: string
-  isNarrow: boolean
-  set: (changes: Record<string, string>) => void
-}
+type View = ReturnType<typeof useView>
 
-function useView(): View {
+/** Return the view of the log that the page's URL describes. */
+function useView() {
   const [search, set] = useAddress()
   const find = search.get('q') ?? ''
   return {

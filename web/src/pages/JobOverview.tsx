@@ -2,7 +2,6 @@
 import { Button } from '@mantine/core'
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
-import { Link } from 'react-router'
 
 import { useJobAddress } from '../api/addresses'
 import { lazyWith } from '../api/pages'
@@ -18,7 +17,7 @@ import { isRecent } from '../model/incident'
 import { remainingWords } from '../model/progress'
 import { openIncident, rateWords } from '../model/verdict'
 import { ActCard } from '../parts/ActCard'
-import { Ago, FactList, Loading, Status, ToneIcon, useNow, type Fact } from '../parts/Basics'
+import { Ago, FactList, FleetLink, Loading, Status, ToneIcon, useNow, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { IncidentTable } from '../parts/IncidentTable'
 import { LastLines } from '../parts/LastLines'
@@ -131,12 +130,7 @@ function factsOf(job: TrainingJob, { verdict, progress }: JobVerdict, now: numbe
     ...lost,
     [words.incidents, `${shown(figures, 'incidents')}${open}`, hook(figures, 'incidents'), words.incidentsNote],
     [words.ranks, `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
-    [
-      words.fleet,
-      <Link key="fleet" to={`/fleets/${encodeURIComponent(job.FleetName)}`}>
-        {job.FleetName}
-      </Link>,
-    ],
+    [words.fleet, <FleetLink key="fleet" name={job.FleetName} />],
     [words.launches, count(job.Generation)],
     [words.created, <Ago key="created" at={job.CreationTime} />],
   ]

@@ -1,6 +1,6 @@
 /** The list of all jobs, the most urgent first. The URL contains the filters, the sort order and the columns. */
 import { Button, NativeSelect } from '@mantine/core'
-import { useDocumentTitle, useMediaQuery } from '@mantine/hooks'
+import { useMediaQuery } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { useCallback, useMemo, useRef, useState } from 'react'
 import { Link } from 'react-router'
@@ -19,6 +19,7 @@ import {
   groupCounts,
   jobsByStatus,
   orderOf,
+  orderOfColumn,
   type Column,
   type Order,
 } from '../model/jobs'
@@ -27,7 +28,7 @@ import { Empty, Filter, Shown, ToneIcon } from '../parts/Basics'
 import { ConfirmButton } from '../parts/ConfirmButton'
 import { ActionButton } from '../parts/ActionButton'
 import { JobRow } from '../parts/JobRow'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { useAddress } from '../parts/address'
 import { useVisibleRows } from '../parts/visibleRows'
 import { FIRST_COMMAND } from '../words/commands'
@@ -48,7 +49,6 @@ const ROW_HEIGHT = 44
 const CARD_HEIGHT = 116
 
 export default function JobsPage() {
-  useDocumentTitle('Jobs, Everstep')
   const query = useQuery(jobsQuery)
   const { mayRun } = useRole()
   const submit = mayRun && (
@@ -57,12 +57,11 @@ export default function JobsPage() {
     </Button>
   )
   return (
-    <div className="stack">
-      <PageHead title={JOBS.title} actions={submit} verdict={query.data && verdictOf(query.data)} />
+    <Page title={JOBS.title} actions={submit} verdict={query.data && verdictOf(query.data)}>
       <Shown query={query} rows={12} empty={<Empty {...JOBS.empty} command={FIRST_COMMAND} />}>
         {(jobs) => <JobList jobs={jobs} />}
       </Shown>
-    </div>
+    </Page>
   )
 }
 
@@ -96,7 +95,7 @@ function JobList({ jobs }: { jobs: TrainingJobSummary[] }) {
   const text = search.get('q') ?? ''
   const status = search.get('status') ?? ''
   const fleet = search.get('fleet') ?? ''
-  const order = orderOf(search.get('sort')) ?? 'trouble'
+  const order = orderOf(search.get('sort'))
   const isReversed = search.get('reverse') === '1'
   const columns = columnsOf(search.get('columns') ?? '')
   const addressOf = useMemo(() => addressesOf(jobs), [jobs])
@@ -226,36 +225,36 @@ interface Menus {
 
 function ListMenus({ columns, search, set }: Menus) {
   const [open, setOpen] = useState<'columns' | 'views'>()
-  const button = (name: 'columns' | 'views') => (
-    <Button
-      variant="default"
-      size="xs"
-      aria-haspopup="menu"
-      aria-expanded={open === name}
-      onClick={() => setOpen(open === name ? undefined : name)}
-    >
-      {JOBS.menus[name]}
-    </Button>
-  )
   const close = () => setOpen(undefined)
-  return (
-    <>
-      {open === 'views' ? (
-        <ViewsMenu search={search} onClose={close}>
-          {button('views')}
-        </ViewsMenu>
-      ) : (
-        button('views')
-      )}
-      {open === 'columns' ? (
-        <ColumnsMenu columns={columns} onChange={(next) => set({ columns: columnsText(next) })} onClose={close}>
-          {button('columns')}
-        </ColumnsMenu>
-      ) : (
-        button('columns')
-      )}
-    </>
-  )
+  return (['views', 'columns'] as const).map((name) => {
+    const button = (
+      <Button
+        key={name}
+        variant="default"
+        size="xs"
+        aria-haspopup="menu"
+        aria-expanded={open === name}
+        onClick={() => setOpen(open === name ? undefined : name)}
+      >
+        {JOBS.menus[name]}
+      </Button>
+    )
+    if (open !== name) return button
+    return name === 'views' ? (
+      <ViewsMenu key={name} search={search} onClose={close}>
+        {button}
+      </ViewsMenu>
+    ) : (
+      <ColumnsMenu
+        key={name}
+        columns={columns}
+        onChange={(next) => set({ columns: columnsText(next) })}
+        onClose={close}
+      >
+        {button}
+      </ColumnsMenu>
+    )
+  })
 }
 
 const NUMBERS: ReadonlySet<Column> = new Set(['left', 'nodes', 'incidents', 'ettr', 'cost', 'priority', 'duration'])
@@ -333,7 +332,7 @@ interface ColumnHeadProps {
 
 function ColumnHead({ column, order, isReversed, onOrder }: ColumnHeadProps) {
   const words: { label: string; title?: string } = JOBS.columns[column]
-  const own = orderOf(column === 'status' ? 'trouble' : column === 'progress' ? 'step' : column)
+  const own = orderOfColumn(column)
   const isOwn = own === order
   const arrow = isOwn ? (isReversed ? ' ↑' : ' ↓') : ''
   return (

@@ -1,5 +1,4 @@
 /** The home page: whether anything needs a person, jobs by status, open incidents and the capacity of the fleets. */
-import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 import { Link } from 'react-router'
 
@@ -26,7 +25,7 @@ import {
   useIsStale,
 } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { Table } from '../parts/Table'
 import { toneOfDuty } from '../words/duty'
 import { JOBS } from '../words/jobs'
@@ -34,7 +33,6 @@ import { OVERVIEW } from '../words/overview'
 import { FIRST_COMMAND } from '../words/commands'
 
 export default function OverviewPage() {
-  useDocumentTitle('Overview, Everstep')
   const jobs = useQuery(jobsQuery)
   const fleets = useQuery(fleetsQuery)
   const nodes = useQuery(nodesQuery())
@@ -45,17 +43,15 @@ export default function OverviewPage() {
   if (!jobs.data || !fleets.data || !nodes.data || !incidents.data || !duties.data) {
     const waiting = queries.find((query) => query.error) ?? jobs
     return (
-      <div className="stack">
-        <PageHead title={OVERVIEW.title} />
+      <Page title={OVERVIEW.title}>
         <Shown query={{ ...waiting, data: undefined }} rows={8}>
           {() => null}
         </Shown>
-      </div>
+      </Page>
     )
   }
   return (
-    <div className="stack">
-      <PageHead title={OVERVIEW.title} verdict={verdictOf(duties.data, jobs.data, incidents.data)} />
+    <Page title={OVERVIEW.title} verdict={verdictOf(duties.data, jobs.data, incidents.data)}>
       {jobs.data.length === 0 ? (
         <Empty title={OVERVIEW.verdict.empty} command={FIRST_COMMAND} />
       ) : (
@@ -67,7 +63,7 @@ export default function OverviewPage() {
       </div>
       <Today />
       <CapacityTable fleets={fleets.data} nodes={nodes.data} />
-    </div>
+    </Page>
   )
 }
 

@@ -1,5 +1,4 @@
 /** The jobs that wait for nodes: what each job waits for, which jobs are ahead of it, and what would start it. */
-import { useDocumentTitle } from '@mantine/hooks'
 import { useQueries, useQuery } from '@tanstack/react-query'
 
 import { useJobAddresses } from '../api/addresses'
@@ -10,7 +9,7 @@ import { queueOf, waiting as waitingOf, waysOutOfQueue } from '../model/queue'
 import { statusOf, type VerdictLine } from '../model/standing'
 import { Ago, Empty, FleetLink, JobLink, Loading, Shown, Status } from '../parts/Basics'
 import { Card } from '../parts/Card'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { Table } from '../parts/Table'
 import { QUEUE } from '../words/queue'
 
@@ -18,7 +17,6 @@ import { QUEUE } from '../words/queue'
 const MOST = 50
 
 export default function QueuePage() {
-  useDocumentTitle('Queue, Everstep')
   const query = useQuery(jobsQuery)
   const fleets = useQuery(fleetsQuery).data ?? []
   const addressOf = useJobAddresses()
@@ -29,8 +27,7 @@ export default function QueuePage() {
   const names = [...new Set(waiting.map((job) => job.FleetName))]
   const isLoading = !waiting.length && described.some((each) => each.isPending)
   return (
-    <div className="stack">
-      <PageHead title={QUEUE.title} verdict={query.data && !isLoading ? verdictOf(waiting) : undefined} />
+    <Page title={QUEUE.title} verdict={query.data && !isLoading ? verdictOf(waiting) : undefined}>
       <Shown query={query}>
         {(jobs) =>
           waiting.length ? (
@@ -52,7 +49,7 @@ export default function QueuePage() {
         }
       </Shown>
       {candidates.length > MOST && <p className="dim">{QUEUE.limit(MOST, candidates.length)}</p>}
-    </div>
+    </Page>
   )
 }
 

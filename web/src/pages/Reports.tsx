@@ -1,6 +1,5 @@
 /** Time, cost and incidents over a time range. The range and the filters are in the URL. */
 import { NativeSelect, SegmentedControl, TextInput } from '@mantine/core'
-import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
 import { serverTime } from '../api/client'
@@ -29,7 +28,7 @@ import {
 import type { VerdictLine } from '../model/standing'
 import { Empty, Shown } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { BucketTable, CauseTable, FleetTable, JobTable, ProjectTable } from '../parts/ReportTables'
 import { useAddress } from '../parts/address'
 import { REPORTS } from '../words/reports'
@@ -38,7 +37,6 @@ const PERIODS = ['Hour', 'Day', 'Week'] as const
 const MAX_JOBS = 20
 
 export default function ReportsPage() {
-  useDocumentTitle('Reports, Everstep')
   const [search] = useAddress()
   const period = PERIODS.find((each) => each === search.get('period'))
   const keys = ['range', 'from', 'to', 'period', 'project', 'fleet'].map((name) => search.get(name) ?? '')
@@ -56,15 +54,14 @@ export default function ReportsPage() {
     }),
   )
   return (
-    <div className="stack">
-      <PageHead title={REPORTS.title} verdict={query.data && verdictOf(query.data)} />
+    <Page title={REPORTS.title} verdict={query.data && verdictOf(query.data)}>
       <Filters report={query.data} />
       <Shown query={query} rows={10}>
         {(report) =>
           isEmpty(report) ? <Empty {...REPORTS.empty} command="everstep reports show" /> : <Whole report={report} />
         }
       </Shown>
-    </div>
+    </Page>
   )
 }
 

@@ -1,6 +1,5 @@
 /** The session, API tokens, browser notifications, the theme, and the keyboard shortcuts. */
 import { SegmentedControl, useMantineColorScheme } from '@mantine/core'
-import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
 
 import type { Session } from '../api/client'
@@ -12,22 +11,20 @@ import { Card } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { KeyTables } from '../parts/KeyHelp'
 import { NotificationSettings } from '../parts/NotificationSettings'
-import { PageHead } from '../parts/PageHead'
+import { Page } from '../parts/PageHead'
 import { Tokens } from '../parts/Tokens'
 import { SETTINGS } from '../words/settings'
 
 const SCHEMES = ['auto', 'light', 'dark'] as const
 
 export default function SettingsPage() {
-  useDocumentTitle('Settings, Everstep')
   const query = useQuery(sessionQuery)
   const { isAdmin } = useRole()
   const { colorScheme, setColorScheme } = useMantineColorScheme()
   const session = query.data
   const verdict = session && { tone: 'idle' as const, ...SETTINGS.verdict(session.Role, session.Project) }
   return (
-    <div className="stack">
-      <PageHead title={SETTINGS.title} verdict={verdict || undefined} />
+    <Page title={SETTINGS.title} verdict={verdict || undefined}>
       <Card title={SETTINGS.session.title}>
         <Shown query={query} rows={2}>
           {(found) => found && <SessionFacts session={found} />}
@@ -46,7 +43,7 @@ export default function SettingsPage() {
       <Card title={SETTINGS.keys}>
         <KeyTables />
       </Card>
-    </div>
+    </Page>
   )
 }
 

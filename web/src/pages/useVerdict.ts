@@ -12,26 +12,18 @@ import {
   openIncidentsQuery,
   protectionQuery,
 } from '../api/queries'
-import type { DescribeProtectionResponse, Incident, TrainingJob } from '../contract'
+import type { Incident, TrainingJob } from '../contract'
 import { progressOf, sampled, type Sample } from '../model/progress'
-import { hitAlike, openIncident, usualRate, verdict, type Progress, type Verdict } from '../model/verdict'
+import { hitAlike, openIncident, usualRate, verdict } from '../model/verdict'
 import { useIsStale, useNow } from '../parts/Basics'
 
 /** The steps of each job that this browser has observed, by RunId. */
 const observed = new Map<string, Sample[]>()
 
-export interface JobVerdict {
-  verdict: Verdict
-  progress?: Progress
-  protection?: DescribeProtectionResponse
-  /** Incidents of this run, oldest first. */
-  incidents: Incident[]
-  /** The open incident, or the latest one, with its outcome, verdict and actions once these have arrived. */
-  incident?: Incident
-}
+export type JobVerdict = ReturnType<typeof useVerdict>
 
 /** `dataUpdatedAt`: when the job's description arrived, in milliseconds. `error`: why it was not renewed since. */
-export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unknown): JobVerdict {
+export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unknown) {
   const now = useNow()
   const at = serverTime(dataUpdatedAt)
   const isStale = useIsStale() || error !== null
@@ -46,11 +38,13 @@ export function useVerdict(job: TrainingJob, dataUpdatedAt: number, error: unkno
     observed.set(job.RunId, next)
     return next
   }, [job.RunId, job.Boundary, at])
+  /** Incidents of this run, oldest first. */
   const incidents = useMemo(() => (ofName ?? []).filter((each) => each.RunId === job.RunId), [ofName, job.RunId])
   const isNeighbour = (each: { FleetName: string; RunId: string }) =>
     each.FleetName === job.FleetName && each.RunId !== job.RunId
   const neighbours = new Set((jobs ?? []).filter(isNeighbour).map((each) => each.RunId))
   const progress = progressOf(samples, usualRate(job))
+  /** The open incident, or the latest one, with its outcome, verdict and actions once these have arrived. */
   const incident = useAccount(openIncident(incidents) ?? incidents.at(-1))
   const result = verdict({
     job,

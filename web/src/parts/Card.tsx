@@ -31,8 +31,6 @@ export interface Figure {
   value: ReactNode
   /** Name by which tests find the value: it becomes the attribute `data-figure`. */
   name?: string
-  /** Attributes of the value's element, such as those of `hook` (model/figures.ts). */
-  attributes?: Record<`data-${string}`, string>
   /** Secondary text below the value, in lists of large figures only. */
   note?: ReactNode
 }
@@ -40,10 +38,10 @@ export interface Figure {
 export function Figures({ figures, isLarge = false }: { figures: Figure[]; isLarge?: boolean }) {
   return (
     <dl className={`figures${isLarge ? ' large' : ''}`}>
-      {figures.map(({ label, value, name, attributes, note }) => (
+      {figures.map(({ label, value, name, note }) => (
         <div key={label}>
           <dt>{label}</dt>
-          <dd data-figure={name} {...attributes}>
+          <dd data-figure={name}>
             {value}
             {note !== undefined && <small>{note}</small>}
           </dd>

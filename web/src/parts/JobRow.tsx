@@ -11,7 +11,7 @@ import type { Column } from '../model/jobs'
 import { isOver } from '../model/standing'
 import { toneOfDuty } from '../words/duty'
 import { JOBS } from '../words/jobs'
-import { Ago, JobLink, Lasting, Status, ToneIcon, useIsStale } from './Basics'
+import { Ago, FleetLink, JobLink, Lasting, Status, ToneIcon, useIsStale } from './Basics'
 import { Progress } from './Progress'
 
 interface Props {
@@ -94,7 +94,7 @@ function Cell({ column, job, figures, address, curve }: CellProps) {
     case 'cost':
       return cell(shown(figures, 'costUsd'), hook(figures, 'costUsd'), true)
     case 'fleet':
-      return cell(<Link to={`/fleets/${encodeURIComponent(job.FleetName)}`}>{job.FleetName}</Link>)
+      return cell(<FleetLink name={job.FleetName} />)
     case 'project':
       return cell(job.Project)
     case 'priority':

@@ -6,6 +6,7 @@ import { useState } from 'react'
 import { call } from '../api/client'
 import { sessionQuery, useRole } from '../api/queries'
 import type { Incident } from '../contract'
+import { DIALOGS } from '../words/dialogs'
 import { INCIDENT } from '../words/incident'
 import { ActionButton } from './ActionButton'
 
@@ -32,7 +33,7 @@ export function Owner({ incident }: { incident: Pick<Incident, 'IncidentId' | 'O
           {WORDS.save}
         </ActionButton>
         <Button size="xs" variant="subtle" onClick={() => setDraft(undefined)}>
-          {WORDS.cancel}
+          {DIALOGS.cancel}
         </Button>
       </div>
     )

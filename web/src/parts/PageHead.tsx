@@ -1,4 +1,5 @@
 /** The head of every page: links to the pages above, title, buttons, and the verdict, a sentence about the state. */
+import { useDocumentTitle } from '@mantine/hooks'
 import type { ReactNode } from 'react'
 
 import type { VerdictLine } from '../model/standing'
@@ -29,6 +30,17 @@ export function PageHead({ crumbs, title, status, actions, verdict }: Head) {
         {actions && <div className="row">{actions}</div>}
       </div>
       {verdict && <Verdict line={isStale ? { tone: 'idle', lead: SHELL.lastKnown(verdict.lead) } : verdict} />}
+    </div>
+  )
+}
+
+/** A page whose title is also the title of the document. */
+export function Page({ title, children, ...head }: Head & { title: string; children: ReactNode }) {
+  useDocumentTitle(`${title}, Everstep`)
+  return (
+    <div className="stack">
+      <PageHead title={title} {...head} />
+      {children}
     </div>
   )
 }

@@ -9,6 +9,8 @@ import { useNavigate } from 'react-router'
 import { call } from '../api/client'
 import { fleetsQuery, incidentsQuery, jobsQuery, nodesQuery, useRole } from '../api/queries'
 import { entriesOf, matching, type Action, type Entry } from '../model/palette'
+import { DIALOGS } from '../words/dialogs'
+import { JOBS } from '../words/jobs'
 import { PALETTE } from '../words/palette'
 import { Problem } from './Basics'
 import ConfirmDialog from './ConfirmDialog'
@@ -100,15 +102,14 @@ export default function Palette({ text, isEntered, onType, onEnter, onClose, onS
     return (
       <ConfirmDialog
         name={asked.job.TrainingJobName}
-        verb={PALETTE.stopVerb}
+        verb={JOBS.stopDialog.verb}
         onClose={onClose}
         onConfirm={async () => {
           await call('StopTrainingJob', { TrainingJobName: asked.job.RunId })
-          void client.invalidateQueries()
           void navigate(`/jobs/${encodeURIComponent(asked.address)}`)
         }}
       >
-        <p>{PALETTE.stopEffect}</p>
+        <p>{JOBS.stopDialog.effect}</p>
       </ConfirmDialog>
     )
   }
@@ -163,7 +164,7 @@ export default function Palette({ text, isEntered, onType, onEnter, onClose, onS
       <p className="dim" role="status">
         {found.length ? null : isSearching ? PALETTE.searching : noneText(lists.every((list) => list.data))}
       </p>
-      {error !== undefined && <Problem error={error} title={PALETTE.failed} />}
+      {error !== undefined && <Problem error={error} title={DIALOGS.failed} />}
     </Modal>
   )
 }

@@ -4,6 +4,7 @@ import { useState, type ReactElement } from 'react'
 import { useNavigate } from 'react-router'
 
 import { viewsOf, withView, type SavedView } from '../model/jobs'
+import { DIALOGS } from '../words/dialogs'
 import { JOBS } from '../words/jobs'
 import { Dialog } from './Dialog'
 
@@ -95,7 +96,7 @@ function SaveDialog({ onClose, onSave }: { onClose: () => void; onSave: (name: s
         />
         <div className="row end">
           <Button variant="default" onClick={onClose}>
-            {words.cancel}
+            {DIALOGS.cancel}
           </Button>
           <Button type="submit" disabled={!name.trim()}>
             {words.confirm}

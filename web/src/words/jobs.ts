@@ -51,7 +51,6 @@ export const JOBS = {
     saveText: 'A view keeps the filters, the order and the columns of the list in this browser.',
     name: 'Name',
     confirm: 'Save',
-    cancel: 'Cancel',
     remove: (name: string) => `Delete the view ${name}`,
   },
   /** In the order of the table. */

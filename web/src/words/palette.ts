@@ -6,7 +6,6 @@ export const PALETTE = {
   searching: 'Still searching…',
   none: 'No page, object or action has this name.',
   incomplete: 'No result in the lists that arrived. Some lists could not be loaded.',
-  failed: 'The action failed',
   kinds: {
     page: 'page',
     job: (status: string) => `job, ${status}`,
@@ -24,6 +23,4 @@ export const PALETTE = {
     keys: 'Show keyboard shortcuts',
     signOut: 'Sign out',
   },
-  stopVerb: 'Stop',
-  stopEffect: 'All ranks stop at the same step, and that step is saved in S3. A stopped job cannot start again.',
 } as const

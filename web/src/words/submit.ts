@@ -33,7 +33,11 @@ export const SUBMIT = {
   parity: 'Parity group',
   checkpoint: { label: 'Checkpoint every', suffix: ' steps' },
   hyperparameters: { label: 'Hyperparameters', text: 'One per line: steps=200' },
-  yaml: { label: 'YAML', text: 'All fields of CreateTrainingJob. The form and the YAML follow each other.' },
+  yaml: {
+    label: 'YAML',
+    text: 'All fields of CreateTrainingJob. The form and the YAML follow each other.',
+    problem: 'The YAML is not a job. Write fields with values, such as TrainingJobName: my-job.',
+  },
   failed: 'The job was not submitted',
   problem: (field: string, text: string) => `${field}: ${text}`,
   submit: 'Submit',
