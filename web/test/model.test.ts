@@ -183,6 +183,13 @@ describe('the timeline', () => {
       ['train', 'Train', -50, 0, undefined],
     ])
   })
+  test('without an open incident, the last span ends when the control plane last counted', () => {
+    const restore = [{ Bucket: 'restore' as const, StartTime: NOW - 59, MissingNodeCount: 0 }]
+    const last = (each: Incident) =>
+      timeline({ ...job, AccountedUntil: NOW - 50 }, [each], restore, spans, NOW).lanes[0]!.spans[0]!
+    expect(last(incident({ ClosedAt: NOW - 50 }))).toMatchObject({ to: NOW - 50, incidentId: incident().IncidentId })
+    expect(last(incident({ ClosedAt: undefined }))).toMatchObject({ to: NOW, incidentId: incident().IncidentId })
+  })
   test('a fault of no node in particular is on the lane of the job', () =>
     expect(
       timeline(job, [incident({ InstanceIds: [], FaultedInstanceIds: [] })], [], spans, NOW).lanes[0]!.faults,

@@ -52,12 +52,14 @@ export function timeline(
   const from = job.CreationTime ?? now - 60
   const to = Math.max(from + 1, job.TrainingEndTime ?? now)
   const within = (at: number) => Math.min(to, Math.max(from, at))
+  const isOpen = incidents.some((each) => each.ClosedAt === undefined)
+  const counted = isOpen ? to : Math.min(to, job.AccountedUntil ?? to)
   const unplaced = incidents.filter((each) => !(each.FaultedInstanceIds ?? []).length)
   const lanes: Lane[] = [
     {
       id: 'job',
       label: TIMELINE.job,
-      spans: timeSpans.map((each) => spanOf(each, incidents, to, within)),
+      spans: timeSpans.map((each) => spanOf(each, incidents, counted, within)),
       faults: unplaced.map((each) => faultOf(each)),
     },
   ]
@@ -85,10 +87,14 @@ function grouped<T>(pairs: readonly (readonly [string, T])[]): Map<string, T[]> 
   return groups
 }
 
-/** Return the bar of a span of the job's accounting. A span within an incident leads to the incident's page. */
-function spanOf(span: TimeSpan, incidents: Incident[], to: number, within: (at: number) => number): Span {
-  const end = span.EndTime ?? to
-  const cause = incidents.find((each) => each.FailedAt <= span.StartTime && end <= (each.ClosedAt ?? to))
+/**
+ * Return the bar of a span of the job's accounting. A span within an incident leads to the incident's page.
+ *
+ * `counted`: end of the last span. Outside of incidents, it is when the control plane last counted (`model/time.ts`).
+ */
+function spanOf(span: TimeSpan, incidents: Incident[], counted: number, within: (at: number) => number): Span {
+  const end = span.EndTime ?? counted
+  const cause = incidents.find((each) => each.FailedAt <= span.StartTime && end <= (each.ClosedAt ?? counted))
   const { label, what } = wordsOf(span.Bucket)
   return {
     from: within(span.StartTime),
