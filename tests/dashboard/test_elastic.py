@@ -27,6 +27,7 @@ def served(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Li
     with Living(directory, World(directory, nodes=NODES)) as made:
         made.run(small(made.world, nodes=NODES))
         made.run(made.world.train(20))
+        made.run(made.world.tick())  # the loops count the training
         made.serve()
         yield made
 

@@ -79,7 +79,7 @@ def test_a_job_on_256_nodes_has_a_lane_for_each_and_every_copy_of_its_shards(
     )
     page.get_by_role("button", name=f"Show {NODES - 64} more nodes").click()
     expect(chart).to_have_attribute("aria-label", re.compile(f"^Timeline of {NODES} nodes"))
-    expect(chart.locator("text.lane")).to_have_count(NODES + 2)
+    expect(chart.locator("text.lane")).to_have_count(NODES + 1)
     expect(chart).to_contain_text(week[1].spare)  # the job released this node without an incident
     open_job(page, WIDE, "/protection")
     expect(
@@ -136,7 +136,6 @@ def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Living, Man
     expect(page.get_by_text(newest["IncidentId"], exact=True)).to_be_visible()
     assert near
     events = entries.filter(has_not=page.locator(".milestone, pre"))
-    expect(events.filter(has_text=near[0]["Type"])).not_to_have_count(0)
     for event in near:
         expect(events.filter(has_text=sentence(event["Message"])).first).to_be_visible()
     expect(page.locator(".moments > li:not(.milestone, :has(pre))")).to_have_count(len(near))

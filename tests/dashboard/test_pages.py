@@ -45,15 +45,15 @@ def test_a_control_plane_that_says_nothing_any_more_is_the_first_thing_that_is_s
         expect(page.locator("section.act")).to_be_visible()  # the section needs more answers than the status "Live"
         seeded.fall_silent()
         try:
-            expect(page.get_by_text("Polling", exact=True)).to_be_visible()
             page.clock.run_for(40_000)
-            expect(page.get_by_text("The control plane has not answered for")).to_be_visible()
-            expect(page.locator("section.act")).to_contain_text("Act now")
+            expect(page.get_by_text("No answer", exact=True)).to_be_visible()
+            expect(page.get_by_text("The control plane does not answer.")).to_be_visible()
+            expect(page.locator("section.act")).to_contain_text("Not urgent")
         finally:
             seeded.serve()
         page.clock.run_for(20_000)
         expect(page.get_by_text("Live")).to_be_visible()
-        expect(page.get_by_text("The control plane has not answered for")).to_be_hidden()
+        expect(page.get_by_text("The control plane does not answer.")).to_be_hidden()
 
 
 def pages(seeded: Seeded, api: httpx.Client) -> list[str]:

@@ -199,7 +199,13 @@ export type IncidentFigures = ReturnType<typeof incidentFigures>
  *
  * `job` and `protection`: of the incident's job. Without them, `unsavedSteps` is absent.
  */
-export function incidentFigures(incident: Incident, now: number, job?: AnyJob, { protection }: Context = {}) {
+export function incidentFigures(
+  incident: Incident,
+  now: number,
+  job?: AnyJob,
+  { protection, isStale = false }: Context = {},
+) {
+  const outcome = OUTCOMES[incident.Outcome]
   const isOpen = incident.ClosedAt === undefined
   const phases = phaseLengths(incident, now)
   const hasEndedJob = incident.Outcome === 'JobFailed' || incident.Outcome === 'JobStopped'
@@ -208,8 +214,8 @@ export function incidentFigures(incident: Incident, now: number, job?: AnyJob, {
     of: `incident/${incident.IncidentId}`,
     isOpen,
     /** The present phase of an open incident, or how a closed one ended. */
-    phase: isOpen ? phaseWords(incident.Phase, incident) : OUTCOMES[incident.Outcome].word,
-    phaseTone: isOpen ? ('busy' as const) : OUTCOMES[incident.Outcome].tone,
+    phase: isOpen ? phaseWords(incident.Phase, incident) : outcome.word,
+    phaseTone: isOpen ? ('busy' as const) : isStale && outcome.tone === 'good' ? ('idle' as const) : outcome.tone,
     /** Phases that have begun, in their order. Their sum is `totalSeconds`. */
     phases,
     totalSeconds: phases.reduce((total, each) => total + each.seconds, 0),

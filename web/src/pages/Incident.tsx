@@ -33,7 +33,7 @@ import { standingOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
 import { isOver } from '../model/standing'
-import { Ago, IncidentLink, JobLink, Shown, Status, ToneIcon, Unbroken, useNow, Value } from '../parts/Basics'
+import { Ago, IncidentLink, JobLink, Shown, Status, ToneIcon, Unbroken, useIsStale, useNow, Value } from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { Acknowledge } from '../parts/Acknowledge'
@@ -76,7 +76,7 @@ function Described({ incident }: { incident: Incident }) {
   // A deleted job's name may belong to another job, whose description must not be shown here.
   const job = described?.RunId === incident.RunId ? described : undefined
   const protection = useQuery({ ...protectionQuery(address), enabled: job !== undefined && isOver(job) }).data
-  const figures = incidentFigures(incident, now, job, { protection })
+  const figures = incidentFigures(incident, now, job, { protection, isStale: useIsStale() })
   const shared: Shared = { incident, figures, fleet: job?.FleetName }
   const { checkpointStep } = jobFigures(job ?? {}, { protection })
   // Until the answer about checkpoints arrives, offer no new submission, because its first step is unknown.

@@ -17,7 +17,7 @@ import { isRecent } from '../model/incident'
 import { remainingWords } from '../model/progress'
 import { openIncident, rateWords } from '../model/verdict'
 import { ActCard } from '../parts/ActCard'
-import { Ago, FactList, FleetLink, Loading, Status, ToneIcon, useNow, type Fact } from '../parts/Basics'
+import { Ago, FactList, FleetLink, Loading, Status, ToneIcon, useIsStale, useNow, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { IncidentTable } from '../parts/IncidentTable'
 import { LastLines } from '../parts/LastLines'
@@ -34,12 +34,17 @@ const JobPeople = lazyWith(
 
 export default function JobOverview({ job, known }: { job: TrainingJob; known: JobVerdict }) {
   const now = useNow()
+  const isStale = useIsStale()
   const { verdict, protection, incidents, incident } = known
   const problems = conditionLines(job.Conditions)
   const { duty, banners, figures } = verdict
   const isFirst = incident !== undefined && isRecent(incident, now)
   const latest = incident && (
-    <LatestIncident incident={incident} figures={incidentFigures(incident, now, job, { protection })} job={job} />
+    <LatestIncident
+      incident={incident}
+      figures={incidentFigures(incident, now, job, { protection, isStale })}
+      job={job}
+    />
   )
   const again = protection && duty.Kind === 'JobFailed' ? resubmission(job, figures.checkpointStep) : undefined
   const toDo = <ActCard duty={duty} figures={figures} runId={job.RunId} fleet={job.FleetName} again={again} />
@@ -85,7 +90,7 @@ export default function JobOverview({ job, known }: { job: TrainingJob; known: J
           <IncidentTable
             incidents={incidents.toReversed()}
             withJob={false}
-            figuresOf={(each) => incidentFigures(each, now, job, { protection })}
+            figuresOf={(each) => incidentFigures(each, now, job, { protection, isStale })}
           />
         </Card>
       )}

@@ -3,7 +3,7 @@ import type { Incident } from '../contract'
 import { duration } from '../model/format'
 import { hook, incidentFigures, phaseHook, phaseLengths, phaseTexts, type IncidentFigures } from '../model/figures'
 import { phaseColor, phaseWords, sourceWords } from '../model/causes'
-import { Ago, IncidentLink, JobLink, Status, Unbroken, useNow } from './Basics'
+import { Ago, IncidentLink, JobLink, Status, Unbroken, useIsStale, useNow } from './Basics'
 import { figureColumn, Table } from './Table'
 
 interface Listed {
@@ -17,7 +17,8 @@ interface Listed {
 /** A list of incidents. Each row links to the incident's page. */
 export function IncidentTable({ incidents, withJob = true, withOwner = false, figuresOf }: Listed) {
   const now = useNow()
-  const of = figuresOf ?? ((incident: Incident) => incidentFigures(incident, now))
+  const isStale = useIsStale()
+  const of = figuresOf ?? ((incident: Incident) => incidentFigures(incident, now, undefined, { isStale }))
   const addressOf = useJobAddresses()
   const headline = ({ each }: Row) => (
     <IncidentLink id={each.IncidentId}>
