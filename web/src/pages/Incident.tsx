@@ -33,7 +33,18 @@ import { standingOf } from '../model/incident'
 import { hasStacks, momentsOf, type Moment } from '../model/incidentTimeline'
 import { inLineOrder } from '../model/printed'
 import { isOver } from '../model/standing'
-import { Ago, IncidentLink, JobLink, Shown, Status, ToneIcon, Unbroken, useIsStale, useNow, Value } from '../parts/Basics'
+import {
+  Ago,
+  IncidentLink,
+  JobLink,
+  Shown,
+  Status,
+  ToneIcon,
+  Unbroken,
+  useIsStale,
+  useNow,
+  Value,
+} from '../parts/Basics'
 import { Card, Figures } from '../parts/Card'
 import { CopyId } from '../parts/CopyId'
 import { Acknowledge } from '../parts/Acknowledge'
