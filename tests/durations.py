@@ -1,8 +1,9 @@
 """Prints the slowest tests of the newest `make test` and `make test-rest`: `make test-durations`.
 
-    make test ──▶ build/durations/*.xml, one report of pytest per run ──▶ python -m tests.durations [COUNT | missing]
+    make test ──▶ build/durations/*.xml, one report of pytest per run ──▶ python -m tests.durations [COUNT | missing | slow]
 
-With `missing`, the module prints which programs skipped tests lack, as the last line of `make test`.
+With `missing`, the module prints which programs skipped tests lack, as the last line of `make test`. With `slow`, it
+renews `slow.txt`, from which `selection` reads which tests `make test` leaves out.
 
 A time is the sum of a test's setup, call and teardown. The setup of a shared fixture counts for the first test that
 requests it, and the order of tests is random. A test that is slow in only one run may therefore be fast by itself.
@@ -17,6 +18,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.programs import MISSING
+from tests.selection import SLOW, SLOW_SECONDS, slow
 
 REPORTS = Path(__file__).parents[1] / "build/durations"
 COUNT = 50
@@ -57,12 +59,21 @@ def missing(reports: Iterable[Path]) -> str:
     return "Skipped: " + "; ".join(f"{count} tests for lack of {reason}" for reason, count in sorted(reasons.items()))
 
 
+def renewed(text: str, seconds: dict[str, float]) -> str:
+    """Return the text of `slow.txt` with new durations. Tests without a new one keep their lines."""
+    known = {name: time for name, time in (slow(text) | seconds).items() if time >= SLOW_SECONDS and "e2e/" not in name}
+    return "".join(f"{time:.0f} {name}\n" for name, time in sorted(known.items()))
+
+
 def main() -> None:
     reports = sorted(REPORTS.glob("*.xml"))
     if not reports:
         sys.exit(f"There is no report in {REPORTS}. Run make test first.")
     if sys.argv[1:] == ["missing"]:
         print(missing(reports))  # noqa: T201
+        return
+    if sys.argv[1:] == ["slow"]:
+        SLOW.write_text(renewed(SLOW.read_text(), durations(reports)))
         return
     print("\n".join(table(durations(reports), int(sys.argv[1]) if len(sys.argv) > 1 else COUNT)))  # noqa: T201
 

@@ -4,7 +4,8 @@ At collection, `divide` adds the mark `rest` to tests that find little per secon
 tests with the mark `production`, `make test-rest` those with `rest`, and `make test` all others. CI runs `make test`
 and a random tenth of the rest (`draw`).
 
-`@pytest.mark.long` puts a test into the rest, and `@pytest.mark.long(keep=2)` all but two of its cases.
+`@pytest.mark.long` puts a test into the rest, and `@pytest.mark.long(keep=2)` all but two of its cases. Of the tests
+that `slow.txt` lists, `make test` runs the quickest of each file and those in `TELLING`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ END_TO_END = {
 
 All other failures also have tests of the control plane's loops with simulated agents, or of agents without a cluster.
 """
+SLOW = ROOT / "slow.txt"
+"""Seconds and id of each test that took at least `SLOW_SECONDS` when it last ran: `python -m tests.durations slow`."""
+SLOW_SECONDS = 3.0
+MAX_KEPT_SECONDS = 15.0
+"""Limit of a file's quickest slow test. `make test` leaves out a file whose tests all take longer."""
+TELLING = (
+    "contract/test_failing_reads_of_routes.py",
+    "dashboard/test_stories.py::test_the_pages_of_random_stories_agree",
+    "properties/control_plane/test_control_plane_properties.py::test_no_irreversible_act_rests_on_one_lying_part",
+    "properties/control_plane/test_control_plane_properties.py::test_whatever_happens",
+    "unit/control_plane/loop/test_failing_reads.py",
+)
+"""Files and tests that `make test` runs however long they take: they check the rules whose breach destroys data."""
 MAX_DRAWN_SECONDS = 900
 """Longest time limit of a test that `draw` may choose. One longer test could take the time of the whole tenth."""
 
@@ -47,11 +61,12 @@ MAX_DRAWN_SECONDS = 900
 def divide(items: Iterable[pytest.Item]) -> None:
     """Add the mark `rest` to each test that `make test` leaves out and that is not a test of production."""
     cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
+    omitted = omitted_of(slow(SLOW.read_text()))
     for item in items:
         if item.get_closest_marker("production") is not None:
             continue
         long = item.get_closest_marker("long")
-        if is_rest(item):
+        if is_rest(item) or item.nodeid in omitted:
             item.add_marker(pytest.mark.rest)
         elif long is not None:
             cases[function_of(item), long.kwargs.get("keep", 0)].append(item)
@@ -60,6 +75,35 @@ def divide(items: Iterable[pytest.Item]) -> None:
         kept = random.Random(function).sample(range(len(group)), min(len(group), keep))
         for number in set(range(len(group))) - set(kept):
             group[number].add_marker(pytest.mark.rest)
+
+
+def slow(text: str) -> dict[str, float]:
+    """Return the seconds of each test that the text of `slow.txt` lists."""
+    pairs = (line.partition(" ") for line in text.splitlines())
+    return {name: float(seconds) for seconds, _, name in pairs}
+
+
+def omitted_of(seconds: Mapping[str, float]) -> frozenset[str]:
+    """Return the slow tests that `make test` leaves out.
+
+    Args:
+        seconds: the duration of each slow test, by its id, which begins with "tests/".
+
+    Returns:
+        All of them, without `TELLING` and without the quickest of each file, if it takes at most `MAX_KEPT_SECONDS`.
+    """
+    untold = {name: time for name, time in seconds.items() if not is_telling(name)}
+    quickest: dict[str, str] = {}
+    for name in sorted(untold, key=lambda each: (untold[each], each)):
+        quickest.setdefault(name.partition("::")[0], name)
+    kept = {name for name in quickest.values() if untold[name] <= MAX_KEPT_SECONDS}
+    return frozenset(untold.keys() - kept)
+
+
+def is_telling(name: str) -> bool:
+    """Return True if `TELLING` has the test or its file."""
+    function = name.removeprefix("tests/").partition("[")[0]
+    return function in TELLING or function.partition("::")[0] in TELLING
 
 
 def is_rest(item: pytest.Item) -> bool:

@@ -144,6 +144,27 @@ def test_a_long_test_keeps_the_same_cases_in_each_run() -> None:
     assert rest_of(*mixed) == [True, False]
 
 
+def test_the_quickest_slow_test_of_each_file_and_telling_tests_stay() -> None:
+    telling = f"tests/{selection.TELLING[0]}::test_it[case]"
+    seconds = {"tests/a.py::b": 4.0, "tests/a.py::c": 3.0, "tests/b.py::a": 99.0, telling: 200.0}
+    assert selection.omitted_of(seconds) == {"tests/a.py::b", "tests/b.py::a"}
+    for each in selection.TELLING:
+        place, _, test = each.partition("::")
+        assert f"def {test}" in (selection.ROOT / place).read_text()
+
+
+def test_new_durations_replace_the_old_ones() -> None:
+    old = "4 tests/a.py::b\n5 tests/a.py::c d\n"
+    assert durations.renewed(old, {"tests/a.py::b": 2.0, "tests/e.py::f": 6.2, "tests/e2e/a.py::g": 9.0}) == (
+        "5 tests/a.py::c d\n6 tests/e.py::f\n"
+    )
+
+
+def test_the_list_of_slow_tests_names_existing_files() -> None:
+    listed = {name.partition("::")[0] for name in selection.slow(selection.SLOW.read_text())}
+    assert [each for each in listed if not (selection.ROOT.parent / each).is_file()] == []
+
+
 def test_a_seed_repeats_a_draw_and_no_drawn_test_may_take_the_time_of_all() -> None:
     tests = [item("unit/test_it.py", number=number) for number in range(41)]
     endless = item("unit/test_it.py", pytest.mark.timeout(selection.MAX_DRAWN_SECONDS + 1))
