@@ -1,6 +1,6 @@
 """Prints the slowest tests of the newest `make test` and `make test-rest`: `make test-durations`.
 
-    make test ──▶ build/durations/*.xml, one report of pytest per run ──▶ python -m tests.durations [COUNT | missing | slow]
+    make test ──▶ build/durations/*.xml, one report per run ──▶ python -m tests.durations [COUNT | missing | slow]
 
 With `missing`, the module prints which programs skipped tests lack, as the last line of `make test`. With `slow`, it
 renews `slow.txt`, from which `selection` reads which tests `make test` leaves out.

@@ -109,7 +109,7 @@ export function jobFigures(job: AnyJob, { protection: any, isStale = false }: Co
     openIncidents: job.OpenIncidentCount,
     /** Steps that training repeated after failures, over all incidents. Absent in lists. */
     recomputedSteps: job.Reliability?.LostSteps,
-    /** Steps that no checkpoint has. Only for a job that failed or was stopped, with an answer of DescribeProtection. */
+    /** Steps that no checkpoint has. Only for a failed or stopped job, with an answer of DescribeProtection. */
     unsavedSteps: unsavedSteps(job, protection),
     ettrRatio: job.EttrRatio ?? job.Reliability?.EttrRatio,
     costUsd: job.CostUsd,

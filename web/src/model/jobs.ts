@@ -15,7 +15,7 @@ export function addressesOf(jobs: readonly TrainingJobSummary[]): (job: Named) =
   return (job) => (job.RunId !== undefined && ambiguous.has(job.TrainingJobName) ? job.RunId : job.TrainingJobName)
 }
 
-/** The groups into which the list's verdict counts jobs. `attention`: jobs whose duty is urgent or waits for a person. */
+/** The groups in which the list's verdict counts jobs. `attention`: the duty is urgent or waits for a person. */
 const GROUPS = ['attention', 'recovering', 'queued', 'starting', 'training', 'paused', 'finished'] as const
 export type Group = (typeof GROUPS)[number]
 

@@ -8,8 +8,8 @@ import { count } from '../model/format'
 /**
  * A heading, the content of a row's cell, the classes of the cell, and further attributes, such as those of `hook`.
  *
- * Class `n`: a number, aligned at the right. `reason`: a long text, which has no name on a phone. `unnamed`: only screen
- * readers read the heading.
+ * Class `n`: a number, aligned at the right. `reason`: a long text, which has no name on a phone. `unnamed`: only
+ * screen readers read the heading.
  */
 export type Column<T> = readonly [
   label: string,
