@@ -119,7 +119,7 @@ def tell(page: Page, place: Workplace, job: Job) -> None:
     story = page.get_by_role("region", name="Latest incident")
     expect(story).to_contain_text(drill["NodeId"])
     expect(story).to_contain_text(re.compile("Recovered|Job completed"))
-    expect(page.get_by_role("link", name=re.compile("^replacing nodes, incident"))).to_have_count(1)
+    expect(page.get_by_role("link", name=re.compile("^Replace: "))).to_have_count(1)
     for node in incident["ReplacementInstanceIds"]:
         expect(page.locator("svg.timeline")).to_contain_text(node)
     # the script finishes its last step before it ends
