@@ -132,9 +132,12 @@ def _wishes(request: UpdateTrainingJobRequest) -> Iterator[_Wish]:
         yield _Wish("Preemptible", "preemptible", request.preemptible)
     for group in ("retry_strategy", "stopping_condition", "elastic_config", "protection", "checkpoint_config"):
         config: Request | None = getattr(request, group)
-        for field, attribute, value in settings_of(config) if config is not None else ():
-            path = f"{to_pascal(group)}.{to_pascal(field)}"
-            yield _Wish(path, attribute, value, needs_generation=attribute in _PARTS_OF_PLAN)
+        if config is None:
+            continue
+        for field, attribute, value in settings_of(config):
+            if field in config.model_fields_set:
+                path = f"{to_pascal(group)}.{to_pascal(field)}"
+                yield _Wish(path, attribute, value, needs_generation=attribute in _PARTS_OF_PLAN)
 
 
 def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[tuple[str, str]]:

@@ -35,20 +35,20 @@ _ATTRIBUTES: Final = {field.name: field.default for field in fields(SavedJobSpec
 
 
 def settings_of(config: Request) -> Iterator[tuple[str, str, Any]]:
-    """Yield the field, the attribute and the value of each setting that a request sets.
+    """Yield the field, the attribute and the value of each setting that has a value.
 
     The value 0 of a setting that a job need not have is None: an update removes the setting.
     """
     for field in type(config).model_fields:
         attribute, value = _RENAMED.get(field, field), getattr(config, field)
-        if field in config.model_fields_set and value is not None and attribute in _ATTRIBUTES:
+        if value is not None and attribute in _ATTRIBUTES:
             if attribute == "on_total_loss":
                 value = OnTotalLoss(value)
             yield field, attribute, value or None if _ATTRIBUTES[attribute] is None else value
 
 
 def stored(*configs: Request) -> dict[str, Any]:
-    """Return the attributes of a new spec that configuration objects set."""
+    """Return the attributes of a new spec that configuration objects determine, including their defaults."""
     return {attribute: value for config in configs for _, attribute, value in settings_of(config)}
 
 
