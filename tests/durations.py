@@ -1,9 +1,11 @@
 """Prints the slowest tests of the newest `make test` and `make test-rest`: `make test-durations`.
 
-    make test ──▶ build/durations/*.xml, one report per run ──▶ python -m tests.durations [COUNT | missing | slow]
+    pytest ──▶ build/durations/*.xml, one report for each of its runs ──▶ python -m tests.durations [ARGUMENT]
 
-With `missing`, the module prints which programs skipped tests lack, as the last line of `make test`. With `slow`, it
-renews `slow.txt`, from which `selection` reads which tests `make test` leaves out.
+The argument is the number of tests to print, or one of these words:
+
+- `missing` prints which programs were missing for skipped tests. `make test` prints this as its last line.
+- `slow` updates `slow.txt`, the list from which `selection` chooses the tests that `make test` leaves out.
 
 A time is the sum of a test's setup, call and teardown. The setup of a shared fixture counts for the first test that
 requests it, and the order of tests is random. A test that is slow in only one run may therefore be fast by itself.
@@ -60,9 +62,14 @@ def missing(reports: Iterable[Path]) -> str:
 
 
 def renewed(text: str, seconds: dict[str, float]) -> str:
-    """Return the text of `slow.txt` with new durations. Tests without a new one keep their lines."""
-    known = {name: time for name, time in (slow(text) | seconds).items() if time >= SLOW_SECONDS and "e2e/" not in name}
-    return "".join(f"{time:.0f} {name}\n" for name, time in sorted(known.items()))
+    """Return the text of `slow.txt` with new durations.
+
+    A test keeps its shortest duration, because a longer one can contain the setup of a fixture that other tests share.
+    """
+    old = slow(text)
+    least = old | {name: min(time, old.get(name, time)) for name, time in seconds.items()}
+    found = {name: time for name, time in least.items() if time >= SLOW_SECONDS and "e2e/" not in name}
+    return "".join(f"{time:.0f} {name}\n" for name, time in sorted(found.items()))
 
 
 def main() -> None:

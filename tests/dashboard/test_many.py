@@ -136,6 +136,7 @@ def test_many_incidents_and_nodes_are_listed(page: Page, week: tuple[Living, Man
     expect(page.get_by_text(newest["IncidentId"], exact=True)).to_be_visible()
     assert near
     events = entries.filter(has_not=page.locator(".milestone, pre"))
+    expect(events.filter(has_text=near[0]["Type"])).to_have_count(0)  # a person reads the message
     for event in near:
         expect(events.filter(has_text=sentence(event["Message"])).first).to_be_visible()
     expect(page.locator(".moments > li:not(.milestone, :has(pre))")).to_have_count(len(near))

@@ -22,7 +22,7 @@ def require_agreement(outcomes: list[Outcome], seed: int) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_pages_of_random_stories_agree() -> None:
-    seed, count = random.SystemRandom().randrange(1 << 31), 8
+    seed, count = random.SystemRandom().randrange(1 << 31), 16
     outcomes = run(seed, count, processes=1)
     assert sum(outcome.moment_count for outcome in outcomes) == count * MOMENTS
     require_agreement(outcomes, seed)

@@ -153,11 +153,10 @@ def test_the_quickest_slow_test_of_each_file_and_telling_tests_stay() -> None:
         assert f"def {test}" in (selection.ROOT / place).read_text()
 
 
-def test_new_durations_replace_the_old_ones() -> None:
-    old = "4 tests/a.py::b\n5 tests/a.py::c d\n"
-    assert durations.renewed(old, {"tests/a.py::b": 2.0, "tests/e.py::f": 6.2, "tests/e2e/a.py::g": 9.0}) == (
-        "5 tests/a.py::c d\n6 tests/e.py::f\n"
-    )
+def test_a_test_keeps_its_shortest_duration() -> None:
+    old = "4 tests/a.py::b\n5 tests/a.py::c d\n5 tests/a.py::h\n"
+    seconds = {"tests/a.py::b": 2.0, "tests/a.py::h": 9.0, "tests/e.py::f": 6.2, "tests/e2e/a.py::g": 9.0}
+    assert durations.renewed(old, seconds) == "5 tests/a.py::c d\n5 tests/a.py::h\n6 tests/e.py::f\n"
 
 
 def test_the_list_of_slow_tests_names_existing_files() -> None:
