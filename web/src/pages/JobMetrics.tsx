@@ -16,7 +16,7 @@ import { csv, detailed, faultsOn, isCoarse, standstills, startOf, tokensAt, toke
 import type { Axis, Fault, Window } from '../model/metrics'
 import { groups, isOwn, titleOf } from '../model/ownMetrics'
 import { causeTitle } from '../model/causes'
-import { useAddress } from '../parts/address'
+import { toggled, useAddress } from '../parts/address'
 import { Empty, Shown, useNow } from '../parts/Basics'
 import { download } from '../parts/download'
 import { useKept } from '../parts/kept'
@@ -58,8 +58,12 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
   const view = useMemo<View>(() => ({ axis, zone, isLog, smoothing, range }), [axis, zone, isLog, smoothing, range])
   const onRange = useCallback((to: Range | undefined) => set(rangeParameters(to, axis)), [axis, set])
 
-  const asked = (search.get('with') ?? '').split(',').filter((name) => name && name !== address)
-  const compared = asked.slice(0, MAX_COMPARED)
+  const comparedIn = (place: URLSearchParams) => {
+    const asked = (place.get('with') ?? '').split(',').filter((name) => name && name !== address)
+    return asked.slice(0, MAX_COMPARED)
+  }
+  const compared = comparedIn(search)
+  const toggleCompared = (name: string) => set((newest) => ({ with: toggled(comparedIn(newest), name).join(',') }))
   const refresh = { refetchInterval: COMPARED_REFRESH_MS }
   const others = useQueries({ queries: compared.map((name) => ({ ...metricsQuery(name), ...refresh })) })
   const otherJobs = useQueries({ queries: compared.map((name) => ({ ...jobQuery(name), ...refresh })) })
@@ -95,13 +99,10 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
         ...groups(wanted.filter((name) => !pinned.includes(name))),
       ]
   useEscape(alone !== undefined, () => set({ chart: '' }))
-  const split = (search.get('split') ?? '').split('\n').filter(Boolean)
-  const toggleSplit = (name: string) =>
-    set({ split: (split.includes(name) ? split.filter((each) => each !== name) : [...split, name]).join('\n') })
-  const pin = (name: string) => {
-    const rest = pinned.filter((each) => each !== name)
-    keepPinned((rest.length < pinned.length ? rest : [...pinned, name]).join('\n'))
-  }
+  const splitIn = (place: URLSearchParams) => (place.get('split') ?? '').split('\n').filter(Boolean)
+  const split = splitIn(search)
+  const toggleSplit = (name: string) => set((newest) => ({ split: toggled(splitIn(newest), name).join('\n') }))
+  const pin = (name: string) => keepPinned(toggled(pinned, name).join('\n'))
   const described = [job, ...otherJobs.flatMap((each) => each.data ?? [])]
 
   return (
@@ -113,13 +114,13 @@ export default function MetricsTab({ job }: { job: TrainingJob }) {
               {...{ axis, axes, range, smoothing, isLog, zone, filter, set, onRange }}
               jobs={compared.length < MAX_COMPARED ? choices : []}
               onZone={keepZone}
-              onCompare={(name) => set({ with: [...compared, name].join(',') })}
+              onCompare={toggleCompared}
               onCsv={() => download(`${job.TrainingJobName}-metrics.csv`, [csv(metrics)], 'text/csv')}
             />
             {compared.length > 0 && (
               <RunChips
                 runs={runs.map((run, index) => ({ ...run, hasFailed: index > 0 && others[index - 1]?.isError }))}
-                onRemove={(name) => set({ with: compared.filter((each) => each !== name).join(',') })}
+                onRemove={toggleCompared}
               />
             )}
             {sections.map((group) => (

@@ -29,7 +29,7 @@ import { ConfirmButton } from '../parts/ConfirmButton'
 import { ActionButton } from '../parts/ActionButton'
 import { JobRow } from '../parts/JobRow'
 import { Page } from '../parts/PageHead'
-import { useAddress } from '../parts/address'
+import { useAddress, type SetAddress } from '../parts/address'
 import { useVisibleRows } from '../parts/visibleRows'
 import { FIRST_COMMAND } from '../words/commands'
 import { JOBS } from '../words/jobs'
@@ -220,7 +220,7 @@ function BulkActions({ jobs, onDone }: { jobs: TrainingJobSummary[]; onDone: () 
 interface Menus {
   columns: readonly Column[]
   search: URLSearchParams
-  set: (changes: Record<string, string>) => void
+  set: SetAddress
 }
 
 function ListMenus({ columns, search, set }: Menus) {
@@ -248,7 +248,9 @@ function ListMenus({ columns, search, set }: Menus) {
       <ColumnsMenu
         key={name}
         columns={columns}
-        onChange={(next) => set({ columns: columnsText(next) })}
+        onChange={(change) =>
+          set((newest) => ({ columns: columnsText(change(columnsOf(newest.get('columns') ?? ''))) }))
+        }
         onClose={close}
       >
         {button}

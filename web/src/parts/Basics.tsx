@@ -64,8 +64,8 @@ export const Value = <F extends AnyFigures>({ of, field }: { of: F; field: Field
   <span {...hook(of, field)}>{shown(of, field)}</span>
 )
 
-/** A state: icon, word and colour, never colour alone. */
-export function Status({ tone, word, title }: { tone: Tone; word: string; title?: string }) {
+/** A state: icon, word and colour, never colour alone. A state that only a newer server knows has no tone. */
+export function Status({ tone = 'idle', word, title }: { tone?: Tone; word: string; title?: string }) {
   return (
     <span className={`status tone-${tone}`} title={title}>
       <ToneIcon tone={tone} size={13} />

@@ -1,12 +1,16 @@
 import { useCallback, useRef } from 'react'
 import { useSearchParams } from 'react-router'
 
+type Changes = Record<string, string>
+export type SetAddress = (changes: Changes | ((newest: URLSearchParams) => Changes)) => void
+
 /**
  * Return the query of the page's URL, and a function that changes it. An empty value removes its key.
  *
- * The URL changes only a moment after a call. The function therefore applies a call to the result of earlier calls.
+ * The URL changes only a moment after a call. The function therefore applies a call to the result of earlier calls,
+ * from which changes that depend on it are computed.
  */
-export function useAddress(): [URLSearchParams, (changes: Record<string, string>) => void] {
+export function useAddress(): [URLSearchParams, SetAddress] {
   const [search, setSearch] = useSearchParams()
   const newest = useRef(search)
   const seen = useRef(search)
@@ -19,12 +23,17 @@ export function useAddress(): [URLSearchParams, (changes: Record<string, string>
   }
   const navigate = useRef(setSearch)
   navigate.current = setSearch
-  const set = useCallback((changes: Record<string, string>) => {
+  const set = useCallback<SetAddress>((changes) => {
     const next = new URLSearchParams(newest.current)
-    for (const [key, value] of Object.entries(changes)) value ? next.set(key, value) : next.delete(key)
+    const values = typeof changes === 'function' ? changes(newest.current) : changes
+    for (const [key, value] of Object.entries(values)) value ? next.set(key, value) : next.delete(key)
     newest.current = next
     pending.current.push(next.toString())
     navigate.current(next, { replace: true, preventScrollReset: true })
   }, [])
   return [search, set]
 }
+
+/** Return the list without an item that it has, or with one that it lacks. */
+export const toggled = <T>(items: readonly T[], item: T): T[] =>
+  items.includes(item) ? items.filter((other) => other !== item) : [...items, item]
