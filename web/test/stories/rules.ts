@@ -82,14 +82,14 @@ export function grey(page: HTMLElement, address: string): string[] {
 }
 
 const SECONDS = 0.05
-const PHASES = ['detect', 'replace', 'restore', 'rework'] as const
+const PHASES = ['unaccounted', 'detect', 'replace', 'restore', 'rework'] as const
 
 /** The phases that a page shows of an incident add up to its total. */
 export function addUp(shown: readonly Shown[]): string[] {
   const wrong: string[] = []
   for (const total of shown.filter((each) => each.figure === 'total-seconds')) {
     const here = shown.filter((each) => each.of === total.of && each.page === total.page)
-    const phases = here.filter((each) => /^(detect|replace|restore|rework)-seconds$/.test(each.figure))
+    const phases = here.filter((each) => PHASES.some((phase) => each.figure === `${phase}-seconds`))
     const lengths = new Map(phases.map((each) => [each.figure, Number(each.value)]))
     const sum = [...lengths.values()].reduce((a, b) => a + b, 0)
     const isSame = Math.abs(sum - Number(total.value)) <= SECONDS
@@ -223,14 +223,17 @@ export function accounted(moment: Moment): string[] {
       if (Math.abs(drawn - seconds) > 0.001)
         wrong.push(`${job.TrainingJobName}: ${bucket} took ${seconds} s, and its spans ${drawn} s`)
     }
-    let unaccounted = job.AccountingSeconds['unaccounted'] ?? 0
+    const absent = incidents.reduce((sum, each) => sum + lengthOf(each, 'unaccounted', moment.now), 0)
+    let unaccounted = (job.AccountingSeconds['unaccounted'] ?? 0) - absent
+    if (unaccounted < -SAME_SECONDS)
+      wrong.push(`${job.TrainingJobName}: its incidents had no control plane for ${-unaccounted} s more than the job`)
     const open = incidents.find((each) => each.ClosedAt === undefined)
     const found = buckets(job, moment.now, open)
     const sum = found.buckets.reduce((total, each) => total + each.seconds, 0)
     const life = (job.TrainingEndTime ?? moment.now) - job.CreationTime
     if (Math.abs(sum - life) > SAME_SECONDS)
       wrong.push(`${job.TrainingJobName}: the time adds up to ${sum} s of ${life} s`)
-    for (const phase of PHASES) {
+    for (const phase of PHASES.slice(1)) {
       const of = (each: Incident) => lengthOf(each, phase, moment.now)
       const wanted = incidents.reduce((total, each) => total + of(each), 0)
       const counted = found.buckets.find((each) => each.name === phase)?.seconds ?? 0
@@ -247,8 +250,10 @@ export function accounted(moment: Moment): string[] {
 
 /** Return a phase's length from the API's times. An open phase lasts from the end of the previous phase until now. */
 function lengthOf(incident: Incident, phase: (typeof PHASES)[number], now: number): number {
-  const detect = incident.DetectSeconds ?? incident.OpenedAt - incident.FailedAt
-  const spent = [detect, incident.ReplaceSeconds ?? 0, incident.RestoreSeconds ?? 0, incident.ReworkSeconds ?? 0]
+  const whole = incident.DetectSeconds ?? incident.OpenedAt - incident.FailedAt
+  const absent = Math.min(whole, incident.ControlPlaneAbsentSeconds ?? 0)
+  const { ReplaceSeconds = 0, RestoreSeconds = 0, ReworkSeconds = 0 } = incident
+  const spent = [absent, whole - absent, ReplaceSeconds, RestoreSeconds, ReworkSeconds]
   const index = PHASES.indexOf(phase)
   if (incident.ClosedAt !== undefined) return spent[index]!
   const open = PHASES.indexOf(incident.Phase as typeof phase)
