@@ -88,7 +88,7 @@ def restart(page: Page, place: Workplace) -> None:
     """
     expect(page.get_by_text("Live")).to_be_visible()
     place.cluster.kill_control_plane()
-    expect(page.get_by_text("Polling", exact=True)).to_be_visible()
+    expect(page.get_by_text("No answer", exact=True)).to_be_visible()
     with page.expect_response(lambda answer: "events/stream" in answer.url and answer.ok) as again:
         place.cluster.restart_control_plane()
     assert int(again.value.request.all_headers()["last-event-id"]) > 0
