@@ -164,7 +164,9 @@ def _incident_of(
     )
     if before is None:
         return (), opened
-    return (incidents.ended_by_failure(before, opened.failed_at),), opened
+    ended = incidents.ended_by_failure(before, opened.failed_at)
+    # A late report must not move the new failure to a time before the end that is stored now.
+    return (ended,), replace(opened, earliest_failure_at=max(opened.earliest_failure_at, ended.closed_at or 0.0))
 
 
 def _earliest_failure_at(view: JobView) -> float:

@@ -128,6 +128,19 @@ def test_whatever_happens_to_elastic_jobs(
         assert is_whole, "a job stays small although nodes are free"
 
 
+LATE_SILENCE: list[Event] = [
+    ("automation", 2, 0),
+    ("false alarm", 11, 5),
+    ("wait", 130, 0),
+    ("cut", 6, 0),
+    ("person ends", 7, 0),
+    ("unplug", 8, 0),
+    ("train", 1, 1),
+    ("uploads take", 4000, 0),
+    ("train partly", 0, 8269),
+    ("faults", 11, (2, 3)),
+]
+"""A failure ends a recovery, and a later report says that the failed node was silent before the recovery's end."""
 PARITY = st.sampled_from([(2, 3), (3, 2), (4, 3)])
 """Nodes per parity group of the first job, which has four nodes, and of the second job, which has three."""
 
@@ -135,6 +148,7 @@ PARITY = st.sampled_from([(2, 3), (3, 2), (4, 3)])
 @pytest.mark.timeout(400)  # 40 examples, each with up to a few hundred decisions
 @settings(max_examples=40)
 @given(st.sampled_from([12, 8, 7]), DOMAINS, RANKS_PER_NODE, PARITY, stories(EVENTS))
+@example(12, (0, 80), (1, 1), (2, 3), LATE_SILENCE)
 def test_whatever_happens_to_jobs_with_parity(
     max_size: int, domains: Domains, ranks_per_node: tuple[int, int], parity: tuple[int, int], story: list[Event]
 ) -> None:
