@@ -34,9 +34,15 @@ def durations(reports: Iterable[Path]) -> dict[str, float]:
     seconds: dict[str, float] = {}
     for report in reports:
         for case in ElementTree.parse(report).iter("testcase"):
-            name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+            name = id_of(case.attrib["classname"].split("."), case.attrib["name"])
             seconds[name] = seconds.get(name, 0.0) + float(case.attrib["time"])
     return seconds
+
+
+def id_of(places: list[str], name: str) -> str:
+    """Return a test's id. `places` are the names of its folders, its file and, for a method, its class."""
+    classes = [place for place in places if place.startswith("Test")]
+    return "::".join(["/".join(places[: len(places) - len(classes)]) + ".py", *classes, name])
 
 
 def table(seconds: dict[str, float], count: int = COUNT) -> list[str]:

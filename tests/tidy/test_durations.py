@@ -30,6 +30,10 @@ def test_slow(prepared):
 @pytest.mark.parametrize("n", [1, 2])
 def test_quick(n):
     assert True
+
+class TestSame:
+    def test_quick(self):
+        assert True
 """
 
 
@@ -40,7 +44,8 @@ def test_a_time_contains_setup_and_teardown(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", "--junitxml=report.xml"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=50, check=False)
     found = durations.durations([tmp_path / "report.xml"])
-    assert found.keys() == {f"folder/test_it.py::test_{name}" for name in ("slow", "quick[1]", "quick[2]")}
+    names = ("test_slow", "test_quick[1]", "test_quick[2]", "TestSame::test_quick")
+    assert found.keys() == {f"folder/test_it.py::{name}" for name in names}
     assert found["folder/test_it.py::test_slow"] >= 0.3
 
 

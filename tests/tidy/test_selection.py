@@ -154,8 +154,8 @@ def test_the_quickest_slow_test_of_each_file_and_telling_tests_stay() -> None:
 
 
 def test_a_test_keeps_its_shortest_duration() -> None:
-    old = "4 tests/a.py::b\n5 tests/a.py::c d\n5 tests/a.py::h\n"
-    seconds = {"tests/a.py::b": 2.0, "tests/a.py::h": 9.0, "tests/e.py::f": 6.2, "tests/e2e/a.py::g": 9.0}
+    old = "1 tests/a.py::b\n5 tests/a.py::c d\n5 tests/a.py::h\n"
+    seconds = {"tests/a.py::b": 0.7, "tests/a.py::h": 9.0, "tests/e.py::f": 6.2, "tests/e2e/a.py::g": 9.0}
     assert durations.renewed(old, seconds) == "5 tests/a.py::c d\n5 tests/a.py::h\n6 tests/e.py::f\n"
 
 
