@@ -22,14 +22,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 
-from control_plane.accounts import reasons
 from control_plane.cloud.errors import CloudError, NotFound, Throttled
 from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure
-from control_plane.core import capacity
 from control_plane.core.absence import Omissions
 from control_plane.core.observed.facts import InstanceEnded
 from control_plane.core.observed.fleets import GroupObserved
-from control_plane.core.observed.jobs import FailedLaunches
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.polling import AWS_POLL_SECONDS, backoff_seconds, interval_seconds
 from control_plane.core.states import NodeState
@@ -342,27 +339,10 @@ class CloudWatch:
         known = self._known.get(fleet)
         return dict(known.domains) if known is not None else {}
 
-    def waiting_words(self, fleet: FleetName) -> str:
-        """Return text for users: AWS's reason why launches of the fleet's instances fail, and when Everstep retries.
-
-        Empty while instances start normally.
-        """
+    def newest_group(self, fleet: FleetName) -> GroupObserved | None:
+        """Return AWS's newest answer about the fleet's group, whatever has changed since. None before an answer."""
         view = self._views.get(fleet)
-        failure = capacity.failure(view.group) if view is not None else None
-        return "" if failure is None else reasons.sentence(failure)
-
-    def failed_launches(self, fleet: FleetName) -> FailedLaunches | None:
-        """Return the failed launches that Everstep retries. None if no launch failed, or before AWS has answered."""
-        view = self._views.get(fleet)
-        return capacity.failed_launches(view.group) if view is not None else None
-
-    def launch_failed_at(self, fleet: FleetName) -> float | None:
-        """Return the Unix time of the newest failed launch.
-
-        Return None if a later launch succeeded.
-        """
-        view = self._views.get(fleet)
-        return view.group.failed_at if view is not None else None
+        return None if view is None else view.group
 
     def _fleets(self) -> tuple[fleets.FleetRecord, ...]:
         with self._database.read() as session:

@@ -32,22 +32,26 @@ class _MemoField(Generic[T]):
         stored = job.memo.get(self._name)
         return None if stored is None else self._convert(stored)
 
+    def of_unfinished(self, job: jobs.SavedJob) -> T | None:
+        return None if job.ended_at is not None else self.of(job)
 
-_SUSPICION: Final = _MemoField[Suspicion]("suspicion", Suspicion)
+
 _REASON: Final = _MemoField[JobReason]("reason", JobReason)
 _CHECKPOINTS: Final = _MemoField[CheckpointPace]("checkpoints", CheckpointPace)
 _UPLOADING: Final = _MemoField[CheckpointUpload]("uploading", CheckpointUpload)
-_CAPACITY_WAIT: Final = _MemoField[CapacityWait]("capacity_wait", CapacityWait)
-_FINAL_CHECKPOINT: Final = _MemoField[int]("final_checkpoint", int)
-_UNSTORED: Final = _MemoField[UnstoredOutputs]("unstored", UnstoredOutputs)
 _LAPSE: Final = _MemoField[Lapse]("lapse", Lapse)
-_STORE_WAIT: Final = _MemoField[Blocked]("store_wait", Blocked)
-_REPEAT: Final = _MemoField[RepeatedWork]("repeat", RepeatedWork)
-
-
-def suspicion_of(job: jobs.SavedJob) -> Suspicion | None:
-    """Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
-    return _SUSPICION.of(job)
+suspicion_of: Final = _MemoField[Suspicion]("suspicion", Suspicion).of
+"""Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
+capacity_wait_of: Final = _MemoField[CapacityWait]("capacity_wait", CapacityWait).of_unfinished
+"""Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
+final_checkpoint_of: Final = _MemoField[int]("final_checkpoint", int).of
+"""Return the step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
+unstored_outputs_of: Final = _MemoField[UnstoredOutputs]("unstored", UnstoredOutputs).of
+"""Return the outputs of the job's ranks that are not in S3, or None."""
+store_wait_of: Final = _MemoField[Blocked]("store_wait", Blocked).of_unfinished
+"""Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
+repeat_choice_of: Final = _MemoField[RepeatedWork]("repeat", RepeatedWork).of_unfinished
+"""Return the choice for which a job waits, or None if it waits for none or has ended."""
 
 
 def reason_of(job: jobs.SavedJob | incidents.JobOfIncident) -> JobReason:
@@ -67,32 +71,7 @@ def checkpoint_upload_of(job: jobs.SavedJob) -> CheckpointUpload | None:
     return None if upload is None or upload.generation != job.generation or job.ended_at is not None else upload
 
 
-def capacity_wait_of(job: jobs.SavedJob) -> CapacityWait | None:
-    """Return the job's wait for instances whose launches fail, or None if the job does not wait or has ended."""
-    return None if job.ended_at is not None else _CAPACITY_WAIT.of(job)
-
-
-def final_checkpoint_of(job: jobs.SavedJob) -> int | None:
-    """Return the step of an ended job's final checkpoint, or -1 without a checkpoint. None if the job makes none."""
-    return _FINAL_CHECKPOINT.of(job)
-
-
-def unstored_outputs_of(job: jobs.SavedJob) -> UnstoredOutputs | None:
-    """Return the outputs of the job's ranks that are not in S3, or None."""
-    return _UNSTORED.of(job)
-
-
 def lapse_of(job: jobs.SavedJob) -> Lapse | None:
     """Return why the job's running generation keeps no further step, or None."""
     lapse = _LAPSE.of(job) if job.state in RUNNING_JOBS else None
     return None if lapse is None or lapse.generation != job.generation else lapse
-
-
-def store_wait_of(job: jobs.SavedJob) -> Blocked | None:
-    """Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
-    return None if job.ended_at is not None else _STORE_WAIT.of(job)
-
-
-def repeat_choice_of(job: jobs.SavedJob) -> RepeatedWork | None:
-    """Return the choice for which a job waits, or None if it waits for none or has ended."""
-    return None if job.ended_at is not None else _REPEAT.of(job)

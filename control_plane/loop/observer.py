@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from control_plane.accounts import reasons
-from control_plane.core import encryption
+from control_plane.core import capacity, encryption
 from control_plane.core.absence import settled
 from control_plane.core.actions import reboot_key
 from control_plane.core.encryption import ReplicaEncryption
@@ -276,6 +276,8 @@ class Observer:
         planned = tuple(node.node_id for node in stored.plan.nodes) if stored.plan is not None else ()
         team = dict.fromkeys([*assigned, *planned])
         is_lifted = stored.fleet is not None and stored.fleet.blindness_lifted_at is not None
+        group = self._cloud.newest_group(fleet)
+        failure = None if group is None else capacity.failure(group)
         first, reduction = turns.giving_way.get(run), turns.reductions.get(run)
         return records.job_spec(stored.job), JobObserved(
             record=records.job_record(stored.job),
@@ -298,9 +300,9 @@ class Observer:
             newest_node_at=sight.newest_node_at,
             spare_count=sight.spare_count,
             is_fleet_blind=sight.is_blind and not is_lifted,
-            waiting_words=self._cloud.waiting_words(fleet) or _what_holds(stored.fleet),
-            failed_launches=self._cloud.failed_launches(fleet),
-            launch_failed_at=self._cloud.launch_failed_at(fleet),
+            waiting_words=_what_holds(stored.fleet) if failure is None else reasons.sentence(failure),
+            failed_launches=None if group is None else capacity.failed_launches(group),
+            launch_failed_at=None if group is None else group.failed_at,
             open_fleets=stored.open_fleets,
             encrypts_peers=stored.fleet is not None
             and encryption.is_needed(
