@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,17 @@ from everstep.training.data import DataStream
 from everstep.training.earlier import EarlierTensors, LoadTarget, map_shard
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.host_copy import copy_into_live
-from everstep.training.relayout import Relaid, RelaidTensors, _Cover, _Piece, fetch_order, read_earlier, values_rank
+from everstep.training.relayout import (
+    Relaid,
+    RelaidTensors,
+    _Cover,
+    _others,
+    _Piece,
+    _Values,
+    fetch_order,
+    read_earlier,
+    values_rank,
+)
 from everstep.training.restore import Expected
 from everstep.training.script import Environment
 from everstep.training.state import RankState
@@ -321,6 +332,27 @@ def test_parameters_with_other_step_counts_do_not_share_one_count(
         else nullcontext()
     ):
         assert _Cover(earlier, 1).add_all([target]) == []
+
+
+def test_a_target_that_no_earlier_shard_fills_is_named(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.add(state_of(steps=1))
+    earlier = EarlierTensors()
+    earlier.add(map_shard(folder.path / "0", RUN, Rank(0), STEP), is_own=True)
+    cover = _Cover(earlier, 1)
+    absent = LoadTarget("model/extra", (2,), torch.float32, (whole("model/extra", (2,)),))
+    assert cover.explain(absent)[0] == "model/extra"
+    assert cover.explain(absent)[1].startswith("is float32[2], and none of the 1 earlier shards holds it")
+    larger = LoadTarget("model/weight", (4, 3), torch.float32, (whole("model/weight", (4, 3)),))
+    assert "hold boxes of float32[2, 3] that do not fit together, for float32[4, 3]" in cover.explain(larger)[1]
+
+
+def test_a_plain_model_takes_over_the_scheduler_of_an_engine() -> None:
+    engine: Any = SimpleNamespace(is_of_engine=True, scheduler=lambda: {"count": 4})
+    state = state_of()
+    saved = {"objects": {}, "modes": [None] * len(state.modules()), "data": {}}
+    values = _Values(state, [engine], saved)
+    assert _others(values, state, Rank(0), earlier_size=1, world_size=1)["objects"] == {"scheduler": {"count": 4}}
 
 
 def test_padding_becomes_zeros(tmp_path: Path) -> None:

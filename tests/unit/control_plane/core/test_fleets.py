@@ -387,6 +387,11 @@ def test_an_ended_member_that_nobody_needs_takes_its_capacity_along() -> None:
     )
 
 
+def test_only_as_many_ended_members_take_their_capacity_along_as_are_surplus() -> None:
+    rows = [row("i1"), row("i2"), row("i3"), row("i4")]
+    assert ends(decide(seen(rows, [], desired=4, ended=("i2", "i3")))) == [("i2", True), ("i3", False)]
+
+
 def test_surplus_is_ended_newest_first_with_its_capacity() -> None:
     decision = decide(seen([row(f"i{n}") for n in range(1, 6)], [], desired=5))
     assert [
