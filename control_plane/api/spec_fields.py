@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, Final, TypeVar
 
 from control_plane.api.schemas.common import Request
-from control_plane.core.observed.jobs import OnTotalLoss
+from control_plane.core.observed.specs import OnTotalLoss
 from control_plane.db.jobs import SavedJobSpec
 
 Config = TypeVar("Config", bound=Request)

@@ -64,8 +64,9 @@ from control_plane.core.observed.facts import (
     ranks_of,
 )
 from control_plane.core.observed.fleets import Hold
-from control_plane.core.observed.jobs import DEFAULT_STORE_PATIENCE_SECONDS, CapacityWait
+from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.spans import JobSpan
+from control_plane.core.observed.specs import DEFAULT_STORE_PATIENCE_SECONDS
 from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
 from control_plane.core.similar_incidents import Likeness

@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from control_plane.core.observed.incidents import Change, FailureRecord, Repeated
-from control_plane.core.observed.jobs import JobSpec, Trial
+from control_plane.core.observed.jobs import Trial
+from control_plane.core.observed.specs import JobSpec
 from everstep.protocol.ids import Generation, Step
 
 NO_PROGRESS_TIMES = 3

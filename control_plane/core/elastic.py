@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from control_plane.core.moves import is_held_elsewhere
-from control_plane.core.observed.jobs import Growth, JobRecord, JobSettings
+from control_plane.core.observed.jobs import Growth, JobRecord
+from control_plane.core.observed.specs import JobSettings
 from control_plane.core.states import JobState
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import NodeId

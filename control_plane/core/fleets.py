@@ -86,8 +86,8 @@ from control_plane.core.observed.fleets import (
     HoldRelease,
     NodeRecord,
 )
-from control_plane.core.observed.jobs import Policy
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Remedy
+from control_plane.core.observed.specs import Policy
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
 from control_plane.core.states import (

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from control_plane.core import elastic, members, placement, recovery, slot_memory, witnesses
 from control_plane.core.evidence import is_silent
-from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.observed.steps import NO_GENERATION
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberPhase, MemberReport
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, RunId, Step

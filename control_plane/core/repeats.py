@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from control_plane.core import launch
 from control_plane.core.evidence import is_silent
-from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, OnTotalLoss, Policy
+from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.specs import JobSpec, OnTotalLoss, Policy
 from control_plane.core.observed.steps import HolderState, LostHolder, RepeatedWork
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from control_plane.core.observed.jobs import JobSettings
+from control_plane.core.observed.specs import JobSettings
 from everstep.protocol.slot import CHUNK_BYTES
 
 COPIES_TO_COMPARE = 2

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.observed.causes import Reason
-from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
+from control_plane.core.observed.specs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.db import leases, tokens
 from control_plane.db.errors import AlreadyExists, Conflict, NotFound
 from control_plane.db.leases import Lease

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.membership import Launch
-from control_plane.core.observed.jobs import JobSettings
+from control_plane.core.observed.specs import JobSettings
 from control_plane.core.states import JobState
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease

@@ -14,7 +14,7 @@ from functools import partial
 
 from control_plane.core.actions import FleetDecision, GroupAction, SendKeepEvidence
 from control_plane.core.fleets import decide
-from control_plane.core.observed.jobs import Policy
+from control_plane.core.observed.specs import Policy
 from control_plane.db import fleets
 from control_plane.db.errors import NotFound, StaleLease
 from control_plane.db.leases import Lease

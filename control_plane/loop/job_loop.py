@@ -21,7 +21,8 @@ from control_plane.core import drills
 from control_plane.core import incidents as core_incidents
 from control_plane.core.actions import Decision, JobAction, PutManifest, Send, SendLoad
 from control_plane.core.job import decide
-from control_plane.core.observed.jobs import JobObserved, Policy
+from control_plane.core.observed.jobs import JobObserved
+from control_plane.core.observed.specs import Policy
 from control_plane.core.states import ENDED_JOBS, IncidentState, JobState
 from control_plane.db import jobs
 from control_plane.db.errors import NotFound, StaleLease

@@ -25,8 +25,9 @@ from control_plane.core.notices import merged
 from control_plane.core.observed.causes import JoinsFail, ReplacementLimit
 from control_plane.core.observed.facts import InstanceEnded, Requested
 from control_plane.core.observed.fleets import FleetHistory, FleetObserved, FleetSpec, NodeRecord
-from control_plane.core.observed.jobs import JobObserved, JobSpec
+from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.observed.nodes import InstanceCondition, NodeObserved, Notice
+from control_plane.core.observed.specs import JobSpec
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.queue import QueueSchedule, in_words
 from control_plane.core.states import FleetStatus, NodeState

@@ -28,13 +28,9 @@ from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillSt
 from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, HoldRelease, NodeRecord
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
-from control_plane.core.observed.jobs import (
-    JobRecord,
-    JobSettings,
-    JobSpec,
-    Memo,
-)
+from control_plane.core.observed.jobs import JobRecord, Memo
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
+from control_plane.core.observed.specs import JobSettings, JobSpec
 from control_plane.core.observed.steps import (
     NO_GENERATION,
     CheckpointRecord,

@@ -21,8 +21,8 @@ from control_plane.api.schemas.common import (
 from control_plane.api.schemas.duties import Duty
 from control_plane.api.schemas.jobs import Reliability
 from control_plane.core.encryption import ReplicaEncryption
-from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.core.observed.rolls import RollStatus
+from control_plane.core.observed.specs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.core.states import FleetStatus
 
 

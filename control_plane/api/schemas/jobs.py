@@ -45,8 +45,8 @@ from control_plane.api.schemas.duties import Duty
 from control_plane.api.schemas.plans import TrainingJobPlan
 from control_plane.api.schemas.results import UnstoredOutput
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
-from control_plane.core.observed.jobs import DEFAULT_PATIENCE_SECONDS, DEFAULT_REPEATED_MINUTES
 from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.specs import DEFAULT_PATIENCE_SECONDS, DEFAULT_REPEATED_MINUTES
 from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
 

@@ -26,7 +26,8 @@ from control_plane.core.job.taken_over import observe_only
 from control_plane.core.job.view import gap_seconds, view_of
 from control_plane.core.job.waiting import wait_for_nodes
 from control_plane.core.job.watching import watch
-from control_plane.core.observed.jobs import JobObserved, JobSpec, Policy
+from control_plane.core.observed.jobs import JobObserved
+from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.states import ENDED_JOBS, JobState
 
 

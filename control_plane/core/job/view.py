@@ -24,9 +24,10 @@ from control_plane.core.evidence import (
     track_impairments,
     track_silences,
 )
-from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord
 from control_plane.core.observed.nodes import Implication, NodeObserved
 from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.states import LAUNCHED_JOBS, RUNNING_JOBS, IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, MemberPhase, MemberReport, RankExit
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Step

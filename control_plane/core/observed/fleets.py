@@ -9,9 +9,10 @@ from typing import TypeAlias
 
 from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.facts import Requested
-from control_plane.core.observed.jobs import DEFAULT_REPLACEMENTS_PER_HOUR, Departure, Exclusion
+from control_plane.core.observed.jobs import Departure, Exclusion
 from control_plane.core.observed.nodes import NodeObserved
 from control_plane.core.observed.rolls import FleetRoll, RollProgress
+from control_plane.core.observed.specs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.core.states import LAUNCHED_JOBS, JobState, NodeState
 from everstep.protocol.ids import FleetName, JobName, NodeId, RunId
 from everstep.protocol.plan import SourceArchive

@@ -42,9 +42,10 @@ from control_plane.core.observed.fleets import (
     NodeRecord,
 )
 from control_plane.core.observed.incidents import IncidentRecord
-from control_plane.core.observed.jobs import JobObserved, JobRecord, JobSpec, Policy
+from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.observed.spans import Bucket, JobSpan
+from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.core.timeouts import ladder

@@ -15,7 +15,8 @@ from control_plane.cloud.errors import CloudUnavailable
 from control_plane.core.verification import FIRST_PAUSE_SECONDS
 from control_plane.db import checkpoints, jobs
 from control_plane.db.tokens import Role
-from control_plane.loop.verifier import IDLE_BYTES, KnownContents, Verifier, verify_shard
+from control_plane.loop.shard_verification import IDLE_BYTES, KnownContents, verify_shard
+from control_plane.loop.verifier import Verifier
 from everstep.protocol.errors import CorruptObject
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, START, refused

@@ -7,7 +7,7 @@ import pytest
 from control_plane.api.schemas.common import Request
 from control_plane.api.schemas.jobs import CheckpointConfig, ElasticConfig, RetryStrategy
 from control_plane.api.spec_fields import stored
-from control_plane.core.observed.jobs import OnTotalLoss
+from control_plane.core.observed.specs import OnTotalLoss
 
 
 @pytest.mark.parametrize(

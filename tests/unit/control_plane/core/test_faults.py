@@ -12,8 +12,8 @@ from control_plane.core import breakers, faults, launch, members, witnesses
 from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.facts import CutOff
 from control_plane.core.observed.incidents import FailureRecord
-from control_plane.core.observed.jobs import JobSpec
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.specs import JobSpec
 from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus

@@ -35,8 +35,9 @@ from control_plane.core.observed.fleets import (
     HoldRelease,
     NodeRecord,
 )
-from control_plane.core.observed.jobs import Departure, Exclusion, Policy
+from control_plane.core.observed.jobs import Departure, Exclusion
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
+from control_plane.core.observed.specs import Policy
 from control_plane.core.queue import schedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS, ladder

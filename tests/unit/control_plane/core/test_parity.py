@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from control_plane.core import domain_loss, parity, placement, slot_memory
-from control_plane.core.observed.jobs import JobSettings
+from control_plane.core.observed.specs import JobSettings
 from control_plane.errors import ImpossiblePlacement
 from everstep.protocol.ids import NodeId
 from everstep.protocol.slot import CHUNK_BYTES

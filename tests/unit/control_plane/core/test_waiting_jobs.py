@@ -11,7 +11,8 @@ import pytest
 
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.job import decide as decide_job
-from control_plane.core.observed.jobs import CapacityWait, FailedLaunches, JobObserved, JobRecord, Policy
+from control_plane.core.observed.jobs import CapacityWait, FailedLaunches, JobObserved, JobRecord
+from control_plane.core.observed.specs import Policy
 from control_plane.core.queue import stand_aside_seconds
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS, ladder

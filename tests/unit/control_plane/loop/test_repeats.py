@@ -9,7 +9,7 @@ import pytest
 
 from control_plane.cloud.errors import AccessDenied, CloudError
 from control_plane.cloud.objects import ObjectInfo
-from control_plane.core.observed.jobs import OnTotalLoss
+from control_plane.core.observed.specs import OnTotalLoss
 from control_plane.core.observed.steps import HolderState, RepeatedWork
 from control_plane.core.states import JobState, NodeState
 from control_plane.db import jobs

@@ -1,0 +1,133 @@
+"""The specification of a job, and the settings that apply to every job and fleet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from everstep.protocol.ids import FleetName, JobName, RunId
+from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN, ObjectReference, ScriptPlan, Timeouts
+
+DEFAULT_REPLACEMENTS_PER_HOUR = 20
+"""Default of a fleet's hourly limit for nodes that Everstep replaces because it found them faulty or lost.
+
+The limit does not count instances that AWS ends.
+"""
+
+DEFAULT_PATIENCE_SECONDS = 60
+"""Default of `JobSettings.patience_seconds`.
+
+A spare joins in less time. A new instance usually needs more time.
+"""
+
+DEFAULT_STORE_PATIENCE_SECONDS = 1800
+"""Default of `JobSettings.store_patience_seconds`."""
+
+DEFAULT_REPEATED_MINUTES = 30
+"""Default of `JobSettings.max_repeated_minutes`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Settings that apply to every job and fleet of this control plane."""
+
+    timeouts: Timeouts
+    pause: str = ""
+    """Who paused all automatic actions, and why. Empty while automation is active.
+
+    During a pause, jobs and fleets keep their states. The only actions are manifests of checkpoints, and orders that
+    end ranks of earlier generations.
+    """
+
+
+class OnTotalLoss(StrEnum):
+    """The reaction of a job that can only restore a step more than `max_repeated_minutes` before the newest commit.
+
+    - WAIT: it holds its nodes and waits for a person.
+    - RESTART: it continues from that step, down to step 0.
+    """
+
+    WAIT = "Wait"
+    RESTART = "Restart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """Settings that the stored specification of a job (`db.jobs.SavedJobSpec`) and this module's `JobSpec` share."""
+
+    node_count: int
+    ranks_per_node: int
+    copies: int
+    parity_group_size: int | None = None
+    """Number of nodes per parity group. None: copies protect the shards."""
+    max_slowdown: float = DEFAULT_MAX_SLOWDOWN
+    checkpoint_every_steps: int = 0
+    """Steps between two checkpoints. 0 disables this trigger."""
+    checkpoint_interval_seconds: int | None = None
+    """Seconds between two checkpoints. None disables this trigger."""
+    checkpoint_max_overhead: float | None = None
+    """Share of training time that checkpoints may cost.
+
+    Everstep derives the interval from it. None: no automatic interval.
+    """
+    checkpoint_max_bytes_per_second: int | None = None
+    """Limit of a node's mean upload rate with an automatic interval. None: no limit."""
+    checkpoint_on_notice: bool = True
+    """Whether the job makes a checkpoint when AWS announces the end of a node that no other node can replace."""
+    third_slot: bool = False
+    checkpoint_max_uploads: int = 1
+    """Maximum number of checkpoints that nodes upload at once. Each upload occupies one memory slot per shard."""
+    store_patience_seconds: int = DEFAULT_STORE_PATIENCE_SECONDS
+    """Seconds for which the job keeps its nodes while S3, IAM or KMS prevents a restore."""
+    max_runtime_seconds: int | None = None
+    max_pending_seconds: int | None = None
+    max_cost_usd: float | None = None
+    max_attempts: int = 3
+    """Number of equal failures at one step after which the job changes the node or the state, or fails."""
+    max_repeated_minutes: int = DEFAULT_REPEATED_MINUTES
+    """Longest training time that the job repeats without a person's consent, in minutes."""
+    on_total_loss: OnTotalLoss = OnTotalLoss.WAIT
+    min_node_count: int | None = None
+    """Smallest number of nodes with which the job may start and continue. None means `node_count`."""
+    max_node_count: int | None = None
+    """Number of nodes up to which the job grows while the fleet has free nodes. None means `node_count`."""
+    patience_seconds: int = DEFAULT_PATIENCE_SECONDS
+    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks on `node_count` nodes. A plan can have more or fewer nodes than `node_count`."""
+        return self.node_count * self.ranks_per_node
+
+    @property
+    def least_node_count(self) -> int:
+        """The smallest number of nodes that a generation may have."""
+        return self.node_count if self.min_node_count is None else self.min_node_count
+
+    @property
+    def most_node_count(self) -> int:
+        """The largest number of nodes that a generation may have."""
+        return self.node_count if self.max_node_count is None else self.max_node_count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec(JobSettings):
+    """The specification of a job, as the decisions in `core` use it: the validated request of its user."""
+
+    job: JobName
+    run: RunId
+    fleet: FleetName
+    script: ScriptPlan
+    checkpoint_prefix: ObjectReference
+    priority: int = 0
+    initial_checkpoint: str = ""
+    """Description of the other job's checkpoint from which the job starts.
+
+    Empty if the job starts from the script's own initial state. Otherwise, generation 0 in the job's list of
+    generations stands for the other job.
+    """
+    fleets: tuple[FleetName, ...] = ()
+    """Fleets in which the job may start, in the user's order, including `fleet`.
+
+    Empty: the job may start only in `fleet`.
+    """
