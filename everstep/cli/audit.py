@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Detail, Pages, Rows, Service, Shown, command
-from everstep.cli.output import when
+from everstep.cli.commands import Pages, Service, Shown, command
+from everstep.cli.output import Rows, when
+from everstep.cli.tables import Columns, Detail
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

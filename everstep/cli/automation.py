@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Facts, Json, Service, Shown, command
-from everstep.cli.output import moment
+from everstep.cli.commands import Service, Shown, command
+from everstep.cli.output import Facts, Json, moment
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

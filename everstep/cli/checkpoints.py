@@ -9,9 +9,10 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from everstep.cli.commands import Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
+from everstep.cli.commands import Pages, Service, Shown, command
 from everstep.cli.names import JobName
-from everstep.cli.output import counted, moment, size, stderr, when, without_none
+from everstep.cli.output import Facts, Json, Rows, counted, moment, size, stderr, when, without_none
+from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

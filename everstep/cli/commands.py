@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,29 +34,14 @@ import typer
 
 from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
-from everstep.cli.output import FAILED, Facts, Json, Part, Rows, echo, leave_stdout, say, show, show_cells
-from everstep.cli.tables import Columns, Detail, Prose
+from everstep.cli.output import FAILED, Json, Part, echo, leave_stdout, say, show, show_cells
+from everstep.cli.request_options import parameters_of, request_of
 from everstep.errors import ConfigurationError, FileFailed
 
-__all__ = [
-    "Asks",
-    "Columns",
-    "Detail",
-    "Facts",
-    "Json",
-    "Output",
-    "OutputFormat",
-    "Pages",
-    "Prose",
-    "Query",
-    "Rows",
-    "Service",
-    "Shown",
-    "command",
-]
-
 if TYPE_CHECKING:
-    from everstep.service import EverstepClient as Service  # pyright: ignore[reportMissingModuleSource]  only a stub
+    from everstep.service import EverstepClient  # pyright: ignore[reportMissingModuleSource]  only a stub
+
+    Service = EverstepClient
 else:
 
     class Service:
@@ -75,6 +61,7 @@ TABLE_ITEMS: Final = 100
 The table fills a few screens, and its items are fetched within half a second.
 """
 
+_PROVIDED: Final = ("service", "pages")
 _EVERYWHERE = "Options of every command"
 _LISTS = "Options of lists"
 
@@ -368,7 +355,10 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
         for name, (annotation, default) in asked.items()
         if name not in own
     ]
-    parameters = [parameter for name, parameter in own.items() if name not in ("service", "pages")] + added
+    options_of_fields: type = own["fields"].annotation.__metadata__[0] if "fields" in own else object
+    setting = parameters_of(options_of_fields)
+    places = [setting if name == "fields" else [parameter] for name, parameter in own.items() if name not in _PROVIDED]
+    parameters = [*itertools.chain(*places), *added]
 
     @functools.wraps(function)
     def run(**given: Any) -> None:
@@ -407,6 +397,9 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
                         region_name=options["region"],
                     )
                 )
+            if "fields" in own:
+                values = {parameter.name: given.pop(parameter.name) for parameter in setting}
+                given["fields"] = request_of(options_of_fields, values)
             question = None if asks is None else asks(arguments)
             if question is not None and not confirmed(question, yes=options["yes"]):
                 raise typer.Exit(FAILED)

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from everstep.cli.commands import Facts, Shown
-from everstep.cli.output import FAILED
+from everstep.cli.commands import Shown
+from everstep.cli.output import FAILED, Facts
 from everstep.cli.progress import Progress
 from everstep.cli.waiting import ended
 from everstep.errors import ConfigurationError, NothingToDownload, WaitFailed

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Detail, Pages, Prose, Rows, Service, Shown, command
+from everstep.cli.commands import Pages, Service, Shown, command
 from everstep.cli.names import OnlyJob
-from everstep.cli.output import when, without_none
+from everstep.cli.output import Rows, when, without_none
+from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -10,24 +10,11 @@ from typing import Annotated
 import typer
 
 from everstep.cli import following
-from everstep.cli.commands import (
-    Columns,
-    Detail,
-    Json,
-    Output,
-    OutputFormat,
-    Pages,
-    Prose,
-    Query,
-    Rows,
-    Service,
-    Shown,
-    command,
-    searched,
-    show_value,
-)
+from everstep.cli.commands import Output, Pages, Query, Service, Shown, command, searched, show_value
+from everstep.cli.formats import OutputFormat
 from everstep.cli.names import OnlyFleet, OnlyJob
-from everstep.cli.output import echo, when, without_none
+from everstep.cli.output import Json, Rows, echo, when, without_none
+from everstep.cli.tables import Columns, Detail, Prose
 from everstep.cli.terminal import safe_line
 from everstep.errors import ConfigurationError
 

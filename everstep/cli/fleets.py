@@ -8,24 +8,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
-from everstep.cli.commands import (
-    Columns,
-    Detail,
-    Facts,
-    Json,
-    Output,
-    OutputFormat,
-    Pages,
-    Prose,
-    Query,
-    Rows,
-    Service,
-    Shown,
-    command,
-)
+from everstep.cli.commands import Output, Pages, Query, Service, Shown, command
 from everstep.cli.confirm import confirmed
+from everstep.cli.formats import OutputFormat
 from everstep.cli.names import FleetName
-from everstep.cli.output import FAILED, counted, duty_words, moment, pairs, say, without_none
+from everstep.cli.output import FAILED, Facts, Json, Rows, counted, duty_words, moment, pairs, say, without_none
+from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

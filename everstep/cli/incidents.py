@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from everstep.cli.accounting import dollars
-from everstep.cli.commands import Columns, Detail, Facts, Json, Pages, Rows, Service, Shown, command
+from everstep.cli.commands import Pages, Service, Shown, command
 from everstep.cli.names import OnlyJob
-from everstep.cli.output import moment, seconds, step, to_do, when
+from everstep.cli.output import Facts, Json, Rows, moment, seconds, step, to_do, when
+from everstep.cli.tables import Columns, Detail
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -19,32 +19,19 @@ from everstep.cli import determinism, plans, steps, submission
 from everstep.cli import logs as lines
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.board import Board, picture, with_jobs
-from everstep.cli.commands import (
-    Columns,
-    Detail,
-    Facts,
-    Json,
-    Output,
-    OutputFormat,
-    Pages,
-    Prose,
-    Query,
-    Rows,
-    Service,
-    Shown,
-    command,
-    searched,
-    show_value,
-)
+from everstep.cli.commands import Output, Pages, Query, Service, Shown, command, searched, show_value
+from everstep.cli.formats import OutputFormat
 from everstep.cli.names import JobName, OnlyFleet
 from everstep.cli.output import (
     FAILED,
     OLDER_CHECKPOINT,
+    Facts,
+    Json,
+    Rows,
     condition_words,
     counted,
     duty_words,
     moment,
-    pairs,
     protection_words,
     say,
     show,
@@ -55,6 +42,9 @@ from everstep.cli.output import (
     without_none,
 )
 from everstep.cli.progress import Progress
+from everstep.cli.request_options import sets
+from everstep.cli.submission import Request
+from everstep.cli.tables import Columns, Detail, Prose
 from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
 from everstep.errors import ConfigurationError, WaitFailed
@@ -73,9 +63,133 @@ class Stream(StrEnum):
     BOTH = "both"
 
 
+class JobOptions:
+    """The options of `jobs submit` that set a field of the request."""
+
+    name: str | None = sets("TrainingJobName", "Name of the job; by default derived from the entry point and the time.")
+    source_dir: Path | None = sets(
+        "Source.Directory", "Directory with the code to upload, without the files that .everstepignore lists."
+    )
+    entry_point: str | None = sets("EntryPoint", "Python file in the source directory that every rank runs.")
+    node_count: int | None = sets("NodeCount", "Number of nodes.")
+    min_node_count: int | None = sets(
+        "ElasticConfig.MinNodeCount",
+        "Nodes with which the job may continue if lost nodes are not replaced; by default all.",
+    )
+    max_node_count: int | None = sets(
+        "ElasticConfig.MaxNodeCount", "Nodes up to which the job grows while no other job waits; by default none more."
+    )
+    patience_seconds: int | None = sets(
+        "ElasticConfig.PatienceInSeconds",
+        "Seconds for which the job waits for a node before it continues with fewer; by default 60.",
+    )
+    ranks_per_node: int | None = sets("RanksPerNode", "Ranks per node; by default 1.")
+    copies: int | None = sets(
+        "Protection.Copies",
+        "Copies of every shard in memory, the owner's included; by default 2, or 1 for a single node.",
+    )
+    parity_group_size: int | None = sets(
+        "Protection.ParityGroupSize",
+        "Nodes per parity group; by default, copies are kept instead. The job survives one lost node per group, with "
+        "less memory than two copies.",
+    )
+    max_slowdown: float | None = sets(
+        "Protection.MaxSlowdown",
+        "Maximum slowdown of training by snapshots, as a fraction of an iteration; above it, snapshots are less "
+        "frequent. By default 0.01, or 1 on a local cluster.",
+    )
+    checkpoint_every_steps: int | None = sets(
+        "CheckpointConfig.EverySteps", "Steps between two checkpoints in S3; 0: only when the job stops."
+    )
+    checkpoint_interval_seconds: int | None = sets(
+        "CheckpointConfig.IntervalInSeconds", "Seconds between two checkpoints in S3, besides those by number of steps."
+    )
+    checkpoint_max_overhead: float | None = sets(
+        "CheckpointConfig.MaxOverhead",
+        "Let Everstep choose the interval, so that checkpoints add at most this share of time.",
+    )
+    checkpoint_max_bytes_per_second: int | None = sets(
+        "CheckpointConfig.MaxUploadBytesPerSecond",
+        "Limit of a node's mean upload rate; needs --checkpoint-max-overhead.",
+    )
+    checkpoint_on_notice: bool | None = sets(
+        "CheckpointConfig.OnNotice", "Make a checkpoint when AWS announces the end of a node; by default yes."
+    )
+    checkpoint_max_count: int | None = sets(
+        "CheckpointConfig.MaxCount", "Number of newest checkpoints to keep besides pinned ones; by default all."
+    )
+    checkpoint_keep_every_steps: int | None = sets(
+        "CheckpointConfig.KeepEverySteps", "Keep the first checkpoint at or past each multiple of this number of steps."
+    )
+    checkpoint_max_age_seconds: int | None = sets(
+        "CheckpointConfig.MaxAgeInSeconds",
+        "Delete older checkpoints, but never the newest or the one that the job would restore from.",
+    )
+    store_patience_seconds: int | None = sets(
+        "CheckpointConfig.StorePatienceSeconds",
+        "Seconds for which the job keeps its nodes while S3 prevents a restore.",
+    )
+    hyperparameter: list[str] | None = sets("HyperParameters", "name=value for the script; may be repeated.")
+    environment: list[str] | None = sets(
+        "Environment", "NAME=value, an environment variable of the ranks; may be repeated."
+    )
+    secret: list[str] | None = sets(
+        "Secrets",
+        "NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable whose value the nodes read from AWS; may be "
+        "repeated.",
+    )
+    role_arn: str | None = sets("RoleArn", "IAM role of the ranks, also used to read secrets and inputs.")
+    input: list[str] | None = sets(
+        "InputDataConfig",
+        "name=s3://bucket/prefix, downloaded to every node, or name=/directory on the nodes; may be repeated.",
+    )
+    requirements: str | None = sets(
+        "Requirements", "Path of requirements.txt in the source directory; nodes install missing packages."
+    )
+    fleet: str | None = sets("FleetName", "Fleet to run on; optional if there is only one.")
+    priority: int | None = sets(
+        "Priority", "Jobs with a higher number start first; equal jobs start in order of submission."
+    )
+    preemptible: bool = sets(
+        "Preemptible", "Let a job of higher priority pause this job, which is checkpointed first and resumes by itself."
+    )
+    project: str | None = sets("Project", "Project of the job.")
+    tag: list[str] | None = sets("Tags", "name=value; may be repeated.")
+    max_attempts: int | None = sets(
+        "RetryStrategy.MaxAttempts", "The job fails after this many identical failures at the same step."
+    )
+    max_repeated_minutes: int | None = sets(
+        "RetryStrategy.MaxRepeatedMinutes",
+        "Minutes of training that the job repeats after a loss without consent; by default 30.",
+    )
+    on_total_loss: str | None = sets(
+        "RetryStrategy.OnTotalLoss", "Wait (default): repeat more only with consent. Restart: always continue."
+    )
+    max_runtime_seconds: int | None = sets(
+        "StoppingCondition.MaxRuntimeInSeconds", "Stop the job after this many seconds."
+    )
+    max_pending_seconds: int | None = sets(
+        "StoppingCondition.MaxPendingTimeInSeconds", "The job fails if it has not started after this many seconds."
+    )
+    checkpoint_s3_uri: str | None = sets(
+        "CheckpointConfig.S3Uri", "s3://bucket/prefix for checkpoints; the service's bucket by default."
+    )
+    output_s3_path: str | None = sets(
+        "OutputDataConfig.S3OutputPath", "s3://bucket/prefix for outputs; the service's bucket by default."
+    )
+    third_slot: bool = sets(
+        "CheckpointConfig.ThirdSlot", "Keep a third slot per shard, so that uploads never delay snapshots."
+    )
+    max_uploads_in_flight: int | None = sets(
+        "CheckpointConfig.MaxUploadsInFlight",
+        "Checkpoints to upload at the same time; by default 1. Higher values need --third-slot and memory.",
+    )
+
+
 @command(app)
 def submit(
     service: Service,
+    *,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -86,149 +200,7 @@ def submit(
         list[str] | None,
         typer.Option("--set", help="Field=value; overrides a field of the file: NodeCount=8, HyperParameters.lr=1e-3."),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the job; by default derived from the entry point and the time.")
-    ] = None,
-    source_dir: Annotated[
-        Path | None,
-        typer.Option(help="Directory with the code to upload, without the files that .everstepignore lists."),
-    ] = None,
-    entry_point: Annotated[
-        str | None, typer.Option(help="Python file in the source directory that every rank runs.")
-    ] = None,
-    node_count: Annotated[int | None, typer.Option(help="Number of nodes.")] = None,
-    min_node_count: Annotated[
-        int | None,
-        typer.Option(help="Nodes with which the job may continue if lost nodes are not replaced; by default all."),
-    ] = None,
-    max_node_count: Annotated[
-        int | None, typer.Option(help="Nodes up to which the job grows while no other job waits; by default none more.")
-    ] = None,
-    patience_seconds: Annotated[
-        int | None,
-        typer.Option(help="Seconds for which the job waits for a node before it continues with fewer; by default 60."),
-    ] = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="Ranks per node; by default 1.")] = None,
-    copies: Annotated[
-        int | None,
-        typer.Option(
-            help="Copies of every shard in memory, the owner's included; by default 2, or 1 for a single node."
-        ),
-    ] = None,
-    parity_group_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Nodes per parity group; by default, copies are kept instead. The job survives one lost node per "
-            "group, with less memory than two copies."
-        ),
-    ] = None,
-    max_slowdown: Annotated[
-        float | None,
-        typer.Option(
-            help="Maximum slowdown of training by snapshots, as a fraction of an iteration; above it, snapshots are "
-            "less frequent. By default 0.01, or 1 on a local cluster."
-        ),
-    ] = None,
-    checkpoint_every_steps: Annotated[
-        int | None, typer.Option(help="Steps between two checkpoints in S3; 0: only when the job stops.")
-    ] = None,
-    checkpoint_interval_seconds: Annotated[
-        int | None, typer.Option(help="Seconds between two checkpoints in S3, besides those by number of steps.")
-    ] = None,
-    checkpoint_max_overhead: Annotated[
-        float | None,
-        typer.Option(help="Let Everstep choose the interval, so that checkpoints add at most this share of time."),
-    ] = None,
-    checkpoint_max_bytes_per_second: Annotated[
-        int | None,
-        typer.Option(help="Limit of a node's mean upload rate; needs --checkpoint-max-overhead."),
-    ] = None,
-    checkpoint_on_notice: Annotated[
-        bool | None,
-        typer.Option(help="Make a checkpoint when AWS announces the end of a node; by default yes."),
-    ] = None,
-    checkpoint_max_count: Annotated[
-        int | None, typer.Option(help="Number of newest checkpoints to keep besides pinned ones; by default all.")
-    ] = None,
-    checkpoint_keep_every_steps: Annotated[
-        int | None, typer.Option(help="Keep the first checkpoint at or past each multiple of this number of steps.")
-    ] = None,
-    checkpoint_max_age_seconds: Annotated[
-        int | None,
-        typer.Option(help="Delete older checkpoints, but never the newest or the one that the job would restore from."),
-    ] = None,
-    store_patience_seconds: Annotated[
-        int | None, typer.Option(help="Seconds for which the job keeps its nodes while S3 prevents a restore.")
-    ] = None,
-    hyperparameter: Annotated[
-        list[str] | None, typer.Option(help="name=value for the script; may be repeated.")
-    ] = None,
-    environment: Annotated[
-        list[str] | None, typer.Option(help="NAME=value, an environment variable of the ranks; may be repeated.")
-    ] = None,
-    secret: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable whose value the nodes read from AWS; may "
-            "be repeated."
-        ),
-    ] = None,
-    role_arn: Annotated[
-        str | None, typer.Option(help="IAM role of the ranks, also used to read secrets and inputs.")
-    ] = None,
-    input_channel: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            help="name=s3://bucket/prefix, downloaded to every node, or name=/directory on the nodes; may be repeated.",
-        ),
-    ] = None,
-    requirements: Annotated[
-        str | None,
-        typer.Option(help="Path of requirements.txt in the source directory; nodes install missing packages."),
-    ] = None,
-    fleet: Annotated[str | None, typer.Option(help="Fleet to run on; optional if there is only one.")] = None,
-    priority: Annotated[
-        int | None, typer.Option(help="Jobs with a higher number start first; equal jobs start in order of submission.")
-    ] = None,
-    preemptible: Annotated[
-        bool,
-        typer.Option(
-            "--preemptible",
-            help="Let a job of higher priority pause this job, which is checkpointed first and resumes by itself.",
-        ),
-    ] = False,
-    project: Annotated[str | None, typer.Option(help="Project of the job.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
-    max_attempts: Annotated[
-        int | None, typer.Option(help="The job fails after this many identical failures at the same step.")
-    ] = None,
-    max_repeated_minutes: Annotated[
-        int | None,
-        typer.Option(help="Minutes of training that the job repeats after a loss without consent; by default 30."),
-    ] = None,
-    on_total_loss: Annotated[
-        str | None, typer.Option(help="Wait (default): repeat more only with consent. Restart: always continue.")
-    ] = None,
-    max_runtime_seconds: Annotated[int | None, typer.Option(help="Stop the job after this many seconds.")] = None,
-    max_pending_seconds: Annotated[
-        int | None, typer.Option(help="The job fails if it has not started after this many seconds.")
-    ] = None,
-    checkpoint_s3_uri: Annotated[
-        str | None, typer.Option(help="s3://bucket/prefix for checkpoints; the service's bucket by default.")
-    ] = None,
-    output_s3_path: Annotated[
-        str | None, typer.Option(help="s3://bucket/prefix for outputs; the service's bucket by default.")
-    ] = None,
-    third_slot: Annotated[
-        bool, typer.Option("--third-slot", help="Keep a third slot per shard, so that uploads never delay snapshots.")
-    ] = False,
-    max_uploads_in_flight: Annotated[
-        int | None,
-        typer.Option(
-            help="Checkpoints to upload at the same time; by default 1. Higher values need --third-slot and memory."
-        ),
-    ] = None,
+    fields: Annotated[Request, JobOptions],
     check_determinism: Annotated[
         bool,
         typer.Option(
@@ -247,60 +219,14 @@ def submit(
 ) -> Shown:
     """Upload the code, show the plan, and start a training job."""
     check = determinism.variables(check_steps, is_check=check_determinism)
-    options = without_none(
-        TrainingJobName=name,
-        Source=None if source_dir is None else {"Directory": str(source_dir)},
-        EntryPoint=entry_point,
-        NodeCount=node_count,
-        RanksPerNode=ranks_per_node,
-        FleetName=fleet,
-        Priority=priority,
-        Preemptible=preemptible or None,
-        Project=project,
-        HyperParameters=pairs("--hyperparameter", hyperparameter or []) or None,
-        Environment={**pairs("--environment", environment or []), **check} or None,
-        Secrets=pairs("--secret", secret or []) or None,
-        RoleArn=role_arn,
-        Requirements=requirements,
-        Tags=pairs("--tag", tag or []) or None,
-        Protection=without_none(Copies=copies, ParityGroupSize=parity_group_size, MaxSlowdown=max_slowdown) or None,
-        CheckpointConfig=without_none(
-            EverySteps=checkpoint_every_steps,
-            IntervalInSeconds=checkpoint_interval_seconds,
-            MaxOverhead=checkpoint_max_overhead,
-            MaxUploadBytesPerSecond=checkpoint_max_bytes_per_second,
-            OnNotice=checkpoint_on_notice,
-            S3Uri=checkpoint_s3_uri,
-            ThirdSlot=third_slot or None,
-            MaxUploadsInFlight=max_uploads_in_flight,
-            MaxCount=checkpoint_max_count,
-            KeepEverySteps=checkpoint_keep_every_steps,
-            MaxAgeInSeconds=checkpoint_max_age_seconds,
-            StorePatienceSeconds=store_patience_seconds,
-        )
-        or None,
-        OutputDataConfig=without_none(S3OutputPath=output_s3_path) or None,
-        StoppingCondition=without_none(
-            MaxRuntimeInSeconds=max_runtime_seconds, MaxPendingTimeInSeconds=max_pending_seconds
-        )
-        or None,
-        RetryStrategy=without_none(
-            MaxAttempts=max_attempts, MaxRepeatedMinutes=max_repeated_minutes, OnTotalLoss=on_total_loss
-        )
-        or None,
-        ElasticConfig=without_none(
-            MinNodeCount=min_node_count, MaxNodeCount=max_node_count, PatienceInSeconds=patience_seconds
-        )
-        or None,
-    )
+    if check:
+        fields = submission.joined(fields, {"Environment": check})
     written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
-    if source_dir is not None:
+    if "Source" in fields:
         written.pop("Source", None)
-    if input_channel:
-        options["InputDataConfig"] = submission.channels(
-            written.get("InputDataConfig"), pairs("--input", input_channel)
-        )
-    request: dict[str, Any] = submission.named(submission.joined(written, options))
+    if "InputDataConfig" in fields:
+        fields["InputDataConfig"] = submission.channels(written.get("InputDataConfig"), fields["InputDataConfig"])
+    request = submission.named(submission.joined(written, fields))
     dry_run = bool(request.pop("DryRun", False)) or dry_run
     directory = submission.directory_of(request)
     if directory is not None:

@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Asks, Columns, Detail, Facts, Json, Pages, Prose, Rows, Service, Shown, command
+from everstep.cli.commands import Asks, Pages, Service, Shown, command
 from everstep.cli.names import NodeId, OnlyFleet
-from everstep.cli.output import condition_words, moment, size, to_do, when
+from everstep.cli.output import Facts, Json, Rows, condition_words, moment, size, to_do, when
+from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

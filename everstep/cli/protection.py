@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import typer
 
-from everstep.cli.commands import Columns, Detail, Facts, Json, Prose, Rows, Service, Shown, command
+from everstep.cli.commands import Service, Shown, command
 from everstep.cli.names import JobName
-from everstep.cli.output import moment, protection_words, size, step
+from everstep.cli.output import Facts, Json, Rows, moment, protection_words, size, step
+from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

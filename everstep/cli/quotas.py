@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Json, Pages, Rows, Service, Shown, command
-from everstep.cli.output import counted, size, without_none
+from everstep.cli.commands import Pages, Service, Shown, command
+from everstep.cli.output import Json, Rows, counted, size, without_none
+from everstep.cli.tables import Columns
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from everstep.cli.accounting import dollars, hours
-from everstep.cli.commands import Columns, Detail, Facts, Json, Rows, Service, Shown, command
-from everstep.cli.output import counted, duration, echo, when, without_none
+from everstep.cli.commands import Service, Shown, command
+from everstep.cli.output import Facts, Json, Rows, counted, duration, echo, when, without_none
 from everstep.cli.report_rows import RowKind, as_csv, rows
+from everstep.cli.tables import Columns, Detail
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from everstep.cli.commands import Columns, Detail, Json, Prose, Rows, Service, Shown, command
-from everstep.cli.output import when
+from everstep.cli.commands import Service, Shown, command
+from everstep.cli.output import Json, Rows, when
+from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(add_completion=False)
 

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from everstep.cli.commands import Columns, Detail, Pages, Prose, Rows, Service, Shown, command
-from everstep.cli.output import moment, when, without_none
+from everstep.cli.commands import Pages, Service, Shown, command
+from everstep.cli.output import Rows, moment, when, without_none
+from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from everstep.cli.commands import Json, Service, Shown, command
+from everstep.cli.commands import Service, Shown, command
+from everstep.cli.output import Json
 from everstep.cli.progress import Progress
 
 MODEL = next((Path(__file__).parents[1] / "data" / "everstep").glob("*/waiters-2.json"))

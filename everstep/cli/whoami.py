@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from everstep.cli.commands import Facts, Json, Service, Shown, command
-from everstep.cli.output import moment
+from everstep.cli.commands import Service, Shown, command
+from everstep.cli.output import Facts, Json, moment
 
 app = typer.Typer(add_completion=False)
 

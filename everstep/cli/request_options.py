@@ -1,0 +1,65 @@
+"""Options of a command that set fields of the request, declared once with the field's path and the option's help.
+
+    class JobOptions:
+        node_count: int | None = sets("NodeCount", "Number of nodes.")
+        third_slot: bool = sets("CheckpointConfig.ThirdSlot", "Keep a third slot per shard.")
+
+A command declares a parameter `fields: Annotated[Request, JobOptions]`, and receives the part of the request that the
+options set. An option that the user does not pass sets no field. A `bool` is a flag, and a list is a map whose entries
+have the form `name=value`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from everstep.cli.output import pairs
+from everstep.cli.submission import Request, joined
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    path: str
+    help: str
+
+
+def sets(path: str, help: str) -> Any:
+    """Declare an option that sets the field of a request at `path`, such as `CheckpointConfig.EverySteps`."""
+    return _Field(path, help)
+
+
+def parameters_of(kind: type) -> list[inspect.Parameter]:
+    """Return the parameters of a typer command for the options that a class declares."""
+    found: list[inspect.Parameter] = []
+    for name, annotation in get_type_hints(kind).items():
+        is_flag = annotation is bool
+        option = typer.Option(*([_option(name)] if is_flag else []), help=getattr(kind, name).help)
+        default = False if is_flag else None
+        kept = inspect.Parameter.KEYWORD_ONLY
+        found.append(inspect.Parameter(name, kept, default=default, annotation=Annotated[annotation, option]))
+    return found
+
+
+def request_of(kind: type, given: Mapping[str, Any]) -> Request:
+    """Return the fields that the values of a class's options set, as a part of a request."""
+    request: Request = {}
+    for name, annotation in get_type_hints(kind).items():
+        value = given[name]
+        if value is None or (annotation is bool and not value):
+            continue
+        value = pairs(_option(name), value) if isinstance(value, list) else value
+        value = str(value) if isinstance(value, Path) else value
+        for part in reversed(getattr(kind, name).path.split(".")):
+            value = {part: value}
+        request = joined(request, value)
+    return request
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
