@@ -13,10 +13,9 @@ from typing import Final
 from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS
-from control_plane.api.schemas.jobs import Channel, CheckpointConfig, CreateTrainingJobRequest, ProtectionConfig
+from control_plane.api.schemas.jobs import Channel, CreateTrainingJobRequest, ProtectionConfig
 from control_plane.api.spec_fields import stored
-from control_plane.core import elastic, parity
-from control_plane.core.checkpoints import contradictions
+from control_plane.core import checkpoints, elastic, parity
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import InitialState, JobInput, SavedJobSpec
 from control_plane.db.quotas import QuotaRecord
@@ -90,14 +89,32 @@ def admit(
     Raises:
         InvalidRequest: the request has errors. The exception lists one field error for each.
     """
-    copies = copies_of(request)
+    own = own_place(bucket, project, request.training_job_name, run_id)
+    checkpoint_uri, output_uri = _asked_checkpoints(request), _asked_output(request, run_id)
+    spec = SavedJobSpec(
+        **{name: value for name in _STORED_AS_SENT if (value := getattr(request, name)) is not None},
+        source_sha256=source.sha256,
+        source_bucket=source.bucket,
+        source_key=source.key,
+        source_bytes=source.archive_bytes,
+        copies=copies_of(request),
+        parity_group_size=_parity_group_size(request),
+        max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
+        hyperparameters=dict(request.hyper_parameters),
+        **stored(request.checkpoint_config, request.stopping_condition, request.retry_strategy, request.elastic_config),
+        checkpoint_uri=checkpoint_uri or f"{own}checkpoints/",
+        output_uri=output_uri or f"{own}output/",
+        log_uri=f"{own}logs/",
+        fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
+        inputs=tuple(_input(channel) for channel in request.input_data_config),
+        initial=initial,
+    )
     wrong = [
-        *_contradicting_checkpoints(request.checkpoint_config),
+        *contradictions(spec),
         *_reserved(request),
         *_inputs(request, bucket),
-        *_outputs(request, run_id, bucket),
-        *_does_not_fit(request, copies, fleet, max_node_count),
-        *_wrong_parity(request, copies),
+        *_outputs(checkpoint_uri, output_uri, bucket),
+        *_too_large(request, fleet, max_node_count, "NodeCount"),
         *_priceless(request, fleet),
         *_no_alternative(request, fleet, alternatives),
         *_beyond(request, quota),
@@ -108,25 +125,25 @@ def admit(
     ]
     if wrong:
         raise InvalidRequest("The job cannot run with this request: " + "; ".join(map(": ".join, wrong)), fields=wrong)
-    own = own_place(bucket, project, request.training_job_name, run_id)
-    return SavedJobSpec(
-        **{name: value for name in _STORED_AS_SENT if (value := getattr(request, name)) is not None},
-        source_sha256=source.sha256,
-        source_bucket=source.bucket,
-        source_key=source.key,
-        source_bytes=source.archive_bytes,
-        copies=copies,
-        parity_group_size=_parity_group_size(request),
-        max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
-        hyperparameters=dict(request.hyper_parameters),
-        **stored(request.checkpoint_config, request.stopping_condition, request.retry_strategy, request.elastic_config),
-        checkpoint_uri=_asked_checkpoints(request) or f"{own}checkpoints/",
-        output_uri=_asked_output(request, run_id) or f"{own}output/",
-        log_uri=f"{own}logs/",
-        fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
-        inputs=tuple(_input(channel) for channel in request.input_data_config),
-        initial=initial,
+    return spec
+
+
+def contradictions(spec: SavedJobSpec) -> Iterator[tuple[str, str]]:
+    """Yield the settings of a new or changed job that contradict each other, each as its field and the message."""
+    yield from checkpoints.contradictions(
+        every_steps=spec.checkpoint_every_steps,
+        interval_seconds=spec.checkpoint_interval_seconds,
+        max_overhead=spec.checkpoint_max_overhead,
+        max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
+        max_uploads=spec.checkpoint_max_uploads,
+        has_third_slot=spec.third_slot,
     )
+    if spec.copies > spec.node_count:
+        yield "Protection.Copies", f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
+    if spec.parity_group_size is not None:
+        yield from parity.contradictions(
+            spec.parity_group_size, copies=spec.copies, node_count=spec.node_count, min_node_count=spec.min_node_count
+        )
 
 
 def copies_of(request: CreateTrainingJobRequest) -> int:
@@ -144,19 +161,6 @@ def copies_of(request: CreateTrainingJobRequest) -> int:
 
 def _parity_group_size(request: CreateTrainingJobRequest) -> int | None:
     return None if request.protection is None else request.protection.parity_group_size
-
-
-def _wrong_parity(request: CreateTrainingJobRequest, copies: int) -> Iterator[tuple[str, str]]:
-    size = _parity_group_size(request)
-    if size is None:
-        return
-    found = parity.contradictions(
-        size,
-        copies=copies,
-        node_count=request.node_count,
-        min_node_count=request.elastic_config.min_node_count,
-    )
-    yield from found
 
 
 def _reserved(request: CreateTrainingJobRequest) -> Iterator[tuple[str, str]]:
@@ -196,17 +200,13 @@ def _inputs(request: CreateTrainingJobRequest, bucket: str) -> Iterator[tuple[st
             yield f"{field}.DataSource.S3DataSource.S3Uri", message
 
 
-def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Iterator[tuple[str, str]]:
+def _outputs(checkpoint_uri: str | None, output_uri: str | None, bucket: str) -> Iterator[tuple[str, str]]:
     """Yield the errors of the S3 locations to which the job's checkpoints and outputs are written.
 
     Agents and the API access these locations with their own permissions, not with those of the job's RoleArn. With a
     location in the service's bucket, a job could therefore overwrite other projects' objects. It is always an error.
     """
-    asked = {
-        "CheckpointConfig.S3Uri": _asked_checkpoints(request),
-        "OutputDataConfig.S3OutputPath": _asked_output(request, run_id),
-    }
-    for field, uri in asked.items():
+    for field, uri in (("CheckpointConfig.S3Uri", checkpoint_uri), ("OutputDataConfig.S3OutputPath", output_uri)):
         if uri is None:
             continue
         if _is_in(bucket, uri):
@@ -224,18 +224,6 @@ def _outputs(request: CreateTrainingJobRequest, run_id: str, bucket: str) -> Ite
             yield field, message
 
 
-def _contradicting_checkpoints(config: CheckpointConfig) -> Iterator[tuple[str, str]]:
-    found = contradictions(
-        every_steps=config.every_steps,
-        interval_seconds=config.interval_in_seconds,
-        max_overhead=config.max_overhead,
-        max_bytes_per_second=config.max_upload_bytes_per_second,
-        max_uploads=config.max_uploads_in_flight or 1,
-        has_third_slot=config.third_slot,
-    )
-    yield from found
-
-
 def _is_in(bucket: str, uri: str) -> bool:
     return uri.removeprefix("s3://").partition("/")[0] == bucket
 
@@ -249,18 +237,15 @@ def _input(channel: Channel) -> JobInput:
     )
 
 
-def _does_not_fit(
-    request: CreateTrainingJobRequest, copies: int, fleet: FleetRecord, max_node_count: int
+def _too_large(
+    request: CreateTrainingJobRequest, fleet: FleetRecord, max_node_count: int, field: str
 ) -> Iterator[tuple[str, str]]:
-    if copies > request.node_count:
-        message = f"{copies} copies need {copies} nodes; NodeCount is {request.node_count}"
-        yield "Protection.Copies", message
     if request.node_count > max_node_count:
         message = (
             f"NodeCount is {request.node_count}; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
             f"has MaxSize {max_node_count}"
         )
-        yield "NodeCount", message
+        yield field, message
 
 
 def _no_alternative(
@@ -271,12 +256,7 @@ def _no_alternative(
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield field, f"the fleet {name} is listed twice"
     for fleet, max_node_count in others:
-        if request.node_count > max_node_count:
-            message = (
-                f"NodeCount is {request.node_count}; the group {fleet.auto_scaling_group_name} of the fleet "
-                f"{fleet.name} has MaxSize {max_node_count}"
-            )
-            yield field, message
+        yield from _too_large(request, fleet, max_node_count, field)
         if request.stopping_condition.max_cost_usd is not None and fleet.price_usd_per_hour is None:
             yield field, f"MaxCostUsd needs the price of the fleet {fleet.name}; set PriceUsdPerHour with UpdateFleet"
 
@@ -301,8 +281,7 @@ def _inelastic(
         quota=quota.max_node_count if quota is not None else None,
     )
     config = request.elastic_config
-    wrong = elastic.contradictions(request.node_count, config.min_node_count, config.max_node_count, limits)
-    yield from wrong
+    yield from elastic.contradictions(request.node_count, config.min_node_count, config.max_node_count, limits)
 
 
 def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterator[tuple[str, str]]:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pydantic.alias_generators import to_pascal
 
+from control_plane.api.admission import contradictions
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import (
     MIN_CHECKPOINT_AGE_SECONDS,
@@ -27,8 +28,7 @@ from control_plane.api.schemas.common import (
 )
 from control_plane.api.schemas.revisions import UpdateTrainingJobRequest
 from control_plane.api.spec_fields import settings_of
-from control_plane.core import elastic, parity, slot_memory
-from control_plane.core.checkpoints import contradictions
+from control_plane.core import elastic, slot_memory
 from control_plane.core.states import JobState
 from control_plane.db.jobs import SavedJob, SavedJobSpec
 from control_plane.db.revisions import Change
@@ -149,26 +149,15 @@ def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[
     for field, limit, minimum in limits:
         if limit is not None and limit < minimum:
             yield field, f"{constraints.at_least(minimum, limit)}; 0 removes the limit"
-    yield from (
-        (field, message)
-        for field, message in contradictions(
-            every_steps=spec.checkpoint_every_steps,
-            interval_seconds=spec.checkpoint_interval_seconds,
-            max_overhead=spec.checkpoint_max_overhead,
-            max_bytes_per_second=spec.checkpoint_max_bytes_per_second,
-            max_uploads=spec.checkpoint_max_uploads,
-            has_third_slot=spec.third_slot,
-        )
-    )
+    is_parity_kept = spec.parity_group_size == job.spec.parity_group_size
+    yield from contradictions(spec if is_parity_kept else replace(spec, parity_group_size=None))
+    if not is_parity_kept:
+        message = "cannot change after creation; create a new job with InitialCheckpoint to continue this job"
+        yield "Protection.ParityGroupSize", message
     if (spec.min_node_count, spec.max_node_count) != (job.spec.min_node_count, job.spec.max_node_count):
         # An unchanged MaxNodeCount stays valid, even if the Auto Scaling group's MaxSize or the quota is smaller now.
         most = spec.max_node_count if spec.max_node_count != job.spec.max_node_count else None
-        wrong = elastic.contradictions(spec.node_count, spec.min_node_count, most, around.limits)
-        yield from wrong
-    if spec.copies > spec.node_count:
-        message = f"{spec.copies} copies need {spec.copies} nodes; NodeCount is {spec.node_count}"
-        yield "Protection.Copies", message
-    yield from _wrong_parity(job, spec)
+        yield from elastic.contradictions(spec.node_count, spec.min_node_count, most, around.limits)
     if job.spec.third_slot and not spec.third_slot and job.generation:
         yield (
             "CheckpointConfig.ThirdSlot",
@@ -186,20 +175,6 @@ def _wrong(job: SavedJob, spec: SavedJobSpec, around: Surroundings) -> Iterator[
             f"{size} need {needed:,} bytes of host memory per node; the smallest node has {around.node_memory_bytes:,}"
         )
         yield field, message
-
-
-def _wrong_parity(job: SavedJob, spec: SavedJobSpec) -> Iterator[tuple[str, str]]:
-    if spec.parity_group_size != job.spec.parity_group_size:
-        message = "cannot change after creation; create a new job with InitialCheckpoint to continue this job"
-        yield "Protection.ParityGroupSize", message
-    elif spec.parity_group_size is not None:
-        found = parity.contradictions(
-            spec.parity_group_size,
-            copies=spec.copies,
-            node_count=spec.node_count,
-            min_node_count=spec.min_node_count,
-        )
-        yield from found
 
 
 def _text(value: Any) -> str | None:

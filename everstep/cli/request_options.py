@@ -21,6 +21,7 @@ import typer
 
 from everstep.cli.output import pairs
 from everstep.cli.submission import Request, joined
+from everstep.json_values import is_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,12 @@ def request_of(kind: type, given: Mapping[str, Any]) -> Request:
     """Return the fields that the values of a class's options set, as a part of a request."""
     request: Request = {}
     for name, annotation in get_type_hints(kind).items():
-        value = given[name]
-        if value is None or (annotation is bool and not value):
+        given_value = given[name]
+        if given_value is None or (annotation is bool and not given_value):
             continue
-        value = pairs(_option(name), value) if isinstance(value, list) else value
-        value = str(value) if isinstance(value, Path) else value
+        value: Any = pairs(_option(name), given_value) if is_array(given_value) else given_value
+        if isinstance(value, Path):
+            value = str(value)
         for part in reversed(getattr(kind, name).path.split(".")):
             value = {part: value}
         request = joined(request, value)
