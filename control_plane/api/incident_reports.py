@@ -37,7 +37,7 @@ from control_plane.db.nodes import SavedNode
 from control_plane.loop import standing
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
 from control_plane.loop.memos import capacity_wait_of, reason_of
-from control_plane.loop.records import job_record, prefix_of
+from control_plane.loop.records import as_core, job_record, prefix_of
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
@@ -125,35 +125,22 @@ def account(session: Session, record: SavedIncident, now: datetime) -> Account:
     reached = job.max_boundary if ended_it else record.reached_step
     wait = capacity_wait_of(job) if record.closed_at is None else None
     return Account(
+        **as_core(record, Account, "cause", "cost_usd", "reached_step"),
         incident_id=record.id,
-        job_name=record.job_name,
-        project=record.project,
         fleet_name=job.fleet_name,
         cause=Cause(record.cause),
         outcome=outcome,
-        evidence=record.evidence,
-        decision=record.decision,
         job_reason=reason_of(job),
         taken_over_by=job.taken_over_by if job.taken_over_at is not None else "",
         reached_step=None if reached is None else Step(reached),
-        from_step=None if record.from_step is None else Step(record.from_step),
         repeated_steps=record.lost_steps,
         kept_step=None if checkpoint is None else Step(checkpoint.step),
         first_step=FIRST_STEP if job.spec.initial is None else Step(job.spec.initial.step),
-        restore_source=record.restore_source,
-        instance_ids=record.instance_ids,
-        faulted_instance_ids=record.faulted_instance_ids,
-        replacement_instance_ids=record.replacement_instance_ids,
         held=tuple(
             HeldNode(node_id=node.id, hold=Hold(node.hold), reason=node.reason)
             for node in lost
             if node.state == NodeState.HELD and node.hold is not None
         ),
-        failed_at=record.failed_at.timestamp(),
-        opened_at=record.opened_at.timestamp(),
-        replaced_at=_unix(record.replaced_at),
-        restored_at=_unix(record.restored_at),
-        closed_at=_unix(record.closed_at),
         cost_usd=cost_usd(session, record, now),
         wait=wait,
         is_long_wait=wait is not None and capacity.is_long(wait, now.timestamp()),
@@ -163,11 +150,7 @@ def account(session: Session, record: SavedIncident, now: datetime) -> Account:
         idle_count=_idle_count(session, job.fleet_name) if outcome is IncidentOutcome.JOB_FAILED else 0,
         node_count=job.spec.node_count,
         least_node_count=job.spec.min_node_count or job.spec.node_count,
-        node_count_before=record.node_count_before,
-        node_count_after=record.node_count_after,
         terminated_ids=tuple(node.id for node in lost if _was_terminated(node)),
-        generation_before=record.generation_before,
-        generation_after=record.generation_after,
     )
 
 

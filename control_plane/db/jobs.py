@@ -478,12 +478,8 @@ def request_stop(session: Session, run_id: str, now: datetime) -> SavedJob:
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
     if it has ended.
     """
-    query = update(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_(None), JobRow.stop_requested_at.is_(None))
-    changed = changed_rows(session.execute(query.values(stop_requested_at=now, modified_at=now)))
-    job = get_run(session, run_id)
-    if not changed and job.ended_at is not None:
-        raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
-    return job
+    job = _unended(session, run_id)
+    return job if job.stop_requested_at is not None else _with_request(session, job, now, stop_requested_at=now)
 
 
 def request_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
@@ -492,14 +488,10 @@ def request_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
     Conflict if the job has ended, or a user has requested its stop.
     """
-    job = get_run(session, run_id)
-    if job.ended_at is not None:
-        raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
+    job = _unended(session, run_id)
     if job.stop_requested_at is not None:
         raise Conflict(f"the training job {job.name!r} stops at a user's request and cannot be paused")
-    if job.pause_requested_at is None:
-        session.execute(update(JobRow).where(JobRow.run_id == run_id).values(pause_requested_at=now, modified_at=now))
-    return get_run(session, run_id)
+    return job if job.pause_requested_at is not None else _with_request(session, job, now, pause_requested_at=now)
 
 
 def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
@@ -508,12 +500,20 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
     `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist, and Conflict
     if it has ended.
     """
+    job = _unended(session, run_id)
+    return job if job.pause_requested_at is None else _with_request(session, job, now, pause_requested_at=None)
+
+
+def _unended(session: Session, run_id: str) -> SavedJob:
     job = get_run(session, run_id)
     if job.ended_at is not None:
         raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
-    if job.pause_requested_at is not None:
-        session.execute(update(JobRow).where(JobRow.run_id == run_id).values(pause_requested_at=None, modified_at=now))
-    return get_run(session, run_id)
+    return job
+
+
+def _with_request(session: Session, job: SavedJob, now: datetime, **columns: datetime | None) -> SavedJob:
+    session.execute(update(JobRow).where(JobRow.run_id == job.run_id).values(modified_at=now, **columns))
+    return get_run(session, job.run_id)
 
 
 def want_checkpoint(session: Session, run_id: str, step: int, now: datetime) -> None:

@@ -52,7 +52,7 @@ _TIME: Final = re.compile("(^|_)(at|until)$")
 _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
-def _as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
+def as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
     """Return those fields of a database row that the record type `kind` of `control_plane.core` also has.
 
     The result maps field names to values, without the fields named in `others`. Times become Unix seconds.
@@ -65,7 +65,7 @@ def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str,
     """Return those fields of a record of `control_plane.core` that the database's row type `kind` also has.
 
     The result maps field names to values, without the fields named in `others`. Unix times (fields whose names end
-    with `at` or `until`) become datetimes. `_as_core` makes the opposite conversion.
+    with `at` or `until`) become datetimes. `as_core` makes the opposite conversion.
     """
     values = {name: getattr(record, name) for name in _shared(type(record), kind) if name not in others}
     return {name: _moment(value) if _TIME.search(name) else value for name, value in values.items()}
@@ -143,7 +143,7 @@ def job_record(job: jobs.SavedJob) -> JobRecord:
     stored = {"state_since": job.created_at.timestamp(), "reason": job.reason, **job.memo}
     memo = msgspec.convert(stored, Memo)
     return JobRecord(
-        **_as_core(job, JobRecord, "state", "failures", "reason"),
+        **as_core(job, JobRecord, "state", "failures", "reason"),
         **{name: getattr(memo, name) for name in _MEMO},
         state=JobState(job.state),
         checkpoint_wanted=Step(job.checkpoint_wanted_step),
@@ -249,7 +249,7 @@ def checkpoint_record(stored: checkpoints.SavedCheckpoint) -> CheckpointRecord |
     if manifest is None or stored.state != checkpoints.COMPLETE:
         return None
     return CheckpointRecord(
-        **_as_core(stored, CheckpointRecord, "completed_at"),
+        **as_core(stored, CheckpointRecord, "completed_at"),
         shards=manifest.shards,
         completed_at=stored.completed_at.timestamp() if stored.completed_at is not None else 0.0,
         is_wrong=stored.is_wrong,
@@ -296,7 +296,7 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
 def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
     """Convert the user's configuration in a fleet's row to the specification that decisions use."""
     return FleetSpec(
-        **_as_core(fleet, FleetSpec, "name"),
+        **as_core(fleet, FleetSpec, "name"),
         name=FleetName(fleet.name),
         group=fleet.auto_scaling_group_name,
         is_deleting=fleet.delete_requested_at is not None,
@@ -317,7 +317,7 @@ def fleet_job(job: jobs.SavedJob) -> FleetJob:
     """Convert an unfinished job to the record that decisions about its fleet use."""
     record = job_record(job)
     return FleetJob(
-        **_as_core(record, FleetJob, "node_count", "member_count"),
+        **as_core(record, FleetJob, "node_count", "member_count"),
         job=JobName(job.name),
         run=RunId(job.run_id),
         node_count=job.spec.node_count,
@@ -340,7 +340,7 @@ def fleet_job(job: jobs.SavedJob) -> FleetJob:
 def node_record(node: nodes.SavedNode) -> NodeRecord:
     """Convert a row of the node table to the record that decisions (`control_plane.core`) use."""
     return NodeRecord(
-        **_as_core(node, NodeRecord, "state", "since", "hold", "release", "request"),
+        **as_core(node, NodeRecord, "state", "since", "hold", "release", "request"),
         node_id=NodeId(node.id),
         state=NodeState(node.state),
         run=RunId(node.run_id) if node.run_id is not None else None,
@@ -385,7 +385,7 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
 def drill(stored: drills.DrillRecord) -> DrillObserved:
     """Convert a row of the drill table to the record that decisions (`control_plane.core`) use."""
     return DrillObserved(
-        **_as_core(stored, DrillObserved, "kind", "state"),
+        **as_core(stored, DrillObserved, "kind", "state"),
         kind=DrillKind(stored.kind),
         state=DrillState(stored.state),
     )
@@ -398,7 +398,7 @@ def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
 
 def implication(line: implications.ImplicationRecord) -> Implication:
     """Convert a row of a node's fault history to the record that decisions (`control_plane.core`) use."""
-    return Implication(**_as_core(line, Implication, "remedy"), remedy=Remedy(line.remedy))
+    return Implication(**as_core(line, Implication, "remedy"), remedy=Remedy(line.remedy))
 
 
 def new_implication(line: Implication, fleet_name: str) -> implications.ImplicationRecord:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import Query
@@ -177,14 +179,7 @@ def stop_training_job(
 
     Repeated calls change nothing.
     """
-    now = services.now()
-    with services.database.write() as session:
-        before = find_job(session, training_job_name, caller)
-        job = jobs.request_stop(session, before.run_id, now)
-        if before.stop_requested_at is None:
-            events.append_for_job(session, job, "StopRequested", f"A user requested to stop {job.name}.", now)
-    services.wake()
-    return views.job_summary(job, now)
+    return _ask(services, training_job_name, caller, jobs.request_stop, "StopRequested", "requested to stop")
 
 
 @router.post("/{TrainingJobName}/pause", operation_id="PauseTrainingJob", status_code=202)
@@ -196,14 +191,7 @@ def pause_training_job(
     The job gives its nodes back to the fleet until ResumeTrainingJob. A job that is being launched pauses once it
     trains. Repeated calls change nothing.
     """
-    now = services.now()
-    with services.database.write() as session:
-        before = find_job(session, training_job_name, caller)
-        job = jobs.request_pause(session, before.run_id, now)
-        if before.pause_requested_at is None:
-            events.append_for_job(session, job, "PauseRequested", f"A user requested to pause {job.name}.", now)
-    services.wake()
-    return views.job_summary(job, now)
+    return _ask(services, training_job_name, caller, jobs.request_pause, "PauseRequested", "requested to pause")
 
 
 @router.post("/{TrainingJobName}/resume", operation_id="ResumeTrainingJob", status_code=202)
@@ -214,14 +202,7 @@ def resume_training_job(
 
     The call does not change a job that is not paused.
     """
-    now = services.now()
-    with services.database.write() as session:
-        before = find_job(session, training_job_name, caller)
-        job = jobs.withdraw_pause(session, before.run_id, now)
-        if before.pause_requested_at is not None:
-            events.append_for_job(session, job, "ResumeRequested", f"A user resumed {job.name}.", now)
-    services.wake()
-    return views.job_summary(job, now)
+    return _ask(services, training_job_name, caller, jobs.withdraw_pause, "ResumeRequested", "resumed")
 
 
 @router.get("/{TrainingJobName}/protection", operation_id="DescribeProtection")
@@ -383,6 +364,25 @@ def job_condition(session: Session, text: str | None, caller: Caller) -> JobCond
         for job in jobs.named(session, text, caller.project_filter):
             return JobCondition(job.name, job.project)
     return JobCondition(text, caller.project_filter)
+
+
+def _ask(
+    services: Services,
+    name: str,
+    caller: Caller,
+    change: Callable[[Session, str, datetime], SavedJob],
+    event: str,
+    words: str,
+) -> jobs_schemas.TrainingJobSummary:
+    """Store a person's request for a job, and an event unless the job already had the request."""
+    now = services.now()
+    with services.database.write() as session:
+        before = find_job(session, name, caller)
+        job = change(session, before.run_id, now)
+        if job != before:
+            events.append_for_job(session, job, event, f"A user {words} {job.name}.", now)
+    services.wake()
+    return views.job_summary(job, now)
 
 
 def _plan(
