@@ -16,14 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 
 from control_plane.cloud.errors import CloudError, NotFound, Throttled
-from control_plane.cloud.operator import CloudOperator, Ec2State, GroupState, InstanceState, LaunchFailure
+from control_plane.cloud.operator import Ec2State, GroupState, InstanceState, LaunchFailure
 from control_plane.core.absence import Omissions
 from control_plane.core.observed.facts import InstanceEnded
 from control_plane.core.observed.fleets import GroupObserved
@@ -33,7 +31,6 @@ from control_plane.core.states import NodeState
 from control_plane.core.timeouts import FORGET_SECONDS
 from control_plane.db import fleets, nodes, notices
 from control_plane.db.notices import NoticeSource
-from control_plane.db.session import Database
 from control_plane.loop.cloud_answers import (
     conditions_of,
     first_line,
@@ -41,8 +38,8 @@ from control_plane.loop.cloud_answers import (
     held_notices,
     maintenance_notice,
 )
+from control_plane.loop.context import LoopContext
 from control_plane.loop.repeating import pause
-from control_plane.steady_clock import steady_now
 from everstep.protocol.ids import FleetName, NodeId
 
 log = logging.getLogger(__name__)
@@ -104,27 +101,19 @@ class CloudWatch:
 
     Each server has one instance of this class, and uses it on its event loop only.
 
-    The poller calls AWS in threads. It calls `when_changed` when an answer differs from the previous answer.
+    The poller calls AWS in threads. It wakes the loops when an answer differs from the previous answer.
     """
 
     def __init__(
         self,
-        database: Database,
-        operator: CloudOperator,
-        when_changed: Callable[[], None],
-        monotonic: Callable[[], float] = time.monotonic,
-        now: Callable[[], datetime] = steady_now,
+        context: LoopContext,
         *,
         serves: Callable[[FleetName], bool] = lambda _: True,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._database = database
-        self._operator = operator
-        self._when_changed = when_changed
-        self._monotonic = monotonic
+        self._context = context
         self._views: dict[FleetName, CloudView] = {}
         self._not_before: dict[FleetName, float] = {}
-        self._now = now
         self._serves = serves
         self._jitter = jitter
         self._failing: dict[str, str] = {}
@@ -170,7 +159,7 @@ class CloudWatch:
 
     def poll_interval_seconds(self) -> float:
         """Return the current pause between two polls of AWS for Auto Scaling groups and instances."""
-        return interval_seconds(None if self._event_at is None else self._monotonic() - self._event_at)
+        return interval_seconds(None if self._event_at is None else self._context.monotonic() - self._event_at)
 
     async def poll(self, *, patience_seconds: float | None = None) -> None:
         """Request from AWS the state of the Auto Scaling group and the instances of each fleet that is due.
@@ -183,7 +172,7 @@ class CloudWatch:
             patience_seconds: time limit of this call in seconds. Slower requests continue in the background. None:
                 wait for all answers.
         """
-        asked_at, due = self._monotonic(), list[fleets.FleetRecord]()
+        asked_at, due = self._context.monotonic(), list[fleets.FleetRecord]()
         for fleet in await asyncio.to_thread(self._fleets):
             name = FleetName(fleet.name)
             if not self._serves(name):
@@ -193,7 +182,7 @@ class CloudWatch:
         if due:
             names = [fleet.auto_scaling_group_name for fleet in due]
             listing = asyncio.create_task(
-                asyncio.to_thread(self._operator.list_groups, names), name="ask AWS about groups"
+                asyncio.to_thread(self._context.operator.list_groups, names), name="ask AWS about groups"
             )
             self._listing.add(listing)
             listing.add_done_callback(self._listing.discard)
@@ -226,7 +215,7 @@ class CloudWatch:
         except CloudError as error:
             if isinstance(error, Throttled):
                 about.throttled_count += 1
-                about.not_before = self._monotonic() + backoff_seconds(about.throttled_count, self._jitter())
+                about.not_before = self._context.monotonic() + backoff_seconds(about.throttled_count, self._jitter())
             self._tell_once(name, f"fleet {name}: the cloud does not answer: {error}")
             return
         except Exception:
@@ -237,7 +226,7 @@ class CloudWatch:
         before = self._views.get(name)
         self._views[name] = view
         if before is None or (before.group, before.conditions) != (view.group, view.conditions):
-            self._when_changed()
+            self._context.registry.hint()
 
     async def survey(self) -> None:
         """Make the requests to EC2 that are due for each fleet: scheduled events, status checks, network topology.
@@ -252,7 +241,7 @@ class CloudWatch:
                 log.exception("fleet %s: could not store EC2's answer about its instances; the next poll retries", name)
                 continue
             if is_news:
-                self._when_changed()
+                self._context.registry.hint()
 
     def event_arrived(self) -> None:
         """Record that AWS sent an event.
@@ -260,14 +249,14 @@ class CloudWatch:
         Events report changes immediately. After an event, the server therefore polls less often for a while
         (`core.polling`).
         """
-        self._event_at = self._monotonic()
+        self._event_at = self._context.monotonic()
 
     def view_age_seconds(self) -> float:
         """Return the age in seconds of AWS's newest answer about a fleet; 0 without answers.
 
         If the server manages several fleets, the result is the largest of their ages.
         """
-        return max((self._monotonic() - view.asked_at for view in self._views.values()), default=0.0)
+        return max((self._context.monotonic() - view.asked_at for view in self._views.values()), default=0.0)
 
     def poll_now(self) -> None:
         """Start the next poll of Auto Scaling groups and instances immediately.
@@ -288,7 +277,7 @@ class CloudWatch:
 
         The executor calls this method before and after each change of a group's members.
         """
-        self._not_before[fleet] = self._monotonic()
+        self._not_before[fleet] = self._context.monotonic()
         self._look.set()
 
     def group(self, fleet: FleetName) -> CloudView | None:
@@ -308,7 +297,7 @@ class CloudWatch:
         if view is None:
             return InstanceCondition.UNKNOWN, None
         condition, ended = view.conditions.get(node_id, (InstanceCondition.UNKNOWN, None))
-        if condition is not InstanceCondition.ENDED and self._monotonic() - view.asked_at > FORGET_SECONDS:
+        if condition is not InstanceCondition.ENDED and self._context.monotonic() - view.asked_at > FORGET_SECONDS:
             return InstanceCondition.UNKNOWN, None
         return condition, ended
 
@@ -317,7 +306,7 @@ class CloudWatch:
 
         The mark expires. The loops therefore repeat the call about once a second while the agent is silent.
         """
-        self._known.setdefault(fleet, _Known()).suspects[node_id] = self._monotonic()
+        self._known.setdefault(fleet, _Known()).suspects[node_id] = self._context.monotonic()
 
     def complaint(self, fleet: FleetName, node_id: NodeId) -> str:
         """Return a clause that names the failed EC2 status checks of an instance that runs.
@@ -327,7 +316,7 @@ class CloudWatch:
         """
         known = self._known.get(fleet)
         asked_at, failed = known.failed_checks.get(node_id, (0.0, ())) if known is not None else (0.0, ())
-        if not failed or self._monotonic() - asked_at > FORGET_SECONDS:
+        if not failed or self._context.monotonic() - asked_at > FORGET_SECONDS:
             return ""
         return f"EC2 reports its {' and '.join(failed)} status check{'s' if len(failed) > 1 else ''} as impaired"
 
@@ -345,19 +334,19 @@ class CloudWatch:
         return None if view is None else view.group
 
     def _fleets(self) -> tuple[fleets.FleetRecord, ...]:
-        with self._database.read() as session:
+        with self._context.database.read() as session:
             return fleets.every(session)
 
     def _ask(self, fleet: fleets.FleetRecord, groups: Mapping[str, GroupState], asked_at: float) -> CloudView:
         listed = groups.get(fleet.auto_scaling_group_name)
         if listed is None:
             raise NotFound(f"Auto Scaling group {fleet.auto_scaling_group_name!r} does not exist")
-        group = self._operator.complete_group(listed)
-        with self._database.read() as session:
+        group = self._context.operator.complete_group(listed)
+        with self._context.database.read() as session:
             known = {NodeId(node.id): node for node in nodes.of_fleet(session, fleet.name)}
         known = {node_id: node for node_id, node in known.items() if node.state != NodeState.GONE}
         ids = known.keys() | {member.instance_id for member in group.members}
-        instances = self._operator.describe_instances(sorted(ids))
+        instances = self._context.operator.describe_instances(sorted(ids))
         about = self._known.setdefault(FleetName(fleet.name), _Known())
         self._note_held(group, instances, about)
         are_missing = sum(not member.is_leaving for member in group.members) < group.desired_count
@@ -383,7 +372,7 @@ class CloudWatch:
         """
         key = f"{fleet.name}/launches"
         try:
-            found = self._operator.recent_launch_failures(fleet.auto_scaling_group_name)
+            found = self._context.operator.recent_launch_failures(fleet.auto_scaling_group_name)
         except CloudError as error:
             self._tell_once(key, f"fleet {fleet.name}: why its launches fail is unknown: {first_line(error)}")
             return about.launch_failures
@@ -395,11 +384,11 @@ class CloudWatch:
 
         The notice contains the time at which the hook expires.
         """
-        found = held_notices(group, instances, self._now())
+        found = held_notices(group, instances, self._context.now())
         if not found and not about.has_held:
             return
-        with self._database.write() as session:
-            notices.replace_polled(session, NoticeSource.GROUP, instances.keys(), found, self._now())
+        with self._context.database.write() as session:
+            notices.replace_polled(session, NoticeSource.GROUP, instances.keys(), found, self._context.now())
         about.has_held = bool(found)
 
     def _ask_closely(self, fleet: FleetName, ids: set[NodeId], about: _Known) -> bool:
@@ -408,7 +397,7 @@ class CloudWatch:
         The requests are due every `CLOSE_SECONDS`. Status checks of instances with a silent agent are due every
         `SUSPECT_SECONDS`. Return whether an answer changed. After an AWS error, the previous answer remains.
         """
-        asked_at = self._monotonic()
+        asked_at = self._context.monotonic()
         is_due = asked_at - about.details_requested_at >= CLOSE_SECONDS
         is_news = False
         if is_due:
@@ -433,7 +422,7 @@ class CloudWatch:
             return is_news
         about.asked |= unknown
         try:
-            networks = self._operator.network_nodes(sorted(unknown))
+            networks = self._context.operator.network_nodes(sorted(unknown))
         except CloudError as error:
             self._tell_once(
                 f"{fleet}/topology",
@@ -454,7 +443,7 @@ class CloudWatch:
         Return whether an answer changed.
         """
         try:
-            found = self._operator.statuses(sorted(ids))
+            found = self._context.operator.statuses(sorted(ids))
         except CloudError as error:
             about.statuses_requested_at = asked_at
             self._tell_once(f"{fleet}/events", f"fleet {fleet}: what EC2 has scheduled is unknown: {first_line(error)}")
@@ -466,8 +455,8 @@ class CloudWatch:
         # mapping.
         about.failed_checks = {**before, **failed}
         scheduled = [maintenance_notice(node_id, event) for node_id, status in found.items() for event in status.events]
-        with self._database.write() as session:
-            is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._now())
+        with self._context.database.write() as session:
+            is_news = notices.replace_polled(session, NoticeSource.STATUS, ids, scheduled, self._context.now())
         about.statuses_requested_at = asked_at
         return is_news or any(
             before.get(node_id, (asked_at, ()))[1] != checks for node_id, (_, checks) in failed.items()

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import TypeVar
 
@@ -23,8 +23,6 @@ from sqlalchemy.orm import Session
 
 from control_plane.accounts import reasons
 from control_plane.cloud.errors import CloudError, NotFound, ObjectChanged
-from control_plane.cloud.objects import ServiceStore
-from control_plane.cloud.operator import CloudOperator
 from control_plane.core.actions import (
     CompleteTermination,
     FleetAction,
@@ -52,10 +50,8 @@ from control_plane.db.errors import NotFound as NoSuchRow
 from control_plane.db.errors import StaleLease
 from control_plane.db.intents import IntentState
 from control_plane.db.leases import Lease
-from control_plane.db.session import Database
-from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.context import LoopContext
 from control_plane.loop.last_logs import LastLogs, evidence_key
-from control_plane.tracing import Tracer
 from everstep.protocol.agent_messages import KeepEvidence, KillForDrill, Load
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, NodeId, RunId
@@ -90,34 +86,15 @@ class Executor:
 
     Used on the server's event loop.
 
-    Calls to AWS and S3 run in threads, so the loops do not wait for these calls. `secret` is the server secret from
-    which `generation_key` derives keys. `bucket` stores the logs of nodes that a fault keeps out of use. The executor
-    calls `renewed` in threads before it writes. `renewed` returns a job's or fleet's lease as it was last renewed.
+    Calls to AWS and S3 run in threads, so the loops do not wait for these calls. The executor calls `renewed` in
+    threads before it writes. `renewed` returns a job's or fleet's lease as it was last renewed.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        registry: AgentRegistry,
-        operator: CloudOperator,
-        objects: ServiceStore,
-        secret: bytes,
-        bucket: str,
-        now: Callable[[], datetime],
-        renewed: Callable[[Lease], Lease],
-        tracer: Tracer,
-    ) -> None:
-        self._tracer = tracer
-        self._database = database
-        self._registry = registry
-        self._operator = operator
-        self._objects = objects
-        self._secret = secret
-        self._bucket = bucket
-        self._now = now
+    def __init__(self, context: LoopContext, renewed: Callable[[Lease], Lease]) -> None:
+        self._context = context
         self._renewed = renewed
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._last_logs = LastLogs(operator, objects, registry, bucket, now)
+        self._last_logs = LastLogs(context)
 
     def send(self, action: JobAction | FleetAction) -> None:
         """Queue the message of an action for its agent.
@@ -126,10 +103,10 @@ class Executor:
         """
         match action:
             case Send(node_id, message):
-                self._registry.send(node_id, message)
+                self._context.registry.send(node_id, message)
             case SendLoad(node_id=node_id, plan=plan):
-                self._registry.send(
-                    node_id, Load(plan=plan, key=generation_key(self._secret, plan.run, plan.generation))
+                self._context.registry.send(
+                    node_id, Load(plan=plan, key=generation_key(self._context.secret, plan.run, plan.generation))
                 )
             case _:
                 pass
@@ -148,11 +125,13 @@ class Executor:
         The docstring of the module `last_logs` lists the logs.
         """
         key = evidence_key(action.node_id)
-        view = self._registry.view(action.node_id)
+        view = self._context.registry.view(action.node_id)
         if view is not None and view.report is not None and view.report.evidence_key == key:
             self.begin_work(key, lambda: self._note_evidence(lease, action.node_id, key))
         else:
-            self._registry.send(action.node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
+            self._context.registry.send(
+                action.node_id, KeepEvidence(place=ObjectReference(bucket=self._context.bucket, key=key))
+            )
 
     def change_group(self, lease: Lease, actions: Sequence[GroupAction], changed: Callable[[], None]) -> None:
         """Start to apply changes to a fleet's Auto Scaling group, one after the other.
@@ -184,7 +163,7 @@ class Executor:
             self.begin_work(f"drill/{drill.id}", lambda: self._strike_member(group, drill))
             return
         message = KillForDrill(run=run, generation=drill.generation, drill=drill.id, rank=drill.rank)
-        if not self._registry.send(drill.node_id, message):
+        if not self._context.registry.send(drill.node_id, message):
             log.warning("drill %s: no fault was injected: the agent of %s is not connected", drill.id, drill.node_id)
 
     async def close(self) -> None:
@@ -211,15 +190,15 @@ class Executor:
         minute, so the executor repeats a call if AWS still shows no effect after a minute. The key of a reboot does not
         change, so the executor requests a reboot only once.
         """
-        minute = int(self._now().timestamp() // 60)
+        minute = int(self._context.now().timestamp() // 60)
         match action:
             case SetDesired(group=group, desired_count=desired):
-                stamp = self._now().isoformat(timespec="milliseconds")
+                stamp = self._context.now().isoformat(timespec="milliseconds")
                 return Call(
                     key=f"set-desired/{group}/{desired}/{stamp}",
                     name="SetDesiredCapacity",
                     detail={"group": group, "desired_count": desired},
-                    make=lambda: self._operator.set_desired(group, desired),
+                    make=lambda: self._context.operator.set_desired(group, desired),
                 )
             case TerminateMember(group=group, node_id=node_id, decrement=decrement, reason=reason):
                 return Call(
@@ -231,62 +210,62 @@ class Executor:
                         "decrement": decrement,
                         "reason": reasons.sentence(reason),
                     },
-                    make=lambda: self._operator.terminate_member(node_id, decrement=decrement),
+                    make=lambda: self._context.operator.terminate_member(node_id, decrement=decrement),
                 )
             case RebootMember(group=group, node_id=node_id, since=since, reason=reason):
                 return Call(
                     key=reboot_key(node_id, since),
                     name="RebootInstances",
                     detail={"group": group, "node_id": node_id, "reason": reasons.sentence(reason)},
-                    make=lambda: self._operator.reboot_member(group, node_id),
+                    make=lambda: self._context.operator.reboot_member(group, node_id),
                 )
             case CompleteTermination(group=group, hook=hook, node_id=node_id):
                 return Call(
                     key=f"complete/{node_id}/{hook}/{minute}",
                     name="CompleteLifecycleAction",
                     detail={"group": group, "hook": hook, "node_id": node_id},
-                    make=lambda: self._operator.complete_termination(group, hook, node_id),
+                    make=lambda: self._context.operator.complete_termination(group, hook, node_id),
                 )
             case RetryLaunch(group=group, desired_count=desired, failed_at=failed_at):
                 return Call(
                     key=f"retry-launch/{group}/{failed_at}",
                     name="SetDesiredCapacity",
                     detail={"group": group, "desired_count": desired, "reason": "a launch has failed"},
-                    make=lambda: self._operator.set_desired(group, desired),
+                    make=lambda: self._context.operator.set_desired(group, desired),
                 )
             case ResumeLaunch(group=group, reason=reason):
                 return Call(
-                    key=f"resume-launch/{group}/{int(self._now().timestamp() // LONGEST_RETRY_SECONDS)}",
+                    key=f"resume-launch/{group}/{int(self._context.now().timestamp() // LONGEST_RETRY_SECONDS)}",
                     name="ResumeProcesses",
                     detail={"group": group, "processes": ["Launch"], "reason": reason},
-                    make=lambda: self._operator.resume_processes(group, ["Launch"]),
+                    make=lambda: self._context.operator.resume_processes(group, ["Launch"]),
                 )
             case ProtectMembers(group=group, node_ids=node_ids):
                 return Call(
                     key=f"protect/{group}/{node_ids[0]}/{len(node_ids)}/{minute}",
                     name="SetInstanceProtection",
                     detail={"group": group, "node_ids": list(node_ids)},
-                    make=lambda: self._operator.protect_members(group, node_ids),
+                    make=lambda: self._context.operator.protect_members(group, node_ids),
                 )
             case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
                 # The executor makes one call per key, even if the call fails. The key changes three times within the
                 # timeout of the lifecycle hook, so after a failed call another one still comes in time.
                 return Call(
-                    key=f"hold/{node_id}/{hook}/{int(self._now().timestamp() // (seconds / 3))}",
+                    key=f"hold/{node_id}/{hook}/{int(self._context.now().timestamp() // (seconds / 3))}",
                     name="RecordLifecycleActionHeartbeat",
                     detail={"group": group, "hook": hook, "node_id": node_id},
                     make=lambda: self._hold(action),
                 )
 
     def _hold(self, action: HoldTermination) -> None:
-        until = self._now() + timedelta(seconds=action.seconds)
-        self._operator.hold_termination(action.group, action.hook, action.node_id)
-        with self._database.write() as session:
+        until = self._context.now() + timedelta(seconds=action.seconds)
+        self._context.operator.hold_termination(action.group, action.hook, action.node_id)
+        with self._context.database.write() as session:
             notices.hold(session, action.node_id, until)
 
     async def _strike_member(self, group: str, drill: DrillObserved) -> None:
         try:
-            await asyncio.to_thread(self._operator.strike_member, group, drill.node_id)
+            await asyncio.to_thread(self._context.operator.strike_member, group, drill.node_id)
         except CloudError as error:
             log.warning("drill %s: could not terminate the instance: %s", drill.id, error)
 
@@ -350,7 +329,7 @@ class Executor:
             with suppress(StaleLease):
                 await asyncio.to_thread(self._under, lease, partial(self._refuse, action, str(error)))
             return  # Do not call `hint`: the woken loops would only try to write this invalid manifest again.
-        self._registry.hint()
+        self._context.registry.hint()
 
     def _write(self, lease: Lease, call: Call, at: ObjectReference, body: bytes) -> None:
         """Write a manifest to S3, unless another server has taken the job over and written its own manifest.
@@ -360,19 +339,19 @@ class Executor:
         lease, and replaces only a manifest with this ETag. Blocks: call it in a thread.
         """
         try:
-            self._objects.put_if_unchanged(at, body)
+            self._context.objects.put_if_unchanged(at, body)
         except ObjectChanged:
-            etag = self._objects.head(at).etag
-            if self._objects.get(at) == body:
+            etag = self._context.objects.head(at).etag
+            if self._context.objects.get(at) == body:
                 return  # An earlier attempt wrote the manifest, but S3's answer or the record in the database was lost.
             if self._begin(lease, call).state is IntentState.OPEN:
-                self._objects.put_if_unchanged(at, body, etag=etag)
+                self._context.objects.put_if_unchanged(at, body, etag=etag)
 
     async def _note_evidence(self, lease: Lease, node_id: NodeId, key: str) -> None:
         def note(session: Session, lease: Lease) -> None:
-            now = self._now()
+            now = self._context.now()
             nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
-            message = f"the logs of {node_id} are kept in s3://{self._bucket}/{key}"
+            message = f"the logs of {node_id} are kept in s3://{self._context.bucket}/{key}"
             events.append(
                 session,
                 events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id),
@@ -382,7 +361,7 @@ class Executor:
             await asyncio.to_thread(self._under, lease, note)
         except (StaleLease, NoSuchRow) as stale:
             log.info("node %s: %s", node_id, stale)
-        self._registry.hint()
+        self._context.registry.hint()
 
     def _under(self, lease: Lease, write: Callable[[Session, Lease], T]) -> T:
         """Run `write` in one transaction, under the version of `lease` that this server renewed last.
@@ -392,7 +371,7 @@ class Executor:
         while True:
             held = self._renewed(lease)
             try:
-                with self._database.write() as session:
+                with self._context.database.write() as session:
                     return write(session, held)
             except StaleLease:
                 if self._renewed(lease) == held:
@@ -400,26 +379,26 @@ class Executor:
 
     def _begin(self, lease: Lease, call: Call) -> intents.IntentRecord:
         return self._under(
-            lease, partial(intents.begin, key=call.key, action=call.name, detail=call.detail, now=self._now())
+            lease, partial(intents.begin, key=call.key, action=call.name, detail=call.detail, now=self._context.now())
         )
 
     def _make(self, call: Call) -> object:
         """Make a call to AWS about a node, and record it in the trace of the node's newest incident, if any."""
-        if not self._tracer.is_recording:
+        if not self._context.tracer.is_recording:
             return call.make()
         node_id = str(call.detail.get("node_id", ""))
-        with self._database.read() as session:
+        with self._context.database.read() as session:
             history = implications.of_node(session, node_id)
             incident = incidents.find(session, history[-1].incident_id) if history else None
-        begun, failure = self._now().timestamp(), ""
+        begun, failure = self._context.now().timestamp(), ""
         try:
             return call.make()
         except CloudError as error:
             failure = str(error)
             raise
         finally:
-            run_id, ended = incident.run_id if incident is not None else "", self._now().timestamp()
-            self._tracer.record(call.name, run_id, begun, ended, {"node_id": node_id, "key": call.key}, failure)
+            run_id, ended = incident.run_id if incident is not None else "", self._context.now().timestamp()
+            self._context.tracer.record(call.name, run_id, begun, ended, {"node_id": node_id, "key": call.key}, failure)
 
     def _begin_automatic(self, call: Call, session: Session, lease: Lease) -> intents.IntentRecord | None:
         """Store the intent of a call that changes an Auto Scaling group. Return None while automation is paused.
@@ -429,10 +408,12 @@ class Executor:
         if automation.find(session) is not None:
             log.info("fleet %s: %s is not called, because automation is paused", lease.key, call.name)
             return None
-        return intents.begin(session, lease, key=call.key, action=call.name, detail=call.detail, now=self._now())
+        return intents.begin(
+            session, lease, key=call.key, action=call.name, detail=call.detail, now=self._context.now()
+        )
 
     def _finish(self, lease: Lease, call: Call, state: IntentState, outcome: str) -> None:
-        self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._now()))
+        self._under(lease, partial(intents.finish, key=call.key, state=state, outcome=outcome, now=self._context.now()))
 
     def _refuse(self, action: PutManifest, error: str, session: Session, lease: Lease) -> None:
         """Store an event, once per step, about a manifest that is invalid because agents reported invalid shards.
@@ -440,7 +421,7 @@ class Executor:
         The refusal is stored under another idempotency key than the write of a manifest. If agents later report valid
         shards of the same step, the control plane can therefore still write the manifest.
         """
-        now, manifest = self._now(), action.manifest
+        now, manifest = self._context.now(), action.manifest
         key = f"manifest/{manifest.run}/{manifest.generation}/{manifest.step}/refused"
         intent = intents.begin(session, lease, key=key, action="PutManifest", detail={"key": action.at.key}, now=now)
         if intent.state is not IntentState.OPEN:
@@ -455,7 +436,7 @@ class Executor:
         events.append_for_job(session, job, "CheckpointRefused", message, now)
 
     def _record(self, call: Call, action: PutManifest, body: bytes, session: Session, lease: Lease) -> None:
-        now = self._now()
+        now = self._context.now()
         manifest = action.manifest
         total = sum(shard.object_bytes for shard in manifest.shards)
         total += sum(each.object_bytes for each in manifest.replicated)

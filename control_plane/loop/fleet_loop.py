@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
 
 from control_plane.core.actions import FleetDecision, GroupAction, SendKeepEvidence
@@ -30,43 +30,22 @@ from everstep.protocol.ids import FleetName
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class FleetLoop:
-    """Makes passes over all fleets, and disconnects agents of fleets that another server manages.
+    """Makes passes over all fleets, and disconnects agents of fleets that another server manages."""
 
-    Args:
-        context: gives access to the database, the clocks and the clients.
-        observer: builds the input for each decision about a fleet.
-        executor: executes the actions of a decision.
-        store: writes each decision in one transaction.
-        cloud: contains the newest answers of AWS.
-        hearing: measures how long each agent has been silent.
-        leases: leases of the fleets that this server manages.
-        stored: function that the loop calls with a fleet's name after it has stored a decision.
-    """
-
-    def __init__(
-        self,
-        context: LoopContext,
-        observer: Observer,
-        executor: Executor,
-        store: DecisionStore,
-        cloud: CloudWatch,
-        hearing: Hearing,
-        *,
-        leases: HeldLeases,
-        stored: Callable[[FleetName], None],
-    ) -> None:
-        self._context = context
-        self._observer = observer
-        self._executor = executor
-        self._store = store
-        self._cloud = cloud
-        self._hearing = hearing
-        self._leases = leases
-        self._stored = stored
-        self._policy = Policy(timeouts=context.timeouts)
-        self._fleets: tuple[FleetName, ...] = ()
-        """Names of all fleets, as the loop last read them from the database."""
+    context: LoopContext
+    observer: Observer
+    executor: Executor
+    store: DecisionStore
+    cloud: CloudWatch
+    hearing: Hearing
+    leases: HeldLeases
+    """Leases of the fleets that this server manages."""
+    stored: Callable[[FleetName], None]
+    """Called with a fleet's name after the loop has stored a decision."""
+    _fleets: tuple[FleetName, ...] = ()
+    """Names of all fleets, as the loop last read them from the database."""
 
     async def sweep(self) -> None:
         """Decide about each fleet (one pass per fleet). Disconnect the agents of fleets that another server manages.
@@ -83,14 +62,14 @@ class FleetLoop:
                     await self.make_pass(name)
                 except StaleLease as stale:
                     log.info("fleet %s: %s", name, stale)
-                    self._leases.lose(name)
+                    self.leases.lose(name)
                 except NotFound as gone:
                     log.info("fleet %s: %s", name, gone)
-                    self._leases.drop(name)
+                    self.leases.drop(name)
                 except Exception:
                     log.exception("fleet %s: the pass failed; the next pass retries", name)
                     failed.add(name)
-                    if self._leases.has_lapsed(name):
+                    if self.leases.has_lapsed(name):
                         self._leave(self._fleets)
         finally:
             self._leave(failed)
@@ -102,17 +81,17 @@ class FleetLoop:
         another server took the fleet over during the pass. In this case, nothing was stored. Raises NotFound if the
         fleet was removed.
         """
-        served_before = self._leases.holds(name)
-        lease = await asyncio.to_thread(self._leases.hold, name)
+        served_before = self.leases.holds(name)
+        lease = await asyncio.to_thread(self.leases.hold, name)
         if lease is None:
             return None
         if not served_before:
             # This server has just got the fleet's lease. Wake the job loop, which may now handle the fleet's jobs.
-            self._context.registry.hint()
-        view = self._cloud.group(name)
+            self.context.registry.hint()
+        view = self.cloud.group(name)
         if view is None:
             return None
-        with self._context.figures.measured_pass("fleet", self._context.monotonic):
+        with self.context.figures.measured_pass("fleet", self.context.monotonic):
             return await self._reconcile(lease, name, view)
 
     def _leave(self, failed: Collection[FleetName]) -> None:
@@ -122,43 +101,43 @@ class FleetLoop:
         agents of such a fleet too if this server's lease of the fleet has expired, because another server may manage
         the fleet by now.
         """
-        leases = self._leases
+        leases = self.leases
         elsewhere = frozenset(
             name for name in self._fleets if leases.sees_another(name) or (name in failed and leases.has_lapsed(name))
         )
-        self._context.registry.leave(elsewhere)
-        self._context.readiness.settle(
+        self.context.registry.leave(elsewhere)
+        self.context.readiness.settle(
             [name for name in self._fleets if not leases.holds(name) and not leases.sees_another(name)]
         )
-        self._hearing.begin_anew(elsewhere)
+        self.hearing.begin_anew(elsewhere)
 
     async def _reconcile(self, lease: Lease, name: FleetName, view: CloudView) -> FleetDecision:
-        history = await asyncio.to_thread(self._observer.read_history, name)
-        now = self._context.now().timestamp()
-        stored = await asyncio.to_thread(self._observer.read_fleet, name, records.at(now))
-        spec, observed = self._observer.observe_fleet(stored, view, history)
-        decision = decide(now, spec, observed, replace(self._policy, pause=stored.pause))
-        domains = self._cloud.domains(name)
-        if not await asyncio.to_thread(self._store.apply_fleet, lease, stored, decision, view, domains, now):
-            self._context.registry.hint()
+        history = await asyncio.to_thread(self.observer.read_history, name)
+        now = self.context.now().timestamp()
+        stored = await asyncio.to_thread(self.observer.read_fleet, name, records.at(now))
+        spec, observed = self.observer.observe_fleet(stored, view, history)
+        decision = decide(now, spec, observed, Policy(timeouts=self.context.timeouts, pause=stored.pause))
+        domains = self.cloud.domains(name)
+        if not await asyncio.to_thread(self.store.apply_fleet, lease, stored, decision, view, domains, now):
+            self.context.registry.hint()
             return decision
-        self._stored(name)
+        self.stored(name)
         for node_id in decision.forgotten:
-            self._context.registry.forget(node_id)
+            self.context.registry.forget(node_id)
         if decision.records:
-            self._context.registry.hint()
-        self._executor.change_group(
+            self.context.registry.hint()
+        self.executor.change_group(
             lease,
             [action for action in decision.actions if isinstance(action, GroupAction)],
-            partial(self._cloud.changed, name),
+            partial(self.cloud.changed, name),
         )
         for action in decision.actions:
             if isinstance(action, SendKeepEvidence):
-                self._executor.keep_evidence(lease, action)
+                self.executor.keep_evidence(lease, action)
             else:
-                self._executor.send(action)
+                self.executor.send(action)
         return decision
 
     def _fleet_names(self) -> tuple[FleetName, ...]:
-        with self._context.database.read() as session:
+        with self.context.database.read() as session:
             return tuple(map(FleetName, fleets.names(session)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from control_plane.accounts import jobs as accounts
@@ -60,46 +60,30 @@ AGAIN_LIMIT = 8
 """Limit of decisions about one job in a row (passes), if each decision requests the next one at once."""
 
 
+@dataclass(eq=False)
 class JobLoop:
-    """Makes passes over the jobs of the fleets that this server manages.
+    """Makes passes over the jobs of the fleets that this server manages."""
 
-    Args:
-        context: gives access to the database, the clocks and the clients.
-        observer: builds the input for each decision about a job.
-        executor: executes the actions of a decision.
-        store: writes each decision in one transaction.
-        cloud: polls AWS when an agent's connection breaks.
-        leases: leases of the jobs that this server manages.
-        fleet_leases: leases of the fleets. Only the holder of a fleet's lease makes passes over the fleet's jobs.
-    """
+    context: LoopContext
+    observer: Observer
+    executor: Executor
+    store: DecisionStore
+    cloud: CloudWatch
+    """Polls AWS when an agent's connection breaks."""
+    leases: HeldLeases
+    """Leases of the jobs that this server manages."""
+    fleet_leases: HeldLeases
+    """Only the holder of a fleet's lease makes passes over the fleet's jobs."""
 
-    def __init__(
-        self,
-        context: LoopContext,
-        observer: Observer,
-        executor: Executor,
-        store: DecisionStore,
-        cloud: CloudWatch,
-        *,
-        leases: HeldLeases,
-        fleet_leases: HeldLeases,
-    ) -> None:
-        self._context = context
-        self._observer = observer
-        self._executor = executor
-        self._store = store
-        self._cloud = cloud
-        self._leases = leases
-        self._fleet_leases = fleet_leases
-        self._policy = Policy(timeouts=context.timeouts)
-        self._protection = ProtectionWatch(context.registry, context.timeouts)
-        self._listings = StoreListings(context.objects, executor, context.now)
-        self._shared = SharedRows(observer.read_surroundings)
+    def __post_init__(self) -> None:
+        self._protection = ProtectionWatch(self.context.registry, self.context.timeouts)
+        self._listings = StoreListings(self.context.objects, self.executor, self.context.now)
+        self._shared = SharedRows(self.observer.read_surroundings)
         self._sent: dict[RunId, frozenset[tuple[str, str]]] = {}
         """Kind and node of each message of the last decision about a job. Traces omit messages that are sent again."""
         self._live: dict[RunId, jobs.SavedJob] = {}
         """Rows of the jobs that this server manages, at the last sweep."""
-        self._scheduler = Scheduler(self._process, PASS_LIMIT, context.monotonic)
+        self._scheduler = Scheduler(self._process, PASS_LIMIT, self.context.monotonic)
 
     def forget_rows(self, name: FleetName) -> None:
         """Drop the cached rows of a fleet. The fleet loop calls this method after it has stored a decision."""
@@ -110,17 +94,17 @@ class JobLoop:
 
         Return when the work for every job has ended, or `PATIENCE_SECONDS` after the last job's work has begun.
         """
-        if any(True for _ in self._context.registry.take_lost()):
-            self._cloud.poll_now()
+        if any(True for _ in self.context.registry.take_lost()):
+            self.cloud.poll_now()
         self._shared.forget()
-        live = [job for job in await asyncio.to_thread(self._live_jobs) if self._fleet_leases.holds(job.fleet_name)]
+        live = [job for job in await asyncio.to_thread(self._live_jobs) if self.fleet_leases.holds(job.fleet_name)]
         self._live = {RunId(job.run_id): job for job in live}
         closely = (
             job
             for job in live
             if job.state not in (JobState.QUEUED, JobState.RUNNING) or job.memo.get("incident") is not None
         )
-        self._context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
+        self.context.registry.watch_closely(frozenset(RunId(job.run_id) for job in closely))
         self._scheduler.retain(frozenset(self._live))
         await self._scheduler.sweep(self._live, PATIENCE_SECONDS)
 
@@ -149,10 +133,10 @@ class JobLoop:
                 await self.make_pass(run)
             except StaleLease as stale:
                 log.info("job %s: %s", job.name, stale)
-                self._leases.lose(run)
+                self.leases.lose(run)
             except NotFound as gone:
                 log.info("job %s: %s", job.name, gone)
-                self._leases.drop(run)
+                self.leases.drop(run)
             except Exception:
                 log.exception("job %s (run %s): the pass failed; the next pass retries", job.name, run)
                 raise
@@ -176,27 +160,29 @@ class JobLoop:
         for _ in range(AGAIN_LIMIT):
             # Only the server with the fleet's lease may claim the job's lease. Otherwise, two servers could repeatedly
             # take the job's lease from each other.
-            if not self._fleet_leases.holds(fleet):
+            if not self.fleet_leases.holds(fleet):
                 return None
-            lease = await asyncio.to_thread(partial(self._leases.hold, run, at_once=True))
+            lease = await asyncio.to_thread(partial(self.leases.hold, run, at_once=True))
             if lease is None:
                 return None
-            with self._context.figures.measured_pass("job", self._context.monotonic):
+            with self.context.figures.measured_pass("job", self.context.monotonic):
                 around = await self._shared.get(fleet)
-                stored = await asyncio.to_thread(self._observer.read_job, run, around)
-                now = self._context.now().timestamp()
-                spec, observed = self._observer.observe_job(stored, now)
+                stored = await asyncio.to_thread(self.observer.read_job, run, around)
+                now = self.context.now().timestamp()
+                spec, observed = self.observer.observe_job(stored, now)
                 observed = replace(observed, listing=self._listings.newest(run))
-                decision = decide(now, spec, observed, replace(self._policy, pause=stored.around.pause))
-                if not self._fleet_leases.holds(fleet):
+                decision = decide(
+                    now, spec, observed, Policy(timeouts=self.context.timeouts, pause=stored.around.pause)
+                )
+                if not self.fleet_leases.holds(fleet):
                     # This server has lost the fleet's lease, so drop the decision. Keep the job's lease, because this
                     # server may get the fleet's lease again.
                     return None
                 for action in decision.actions:
                     if isinstance(action, PutManifest):
-                        self._executor.put_manifest(lease, action)
+                        self.executor.put_manifest(lease, action)
                     else:
-                        self._executor.send(action)
+                        self.executor.send(action)
                 if decision.record.repeat is None:
                     self._listings.forget(run)
                 else:
@@ -210,7 +196,7 @@ class JobLoop:
                     or shards
                 ):
                     is_stored = await asyncio.to_thread(
-                        self._store.apply_job, lease, stored, observed, decision, shards, now
+                        self.store.apply_job, lease, stored, observed, decision, shards, now
                     )
                     if not is_stored:
                         self._shared.forget(fleet)
@@ -229,7 +215,7 @@ class JobLoop:
                         and incident.cause.is_failure
                         and not incident.is_given_up
                     ):
-                        self._context.figures.recovered(core_incidents.phase_seconds(incident, now))
+                        self.context.figures.recovered(core_incidents.phase_seconds(incident, now))
                 self._trace(run, observed, decision, now)
                 await self._follow_drill(lease, stored, observed, decision, now)
             if decision.requeue_after_seconds > 0 or decision.record.state in ENDED_JOBS or decision.fleet is not None:
@@ -240,10 +226,10 @@ class JobLoop:
 
     def _trace(self, run: RunId, before: JobObserved, decision: Decision, now: float) -> None:
         """Record spans of OpenTelemetry: changes of the job's state, new messages to agents, and ended recoveries."""
-        tracer = self._context.tracer
+        tracer = self.context.tracer
         if not tracer.is_recording:
             return
-        ended = self._context.now().timestamp()
+        ended = self.context.now().timestamp()
         after: dict[str, str | int] = {
             "generation": decision.record.issued_generation,
             "reason": accounts.reason(decision.record.reason),
@@ -273,20 +259,20 @@ class JobLoop:
         if observed.drill is None or stored.around.pause:
             return
         plan = decision.plan or observed.plan
-        followed = drills.follow(observed.drill, decision.record, plan, now, self._context.timeouts)
+        followed = drills.follow(observed.drill, decision.record, plan, now, self.context.timeouts)
         if followed.drill != observed.drill:
-            await asyncio.to_thread(self._store.apply_drill, lease, stored, followed.drill, now)
+            await asyncio.to_thread(self.store.apply_drill, lease, stored, followed.drill, now)
         if followed.course is drills.DrillCourse.STRIKE and stored.fleet is not None:
-            self._executor.strike(RunId(stored.job.run_id), stored.fleet.auto_scaling_group_name, followed.drill)
+            self.executor.strike(RunId(stored.job.run_id), stored.fleet.auto_scaling_group_name, followed.drill)
 
     def _live_jobs(self) -> tuple[jobs.SavedJob, ...]:
-        with self._context.database.read() as session:
+        with self.context.database.read() as session:
             return jobs.unfinished(session)
 
     def _forget(self, run: RunId) -> None:
         self._protection.forget(run)
-        self._leases.drop(run)
-        self._observer.forget_job(run)
+        self.leases.drop(run)
+        self.observer.forget_job(run)
         self._sent.pop(run, None)
 
 

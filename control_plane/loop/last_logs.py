@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.objects import ServiceStore
-from control_plane.cloud.operator import CloudOperator
-from control_plane.loop.agents import AgentRegistry
+from control_plane.loop.context import LoopContext
 from everstep.protocol.agent_messages import KeepEvidence
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
@@ -39,19 +36,8 @@ def evidence_key(node_id: NodeId) -> str:
 class LastLogs:
     """Stores a node's logs in S3 before the node's instance ends. Used on the server's event loop."""
 
-    def __init__(
-        self,
-        operator: CloudOperator,
-        objects: ServiceStore,
-        registry: AgentRegistry,
-        bucket: str,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._operator = operator
-        self._objects = objects
-        self._registry = registry
-        self._bucket = bucket
-        self._now = now
+    def __init__(self, context: LoopContext) -> None:
+        self._context = context
         self._begun: dict[NodeId, datetime] = {}
         """Time of the first call of `may_end` for each node, the node with the oldest call first."""
 
@@ -68,22 +54,22 @@ class LastLogs:
             False while the connected agent uploads its logs, for at most `WAIT_SECONDS`.
         """
         if node_id not in self._begun:
-            self._begun[node_id] = self._now()
+            self._begun[node_id] = self._context.now()
             if len(self._begun) > REMEMBERED_COUNT:
                 del self._begun[next(iter(self._begun))]
             await self._keep_console(node_id)
         key = evidence_key(node_id)
-        view = self._registry.view(node_id)
+        view = self._context.registry.view(node_id)
         if view is None or not view.is_connected or (view.report is not None and view.report.evidence_key == key):
             return True
-        self._registry.send(node_id, KeepEvidence(place=ObjectReference(bucket=self._bucket, key=key)))
-        return (self._now() - self._begun[node_id]).total_seconds() >= WAIT_SECONDS
+        self._context.registry.send(node_id, KeepEvidence(place=ObjectReference(bucket=self._context.bucket, key=key)))
+        return (self._context.now() - self._begun[node_id]).total_seconds() >= WAIT_SECONDS
 
     async def _keep_console(self, node_id: NodeId) -> None:
-        at = ObjectReference(bucket=self._bucket, key=f"{evidence_key(node_id)}console.log")
+        at = ObjectReference(bucket=self._context.bucket, key=f"{evidence_key(node_id)}console.log")
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                output = await asyncio.to_thread(self._operator.console_output, node_id)
-                await asyncio.to_thread(self._objects.put, at, output)
+                output = await asyncio.to_thread(self._context.operator.console_output, node_id)
+                await asyncio.to_thread(self._context.objects.put, at, output)
         except (CloudError, TimeoutError) as error:
             log.warning("node %s: its console output is not stored before its end: %s", node_id, error)

@@ -19,17 +19,14 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime
 
 from control_plane.cloud.errors import CloudError, MalformedEvent
 from control_plane.cloud.notices import CloudEvent, EventQueue, QueuedMessage, parse
-from control_plane.cloud.operator import CloudOperator
 from control_plane.core.notices import OVER_SECONDS
 from control_plane.db import events, nodes, notices
 from control_plane.db.notices import NoticeRecord, NoticeSource
-from control_plane.db.session import Database
-from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.cloud_watch import CloudWatch
+from control_plane.loop.context import LoopContext
 from control_plane.loop.repeating import pause
 from everstep.protocol.ids import NodeId
 
@@ -52,21 +49,10 @@ class NoticeReader:
     reader makes the job loop, the fleet loop and the poller of AWS run at once.
     """
 
-    def __init__(
-        self,
-        queue: EventQueue,
-        database: Database,
-        operator: CloudOperator,
-        registry: AgentRegistry,
-        cloud: CloudWatch,
-        now: Callable[[], datetime],
-    ) -> None:
+    def __init__(self, queue: EventQueue, context: LoopContext, cloud: CloudWatch) -> None:
         self._queue = queue
-        self._database = database
-        self._operator = operator
-        self._registry = registry
+        self._context = context
         self._cloud = cloud
-        self._now = now
         self._stop = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -115,7 +101,7 @@ class NoticeReader:
             self._cloud.poll_now()
         if is_news:
             self._cloud.event_arrived()
-            self._registry.hint()
+            self._context.registry.hint()
         return len(messages)
 
     async def _received(self) -> tuple[QueuedMessage, ...]:
@@ -172,12 +158,12 @@ class NoticeReader:
 
     def _store(self, event: CloudEvent) -> None:
         assert event.kind is not None  # `_take` calls this method only for events with a kind.
-        now = self._now()
+        now = self._context.now()
         if event.ends_at is not None and (now - event.ends_at).total_seconds() > OVER_SECONDS:
             log.info("ignored the event '%s' of %s, because it is too old", event.detail_type, event.at)
             return
         ids = self._in_block(event.capacity_reservation_id) if event.capacity_reservation_id else event.instance_ids
-        with self._database.write() as session:
+        with self._context.database.write() as session:
             for node_id in ids:
                 notice = NoticeRecord(
                     node_id=node_id,
@@ -195,13 +181,13 @@ class NoticeReader:
                     events.append(session, new_event)
 
     def _in_block(self, reservation: str) -> tuple[NodeId, ...]:
-        with self._database.read() as session:
+        with self._context.database.read() as session:
             known = [NodeId(node.id) for node in nodes.of_fleet(session)]
-        found = self._operator.describe_instances(known)
+        found = self._context.operator.describe_instances(known)
         return tuple(node_id for node_id in known if found[node_id].capacity_reservation_id == reservation)
 
     def _refuse(self, message: QueuedMessage, why: str) -> None:
         excerpt = message.body[:EXCERPT_CHARACTERS].encode("unicode_escape").decode()
-        with self._database.write() as session:
+        with self._context.database.write() as session:
             words = f"message {message.message_id} of the queue of events is dropped: {why}: {excerpt}"
-            events.append(session, events.NewEvent(at=self._now(), type="EventRefused", message=words))
+            events.append(session, events.NewEvent(at=self._context.now(), type="EventRefused", message=words))

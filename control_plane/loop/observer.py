@@ -46,10 +46,10 @@ from control_plane.db import (
     rolls,
 )
 from control_plane.db.errors import NotFound
-from control_plane.db.session import Database
 from control_plane.loop import records
-from control_plane.loop.agents import AgentRegistry, AgentView
+from control_plane.loop.agents import AgentView
 from control_plane.loop.cloud_watch import CloudView, CloudWatch
+from control_plane.loop.context import LoopContext
 from control_plane.loop.surroundings import Surroundings, read_surroundings, schedule_of
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
@@ -190,28 +190,17 @@ class Hearing:
 class Observer:
     """Builds the input for decisions from database rows, agents' reports and AWS's answers."""
 
-    def __init__(
-        self,
-        database: Database,
-        registry: AgentRegistry,
-        cloud: CloudWatch,
-        hearing: Hearing,
-        timeouts: Timeouts,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._database = database
-        self._registry = registry
+    def __init__(self, context: LoopContext, cloud: CloudWatch, hearing: Hearing) -> None:
+        self._context = context
         self._cloud = cloud
         self._hearing = hearing
-        self._timeouts = timeouts
-        self._monotonic = monotonic
         self._plans: dict[RunId, GenerationPlan] = {}
         self._sights: dict[FleetName, _Sight] = {}
         self._histories: dict[FleetName, tuple[float, FleetHistory]] = {}
 
     def read_surroundings(self, name: FleetName) -> Surroundings:
         """Read the database rows that the jobs of a fleet share. Blocks: call it in a thread."""
-        with self._database.read() as session:
+        with self._context.database.read() as session:
             return read_surroundings(session, name)
 
     def read_job(self, run: RunId, known: Surroundings | None = None) -> StoredJob:
@@ -228,7 +217,7 @@ class Observer:
         Raises:
             NotFound: the job was removed.
         """
-        with self._database.read() as session:
+        with self._context.database.read() as session:
             job = jobs.get_run(session, run)
             plan = self._plans.get(run)
             if plan is None or plan.generation != job.generation:
@@ -288,7 +277,9 @@ class Observer:
             dropped_checkpoints=stored.dropped_checkpoints,
             assigned=assigned,
             nodes={
-                node_id: self._node(fleet, node_id, around.nodes.get(node_id), self._registry.view(node_id), facts)
+                node_id: self._node(
+                    fleet, node_id, around.nodes.get(node_id), self._context.registry.view(node_id), facts
+                )
                 for node_id in team
             },
             price_usd_per_hour=stored.fleet.price_usd_per_hour if stored.fleet is not None else None,
@@ -326,7 +317,7 @@ class Observer:
             node_id: row for node_id, row in around.nodes.items() if row.state in (NodeState.SPARE, NodeState.ASSIGNED)
         }
         seen = {
-            node_id: self._node(around.name, node_id, row, self._registry.view(node_id), facts)
+            node_id: self._node(around.name, node_id, row, self._context.registry.view(node_id), facts)
             for node_id, row in in_use.items()
         }
         assigned: dict[RunId, tuple[NodeId, ...]] = {}
@@ -339,10 +330,10 @@ class Observer:
             assigned=assigned,
             newest_node_at=max((row.created_at.timestamp() for row in around.nodes.values()), default=None),
             spare_count=sum(
-                row.state == NodeState.SPARE and is_ready(seen[node_id], now, self._timeouts)
+                row.state == NodeState.SPARE and is_ready(seen[node_id], now, self._context.timeouts)
                 for node_id, row in in_use.items()
             ),
-            is_blind=is_fleet_blind(seen.values(), self._timeouts),
+            is_blind=is_fleet_blind(seen.values(), self._context.timeouts),
         )
         return sight
 
@@ -354,8 +345,8 @@ class Observer:
         Blocks: call it in a thread.
         """
         kept = self._histories.get(name)
-        if kept is None or self._monotonic() - kept[0] > HISTORY_SECONDS:
-            with self._database.read() as session:
+        if kept is None or self._context.monotonic() - kept[0] > HISTORY_SECONDS:
+            with self._context.database.read() as session:
                 count, seconds = nodes.arrivals(session, name)
                 history = FleetHistory(
                     node_seconds=jobs.totals(session, name, ()).node_microseconds / 1_000_000,
@@ -363,7 +354,7 @@ class Observer:
                     replacement_count=count,
                     replacement_seconds=seconds,
                 )
-            kept = self._histories[name] = (self._monotonic(), history)
+            kept = self._histories[name] = (self._context.monotonic(), history)
         return kept[1]
 
     def read_fleet(self, name: FleetName, now: datetime) -> StoredFleet:
@@ -371,7 +362,7 @@ class Observer:
 
         Replacements of the hour before `now` count towards the fleet's limit. Raises NotFound if the fleet was removed.
         """
-        with self._database.read() as session:
+        with self._context.database.read() as session:
             rows = nodes.of_fleet(session, name)
             keys = {
                 reboot_key(row.node_id, row.since): row.node_id
@@ -398,7 +389,7 @@ class Observer:
         Runs on the server's event loop and does not wait.
         """
         name = FleetName(stored.fleet.name)
-        views = self._registry.views()
+        views = self._context.registry.views()
         by_id = {NodeId(row.id): row for row in stored.nodes}
         facts = _NodeFacts(records.notices_of(stored.notices), stored.implications)
         table: tuple[NodeRecord, ...] = tuple(
@@ -430,7 +421,7 @@ class Observer:
             reported,
             is_connected=view is not None and view.is_connected,
             silent_seconds=silent_seconds,
-            timeouts=self._timeouts,
+            timeouts=self._context.timeouts,
         )
         if row is not None and row.state == NodeState.GONE and condition is not InstanceCondition.ENDED:
             condition = InstanceCondition.ENDED
@@ -439,7 +430,7 @@ class Observer:
         lines = [line for line in facts.implications.get(node_id, ()) if returned_at is None or line.at > returned_at]
         report = view.report if view is not None else None
         if (
-            silent_seconds > WATCHED_FROM_LEASES * self._timeouts.lease_seconds
+            silent_seconds > WATCHED_FROM_LEASES * self._context.timeouts.lease_seconds
             and condition is not InstanceCondition.ENDED
         ):
             self._cloud.suspect(fleet, node_id)

@@ -73,58 +73,21 @@ class Runner:
         self.job_leases = HeldLeases(context, "job")
         self.fleet_leases = HeldLeases(context, "fleet")
         store = DecisionStore(context.database, self.fleet_leases)
-        self.cloud = CloudWatch(
-            context.database,
-            context.operator,
-            context.registry.hint,
-            context.monotonic,
-            context.now,
-            serves=lambda name: not self.fleet_leases.sees_another(name),
-        )
+        self.cloud = CloudWatch(context, serves=lambda name: not self.fleet_leases.sees_another(name))
         context.figures.watch_view_age(self.cloud.view_age_seconds)
         self.hearing = Hearing(context.timeouts, context.monotonic)
-        self.observer = Observer(
-            context.database, context.registry, self.cloud, self.hearing, context.timeouts, context.monotonic
-        )
-        self.executor = Executor(
-            context.database,
-            context.registry,
-            context.operator,
-            context.objects,
-            context.secret,
-            context.bucket,
-            context.now,
-            self._renewed,
-            context.tracer,
-        )
+        self.observer = Observer(context, self.cloud, self.hearing)
+        self.executor = Executor(context, self._renewed)
         self.verifier = Verifier(context.database, context.objects, context.now)
         self.keeper = CheckpointKeeper(context.database, context.objects, context.now)
         self.orphans = OrphanKeeper(context.database, context.objects, context.now)
         self.duties = DutyWatch(context.database, context.registry, context.now)
         self.uploads = UploadKeeper(context.objects, context.bucket, context.now)
-        self.notices: NoticeReader | None = None
-        if context.events is not None:
-            self.notices = NoticeReader(
-                context.events, context.database, context.operator, context.registry, self.cloud, context.now
-            )
-        self.job_loop = JobLoop(
-            context,
-            self.observer,
-            self.executor,
-            store,
-            self.cloud,
-            leases=self.job_leases,
-            fleet_leases=self.fleet_leases,
-        )
+        self.notices = None if context.events is None else NoticeReader(context.events, context, self.cloud)
+        parts = context, self.observer, self.executor, store, self.cloud
+        self.job_loop = JobLoop(*parts, leases=self.job_leases, fleet_leases=self.fleet_leases)
         self.fleet_loop = FleetLoop(
-            context,
-            self.observer,
-            self.executor,
-            store,
-            self.cloud,
-            self.hearing,
-            leases=self.fleet_leases,
-            stored=self.job_loop.forget_rows,
+            *parts, hearing=self.hearing, leases=self.fleet_leases, stored=self.job_loop.forget_rows
         )
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -261,9 +262,8 @@ async def test_the_end_of_a_block_is_a_notice_with_the_moment_at_which_its_insta
     with world.database.write() as session:
         nodes.note_hello(session, facts, initial_state="spare", now=datetime.now(UTC))
     sqs = SqsQueue(connection_of(aws), queue.url)
-    reader = NoticeReader(
-        sqs, world.database, operator_of(aws), world.registry, world.runner.cloud, lambda: datetime.now(UTC)
-    )
+    context = replace(world.context, operator=operator_of(aws), now=lambda: datetime.now(UTC))
+    reader = NoticeReader(sqs, context, world.runner.cloud)
     effect = aws.inject(BlockEnd(target=id))
     stored: tuple[notices.NoticeRecord, ...] = ()
     while not stored:

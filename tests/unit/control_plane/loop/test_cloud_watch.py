@@ -627,9 +627,7 @@ async def test_a_throttled_poll_backs_off_with_full_jitter_and_no_hurry_shortens
         return list_groups(names)
 
     monkeypatch.setattr(world.operator, "list_groups", throttling)
-    cloud = CloudWatch(
-        world.database, world.operator, lambda: None, world.monotonic, lambda: world.now, jitter=lambda: 0.75
-    )
+    cloud = CloudWatch(world.context, jitter=lambda: 0.75)
     for _ in range(200):
         cloud.poll_now()
         await cloud.poll()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from control_plane.cloud.errors import CloudError
+from control_plane.loop.context import LoopContext
 from control_plane.loop.last_logs import REMEMBERED_COUNT, WAIT_SECONDS, LastLogs
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
@@ -66,8 +68,8 @@ class Clock:
 
 
 def last_logs(around: Surroundings, clock: Clock | None = None) -> LastLogs:
-    parts = cast(Any, around)
-    return LastLogs(parts, parts, parts, "bucket", clock or Clock())
+    parts = SimpleNamespace(operator=around, objects=around, registry=around, bucket="bucket", now=clock or Clock())
+    return LastLogs(cast(LoopContext, parts))
 
 
 async def test_an_instance_ends_after_its_console_and_its_agents_log_are_stored() -> None:

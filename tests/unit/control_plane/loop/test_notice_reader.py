@@ -48,10 +48,7 @@ class Queue:
 
 
 def reader_of(world: World, queue: Queue) -> NoticeReader:
-    context = world.context
-    return NoticeReader(
-        queue, world.database, world.operator, world.registry, world.runner.cloud, lambda: context.now()
-    )
+    return NoticeReader(queue, world.context, world.runner.cloud)
 
 
 def stored(world: World) -> tuple[NoticeRecord, ...]:
