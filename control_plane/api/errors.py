@@ -227,10 +227,7 @@ def _from_database(error: db.DatabaseError) -> ApiError:
         return InUse(_sentence(str(error)))
     if isinstance(error, db.TooMuch):
         return InvalidRequest(_sentence(str(error)), hint=f"Use {error.remedy}, or set Project or FleetName.")
-    return InternalError(
-        "The request failed inside the service.",
-        hint="Give the RequestId to the operator of the service: its log contains the cause.",
-    )
+    return _internal()
 
 
 def unexpected(error: Exception) -> ApiError:
@@ -251,6 +248,10 @@ def unexpected(error: Exception) -> ApiError:
             hint="GetHealth names the directory. The operator of the service must free space or enlarge the disk. "
             "Training continues meanwhile. Retry afterwards.",
         )
+    return _internal()
+
+
+def _internal() -> InternalError:
     return InternalError(
         "The request failed inside the service.",
         hint="Give the RequestId to the operator of the service: its log contains the cause.",

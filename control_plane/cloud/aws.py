@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from control_plane.cloud.connection import Connection, translated
@@ -103,21 +105,16 @@ class AwsOperator:
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
         """Return the state of every given instance (see `CloudOperator.describe_instances`)."""
-        found = {
-            state.instance_id: state
-            for state in map(_instance, described(self._describe_instances, instance_ids, size=DESCRIBED_PER_CALL))
-        }
+        list_reservations = partial(self._paged, "describe_instances", "Reservations")
+        reservations = described(list_reservations, instance_ids, size=DESCRIBED_PER_CALL)
+        states = [_instance(instance) for reservation in reservations for instance in reservation["Instances"]]
+        found = {state.instance_id: state for state in states}
         return {id: found.get(id) or InstanceState(instance_id=id, state=Ec2State.ABSENT) for id in instance_ids}
 
-    def _describe_instances(self, ids: list[NodeId]) -> list[dict[str, Any]]:
+    def _paged(self, operation: str, key: str, ids: list[NodeId], **options: Any) -> list[dict[str, Any]]:
         with translated():
-            pages = self._ec2.get_paginator("describe_instances").paginate(InstanceIds=ids)
-            return [
-                instance
-                for page in pages
-                for reservation in page["Reservations"]
-                for instance in reservation["Instances"]
-            ]
+            pages = self._ec2.get_paginator(operation).paginate(InstanceIds=ids, **options)
+            return [entry for page in pages for entry in page[key]]
 
     def set_desired(self, name: str, desired_count: int) -> None:
         """Set an Auto Scaling group's desired capacity (see `CloudOperator.set_desired`)."""
@@ -163,53 +160,35 @@ class AwsOperator:
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Release an instance that a terminating hook holds (see `CloudOperator.complete_termination`)."""
         self._require_tag(group)
-        try:
-            with translated():
-                self._auto_scaling.complete_lifecycle_action(
-                    AutoScalingGroupName=group,
-                    LifecycleHookName=hook,
-                    InstanceId=instance_id,
-                    LifecycleActionResult="CONTINUE",
-                )
-        except (NotFound, InvalidRequest) as error:
-            if "No active Lifecycle Action found" not in error.message:
-                raise
+        with _unless_hook_has_ended():
+            self._auto_scaling.complete_lifecycle_action(
+                AutoScalingGroupName=group,
+                LifecycleHookName=hook,
+                InstanceId=instance_id,
+                LifecycleActionResult="CONTINUE",
+            )
 
     def hold_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Extend the time for which a terminating hook holds an instance (see `CloudOperator.hold_termination`)."""
         self._require_tag(group)
-        try:
-            with translated():
-                self._auto_scaling.record_lifecycle_action_heartbeat(
-                    AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance_id
-                )
-        except (NotFound, InvalidRequest) as error:
-            if "No active Lifecycle Action found" not in error.message:
-                raise
+        with _unless_hook_has_ended():
+            self._auto_scaling.record_lifecycle_action_heartbeat(
+                AutoScalingGroupName=group, LifecycleHookName=hook, InstanceId=instance_id
+            )
 
     def statuses(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceStatus]:
         """Return scheduled events and failed checks of instances (see `CloudOperator.statuses`)."""
-        statuses = described(self._describe_statuses, instance_ids, size=STATUSES_PER_CALL)
+        list_statuses = partial(self._paged, "describe_instance_status", "InstanceStatuses", IncludeAllInstances=True)
+        statuses = described(list_statuses, instance_ids, size=STATUSES_PER_CALL)
         found = {NodeId(status["InstanceId"]): _status(status) for status in statuses}
         return {id: status for id, status in found.items() if status != InstanceStatus()}
 
-    def _describe_statuses(self, ids: list[NodeId]) -> list[dict[str, Any]]:
-        with translated():
-            pages = self._ec2.get_paginator("describe_instance_status").paginate(
-                InstanceIds=ids, IncludeAllInstances=True
-            )
-            return [status for page in pages for status in page["InstanceStatuses"]]
-
     def network_nodes(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, tuple[str, ...]]:
         """Return the nodes of AWS's network above each instance (see `CloudOperator.network_nodes`)."""
-        instances = described(self._describe_topology, instance_ids, size=STATUSES_PER_CALL)
+        list_topology = partial(self._paged, "describe_instance_topology", "Instances")
+        instances = described(list_topology, instance_ids, size=STATUSES_PER_CALL)
         found = {NodeId(instance["InstanceId"]): tuple(instance.get("NetworkNodes") or ()) for instance in instances}
         return {id: network for id, network in found.items() if network}
-
-    def _describe_topology(self, ids: list[NodeId]) -> list[dict[str, Any]]:
-        with translated():
-            pages = self._ec2.get_paginator("describe_instance_topology").paginate(InstanceIds=ids)
-            return [instance for page in pages for instance in page["Instances"]]
 
     def console_output(self, instance_id: NodeId) -> bytes:
         """Return the newest console output of an instance (see `CloudOperator.console_output`)."""
@@ -246,19 +225,18 @@ class AwsOperator:
 
     def suspend_processes(self, name: str, processes: Collection[str]) -> None:
         """Suspend Auto Scaling processes of a group (see `CloudOperator.suspend_processes`)."""
-        if not processes:
-            return  # A request without process names would suspend all processes.
-        self._require_tag(name)
-        with translated():
-            self._auto_scaling.suspend_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
+        self._switch_processes(self._auto_scaling.suspend_processes, name, processes)
 
     def resume_processes(self, name: str, processes: Collection[str]) -> None:
         """Resume Auto Scaling processes of a group (see `CloudOperator.resume_processes`)."""
+        self._switch_processes(self._auto_scaling.resume_processes, name, processes)
+
+    def _switch_processes(self, call: Callable[..., object], name: str, processes: Collection[str]) -> None:
         if not processes:
-            return  # A request without process names would resume all processes.
+            return  # A request without process names would change all processes.
         self._require_tag(name)
         with translated():
-            self._auto_scaling.resume_processes(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
+            call(AutoScalingGroupName=name, ScalingProcesses=sorted(processes))
 
     def put_termination_hook(self, name: str, hook: LifecycleHook) -> None:
         """Create or replace an Auto Scaling group's terminating hook (see `CloudOperator.put_termination_hook`)."""
@@ -351,6 +329,17 @@ class AwsOperator:
                 self._shapes |= found
         with self._lock:
             return replace(mixed, shapes={each: self._shapes[each] for each in mixed.instance_types})
+
+
+@contextmanager
+def _unless_hook_has_ended() -> Iterator[None]:
+    """Translate errors, except the error that the lifecycle hook no longer holds the instance, which is ignored."""
+    try:
+        with translated():
+            yield
+    except (NotFound, InvalidRequest) as error:
+        if "No active Lifecycle Action found" not in error.message:
+            raise
 
 
 def _group(group: Mapping[str, Any]) -> GroupState:

@@ -65,6 +65,14 @@ _PROVIDED: Final = ("service", "pages")
 _EVERYWHERE = "Options of every command"
 _LISTS = "Options of lists"
 
+
+def _option(
+    kind: object, default: object, help: str, *names: str, panel: str | None = _EVERYWHERE, **limits: Any
+) -> tuple[object, object]:
+    """Return the annotation and the default of an option that the decorator adds to commands."""
+    return Annotated[kind, typer.Option(*names, help=help, rich_help_panel=panel, **limits)], default
+
+
 Output = Annotated[
     OutputFormat,
     typer.Option(
@@ -83,77 +91,29 @@ Query = Annotated[
 
 _SHOWING: Final = {"output": (Output, OutputFormat.TABLE), "query": (Query, None)}
 _CONNECTION: Final = {
-    "profile": (
-        Annotated[
-            str | None,
-            typer.Option(help="Name of a service stored by everstep configure.", rich_help_panel=_EVERYWHERE),
-        ],
-        None,
-    ),
-    "endpoint_url": (
-        Annotated[
-            str | None,
-            typer.Option(help="URL of the service; overrides the configured URL.", rich_help_panel=_EVERYWHERE),
-        ],
-        None,
-    ),
-    "region": (
-        Annotated[
-            str | None,
-            typer.Option(help="AWS region for the client; Everstep itself ignores it.", rich_help_panel=_EVERYWHERE),
-        ],
-        None,
-    ),
-    "debug": (
-        Annotated[
-            bool,
-            typer.Option(
-                "--debug",
-                help="Log requests, answers, retries and request ids to stderr, without secrets.",
-                rich_help_panel=_EVERYWHERE,
-            ),
-        ],
-        False,
+    "profile": _option(str | None, None, "Name of a service stored by everstep configure."),
+    "endpoint_url": _option(str | None, None, "URL of the service; overrides the configured URL."),
+    "region": _option(str | None, None, "AWS region for the client; Everstep itself ignores it."),
+    "debug": _option(
+        bool, False, "Log requests, answers, retries and request ids to stderr, without secrets.", "--debug"
     ),
 }
 _ASKING: Final = {
-    "yes": (
-        Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation; required without a terminal.")],
-        False,
-    )
+    "yes": _option(bool, False, "Skip the confirmation; required without a terminal.", "--yes", "-y", panel=None)
 }
 _PAGING: Final = {
-    "max_items": (
-        Annotated[
-            int | None,
-            typer.Option(
-                min=1,
-                help=f"Maximum number of items; by default {TABLE_ITEMS} in a table, else {MAX_ITEMS:,}.",
-                rich_help_panel=_LISTS,
-            ),
-        ],
+    "max_items": _option(
+        int | None,
         None,
+        f"Maximum number of items; by default {TABLE_ITEMS} in a table, else {MAX_ITEMS:,}.",
+        panel=_LISTS,
+        min=1,
     ),
-    "page_size": (
-        Annotated[
-            int,
-            typer.Option(min=1, max=LARGEST_PAGE, help="Maximum number of items per request.", rich_help_panel=_LISTS),
-        ],
-        LARGEST_PAGE,
+    "page_size": _option(
+        int, LARGEST_PAGE, "Maximum number of items per request.", panel=_LISTS, min=1, max=LARGEST_PAGE
     ),
-    "starting_token": (
-        Annotated[
-            str | None, typer.Option(help="Continue a list that ended early: its NextToken.", rich_help_panel=_LISTS)
-        ],
-        None,
-    ),
-    "paginate": (
-        Annotated[
-            bool,
-            typer.Option("--paginate/--no-paginate", help="Fetch all pages, or only one page.", rich_help_panel=_LISTS),
-        ],
-        True,
-    ),
+    "starting_token": _option(str | None, None, "Continue a list that ended early: its NextToken.", panel=_LISTS),
+    "paginate": _option(bool, True, "Fetch all pages, or only one page.", "--paginate/--no-paginate", panel=_LISTS),
 }
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -9,10 +9,11 @@ be restored next.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Annotated
 
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 from sqlalchemy.orm import Session
 
 from control_plane.api import views
@@ -53,6 +54,25 @@ StepPath = Annotated[int, Path(alias="Step", ge=0, le=common_schemas.MAX_WHOLE_N
 GenerationQuery = Annotated[int | None, Query(alias="Generation", ge=1, le=2**31 - 1)]
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointName:
+    """The job, the step and, unless any generation may have made the checkpoint, the generation of a checkpoint."""
+
+    job_name: str
+    step: int
+    generation: int | None
+
+
+async def named(
+    training_job_name: TrainingJobNamePath, step: StepPath, generation: GenerationQuery = None
+) -> CheckpointName:
+    """Return the checkpoint that a request names. A coroutine, because FastAPI would run a function in a thread."""
+    return CheckpointName(training_job_name, step, generation)
+
+
+Which = Annotated[CheckpointName, Depends(named)]
+
+
 @router.post("", operation_id="CreateCheckpoint", status_code=202)
 def create_checkpoint(
     training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
@@ -88,57 +108,39 @@ def create_checkpoint(
 
 
 @router.get("/{Step}", operation_id="DescribeCheckpoint")
-def describe_checkpoint(
-    training_job_name: TrainingJobNamePath,
-    step: StepPath,
-    caller: Reader,
-    services: ServicesDep,
-    generation: GenerationQuery = None,
-) -> checkpoints_schemas.Checkpoint:
+def describe_checkpoint(which: Which, caller: Reader, services: ServicesDep) -> checkpoints_schemas.Checkpoint:
     """Describe one checkpoint: where its manifest is, whether it is complete and pinned, and its last verification.
 
     Until DeleteTrainingJob, the operation also describes a deleted checkpoint, with the status Deleted.
     """
     with services.database.read() as session:
-        _, found = _find(session, training_job_name, caller, step, generation)
+        _, found = _find(session, which, caller)
     return views.checkpoint(found)
 
 
 @router.post("/{Step}/verify", operation_id="VerifyCheckpoint", status_code=202)
-def verify_checkpoint(
-    training_job_name: TrainingJobNamePath,
-    step: StepPath,
-    caller: User,
-    services: ServicesDep,
-    generation: GenerationQuery = None,
-) -> checkpoints_schemas.Checkpoint:
+def verify_checkpoint(which: Which, caller: User, services: ServicesDep) -> checkpoints_schemas.Checkpoint:
     """Read a checkpoint's objects back and compare their hashes with the manifest.
 
     The verification runs in the background. The checkpoint record then shows its result and time.
     """
     with services.database.write() as session:
-        job, found = _find(session, training_job_name, caller, step, generation)
+        job, found = _find(session, which, caller)
         _require_complete(found)
         found = checkpoints.ask_to_verify(session, job.run_id, found, services.now())
     return views.checkpoint(found)
 
 
 @router.post("/{Step}/pin", operation_id="PinCheckpoint")
-def pin_checkpoint(
-    training_job_name: TrainingJobNamePath,
-    step: StepPath,
-    caller: User,
-    services: ServicesDep,
-    generation: GenerationQuery = None,
-) -> checkpoints_schemas.Checkpoint:
+def pin_checkpoint(which: Which, caller: User, services: ServicesDep) -> checkpoints_schemas.Checkpoint:
     """Protect a checkpoint from deletion until UnpinCheckpoint."""
     now = services.now()
     with services.database.read() as session:
-        _, found = _find(session, training_job_name, caller, step, generation)
+        _, found = _find(session, which, caller)
         _require_complete(found)
     mark_pinned(services.objects, found, found.pinned_at or now)
     with services.database.write() as session:
-        job, found = _find(session, training_job_name, caller, step, found.generation)
+        job, found = _find(session, replace(which, generation=found.generation), caller)
         _require_complete(found)
         if found.pinned_at is None:
             found = checkpoints.set_pinned(session, job.run_id, found, now)
@@ -148,16 +150,10 @@ def pin_checkpoint(
 
 
 @router.post("/{Step}/unpin", operation_id="UnpinCheckpoint")
-def unpin_checkpoint(
-    training_job_name: TrainingJobNamePath,
-    step: StepPath,
-    caller: User,
-    services: ServicesDep,
-    generation: GenerationQuery = None,
-) -> checkpoints_schemas.Checkpoint:
+def unpin_checkpoint(which: Which, caller: User, services: ServicesDep) -> checkpoints_schemas.Checkpoint:
     """Allow the deletion of a pinned checkpoint again."""
     with services.database.write() as session:
-        job, found = _find(session, training_job_name, caller, step, generation)
+        job, found = _find(session, which, caller)
         if found.pinned_at is not None:
             found = checkpoints.set_pinned(session, job.run_id, found, None)
             events.append_for_job(
@@ -183,8 +179,9 @@ def delete_checkpoint(
     which an unfinished job would be restored next, and for a checkpoint that another unfinished job names as its
     InitialCheckpoint. After a restore of the database, a deletion for good needs `everstep db restored` first.
     """
+    which = CheckpointName(training_job_name, step, generation)
     with services.database.read() as session:
-        job, found = _find(session, training_job_name, caller, step, generation)
+        job, found = _find(session, which, caller)
         if found.state == checkpoints.COMPLETE:
             _require_not_needed(session, job, found)
         mark = trash_mark(job, TrashCause.PERSON, services.now())
@@ -196,7 +193,7 @@ def delete_checkpoint(
     if is_for_good and found.state in _STORED and standing_of(services.objects, found).is_pinned:
         raise _pinned(found)
     with services.database.write() as session:
-        job, found = _find(session, training_job_name, caller, step, found.generation)
+        job, found = _find(session, replace(which, generation=found.generation), caller)
         if found.state == checkpoints.COMPLETE:
             _require_not_needed(session, job, found)
             if not is_for_good:
@@ -209,13 +206,7 @@ def delete_checkpoint(
 
 
 @router.post("/{Step}/undelete", operation_id="UndeleteCheckpoint")
-def undelete_checkpoint(
-    training_job_name: TrainingJobNamePath,
-    step: StepPath,
-    caller: User,
-    services: ServicesDep,
-    generation: GenerationQuery = None,
-) -> checkpoints_schemas.Checkpoint:
+def undelete_checkpoint(which: Which, caller: User, services: ServicesDep) -> checkpoints_schemas.Checkpoint:
     """Take a checkpoint out of the trash, and pin it. Its job leaves the trash, too, with its logs and outputs.
 
     Without the pin, the job's limits could delete the checkpoint again. Raises ConflictException for a checkpoint that
@@ -223,13 +214,12 @@ def undelete_checkpoint(
     """
     now = services.now()
     with services.database.read() as session:
-        job = find_job(session, training_job_name, caller)
-        found = checkpoints.find(session, job.run_id, step=step, generation=generation, first=checkpoints.TRASHED)
+        job, found = _find(session, which, caller, first=checkpoints.TRASHED)
     if found.state == checkpoints.TRASHED:
         mark_pinned(services.objects, found, now)
         unmark(services.objects, [folder_of(found), run_folder(job.spec.checkpoint_uri, job.run_id)], TRASHED)
     with services.database.write() as session:
-        job, found = _find(session, training_job_name, caller, step, found.generation)
+        job, found = _find(session, replace(which, generation=found.generation), caller)
         if found.state == checkpoints.TRASHED:
             found = untrash(session, job, found, now, pinned_at=now)
             untrash_job(session, job, now)
@@ -238,10 +228,10 @@ def undelete_checkpoint(
 
 
 def _find(
-    session: Session, name: str, caller: Caller, step: int, generation: int | None
+    session: Session, which: CheckpointName, caller: Caller, first: str = checkpoints.COMPLETE
 ) -> tuple[SavedJob, SavedCheckpoint]:
-    job = find_job(session, name, caller)
-    return job, checkpoints.find(session, job.run_id, step=step, generation=generation)
+    job = find_job(session, which.job_name, caller)
+    return job, checkpoints.find(session, job.run_id, step=which.step, generation=which.generation, first=first)
 
 
 def _require_complete(found: SavedCheckpoint) -> None:
