@@ -140,8 +140,9 @@ def verify_shard(
     hasher = PartsHasher(shard.part_bytes) if shard.sha256 else None
     with ExitStack() as readers:
 
-        def open_object(where: ObjectReference, size: int, hasher: Hasher | None) -> _Reader:
-            return readers.enter_context(closing(_Reader(partial(objects.stream, where, end=size), is_stopped, hasher)))
+        def open_object(where: ObjectReference, size: int, hasher: Hasher | None, key: str = "") -> _Reader:
+            stream = partial(objects.stream, where, end=size)
+            return readers.enter_context(closing(_Reader(stream, is_stopped, hasher, key)))
 
         reader = open_object(where, size, hasher)
         (length,) = LENGTH.unpack(reader.take(LENGTH.size))
@@ -150,7 +151,7 @@ def verify_shard(
         plan = plan_restore(reader.take(length), size)
         if (plan.payload_bytes, plan.payload_digest.hex()) != (shard.payload_bytes, shard.payload_digest):
             raise CorruptObject("the object's header describes another shard than the manifest")
-        spans = _spans(plan.spans, _Source(reader))
+        spans = _spans(plan.spans, reader)
         hashed: list[tuple[str, ObjectReference, Hasher]] = []
         for each in plan.shared:
             place, sha256 = _place_of(each, where), each.group.sha256
@@ -160,13 +161,13 @@ def verify_shard(
                     DamageKind.SIZE,
                     f"{place.key} has {found_bytes:,} bytes; the shard's object says {each.group.object_bytes:,}",
                 )
-            shared = open_object(place, found_bytes, whole)
+            shared = open_object(place, found_bytes, whole, place.key)
             if whole is None:
                 shared.skip(each.group.data_begin)
             else:
                 shared.take(each.group.data_begin)
                 shared.close()
-            spans += _spans(each.spans, _Source(shared, place.key))
+            spans += _spans(each.spans, shared)
             if whole is not None:
                 hashed.append((sha256, place, whole))
         found = _digest(plan, sorted(spans, key=attrgetter("begin", "end")), known)
@@ -190,22 +191,13 @@ def _place_of(shared: SharedSpans, where: ObjectReference) -> ObjectReference:
 
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """An S3 object that contains bytes of a shard's payload: the shard's own object, or a shared object."""
-
-    reader: _Reader
-    key: str = ""
-    """Key of the shared object; empty for the shard's own object."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Piece:
     """A range of a shard's payload, with the source of its bytes."""
 
     begin: int
     end: int
-    source: _Source | None = None
-    """The object that holds the bytes. None for zeros, and for the index (the list of the payload's tensors)."""
+    source: _Reader | None = None
+    """The reader of the object that holds the bytes. None for zeros, and for the index."""
     place: int = 0
     """Position of the first byte in the tensor data of `source`. A source is read in rising order of this position."""
     index: bytes = b""
@@ -229,7 +221,7 @@ def _recipe(pieces: Sequence[_Piece]) -> bytes:
     return hashlib.sha256(repr(named).encode()).digest()
 
 
-def _spans(spans: Sequence[tuple[int, int]], source: _Source) -> list[_Piece]:
+def _spans(spans: Sequence[tuple[int, int]], source: _Reader) -> list[_Piece]:
     """Return the ranges of a shard's payload whose bytes one S3 object contains, in the order of the object's data."""
     found: list[_Piece] = []
     place = 0
@@ -263,7 +255,7 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
         The digest, hexadecimal.
     """
     digests = bytearray()
-    idle_bytes: dict[_Reader, int] = dict.fromkeys((span.source.reader for span in spans if span.source), 0)
+    idle_bytes: dict[_Reader, int] = dict.fromkeys((span.source for span in spans if span.source), 0)
     left = deque(_pieces(plan, spans))
     for number in range(chunk_count(plan.payload_bytes)):
         begin, end = chunk_range(number, plan.payload_bytes)
@@ -280,7 +272,7 @@ def _digest(plan: Restore, spans: Sequence[_Piece], known: KnownContents) -> str
         else:
             for piece in pieces:
                 if piece.source is not None:
-                    piece.source.reader.skip(piece.end - piece.begin)
+                    piece.source.skip(piece.end - piece.begin)
         digests += found
     return shard_digest(bytes(digests), plan.payload_bytes).hex()
 
@@ -301,10 +293,10 @@ def _read(pieces: Sequence[_Piece], idle_bytes: dict[_Reader, int], max_idle_byt
                 chunk.update(ZEROS[: size - begin])
             continue
         for each in idle_bytes:
-            idle_bytes[each] = 0 if each is piece.source.reader else idle_bytes[each] + size
+            idle_bytes[each] = 0 if each is piece.source else idle_bytes[each] + size
             if idle_bytes[each] > max_idle_bytes:
                 each.close()
-        for read in piece.source.reader.pieces(size):
+        for read in piece.source.pieces(size):
             chunk.update(read)
     found: bytes = chunk.digest()
     return found
@@ -328,11 +320,13 @@ class _Reader:
         stream: returns the object's bytes from a position on.
         is_stopped: function that is called before each piece of bytes is read. The result True aborts the read.
         hasher: receives all bytes that are read.
+        key: key of a shared object; empty for a shard's own object.
     """
 
     def __init__(
-        self, stream: Callable[..., Iterator[bytes]], is_stopped: Callable[[], bool], hasher: Hasher | None = None
+        self, stream: Callable[..., Iterator[bytes]], is_stopped: Callable[[], bool], hasher: Hasher | None, key: str
     ) -> None:
+        self.key = key
         self._stream = stream
         self._chunks: Iterator[bytes] | None = None
         self._received = 0
