@@ -13,6 +13,7 @@ from control_plane.accounts import out_of_memory
 from control_plane.accounts.facts import hang_proof, ranks_words, sentence, sentences, standstill
 from control_plane.core.incidents import SOURCES
 from control_plane.core.observed.facts import Fact, Recorded
+from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.observed.incidents import (
     Change,
     CheckpointWait,
@@ -44,6 +45,9 @@ from control_plane.core.observed.reasons import (
     Waits,
     WaitsDeliberately,
 )
+from control_plane.core.observed.specs import JobSettings
+from control_plane.core.queue import QueueSchedule
+from everstep.protocol.ids import RunId
 
 _TRAINS: Final = "trains; "
 _CHECKPOINT_WAITS: Final[Mapping[CheckpointWaitKind, str]] = {
@@ -140,6 +144,55 @@ def message(of: Message) -> str:
             return response(of)
         case _:
             assert_never(of)
+
+
+def queue_words(plan: QueueSchedule, run: RunId) -> str:
+    """Return why a queued job waits: its position, the jobs ahead, and the numbers of nodes.
+
+    Members of the job's project read this text. The text names jobs of this project. It only counts jobs of other
+    projects.
+    """
+    place = plan.place_of(run)
+    if place is None:
+        return "it starts next"
+    job = plan.waiting[place - 1]
+    if run in plan.limited:
+        held = f"{job.project} has a quota of {job.quota} nodes of this fleet and holds {plan.limited[run]}"
+        return f"waits for its project's quota: {held}, the job needs {_needs_words(job)}"
+    ahead = plan.ahead_of(run)
+    named = [f"{other.job} (priority {other.priority})" for other in ahead if other.project == job.project][:3]
+    more = len(ahead) - len(named)
+    behind = (
+        f", behind {' and '.join([', '.join(named)] * bool(named) + [f'{more} more'] * bool(more))}" if ahead else ""
+    )
+    pausing = sum(head.run == run for head in plan.giving_way.values())
+    paused = f"; {pausing} jobs of lower priority are being paused" if pausing else ""
+    shrinking = sum(each.head.run == run for each in plan.reductions.values())
+    shrunk = f"; {shrinking} elastic jobs return nodes" if shrinking else ""
+    figures = f"needs {_needs_words(job)}; jobs use {plan.capacity - plan.free_count} of at most {plan.capacity} nodes"
+    return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}{shrunk}"
+
+
+def _needs_words(job: FleetJob) -> str:
+    """Return the number of nodes that a queued job needs, and the number that suffices after `patience_seconds`."""
+    is_elastic = 0 < job.least_node_count < job.node_count
+    return f"{job.node_count} nodes" + (f" (or {job.least_node_count} after its patience)" if is_elastic else "")
+
+
+def forecast_words(spec: JobSettings) -> str:
+    """Return a sentence about the possible numbers of nodes of an elastic job, for the API's preview of a new job.
+
+    Empty if the job can have only one number of nodes.
+    """
+    words: list[str] = []
+    if spec.least_node_count < spec.node_count:
+        words.append(
+            f"may start and continue on {spec.least_node_count} of {spec.node_count} nodes after "
+            f"{spec.patience_seconds:g} s without capacity"
+        )
+    if spec.most_node_count > spec.node_count:
+        words.append(f"may grow to {spec.most_node_count} nodes")
+    return "; ".join(words)
 
 
 def restore_reason(from_step: int | None, source: str | None) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from control_plane.accounts import jobs as accounts
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
 from control_plane.core import elastic, forecast, parity, placement, slot_memory
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.queue import QueueSchedule, in_words
+from control_plane.core.queue import QueueSchedule
 from control_plane.core.states import JobState, NodeState
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.jobs import SavedJobSpec
@@ -97,7 +98,7 @@ def plan(
         world_size=spec.world_size,
         copies=spec.copies,
         parity_group_size=spec.parity_group_size,
-        elasticity=elastic.forecast_words(spec) or None,
+        elasticity=accounts.forecast_words(spec) or None,
         slots_per_node=slot_memory.slots_per_node(spec),
         memory_ratio=float(slot_memory.memory_ratio(spec)),
         copies_memory_ratio=None if spec.parity_group_size is None else slot_memory.ratio_of_copies(spec),
@@ -138,7 +139,7 @@ def _most_cost_usd(spec: SavedJobSpec, price: float | None) -> float | None:
 
 def _waits_for(spec: SavedJobSpec, job: FleetJob, turns: QueueSchedule, free: int) -> str:
     if job.run not in turns.admitted:
-        return in_words(turns, job.run)
+        return accounts.queue_words(turns, job.run)
     missing = spec.node_count - free
     start = elastic.start_words(spec)
     return f"{missing} more node{'s' if missing != 1 else ''}; {free} of {spec.node_count} are free now" + (

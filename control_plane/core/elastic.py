@@ -276,19 +276,3 @@ def start_words(spec: JobSettings) -> str:
     if spec.least_node_count >= spec.node_count:
         return ""
     return f"starts on at least {spec.least_node_count} nodes after {spec.patience_seconds:g} s"
-
-
-def forecast_words(spec: JobSettings) -> str:
-    """Return a sentence about the possible numbers of nodes of an elastic job, for the API's preview of a new job.
-
-    Empty if the job can have only one number of nodes.
-    """
-    words: list[str] = []
-    if spec.least_node_count < spec.node_count:
-        words.append(
-            f"may start and continue on {spec.least_node_count} of {spec.node_count} nodes after "
-            f"{spec.patience_seconds:g} s without capacity"
-        )
-    if spec.most_node_count > spec.node_count:
-        words.append(f"may grow to {spec.most_node_count} nodes")
-    return "; ".join(words)

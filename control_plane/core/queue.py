@@ -302,39 +302,6 @@ def stand_aside_seconds(attempt_count: int) -> float:
     return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
 
 
-def in_words(plan: QueueSchedule, run: RunId) -> str:
-    """Return why a queued job waits: its position, the jobs ahead, and the numbers of nodes.
-
-    Members of the job's project read this text. The text names jobs of this project. It only counts jobs of other
-    projects.
-    """
-    place = plan.place_of(run)
-    if place is None:
-        return "it starts next"
-    job = plan.waiting[place - 1]
-    if run in plan.limited:
-        held = f"{job.project} has a quota of {job.quota} nodes of this fleet and holds {plan.limited[run]}"
-        return f"waits for its project's quota: {held}, the job needs {_needs_words(job)}"
-    ahead = plan.ahead_of(run)
-    named = [f"{other.job} (priority {other.priority})" for other in ahead if other.project == job.project][:3]
-    more = len(ahead) - len(named)
-    behind = (
-        f", behind {' and '.join([', '.join(named)] * bool(named) + [f'{more} more'] * bool(more))}" if ahead else ""
-    )
-    pausing = sum(head.run == run for head in plan.giving_way.values())
-    paused = f"; {pausing} jobs of lower priority are being paused" if pausing else ""
-    shrinking = sum(each.head.run == run for each in plan.reductions.values())
-    shrunk = f"; {shrinking} elastic jobs return nodes" if shrinking else ""
-    figures = f"needs {_needs_words(job)}; jobs use {plan.capacity - plan.free_count} of at most {plan.capacity} nodes"
-    return f"place {place} of {len(plan.waiting)} in the queue{behind}: {figures}{paused}{shrunk}"
-
-
-def _needs_words(job: FleetJob) -> str:
-    """Return the number of nodes that a queued job needs, and the number that suffices after `patience_seconds`."""
-    is_elastic = 0 < job.least_node_count < job.node_count
-    return f"{job.node_count} nodes" + (f" (or {job.least_node_count} after its patience)" if is_elastic else "")
-
-
 def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:
     """Return the range of the numbers of nodes with which `job` may run until it ends.
 

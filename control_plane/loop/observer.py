@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
+from control_plane.accounts import jobs as accounts
 from control_plane.accounts import reasons
 from control_plane.core import capacity, encryption
 from control_plane.core.absence import settled
@@ -29,7 +30,7 @@ from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.observed.nodes import InstanceCondition, NodeObserved, Notice
 from control_plane.core.observed.specs import JobSpec
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
-from control_plane.core.queue import QueueSchedule, in_words
+from control_plane.core.queue import QueueSchedule
 from control_plane.core.states import FleetStatus, NodeState
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db import (
@@ -288,7 +289,7 @@ class Observer:
             gives_way_to=f"{first.job} (priority {first.priority})" if first is not None else "",
             keep_count=None if reduction is None else reduction.keep_count,
             returns_to=f"{reduction.head.job} (priority {reduction.head.priority})" if reduction is not None else "",
-            queue_words=in_words(turns, run),
+            queue_words=accounts.queue_words(turns, run),
             newest_node_at=sight.newest_node_at,
             spare_count=sight.spare_count,
             is_fleet_blind=sight.is_blind and not is_lifted,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.accounts import jobs as accounts
 from control_plane.core import elastic, members
 from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import Growth, JobRecord, Suspicion
@@ -139,9 +140,9 @@ def test_a_job_grows_neither_during_a_recovery_nor_before_a_new_commit() -> None
 
 
 def test_the_forecast_names_every_size() -> None:
-    assert elastic.forecast_words(spec_of("gpt", "a", 4, 2)) == ""
-    assert elastic.forecast_words(SPEC) == "may start and continue on 2 of 4 nodes after 20 s without capacity"
-    assert elastic.forecast_words(replace(SPEC, min_node_count=4, max_node_count=6)) == "may grow to 6 nodes"
+    assert accounts.forecast_words(spec_of("gpt", "a", 4, 2)) == ""
+    assert accounts.forecast_words(SPEC) == "may start and continue on 2 of 4 nodes after 20 s without capacity"
+    assert accounts.forecast_words(replace(SPEC, min_node_count=4, max_node_count=6)) == "may grow to 6 nodes"
 
 
 def test_members_of_another_number_of_nodes_keep_their_order() -> None:
