@@ -21,8 +21,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -102,9 +102,9 @@ class S3ObjectStore:
             part_bytes: least size of the parts of a multipart upload. S3 requires at least 5 MiB, except for the last
                 part.
             range_bytes: size of the ranges of a large read.
-            probe: returns a new client for one probe (`answers`); None for `client`.
+            probe: returns a client for probes (`answers`). The store calls it once. None for `client`.
         """
-        self._probe = probe
+        self._probe = cache(probe or (lambda: self.client))
         # botocore creates the client's methods at run time, so type checkers cannot see them.
         self.client = cast(Any, client)
         """boto3's S3 client. The caller of `s3_store` must close the client."""
@@ -223,8 +223,8 @@ class S3ObjectStore:
     def answers(self, reference: ObjectReference) -> bool:
         """Return whether S3 can be read now (see `ObjectStore.answers`)."""
         try:
-            with _errors(reference), closing(self._probe()) if self._probe else nullcontext(self.client) as client:
-                client.get_object(**_place(reference), Range="bytes=0-0")["Body"].read()
+            with _errors(reference):
+                self._probe().get_object(**_place(reference), Range="bytes=0-0")["Body"].read()
         except StorageError as error:
             return error.obstacle is None
         return True
