@@ -2,11 +2,15 @@
 
     python -m tests.mutants --count 300 --seed 7 control_plane/core worker/core everstep/training
 
-A mutant is one changed operator, constant, condition or statement. A child process compiles the changed module from
-memory and runs the module's nearest tests, so no file changes. The nearest tests come in rounds: the test files that
-bear the module's name, then all other test files that import the module, then the tests of the whole package. A
-mutant is killed when a test fails, cannot be collected or exceeds the time limit. Before its mutants, each module's
-rounds run unchanged, because a test that fails by itself kills nothing.
+A mutant is one changed operator, constant, condition or statement of a function. For each package, one process
+
+1. draws mutants and marks their places in the loaded functions,
+2. runs the package's tests once, and records which tests reach which marks, and their durations,
+3. forks a child for each mutant. The child gives the loaded function the mutant's code and runs the tests that reach
+   it, the quickest first, until one fails or exceeds the time limit.
+
+A kill counts only if the test that noticed the mutant passes in a child without it. Tests that fail in step 2 are left
+out and printed.
 """
 
 from __future__ import annotations
@@ -16,41 +20,57 @@ import ast
 import contextlib
 import copy
 import functools
+import gc
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import mmap
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import select
 import signal
+import struct
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from multiprocessing.connection import Connection
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
+from typing import Any
 
 import pytest
 
+from tests.selection import SLOW, slow
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("control_plane/core", "worker/core", "everstep/training")
-WIDE: dict[str, tuple[str, ...]] = {
-    "control_plane/core": ("tests/golden", "tests/unit/control_plane/loop/test_bad_days.py"),
-    "worker/core": ("tests/golden/test_protocol.py", "tests/model/test_step_protocol.py"),
-    "everstep/training": (),
+PACKAGES = {
+    "control_plane/core": (
+        "tests/unit/control_plane/core",
+        "tests/unit/control_plane/accounts",
+        "tests/unit/control_plane/loop",
+        "tests/properties/control_plane",
+        "tests/golden/test_incidents.py",
+    ),
+    "worker/core": (
+        "tests/unit/worker/core",
+        "tests/properties/worker",
+        "tests/golden/test_protocol.py",
+        "tests/model",
+    ),
+    "everstep/training": ("tests/unit/training", "tests/integration/training"),
 }
-"""Tests that exercise a whole package through its shells or models. They run last, for the mutants that survive."""
-IMPORTED_ONCE = ("hypothesis", "sqlalchemy", "fastapi", "httpx", "botocore.session", "numpy", "torch")
-"""Modules that no mutant changes. The parent imports them, so that its children need not."""
-LEAST_SECONDS = 30.0
-FACTOR = 3.0
-"""A mutant's round may take `LEAST_SECONDS` plus `FACTOR` times as long as the unchanged module."""
-MOST_BASELINE_SECONDS = 300.0
-"""Limit for one round without a mutant."""
+"""Packages whose functions are changed, each with the tests that are to notice it."""
+LONGEST_SECONDS = 5.0
+"""Longest test that runs, by the list of slow tests. A test of the rest that is not listed does not run."""
+MOST_SECONDS = 40.0
+"""Recorded seconds of the tests that run for one mutant. It survives if they all pass."""
+LEAST_SECONDS, FACTOR = 20.0, 4.0
+"""A mutant may take `LEAST_SECONDS` plus `FACTOR` times the recorded seconds of its tests."""
+MARKS = "_mutants_reached"
+"""Name of the marks in the globals of a changed module."""
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -102,10 +122,10 @@ def module_of(path: str) -> str:
 def mutants_of(path: str) -> list[Mutant]:
     """Return every mutant of the module in `path`, in the order of the source's nodes."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    skipped = set(_without_behaviour(tree))
+    kept = set(_behaviour(tree))
     found = []
     for place, node in enumerate(ast.walk(tree)):
-        if id(node) not in skipped and (change := _mutate(copy.copy(node))) is not None:
+        if id(node) in kept and (change := _mutate(copy.copy(node))) is not None:
             found.append(Mutant(path, place, getattr(node, "lineno", 0), change))
     return found
 
@@ -118,24 +138,23 @@ def mutated(mutant: Mutant) -> ast.Module:
     return ast.fix_missing_locations(tree)
 
 
-def _without_behaviour(tree: ast.Module) -> Iterator[int]:
-    """Yield the ids of nodes whose change no test can or need notice: annotations, asserts, errors' texts, `__all__`.
+def _behaviour(tree: ast.Module) -> set[int]:
+    """Return the ids of the nodes in functions' bodies, without annotations, asserts and the texts of errors.
 
-    Changes of a whole declaration (a class's or module's constant) are included: constants are settings, not rules.
+    Signatures and declarations of modules and classes are left out: they are settings and types, not rules.
     """
+    kept: set[int] = set()
+    dropped: set[int] = set()
     for node in ast.walk(tree):
-        parts: Iterable[ast.AST | None] = ()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            arguments = [*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs, node.args.vararg]
-            parts = [node.returns, *node.decorator_list, *(each.annotation for each in arguments if each is not None)]
+            kept |= {id(inner) for statement in node.body for inner in ast.walk(statement)}
+            dropped |= {id(inner) for part in (node.args, *node.decorator_list) for inner in ast.walk(part)}
+            dropped |= {id(inner) for inner in ast.walk(node.returns or ast.Pass())}
         elif isinstance(node, ast.AnnAssign):
-            parts = [node.annotation]
+            dropped |= {id(inner) for inner in ast.walk(node.annotation)}
         elif isinstance(node, ast.Assert | ast.JoinedStr | ast.Raise):
-            parts = [node]
-        if isinstance(node, ast.Module | ast.ClassDef):
-            parts = [each for each in node.body if isinstance(each, ast.Assign | ast.AnnAssign | ast.Expr | ast.If)]
-        for part in parts:
-            yield from (id(each) for each in ast.walk(part)) if part is not None else ()
+            dropped |= {id(inner) for inner in ast.walk(node)}
+    return kept - dropped
 
 
 def _mutate(node: ast.AST) -> str | None:
@@ -177,82 +196,157 @@ def _mutate(node: ast.AST) -> str | None:
             return None
 
 
-class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
-    """Imports one module from a mutant's syntax tree, and every other module as usual."""
-
-    def __init__(self, mutant: Mutant) -> None:
-        super().__init__(mutant.module, str(ROOT / mutant.path))
-        self._mutant = mutant
-
-    def find_spec(
-        self, fullname: str, path: object = None, target: object = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._mutant.module:
-            return None
-        return importlib.util.spec_from_file_location(fullname, ROOT / self._mutant.path, loader=self)
-
-    def get_code(self, fullname: str) -> CodeType | None:
-        return compile(mutated(self._mutant), self.path, "exec")
-
-
-def rounds_of(path: str) -> list[tuple[str, ...]]:
-    """Return the module's nearest test files, in rounds: by name, by import, and of the whole package."""
-    module, name = module_of(path), Path(path).stem
-    package = next(each for each in PACKAGES if path.startswith(f"{each}/"))
-    # A package within one of PACKAGES exports its modules' functions, so a test may import the package alone.
-    targets = {module, module.rpartition(".")[0]} - {module_of(package)}
-    importers = [file for file, modules in _imports().items() if targets & modules]
-    named = [file for file in importers if name in Path(file).stem]
-    rounds = (tuple(sorted(named)), tuple(sorted({*importers} - {*named})), WIDE[package])
-    return [each for each in rounds if each]
-
-
-@functools.cache
-def _imports() -> dict[str, set[str]]:
-    """Return, for each unit or property test file, the modules that it imports."""
-    imports: dict[str, set[str]] = {}
-    for file in (path for folder in ("tests/unit", "tests/properties") for path in (ROOT / folder).rglob("test_*.py")):
-        found = imports.setdefault(str(file.relative_to(ROOT)), set())
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                found |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
-            elif isinstance(node, ast.Import):
-                found |= {each.name for each in node.names}
-    return imports
-
-
-def run(mutant: Mutant | None, tests: Sequence[str], limit_seconds: float) -> tuple[bool, str]:
-    """Run tests in a child process.
+def marked(path: str, mutants: Sequence[tuple[int, Mutant]]) -> ast.Module:
+    """Return a module that sets a mark whenever it reaches the statement of a mutant, as a syntax tree.
 
     Args:
-        mutant: the change under test, or None for the unchanged product.
-        tests: test files and folders.
-        limit_seconds: the child's time limit.
-
-    Returns:
-        Whether all tests passed in time, and the end of their output.
+        path: the module's file.
+        mutants: the module's mutants, each with the index of its mark.
     """
-    with tempfile.TemporaryFile() as output:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    marks: dict[int, list[int]] = {}
+    statements = {
+        id(inner): id(statement)  # The innermost statement comes last in the order of `walk`.
+        for statement in nodes
+        if isinstance(statement, ast.stmt)
+        for inner in ast.walk(statement)
+    }
+    for index, mutant in mutants:
+        marks.setdefault(statements[id(nodes[mutant.place])], []).append(index)
+    for node in nodes:
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                setattr(node, name, [each for old in block for each in (*_marks(marks.get(id(old), ()), old), old)])
+    return ast.fix_missing_locations(tree)
+
+
+def _marks(indexes: Iterable[int], place: ast.stmt) -> list[ast.stmt]:
+    return [ast.copy_location(ast.parse(f"{MARKS}[{index}] = 1").body[0], place) for index in indexes]
+
+
+def change(path: str, tree: ast.Module, marks: mmap.mmap | None = None) -> None:
+    """Give every loaded function of a module the code that it has in this tree.
+
+    The function objects stay the same, so that the change reaches every module that imported them.
+    """
+    codes: dict[tuple[str, int], CodeType] = {}
+    pending = [compile(tree, str(ROOT / path), "exec", dont_inherit=True)]
+    while pending:
+        code = pending.pop()
+        codes[code.co_qualname, code.co_firstlineno] = code
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    gc.unfreeze()  # `gc.get_objects` leaves out the objects that conftest.py freezes.
+    for each in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+        old = each.__code__
+        new = codes.get((old.co_qualname, old.co_firstlineno))
+        if old.co_filename == str(ROOT / path) and new is not None and new.co_freevars == old.co_freevars:
+            each.__code__ = new
+            if marks is not None:
+                each.__globals__[MARKS] = marks
+    for each in [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]:
+        each.cache_clear()  # A result from before the change would hide it.
+
+
+@dataclass
+class Examination:
+    """A plugin of pytest that examines mutants after it has run the collected tests once."""
+
+    mutants: Sequence[Mutant]
+    deadline: float
+    """Time of the monotonic clock at which the examination ends."""
+    report: Callable[[Mutant, str], None]
+    """Receives each examined mutant, with the test that killed it or an empty string."""
+    unfit: set[str] = field(default_factory=set)
+    """Tests that fail without a mutant."""
+    _has_failed: bool = False
+    _passed: set[str] = field(default_factory=set)
+    """Tests that passed in a child without a mutant."""
+
+    @pytest.hookimpl(trylast=True)  # after the tests of the rest have their mark
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        seconds = slow(SLOW.read_text())
+        items[:] = [
+            item
+            for item in items
+            if seconds.get(item.nodeid, inf if item.get_closest_marker("rest") else 0.0) <= LONGEST_SECONDS
+        ]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._has_failed |= report.failed
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Run every test once, then the tests of each mutant."""
+        marks = mmap.mmap(-1, len(self.mutants) + 1)
+        by_path: dict[str, list[tuple[int, Mutant]]] = {}
+        for index, mutant in enumerate(self.mutants):
+            importlib.import_module(mutant.module)
+            by_path.setdefault(mutant.path, []).append((index, mutant))
+        for path, mutants in by_path.items():
+            change(path, marked(path, mutants), marks)
+        reaching: list[list[tuple[float, pytest.Item]]] = [[] for _ in self.mutants]
+        for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+            marks[:] = bytes(len(marks))
+            begun, self._has_failed = time.monotonic(), False
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            if self._has_failed:
+                self.unfit.add(item.nodeid)
+                continue
+            for index in range(len(self.mutants)):
+                if marks[index]:
+                    reaching[index].append((time.monotonic() - begun, item))
+        for mutant, tests in zip(self.mutants, reaching, strict=True):
+            if time.monotonic() > self.deadline:
+                break
+            self.report(mutant, self._killer(mutant, sorted(tests, key=lambda test: (test[0], test[1].nodeid))))
+        return True
+
+    def _killer(self, mutant: Mutant, tests: Sequence[tuple[float, pytest.Item]]) -> str:
+        """Return the test that notices a mutant, or an empty string."""
+        items, total = [], 0.0
+        for seconds, item in tests:
+            total += seconds
+            if total > MOST_SECONDS and items:
+                break
+            items.append(item)
+        limit = LEAST_SECONDS + FACTOR * total
+        while (killer := self._first_failure(items, limit, mutant)) is not None:
+            if killer.nodeid in self._passed or self._first_failure([killer], LEAST_SECONDS + limit, None) is None:
+                self._passed.add(killer.nodeid)
+                return killer.nodeid
+            self.unfit.add(killer.nodeid)
+            items = [item for item in items if item is not killer]
+        return ""
+
+    def _first_failure(
+        self, items: Sequence[pytest.Item], limit_seconds: float, mutant: Mutant | None
+    ) -> pytest.Item | None:
+        """Return the first test that fails or exceeds the time limit in a child process."""
+        current = mmap.mmap(-1, 8)
         pid = os.fork()
         if pid == 0:
-            os.setsid()
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-            code = 3
+            code = 1
             try:
+                os.setsid()
                 if mutant is not None:
-                    sys.meta_path.insert(0, Changed(mutant))
-                options = ["-x", "-q", "--no-header", "--tb=line", "--assert=plain", "-p", "no:xdist", "-m", "not rest"]
-                code = pytest.main([*options, "-p", "no:faulthandler", "--hypothesis-seed=0", *tests])
+                    change(mutant.path, mutated(mutant))
+                for index, item in enumerate(items):
+                    current[:] = struct.pack("q", index)
+                    self._has_failed = False
+                    item._initrequest()  # type: ignore[attr-defined]  # the item has run before
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+                    if self._has_failed:
+                        break
+                else:
+                    code = 0
             except BaseException:
                 traceback.print_exc()
             finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(int(code))
+                os._exit(code)
         passed = _wait(pid, limit_seconds)
-        output.seek(0)
-        return passed, output.read().decode(errors="replace")[-1500:]
+        return None if passed else items[struct.unpack("q", current)[0]]
 
 
 def _wait(pid: int, limit_seconds: float) -> bool:
@@ -265,70 +359,76 @@ def _wait(pid: int, limit_seconds: float) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    return bool(readable) and os.waitstatus_to_exitcode(status) in (0, 5)
+    return bool(readable) and os.waitstatus_to_exitcode(status) == 0
 
 
-@functools.cache
-def limit_of(tests: tuple[str, ...]) -> float:
-    """Return the time limit in seconds for these tests with a mutant.
-
-    Raises:
-        RuntimeError: the tests fail without any change.
-    """
-    begun = time.monotonic()
-    passed, output = run(None, tests, MOST_BASELINE_SECONDS)
-    if not passed:
-        raise RuntimeError(f"{' '.join(tests)}: these tests fail without a mutant:\n{output}")
-    return LEAST_SECONDS + FACTOR * (time.monotonic() - begun)
+def examine(mutants: Sequence[Mutant], tests: Sequence[str], deadline: float, outcomes: Connection) -> None:
+    """Examine mutants in this process. Send pairs of each mutant and its killer, then the set of unfit tests."""
+    examination = Examination(mutants, deadline, lambda *outcome: outcomes.send(outcome))
+    options = ["-q", "--no-header", "--tb=no", "--no-summary", "--assert=plain", "-m", "not production"]
+    plugins = ["-p", "no:xdist", "-p", "no:faulthandler", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        pytest.main([*options, *plugins, *tests], plugins=[examination])
+    outcomes.send(examination.unfit)
 
 
-def survives(mutant: Mutant) -> bool:
-    """Return whether no test notices a mutant."""
-    return all(run(mutant, tests, limit_of(tests))[0] for tests in rounds_of(mutant.path))
-
-
-def examine(mutants: Sequence[Mutant], deadline: float) -> list[tuple[Mutant, bool]]:
-    """Return each mutant of one module with whether it survives. Mutants that no time remains for are left out."""
-    return [(mutant, survives(mutant)) for mutant in mutants if time.monotonic() < deadline]
-
-
-def draw(packages: Sequence[str], count: int, seed: int) -> list[list[Mutant]]:
-    """Return `count` random mutants, grouped by module. Each package's share follows its number of mutants."""
-    files = [path for package in packages for path in sorted((ROOT / package).rglob("*.py"))]
-    every = [mutant for path in files for mutant in mutants_of(str(path.relative_to(ROOT)))]
-    drawn = random.Random(seed).sample(every, min(count, len(every)))
-    groups: dict[str, list[Mutant]] = {}
-    for mutant in drawn:
-        groups.setdefault(mutant.path, []).append(mutant)
-    return sorted(groups.values(), key=len, reverse=True)
+def draw(packages: Iterable[str], count: int, seed: int) -> dict[str, list[Mutant]]:
+    """Return `count` random mutants by package. Each package's share follows its number of mutants."""
+    every = {
+        mutant: package
+        for package in packages
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for mutant in mutants_of(str(path.relative_to(ROOT)))
+    }
+    drawn: dict[str, list[Mutant]] = {package: [] for package in packages}
+    for mutant in random.Random(seed).sample(list(every), min(count, len(every))):
+        drawn[every[mutant]].append(mutant)
+    return drawn
 
 
 def main() -> int:
     """Examine a random draw of mutants, and print the survivors and the counts of each package."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants")
-    parser.add_argument("packages", nargs="*", default=PACKAGES)
+    parser.add_argument("packages", nargs="*", default=list(PACKAGES))
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--minutes", type=float, default=20.0)
     options = parser.parse_args()
     print(f"{options.count} mutants of {', '.join(options.packages)}, --seed {options.seed}", flush=True)
-    for name in IMPORTED_ONCE:
-        importlib.import_module(name)
-    groups = draw(options.packages, options.count, options.seed)
+    drawn = draw(options.packages, options.count, options.seed)
     deadline = time.monotonic() + options.minutes * 60
-    found: list[tuple[Mutant, bool]] = []
-    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-        for outcomes in pool.imap_unordered(functools.partial(examine, deadline=deadline), groups):
-            found += outcomes
-            for mutant in (mutant for mutant, is_alive in outcomes if is_alive):
+    context = multiprocessing.get_context("spawn")
+    running: dict[Any, str] = {}
+    for package, mutants in drawn.items():
+        receiver, sender = context.Pipe(duplex=False)
+        context.Process(target=examine, args=(mutants, PACKAGES[package], deadline, sender)).start()
+        sender.close()
+        running[receiver] = package
+    killed, examined = dict.fromkeys(drawn, 0), dict.fromkeys(drawn, 0)
+    while running:
+        for receiver in multiprocessing.connection.wait(list(running)):
+            package = running[receiver]
+            try:
+                outcome = receiver.recv()
+            except EOFError:
+                del running[receiver]
+                continue
+            if isinstance(outcome, set):
+                print(
+                    "".join(f"left out, because it fails without a mutant: {test}\n" for test in sorted(outcome)),
+                    end="",
+                )
+                continue
+            mutant, killer = outcome
+            examined[package] += 1
+            killed[package] += bool(killer)
+            if not killer:
                 print(f"survived: {mutant.path}:{mutant.line}: {mutant.change}", flush=True)
-    for package in options.packages:
-        of_package = [is_alive for mutant, is_alive in found if mutant.path.startswith(f"{package}/")]
-        killed = of_package.count(False)
-        print(f"{package}: {killed} of {len(of_package)} mutants killed")
-    if missing := sum(map(len, groups)) - len(found):
+    for package in drawn:
+        print(f"{package}: {killed[package]} of {examined[package]} mutants killed")
+    if missing := sum(map(len, drawn.values())) - sum(examined.values()):
         print(f"not examined within {options.minutes:g} minutes: {missing}")
-    return int(any(is_alive for _, is_alive in found) or missing > 0)
+    return int(killed != examined or missing > 0)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
+import mmap
+import multiprocessing
+import sys
+import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.mutants import Changed, Mutant, mutants_of, mutated, rounds_of
+from tests import mutants
+from tests.mutants import change, examine, marked, mutants_of, mutated
 
 SOURCE = '''
 LIMIT = 7
@@ -37,7 +45,6 @@ def module(tmp_path: Path) -> str:
 def test_each_rule_of_a_module_has_a_mutant(module: str) -> None:
     assert sorted(mutant.change for mutant in mutants_of(module)) == [
         "1 becomes 0",
-        "1 becomes 0",
         "2 becomes 3",
         "4 becomes 5",
         "5 becomes 6",
@@ -62,19 +69,68 @@ def test_a_mutant_changes_one_place(module: str) -> None:
         assert len([1 for old, new in zip(before, after, strict=True) if old != new]) == 1, mutant
 
 
-def test_a_child_imports_the_mutant_instead_of_the_file() -> None:
-    mutant = next(each for each in mutants_of("control_plane/core/full_disk.py") if each.line)
-    changed = Changed(mutant)
-    assert changed.find_spec("control_plane.core.fleets") is None
-    spec = changed.find_spec(mutant.module)
-    assert spec is not None
-    assert spec.loader is changed
-    assert changed.get_code(mutant.module) == compile(mutated(mutant), changed.path, "exec")
+TESTS = """
+import pytest
+from rooms import allowed
+
+def test_nobody():
+    with pytest.raises(ValueError):
+        allowed(3)
+
+def test_some():
+    assert allowed(6, names=["one"])
+
+def test_broken():
+    assert False
+"""
 
 
-def test_nearest_tests_come_first() -> None:
-    named, imported, wide = rounds_of("control_plane/core/recovery.py")
-    assert "tests/unit/control_plane/core/test_recovery.py" in named
-    assert not {*named} & {*imported}
-    assert "tests/golden" in wide
-    assert Mutant("control_plane/core/recovery.py", 0, 1, "").module == "control_plane.core.recovery"
+@pytest.fixture
+def rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a module from a root of its own."""
+    (tmp_path / "rooms.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "rooms", raising=False)
+    return importlib.import_module("rooms")
+
+
+def test_a_loaded_function_gets_the_code_of_a_mutant_and_its_own_again(rooms: ModuleType) -> None:
+    allowed = rooms.allowed  # as another module has imported it
+    mutant = next(each for each in mutants_of("rooms.py") if each.change == "min becomes max")
+    change("rooms.py", mutated(mutant))
+    assert not allowed(6, names=["one"])
+    change("rooms.py", ast.parse(SOURCE))
+    assert allowed(6, names=["one"])
+
+
+def test_marks_are_set_where_a_mutant_is_reached(rooms: ModuleType) -> None:
+    found = list(enumerate(mutants_of("rooms.py")))
+    marks = mmap.mmap(-1, len(found))
+    change("rooms.py", marked("rooms.py", found), marks)
+    rooms.allowed(3, names=["one"])
+    reached = {mutant.change for index, mutant in found if marks[index]}
+    assert {"min becomes max", "Sub becomes Add", "not is dropped"} <= reached
+    assert "continue becomes break" not in reached
+
+
+def test_a_mutant_is_killed_by_a_test_that_passes_without_it(rooms: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "test_rooms.py").write_text(TESTS, encoding="utf-8")
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    drawn = [each for each in mutants_of(rooms.__name__ + ".py") if each.change != "the condition is negated"]
+    arguments = (drawn, [str(tmp_path)], time.monotonic() + 300, sender)
+    process = multiprocessing.get_context("fork").Process(target=examine, args=arguments)
+    process.start()
+    sender.close()
+    outcomes = []
+    with contextlib.suppress(EOFError):
+        while True:
+            outcomes.append(receiver.recv())
+    process.join()
+    *examined, unfit = outcomes
+    assert unfit == {"test_rooms.py::test_broken"}
+    killers = {mutant.change: killer.rpartition("::")[2] for mutant, killer in examined}
+    assert len(examined) == len(drawn)
+    assert killers["min becomes max"] == "test_some"
+    assert killers["continue becomes break"] == "", "no test reaches it"
