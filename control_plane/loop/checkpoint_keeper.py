@@ -10,7 +10,8 @@ deletion later. A deletion is idempotent.
 
 If a checkpoint exceeds the limits, the keeper trashes it only after a later checkpoint has been verified. The keeper
 requests this verification from `loop.verifier`, and waits for the result. The last check repeats this condition, and
-reads from S3 that the later checkpoint is stored. A person's own deletion needs no later checkpoint.
+reads from S3 that the later checkpoint is stored. After the job's end, a person's own deletion needs no later
+checkpoint.
 
 Invariant: the limits never make the keeper trash a pinned checkpoint, the newest checkpoint, the source of the job's
 next restore, the initial state of another unfinished job, or a checkpoint without a later verified checkpoint. The
@@ -49,6 +50,7 @@ from control_plane.db.session import Database
 from control_plane.loop import records
 from control_plane.loop.checkpoint_marks import (
     folder_of,
+    is_over,
     is_stored,
     mark_issued,
     mark_pinned,
@@ -135,7 +137,7 @@ class CheckpointKeeper:
         """Return the job, its surplus checkpoints, and the checkpoint to verify before the keeper deletes more."""
         job, now = jobs.get_run(session, run_id), self._now()
         rows = checkpoints.of_run(session, run_id)
-        waiting = [each.step for each in rows if _is_due(each, now) and each.trash_cause == TrashCause.RETENTION]
+        waiting = [each.step for each in rows if _is_due(each, now) and _needs_later(job, each)]
         limits = CheckpointRetention(
             max_count=job.spec.checkpoint_max_count,
             keep_every_steps=job.spec.checkpoint_keep_every_steps,
@@ -159,8 +161,11 @@ class CheckpointKeeper:
             due = [each for each in checkpoints.of_run(session, run_id) if _is_due(each, self._now())]
             safe = _newest_safe(session, job)
         for each in due:
-            needs_later = each.trash_cause == TrashCause.RETENTION
+            needs_later = _needs_later(job, each)
             standing = standing_of(self._objects, each)
+            if standing.may_purge and not is_over(self._objects, each, standing):
+                log.error("run %s: step %d is not purged, because S3's clock is behind", run_id, each.step)
+                continue
             if standing.may_purge and needs_later and not self._has_later(run_id, each, safe):
                 continue
             with self._database.write() as session:
@@ -246,6 +251,11 @@ def untrash(
 def _is_due(checkpoint: SavedCheckpoint, now: datetime) -> bool:
     is_trashed = checkpoint.state == checkpoints.TRASHED
     return is_trashed and checkpoint.purge_at is not None and checkpoint.purge_at <= now
+
+
+def _needs_later(job: SavedJob, checkpoint: SavedCheckpoint) -> bool:
+    """Return whether a checkpoint may be purged only if a later verified checkpoint is stored."""
+    return checkpoint.trash_cause == TrashCause.RETENTION or job.ended_at is None
 
 
 def _kept(session: Session, job: SavedJob, complete: Mapping[tuple[int, int], SavedCheckpoint]) -> list[KeptCheckpoint]:

@@ -2,6 +2,7 @@
 
     …run=<run>/gen=<generation>/step=<step>/pinned     a person has pinned the checkpoint
                                             trashed    the checkpoint is in the trash
+                                            due        a server attempts the purge; the object's time is S3's clock
     …run=<run>/trashed                                 the whole job is in the trash
     …run=<run>/issued=<number>                         no generation of the run has a higher number
 
@@ -31,6 +32,7 @@ from everstep.protocol.plan import ObjectReference
 
 PINNED: Final = "pinned"
 TRASHED: Final = "trashed"
+DUE: Final = "due"
 ISSUED: Final = re.compile(r"issued=(\d{1,10})", re.ASCII)
 
 
@@ -49,12 +51,13 @@ class TrashStanding:
     """The marks that S3 has of a checkpoint in the trash."""
 
     is_pinned: bool
-    is_trashed: bool
+    trashed_at: datetime | None
+    """Time of the mark `trashed`, by S3's clock. None without the mark."""
 
     @property
     def may_purge(self) -> bool:
         """Return whether S3 agrees with the database that the checkpoint may be deleted for good."""
-        return self.is_trashed and not self.is_pinned
+        return self.trashed_at is not None and not self.is_pinned
 
 
 def folder_of(checkpoint: SavedCheckpoint) -> ObjectReference:
@@ -82,8 +85,16 @@ def unmark(objects: ServiceStore, folders: Iterable[ObjectReference], name: str)
 def standing_of(objects: ServiceStore, checkpoint: SavedCheckpoint) -> TrashStanding:
     """Return the marks of a checkpoint. Raises CloudError if S3 did not list them."""
     folder = folder_of(checkpoint)
-    keys = {info.reference.key.removeprefix(folder.key) for info in objects.list(folder)}
-    return TrashStanding(is_pinned=PINNED in keys, is_trashed=TRASHED in keys)
+    times = {info.reference.key.removeprefix(folder.key): info.modified_at for info in objects.list(folder)}
+    return TrashStanding(is_pinned=PINNED in times, trashed_at=times.get(TRASHED))
+
+
+def is_over(objects: ServiceStore, checkpoint: SavedCheckpoint, standing: TrashStanding) -> bool:
+    """Return whether the time in the trash is over by S3's clock, too. The server's clock may be wrong."""
+    if checkpoint.trashed_at is None or checkpoint.purge_at is None or standing.trashed_at is None:
+        return False
+    now = objects.put(_place(folder_of(checkpoint), DUE), b"").modified_at
+    return now - standing.trashed_at >= checkpoint.purge_at - checkpoint.trashed_at
 
 
 def is_stored(objects: ServiceStore, checkpoint: SavedCheckpoint) -> bool:

@@ -472,6 +472,7 @@ class MemoryObjectStore:
     """`ServiceStore` in memory. The constructor takes the names of the buckets that exist."""
 
     def __init__(self, *buckets: str) -> None:
+        self.now: Callable[[], datetime] = lambda: EPOCH
         self._lock = threading.Lock()
         self._objects: dict[str, dict[str, tuple[bytes, ObjectInfo]]] = {bucket: {} for bucket in buckets}
 
@@ -543,7 +544,7 @@ class MemoryObjectStore:
 
     def _write(self, reference: ObjectReference, body: bytes) -> ObjectInfo:
         etag = hashlib.md5(body, usedforsecurity=False).hexdigest()
-        info = ObjectInfo(reference=reference, size_bytes=len(body), etag=etag, modified_at=EPOCH)
+        info = ObjectInfo(reference=reference, size_bytes=len(body), etag=etag, modified_at=self.now())
         self._bucket(reference)[reference.key] = (bytes(body), info)
         return info
 

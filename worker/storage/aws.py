@@ -81,15 +81,21 @@ _DENIED = frozenset(
         "InvalidClientTokenId",
         "SignatureDoesNotMatch",
     }
-    | {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "UnrecognizedClientException"}
+    | {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "RequestExpired", "UnrecognizedClientException"}
+    | {"DecryptionFailure"}  # Secrets Manager cannot use the secret's KMS key.
 )
 _BUSY = frozenset(
     {
         "SlowDown",
         "RequestTimeout",
         "RequestTimeTooSkewed",
+        "RequestLimitExceeded",
         "Throttling",
         "ThrottlingException",
+        "ThrottledException",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "TooManyRequestsException",
         "ServiceUnavailable",
         "InternalError",
     }
@@ -381,4 +387,6 @@ def _kind(code: str, status: int) -> type[StorageError]:
         return ObjectChanged
     if code in _DENIED or code.startswith("KMS."):
         return StoreDenied
-    return StoreUnavailable if code in _BUSY or status >= 500 or status == 429 else StoreRefused
+    if code in _BUSY or status >= 500 or status == 429:
+        return StoreUnavailable
+    return StoreDenied if status in (401, 403) else StoreRefused

@@ -24,12 +24,12 @@ from everstep.protocol.plan import ObjectReference, ShardSource
 from everstep.protocol.safetensors import Restore
 from everstep.protocol.slot import SlotHeader, SlotState
 from worker.core.slots import Content
-from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StorageError
+from worker.errors import BucketMissing, CorruptCheckpoint, NoRoom, ObjectMissing, StorageError
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore, in_thread
 from worker.storage.checkpoints import MAX_ATTEMPTS
 from worker.storage.node_loads import NodeLoad, NodeLoads
-from worker.storage.object_store import ObjectReader, ObjectStore, cut
+from worker.storage.object_store import ObjectReader, ObjectStore, cut, require_missing
 from worker.storage.shard_parts import ShardParts, read_length
 from worker.tasks import finish, together
 
@@ -212,7 +212,12 @@ async def _download(
     reading = objects.open(where)
 
     def begin(cancelled: threading.Event) -> tuple[ObjectReader, ShardParts]:
-        reader = reading.__enter__()
+        try:
+            reader = reading.__enter__()
+        except ObjectMissing as error:
+            if not isinstance(error, BucketMissing):
+                require_missing(objects, where)
+            raise
         try:
             parts = _read_header(reader, where)
         except BaseException:
@@ -370,6 +375,7 @@ class _Filling:
             check()
             found = self._objects.head(place)
             if found is None:
+                require_missing(self._objects, place)
                 raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")
             if found.bytes != size:
                 raise CorruptCheckpoint(f"s3://{place.bucket}/{place.key} has {found.bytes} bytes, not {size}")

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from everstep.bulk import Helpers, StoredPart
 from everstep.protocol.plan import ObjectReference
+from worker.errors import StoreUnavailable
 
 Read = Callable[[int, int], Iterable["Piece"]]
 """Type of a function that returns the content of an object between two positions (begin, end) in bytes, in pieces."""
@@ -294,6 +295,22 @@ class ObjectStore(Protocol):
         Raises:
             StorageError: the subtype shows whether to retry.
         """
+
+
+def require_missing(store: ObjectStore, where: ObjectReference) -> None:
+    """Check that an object of a run is missing, after a read of it raised `ObjectMissing`. Blocks.
+
+    A status 404 alone does not prove this: the answer may come from another store. The store must also list another
+    object of the run, and not the missing one.
+
+    Raises:
+        StoreUnavailable: the lists do not prove it.
+        StorageError: the store did not list its objects.
+    """
+    folder = ObjectReference(bucket=where.bucket, key=where.key[: where.key.rfind("/run=") + 1])
+    is_listed = any(each.reference.key == where.key for each in store.list(where))
+    if is_listed or next(iter(store.list(folder)), None) is None:
+        raise StoreUnavailable(f"s3://{where.bucket}/{where.key}: the store answers that it is missing without proof")
 
 
 def cut(spans: Iterable[Span], limit: int, first: int = 0) -> Iterator[list[Span]]:

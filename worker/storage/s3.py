@@ -421,10 +421,8 @@ def _errors(reference: ObjectReference) -> Iterator[None]:
         raise StoreUnavailable(f"{name}: the upload of a part was cancelled") from error
     except bulk.WrongLength as error:
         raise StoreRefused(f"{name}: {error}") from error
-    except bulk.OtherRange as error:
+    except (bulk.OtherRange, bulk.EndedEarly) as error:  # A cut answer says nothing about the object.
         raise StoreUnavailable(f"{name}: {error}") from error
-    except bulk.EndedEarly as error:
-        raise CorruptCheckpoint(f"{name}: {error}") from error
 
 
 def _stored(reference: ObjectReference, size: int, stored: bulk.Stored) -> StoredObject:

@@ -49,6 +49,8 @@ class CheckpointRecord:
     """Whether a verification or a restore found damage. No restore uses a damaged checkpoint."""
     verified_at: float | None = None
     """Unix time of the last verification. None before the first."""
+    verify_requested_at: float | None = None
+    """Unix time of the open request for a verification, or None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

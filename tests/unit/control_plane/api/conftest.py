@@ -93,6 +93,7 @@ class Service:
         self.clock = Clock()
         self.operator = FakeOperator()
         self.objects = objects or MemoryObjectStore(BUCKET, USERS_BUCKET)
+        self.objects.now = self.clock
         self.settings = Settings(
             state_directory=directory / "server",
             database_url=database_url,

@@ -94,11 +94,13 @@ def test_a_persons_deletion_goes_to_the_trash_unless_the_person_skips_it(service
     assert keys(service, job) == {"30"}
 
 
-def test_a_persons_deletion_needs_no_later_checkpoint(service, client, job):
+def test_a_persons_deletion_needs_a_later_checkpoint_while_the_job_runs(service, client, job):
     client.update_training_job(**GPT, CheckpointConfig={"MaxCount": 0})
     client.delete_checkpoint(**GPT, Step=20)
     service.clock.advance(24 * HOUR)
     keeper(service).delete_due()
+    assert keys(service, job) == {"10", "20", "30"}
+    collect(service)
     assert keys(service, job) == {"10", "30"}
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.core.states import JobState
+from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
 from control_plane.db import checkpoints, jobs
 from everstep.protocol.agent_messages import FaultCode, NodeFault
 from everstep.protocol.ids import Rank
@@ -23,6 +24,12 @@ async def world(tmp_path: Path):
     await made.upload(4, "first")
     yield made
     made.close()
+
+
+def verify(world: World, verdict: CheckpointVerdict) -> None:
+    (record,) = world.checkpoints("first")
+    with world.database.write() as session:
+        checkpoints.store_verdict(session, world.job("first").run_id, record, verdict=verdict, now=world.now)
 
 
 def initial(world: World) -> jobs.InitialState:
@@ -99,6 +106,8 @@ async def test_a_job_whose_initial_checkpoint_is_damaged_fails_and_never_starts_
         agent.faults = (
             NodeFault(code=FaultCode.SOURCE_MISMATCH, message="rank 1: other bytes", is_permanent=False, shard=Rank(1)),
         )
+    await world.until(lambda: world.checkpoints("first")[0].is_wrong)
+    verify(world, CheckpointVerdict.of(Damage(kind=DamageKind.CONTENT, detail="other bytes")))
     await world.until(lambda: world.job().state == JobState.FAILED)
     assert "missing or damaged" in world.job().reason
     assert world.plan().base_step == 4

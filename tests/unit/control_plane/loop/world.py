@@ -653,6 +653,7 @@ class World:
         self.operator = FakeOperator(now=START, boot_delay=timedelta(seconds=boot_seconds))
         self.groups: dict[FleetName, str] = {}
         self.objects = MemoryObjectStore(BUCKET)
+        self.objects.now = lambda: self.now
         if not database_url:
             make_migrated(directory / "everstep.db")
         self.database = Database(database_url or f"sqlite:///{directory / 'everstep.db'}")

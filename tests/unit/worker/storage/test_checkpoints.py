@@ -286,7 +286,8 @@ async def test_what_may_be_tried_again_is(tmp_path: Path) -> None:
     objects.failures = 99
     with pytest.raises(StoreUnavailable):
         await fetch(objects, source_of(uploaded), store)
-    objects.objects["bucket"].clear()
+    del objects.objects["bucket"][uploaded.object.key]
+    objects.objects["bucket"][f"jobs/job/checkpoints/run={RUN}/issued=1"] = b""
     objects.failures, objects.calls = 0, 0
     with pytest.raises(ObjectMissing):
         await fetch(objects, source_of(uploaded), store)
