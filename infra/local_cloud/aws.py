@@ -225,19 +225,9 @@ class LocalAws:
         received: SignedRequest = environ[RECEIVED]
         service = service_of(received.header("authorization"))
         if reason := stray(received, self._host):
-            return _say(
-                start_response,
-                "403 Forbidden",
-                [("Content-Type", "application/json")],
-                msgspec.json.encode({"Message": reason}),
-            )
+            return _say_json(start_response, "403 Forbidden", {"Message": reason})
         if environ["PATH_INFO"].startswith(MOTO_PATHS):
-            return _say(
-                start_response,
-                "404 Not Found",
-                [("Content-Type", "application/json")],
-                b'{"Message": "not a service of AWS"}',
-            )
+            return _say_json(start_response, "404 Not Found", {"Message": "not a service of AWS"})
         try:
             caller = verify(received, lambda: _body(environ, service), self._issued, datetime.now(UTC))
         except Denied as error:
@@ -302,20 +292,14 @@ class LocalAws:
 
     def _administer(self, environ: dict[str, Any], caller: Signer, start_response: StartResponse) -> Iterable[bytes]:
         if caller.is_owner and caller.service == ADMIN_SERVICE:
-            status, body = self._answer(environ)
-        else:
-            status, body = (
-                "403 Forbidden",
-                msgspec.json.encode(
-                    {"Message": f"sign it with the cluster's own key for the service {ADMIN_SERVICE!r}"}
-                ),
-            )
-        return _say(start_response, status, [("Content-Type", "application/json")], body)
+            return _say_json(start_response, *self._answer(environ))
+        message = f"sign it with the cluster's own key for the service {ADMIN_SERVICE!r}"
+        return _say_json(start_response, "403 Forbidden", {"Message": message})
 
-    def _answer(self, environ: dict[str, Any]) -> tuple[str, bytes]:
+    def _answer(self, environ: dict[str, Any]) -> tuple[str, object]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         if length > MAX_ADMIN_BODY_BYTES:
-            return "413 Content Too Large", msgspec.json.encode({"Message": f"at most {MAX_ADMIN_BODY_BYTES} bytes"})
+            return "413 Content Too Large", {"Message": f"at most {MAX_ADMIN_BODY_BYTES} bytes"}
         content = environ["wsgi.input"].read(length)
         try:
             match environ["REQUEST_METHOD"], environ["PATH_INFO"].removeprefix(ADMIN_PREFIX):
@@ -351,12 +335,12 @@ class LocalAws:
                         answer = self._injector.clear(query.get("name", ""), query.get("target", ""))
                     self._wake.set()
                 case _:
-                    return "404 Not Found", msgspec.json.encode({"Message": ADMIN_PATHS})
+                    return "404 Not Found", {"Message": ADMIN_PATHS}
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            return "400 Bad Request", msgspec.json.encode({"Message": str(error)})
+            return "400 Bad Request", {"Message": str(error)}
         except FaultRefused as error:
-            return "409 Conflict", msgspec.json.encode({"Message": str(error)})
-        return "200 OK", msgspec.json.encode(answer)
+            return "409 Conflict", {"Message": str(error)}
+        return "200 OK", answer
 
     def _facts(self, instance_id: str) -> dict[str, str]:
         """Return an instance's current metadata by path. The threads of the metadata service call this method."""
@@ -425,6 +409,10 @@ def _body(environ: dict[str, Any], service: str) -> bytes:
 def _say(start_response: StartResponse, status: str, headers: list[tuple[str, str]], body: bytes) -> list[bytes]:
     start_response(status, [*headers, ("Content-Length", str(len(body)))])
     return [body]
+
+
+def _say_json(start_response: StartResponse, status: str, content: object) -> list[bytes]:
+    return _say(start_response, status, [("Content-Type", "application/json")], msgspec.json.encode(content))
 
 
 def _without_cors(start_response: StartResponse) -> StartResponse:

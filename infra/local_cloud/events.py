@@ -49,18 +49,6 @@ EC2 and the metadata service use the same description.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventBridgeEvent:
-    """An event of AWS, with the fields that the patterns of rules can match."""
-
-    source: str
-    detail_type: str
-    resources: tuple[str, ...]
-    detail: Mapping[str, Any]
-    account: str
-    region: str
-
-
 @dataclass(frozen=True, slots=True)
 class Owner:
     """The account and the region of a resource."""
@@ -71,6 +59,17 @@ class Owner:
     def instance_arn(self, instance_id: str) -> str:
         """Return the ARN of an instance in this account and region."""
         return f"arn:aws:ec2:{self.region}:{self.account}:instance/{instance_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventBridgeEvent:
+    """An event of AWS, with the fields that the patterns of rules can match."""
+
+    owner: Owner
+    source: str
+    detail_type: str
+    resources: tuple[str, ...]
+    detail: Mapping[str, Any]
 
 
 def stamp(at: datetime) -> str:
@@ -106,12 +105,11 @@ def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Ev
     The event contains the id of the reservation, but no instance id.
     """
     return EventBridgeEvent(
-        source="aws.ec2",
-        detail_type="Capacity Block Reservation Expiration Warning",
-        resources=(f"arn:aws:ec2:{owner.region}:{owner.account}:capacity-reservation/{reservation_id}",),
-        detail={"capacity-reservation-id": reservation_id, "end-date": stamp(ends_at)},
-        account=owner.account,
-        region=owner.region,
+        owner,
+        "aws.ec2",
+        "Capacity Block Reservation Expiration Warning",
+        (f"arn:aws:ec2:{owner.region}:{owner.account}:capacity-reservation/{reservation_id}",),
+        {"capacity-reservation-id": reservation_id, "end-date": stamp(ends_at)},
     )
 
 
@@ -133,10 +131,11 @@ def scheduled_change(
     """
     type_code, words = HEALTH_WORDS[code]
     return EventBridgeEvent(
-        source="aws.health",
-        detail_type="AWS Health Event",
-        resources=(instance_id,),
-        detail={
+        owner,
+        "aws.health",
+        "AWS Health Event",
+        (instance_id,),
+        {
             "eventArn": f"arn:aws:health:{owner.region}::event/EC2/{type_code}/{type_code}_{event_id}",
             "service": "EC2",
             "eventTypeCode": type_code,
@@ -156,22 +155,13 @@ def scheduled_change(
             "page": "1",
             "totalPages": "1",
         },
-        account=owner.account,
-        region=owner.region,
     )
 
 
 def lifecycle_action(owner: Owner, group_arn: str, detail: Mapping[str, Any], *, is_launch: bool) -> EventBridgeEvent:
     """Return the event with which Auto Scaling announces that a lifecycle hook holds an instance."""
     kind = "EC2 Instance-launch Lifecycle Action" if is_launch else "EC2 Instance-terminate Lifecycle Action"
-    return EventBridgeEvent(
-        source="aws.autoscaling",
-        detail_type=kind,
-        resources=(group_arn,),
-        detail=detail,
-        account=owner.account,
-        region=owner.region,
-    )
+    return EventBridgeEvent(owner, "aws.autoscaling", kind, (group_arn,), detail)
 
 
 def scaling_outcome(
@@ -183,14 +173,7 @@ def scaling_outcome(
     """
     kind = f"EC2 Instance {'Launch' if is_launch else 'Terminate'} {'Successful' if is_success else 'Unsuccessful'}"
     resources = (group_arn, owner.instance_arn(instance_id)) if instance_id else (group_arn,)
-    return EventBridgeEvent(
-        source="aws.autoscaling",
-        detail_type=kind,
-        resources=resources,
-        detail=detail,
-        account=owner.account,
-        region=owner.region,
-    )
+    return EventBridgeEvent(owner, "aws.autoscaling", kind, resources, detail)
 
 
 class Announcements:
@@ -224,9 +207,9 @@ class Announcements:
             "id": str(uuid.uuid4()),
             "detail-type": event.detail_type,
             "source": event.source,
-            "account": event.account,
+            "account": event.owner.account,
             "time": stamp(datetime.now(UTC)),
-            "region": event.region,
+            "region": event.owner.region,
             "resources": list(event.resources),
             "detail": dict(event.detail),
         }
@@ -246,8 +229,10 @@ def to_event_bridge(event: EventBridgeEvent, body: dict[str, Any]) -> None:
     The function does not use PutEvents. In AWS, PutEvents refuses sources that begin with `aws.`, and moto's PutEvents
     omits the account and adds other fields.
     """
-    queues = sqs_backends[event.account][event.region]
-    for rule in list(events_backends[event.account][event.region].describe_event_bus("default").rules.values()):
+    queues = sqs_backends[event.owner.account][event.owner.region]
+    for rule in list(
+        events_backends[event.owner.account][event.owner.region].describe_event_bus("default").rules.values()
+    ):
         if rule.state != "ENABLED" or not rule.event_pattern.matches_event(body):
             continue
         for target in rule.targets:
@@ -257,14 +242,7 @@ def to_event_bridge(event: EventBridgeEvent, body: dict[str, Any]) -> None:
 
 
 def _ec2(owner: Owner, detail_type: str, instance_id: str, detail: Mapping[str, Any]) -> EventBridgeEvent:
-    return EventBridgeEvent(
-        source="aws.ec2",
-        detail_type=detail_type,
-        resources=(owner.instance_arn(instance_id),),
-        detail=detail,
-        account=owner.account,
-        region=owner.region,
-    )
+    return EventBridgeEvent(owner, "aws.ec2", detail_type, (owner.instance_arn(instance_id),), detail)
 
 
 def _http_date(at: datetime) -> str:

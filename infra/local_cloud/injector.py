@@ -89,6 +89,8 @@ NO_NETWORK: Final = (
     "up --network namespaces` (needs root)"
 )
 HISTORY: Final = 1000
+_Outcome = tuple[str, str, Facts]
+"""The affected instance or group, the sentence and the facts of an `Effect`."""
 CONDITIONS_OF: Final = {
     "throttle": ("throttle",),
     "rate-limits": ("api_rate_share",),
@@ -152,7 +154,8 @@ class Injector:
         Raises:
             FaultRefused: the fault is impossible in this cloud or for this target. The injector has changed nothing.
         """
-        effect: Effect = getattr(self, f"_{name_of(fault).replace('-', '_')}")(fault)
+        target, did, facts = getattr(self, f"_{name_of(fault).replace('-', '_')}")(fault)
+        effect = Effect(fault=name_of(fault), target=target, did=did, facts=facts)
         log.info("fault %s: %s %s", effect.fault, effect.did, effect.facts)
         self.history.append(effect)
         del self.history[:-HISTORY]
@@ -255,29 +258,28 @@ class Injector:
 
     # The methods below inject faults of AWS on one instance.
 
-    def _spot_warning(self, fault: SpotWarning) -> Effect:
+    def _spot_warning(self, fault: SpotWarning) -> _Outcome:
         instance_id = self._running(fault.target)
         backend, _, life = self._places.ec2.find(instance_id)
         plan = life.spot_action = self._places.ec2.plan(instance_id, fault.action, "spot", fault.after)
-        self._announce(events.spot_interruption(self._places.ec2.owner(backend), instance_id, fault.action))
-        return self._effect(
-            fault,
+        self._places.announcements.put(
+            events.spot_interruption(self._places.ec2.owner(backend), instance_id, fault.action)
+        )
+        return (
             instance_id,
             f"{instance_id} is interrupted in {fault.after:g} s: {fault.action}",
             {"time": stamp(plan.at_time)},
         )
 
-    def _rebalance(self, fault: Rebalance) -> Effect:
+    def _rebalance(self, fault: Rebalance) -> _Outcome:
         instance_id = self._running(fault.target)
         backend, _, life = self._places.ec2.find(instance_id)
         life.rebalance_at = datetime.now(UTC)
-        self._announce(events.rebalance_recommendation(self._places.ec2.owner(backend), instance_id))
+        self._places.announcements.put(events.rebalance_recommendation(self._places.ec2.owner(backend), instance_id))
         self._places.auto_scaling.rebalance(instance_id)
-        return self._effect(
-            fault, instance_id, f"{instance_id} should be left", {"notice_time": stamp(life.rebalance_at)}
-        )
+        return instance_id, f"{instance_id} should be left", {"notice_time": stamp(life.rebalance_at)}
 
-    def _maintenance(self, fault: Maintenance) -> Effect:
+    def _maintenance(self, fault: Maintenance) -> _Outcome:
         instance_id = self._running(fault.target)
         backend, _, life = self._places.ec2.find(instance_id)
         begins = datetime.now(UTC) + timedelta(seconds=fault.after)
@@ -299,52 +301,43 @@ class Injector:
             starts_at=begins,
             ends_at=scheduled.not_after,
         )
-        self._announce(event)
+        self._places.announcements.put(event)
         facts = {"event_id": scheduled.event_id, "code": fault.code, "not_before": stamp(begins)}
-        return self._effect(fault, instance_id, f"{fault.code} of {instance_id} in {fault.after:g} s", facts)
+        return instance_id, f"{fault.code} of {instance_id} in {fault.after:g} s", facts
 
-    def _block_end(self, fault: BlockEnd) -> Effect:
+    def _block_end(self, fault: BlockEnd) -> _Outcome:
         instance_id = self._running(fault.target)
         backend, instance, _ = self._places.ec2.find(instance_id)
         plan = self._places.ec2.plan(instance_id, "terminate", "block", fault.after)
         reservation = instance.capacity_reservation_id = f"cr-{uuid.uuid4().hex[:17]}"
         ends_at = plan.at_time + BLOCK_END_LEAD
-        self._announce(events.block_expiration(self._places.ec2.owner(backend), reservation, ends_at))
+        self._places.announcements.put(events.block_expiration(self._places.ec2.owner(backend), reservation, ends_at))
         facts = {"capacity_reservation_id": reservation, "time": stamp(plan.at_time), "end_date": stamp(ends_at)}
-        return self._effect(
-            fault,
+        return (
             instance_id,
             f"{instance_id} ends in {fault.after:g} s, and its capacity block half an hour later",
             facts,
         )
 
-    def _terminate(self, fault: Terminate) -> Effect:
+    def _terminate(self, fault: Terminate) -> _Outcome:
         instance_id = self._running(fault.target)
         pid = self._places.runner.pids().get(instance_id)
         self._places.ec2.end(instance_id, "terminate", "outside")
-        return self._effect(
-            fault, instance_id, f"{instance_id} was terminated from outside", {"state": "terminated", "init_pid": pid}
-        )
+        return instance_id, f"{instance_id} was terminated from outside", {"state": "terminated", "init_pid": pid}
 
-    def _crash(self, fault: Crash) -> Effect:
+    def _crash(self, fault: Crash) -> _Outcome:
         instance_id = self._running(fault.target)
         _, _, life = self._places.ec2.find(instance_id)
         pid = self._places.runner.pids()[instance_id]
         life.has_crashed = True
         life.failed_checks = {"instance": datetime.now(UTC), "system": datetime.now(UTC)}
-        return self._effect(
-            fault,
-            instance_id,
-            f"the host of {instance_id} died; EC2 says running",
-            {"init_pid": pid, "state": "running"},
-        )
+        return instance_id, f"the host of {instance_id} died; EC2 says running", {"init_pid": pid, "state": "running"}
 
-    def _fail_status(self, fault: FailStatus) -> Effect:
+    def _fail_status(self, fault: FailStatus) -> _Outcome:
         instance_id = self._running(fault.target)
         _, _, life = self._places.ec2.find(instance_id)
         life.failed_checks[fault.check] = datetime.now(UTC)
-        return self._effect(
-            fault,
+        return (
             instance_id,
             f"the {fault.check} status check of {instance_id} fails",
             {"check": fault.check, "status": "impaired"},
@@ -352,43 +345,39 @@ class Injector:
 
     # The methods below inject faults of AWS that affect the whole local cloud.
 
-    def _throttle(self, fault: Throttle) -> Effect:
+    def _throttle(self, fault: Throttle) -> _Outcome:
         services = (fault.service,) if fault.service else THROTTLED
         conditions = self._places.faults.conditions
         self._condition(throttle={**conditions.throttle, **dict.fromkeys(services, fault.share)})
-        return self._effect(
-            fault,
+        return (
             "",
             f"{fault.share:.0%} of the calls of {', '.join(services)} are throttled",
             {"services": list(services)},
         )
 
-    def _rate_limits(self, fault: RateLimits) -> Effect:
+    def _rate_limits(self, fault: RateLimits) -> _Outcome:
         self._condition(api_rate_share=fault.share)
-        return self._effect(
-            fault, "", f"calls of ec2 and autoscaling are limited to {fault.share:g} of AWS's rates", {}
-        )
+        return "", f"calls of ec2 and autoscaling are limited to {fault.share:g} of AWS's rates", {}
 
-    def _stale_view(self, fault: StaleView) -> Effect:
+    def _stale_view(self, fault: StaleView) -> _Outcome:
         delay = self._places.ec2.answers.visibility_seconds if fault.delay is None else fault.delay
         self._condition(visibility_seconds=delay, describe_omit_share=fault.omit)
-        return self._effect(
-            fault,
+        return (
             "",
             f"DescribeInstances shows changes after {msgspec.json.encode(delay).decode()} s, "
             f"and answers omit {fault.omit:.0%} of the instances",
             {},
         )
 
-    def _zone_disruption(self, fault: ZoneDisruption) -> Effect:
+    def _zone_disruption(self, fault: ZoneDisruption) -> _Outcome:
         every = {zone for group in self._places.auto_scaling.groups() for zone in group.availability_zones}
         zones = (fault.zone,) if fault.zone else tuple(sorted(every))
         if not zones:
             raise FaultRefused("no Auto Scaling group exists yet; pass a zone")
         self._condition(disrupted_zones=zones)
-        return self._effect(fault, "", f"descriptions of instances in {', '.join(zones)} fail", {"zones": list(zones)})
+        return "", f"descriptions of instances in {', '.join(zones)} fail", {"zones": list(zones)}
 
-    def _capacity(self, fault: Capacity) -> Effect:
+    def _capacity(self, fault: Capacity) -> _Outcome:
         types = (
             {fault.instance_type}
             if fault.instance_type
@@ -399,29 +388,26 @@ class Injector:
         conditions = self._places.faults.conditions
         self._condition(capacity={**conditions.capacity, **dict.fromkeys(types, fault.count)})
         names = ", ".join(sorted(types))
-        return self._effect(
-            fault,
+        return (
             "",
             f"no more than {fault.count} of {names} can exist",
             {"instance_types": sorted(types), "count": fault.count},
         )
 
-    def _slow_boot(self, fault: SlowBoot) -> Effect:
+    def _slow_boot(self, fault: SlowBoot) -> _Outcome:
         self._condition(boot_delay_seconds=fault.delay)
-        return self._effect(fault, "", "boots take another time", {"delay": msgspec.to_builtins(fault.delay)})
+        return "", "boots take another time", {"delay": msgspec.to_builtins(fault.delay)}
 
-    def _slots_taken(self, fault: SlotsTaken) -> Effect:
+    def _slots_taken(self, fault: SlotsTaken) -> _Outcome:
         self._condition(slot_release_seconds=fault.delay)
-        return self._effect(
-            fault, "", "slots of instances that end stay taken", {"delay": msgspec.to_builtins(fault.delay)}
-        )
+        return "", "slots of instances that end stay taken", {"delay": msgspec.to_builtins(fault.delay)}
 
-    def _bad_events(self, fault: BadEvents) -> Effect:
+    def _bad_events(self, fault: BadEvents) -> _Outcome:
         self._condition(event_delay_seconds=fault.delay, event_double_share=fault.double, event_drop_share=fault.drop)
         facts = {"delay": msgspec.to_builtins(fault.delay), "double": fault.double, "drop": fault.drop}
-        return self._effect(fault, "", f"{fault.double:.0%} of events come twice, {fault.drop:.0%} never", facts)
+        return "", f"{fault.double:.0%} of events come twice, {fault.drop:.0%} never", facts
 
-    def _suspend_launch(self, fault: SuspendLaunch) -> Effect:
+    def _suspend_launch(self, fault: SuspendLaunch) -> _Outcome:
         groups = [group for group in self._places.auto_scaling.groups() if fault.group in ("", group.name)]
         if not groups:
             raise FaultRefused(
@@ -435,35 +421,29 @@ class Injector:
             self._lasting.suspended.add(group.arn)
         names = [group.name for group in groups]
         reason = self._places.auto_scaling.suspension_reason(groups[0], "Launch")
-        return self._effect(
-            fault, names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason}
-        )
+        return names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason}
 
     # The methods below inject faults of Everstep's own processes and nodes.
 
-    def _kill_rank(self, fault: KillRank) -> Effect:
+    def _kill_rank(self, fault: KillRank) -> _Outcome:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_rank(init, fault.rank))
-        return self._effect(
-            fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, was killed", facts
-        )
+        return instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, was killed", facts
 
-    def _kill_agent(self, fault: KillAgent) -> Effect:
+    def _kill_agent(self, fault: KillAgent) -> _Outcome:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_agent(init))
-        return self._effect(fault, instance_id, f"the agent on {instance_id}, pid {facts['pid']}, was killed", facts)
+        return instance_id, f"the agent on {instance_id}, pid {facts['pid']}, was killed", facts
 
-    def _kill_control_plane(self, _: KillControlPlane) -> Effect:
+    def _kill_control_plane(self, _: KillControlPlane) -> _Outcome:
         raise FaultRefused(
             "the local AWS does not run the control plane; use `everstep local fault kill-control-plane`"
         )
 
-    def _hang(self, fault: Hang) -> Effect:
+    def _hang(self, fault: Hang) -> _Outcome:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.stop_rank(init, fault.rank))
         self._lasting.stopped.append(Process(facts["pid"], facts["start_ticks"]))
-        return self._effect(
-            fault, instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, stands still", facts
-        )
+        return instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, stands still", facts
 
-    def _partition(self, fault: Partition) -> Effect:
+    def _partition(self, fault: Partition) -> _Outcome:
         network = self._require_network("partition")
         instance_id = self._running(fault.target)
         words = [word.strip() for word in fault.separate_from.split(",")]
@@ -484,9 +464,9 @@ class Injector:
             "port": network.links()[instance_id].port,
             **network.counters(instance_id),
         }
-        return self._effect(fault, instance_id, f"{instance_id} is cut off from {fault.separate_from}", facts)
+        return instance_id, f"{instance_id} is cut off from {fault.separate_from}", facts
 
-    def _slow_network(self, fault: SlowNetwork) -> Effect:
+    def _slow_network(self, fault: SlowNetwork) -> _Outcome:
         network = self._require_network("slow line")
         instance_id = self._running(fault.target)
         network.slow(instance_id, max(1, int(fault.megabits * 1e6)))
@@ -495,29 +475,26 @@ class Injector:
             "bits_per_second": int(fault.megabits * 1e6),
             **network.counters(instance_id),
         }
-        return self._effect(fault, instance_id, f"the line of {instance_id} carries {fault.megabits:g} Mbit/s", facts)
+        return instance_id, f"the line of {instance_id} carries {fault.megabits:g} Mbit/s", facts
 
-    def _corrupt_replica(self, fault: CorruptReplica) -> Effect:
+    def _corrupt_replica(self, fault: CorruptReplica) -> _Outcome:
         chance = random.Random(f"{self._places.faults.seed}/corrupt/{self._places.faults.choose('corrupt', 1 << 30)}")
         instance_id, facts = self._where_it_can(
             fault.target, lambda instance_id, init: node_faults.corrupt_replica(init, instance_id, fault.rank, chance)
         )
-        return self._effect(
-            fault,
+        return (
             instance_id,
             f"a bit of rank {facts['rank']}'s replica of step {facts['step']} on {instance_id} has changed",
             facts,
         )
 
-    def _fill_memory(self, fault: FillMemory) -> Effect:
+    def _fill_memory(self, fault: FillMemory) -> _Outcome:
         instance_id = self._running(fault.target)
         facts = node_faults.fill_memory(instance_id, None if fault.mib is None else fault.mib * 1024**2)
         self._lasting.ballooned.add(instance_id)
-        return self._effect(
-            fault, instance_id, f"{facts['bytes'] // 1024**2} MiB of the memory of {instance_id} are taken", facts
-        )
+        return instance_id, f"{facts['bytes'] // 1024**2} MiB of the memory of {instance_id} are taken", facts
 
-    def _xid(self, fault: Xid) -> Effect:
+    def _xid(self, fault: Xid) -> _Outcome:
         instance_id = self._running(fault.target)
         gpus = self._lasting.sick_gpus.setdefault(instance_id, {})
         xids = (fault.code,) if fault.code else ()
@@ -528,9 +505,7 @@ class Injector:
             self._places.runner.directory(instance_id), [gpus[index] for index in sorted(gpus)]
         )
         facts: Facts = {"file": str(path), "gpu": msgspec.to_builtins(gpus[fault.gpu])}
-        return self._effect(
-            fault, instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
-        )
+        return instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
 
     def _running(self, target: str) -> str:
         """Return the running instance that a target selects: by id, by number, or at random if the target is empty."""
@@ -576,10 +551,3 @@ class Injector:
 
     def _condition(self, **changes: Any) -> None:
         self._places.faults.replace(msgspec.structs.replace(self._places.faults.conditions, **changes))
-
-    def _announce(self, event: events.EventBridgeEvent) -> None:
-        self._places.announcements.put(event)
-
-    @staticmethod
-    def _effect(fault: AnyFault, target: str, did: str, facts: Facts) -> Effect:
-        return Effect(fault=name_of(fault), target=target, did=did, facts=facts)

@@ -241,7 +241,7 @@ def _install_groups(engine: AutoScaling) -> None:
         answer = update_action(self)
         rebalance = self._get_bool_param("CapacityRebalance", None)
         if rebalance is not None:
-            find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName")).capacity_rebalance = rebalance
+            _group(self).capacity_rebalance = rebalance
         return answer
 
     def launch_template(self: FakeAutoScalingGroup) -> dict[str, str] | None:
@@ -254,13 +254,11 @@ def _install_groups(engine: AutoScaling) -> None:
             engine.set_desired(group, desired)
 
     def delete_auto_scaling_group(self: AutoScalingResponse) -> EmptyResult:
-        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        engine.delete(group, force=self._get_bool_param("ForceDelete", False))
+        engine.delete(_group(self), force=self._get_bool_param("ForceDelete", False))
         return EmptyResult()
 
     def suspend_processes(self: AutoScalingResponse) -> EmptyResult:
-        backend, processes = self.autoscaling_backend, self._get_param("ScalingProcesses", [])
-        group = find_group(backend, self._get_param("AutoScalingGroupName"))
+        group, processes = _group(self), self._get_param("ScalingProcesses", [])
         unknown = sorted(set(processes) - PROCESSES)
         if unknown:
             raise ValidationError(f"Process type {unknown[0]} is not a valid scaling process")
@@ -268,8 +266,7 @@ def _install_groups(engine: AutoScaling) -> None:
         return EmptyResult()
 
     def resume_processes(self: AutoScalingResponse) -> EmptyResult:
-        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        engine.resume(group, self._get_param("ScalingProcesses", []) or PROCESSES)
+        engine.resume(_group(self), self._get_param("ScalingProcesses", []) or PROCESSES)
         return EmptyResult()
 
     def suspended_processes(self: FakeAutoScalingGroup) -> list[dict[str, str]]:
@@ -324,15 +321,16 @@ def _install_members(engine: AutoScaling) -> None:
         find_member(self, instance_id)[1].health_status = health_status
 
     def set_instance_protection(self: AutoScalingResponse) -> EmptyResult:
-        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
         engine.protect(
-            group, self._get_param("InstanceIds", []), is_protected=bool(self._get_bool_param("ProtectedFromScaleIn"))
+            _group(self),
+            self._get_param("InstanceIds", []),
+            is_protected=bool(self._get_bool_param("ProtectedFromScaleIn")),
         )
         return EmptyResult()
 
     def complete_lifecycle_action(self: AutoScalingResponse) -> EmptyResult:
         engine.complete_lifecycle_action(
-            find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName")),
+            _group(self),
             self._get_param("LifecycleHookName"),
             instance_id=self._get_param("InstanceId"),
             token=self._get_param("LifecycleActionToken"),
@@ -342,7 +340,7 @@ def _install_members(engine: AutoScaling) -> None:
 
     def record_lifecycle_action_heartbeat(self: AutoScalingResponse) -> EmptyResult:
         engine.record_heartbeat(
-            find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName")),
+            _group(self),
             self._get_param("LifecycleHookName"),
             instance_id=self._get_param("InstanceId"),
             token=self._get_param("LifecycleActionToken"),
@@ -359,21 +357,24 @@ def _install_members(engine: AutoScaling) -> None:
 
 def _install_refreshes(refreshes: InstanceRefreshes) -> None:
     def start_instance_refresh(self: AutoScalingResponse) -> ActionResult:
-        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        return ActionResult({"InstanceRefreshId": refreshes.start(group)})
+        return ActionResult({"InstanceRefreshId": refreshes.start(_group(self))})
 
     def describe_instance_refreshes(self: AutoScalingResponse) -> ActionResult:
-        group = find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
-        return ActionResult({"InstanceRefreshes": refreshes.describe(group)})
+        return ActionResult({"InstanceRefreshes": refreshes.describe(_group(self))})
 
     AutoScalingResponse.start_instance_refresh = start_instance_refresh
     AutoScalingResponse.describe_instance_refreshes = describe_instance_refreshes
 
 
+def _group(action: AutoScalingResponse) -> FakeAutoScalingGroup:
+    """Return the group that a call names, or raise AWS's error if it does not exist."""
+    return find_group(action.autoscaling_backend, action._get_param("AutoScalingGroupName"))
+
+
 def _with_group(action: Callable[[AutoScalingResponse], Any]) -> Callable[[AutoScalingResponse], Any]:
     @wraps(action)
     def checked(self: AutoScalingResponse) -> Any:
-        find_group(self.autoscaling_backend, self._get_param("AutoScalingGroupName"))
+        _group(self)
         return action(self)
 
     return checked

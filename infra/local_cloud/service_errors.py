@@ -90,10 +90,9 @@ def denied(service: str, denial: Denial, message: str, request_id: str) -> Answe
         The answer.
     """
     service = service or "s3"
-    if service in _FORMS or service in _QUERY_SERVICES:
-        codes = {"ec2": _DENIED_OF_EC2, "s3": _DENIED_OF_S3}.get(service, _DENIED_IN_XML)
-        return answer_of(service, "403 Forbidden", codes[denial], message, request_id)
-    return answer_of(service, "403 Forbidden", _DENIED_IN_JSON[denial], message, request_id)
+    others = _DENIED_IN_XML if service in _QUERY_SERVICES else _DENIED_IN_JSON
+    codes = {"ec2": _DENIED_OF_EC2, "s3": _DENIED_OF_S3}.get(service, others)
+    return answer_of(service, "403 Forbidden", codes[denial], message, request_id)
 
 
 def answer_of(service: str, status: str, code: str, message: str, request_id: str) -> Answer:

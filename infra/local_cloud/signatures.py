@@ -21,7 +21,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -239,16 +239,7 @@ def _of_query(query: Mapping[str, str]) -> _Signature:
     if not seconds.isascii() or not seconds.isdigit() or not 1 <= int(seconds[:9]) <= LONGEST_EXPIRY_SECONDS:
         raise Denied(Denial.MISSING, f"X-Amz-Expires must be between 1 and {LONGEST_EXPIRY_SECONDS} seconds.")
     found = _signature(query["X-Amz-Credential"], query["X-Amz-SignedHeaders"], query["X-Amz-Signature"])
-    return _Signature(
-        access_key_id=found.access_key_id,
-        date=found.date,
-        region=found.region,
-        service=found.service,
-        names=found.names,
-        value=found.value,
-        timestamp=query["X-Amz-Date"],
-        expiry=timedelta(seconds=int(seconds[:9])),
-    )
+    return replace(found, timestamp=query["X-Amz-Date"], expiry=timedelta(seconds=int(seconds[:9])))
 
 
 def _signature(credential: str, names: str, value: str) -> _Signature:

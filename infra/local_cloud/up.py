@@ -354,7 +354,7 @@ class LocalCluster:
         Raises:
             NotUp: the cluster is not up.
         """
-        return self._url(AWS)
+        return self._ready(AWS)["url"]
 
     @property
     def endpoint_url(self) -> str:
@@ -363,7 +363,7 @@ class LocalCluster:
         Raises:
             NotUp: the cluster is not up.
         """
-        return self._description().balancer_url or self._url(CONTROL_PLANE)
+        return self._description().balancer_url or self._ready(CONTROL_PLANE)["url"]
 
     @property
     def group(self) -> str:
@@ -548,10 +548,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        ready = self._parts.ready(AWS)
-        if ready is None:
-            raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
-        return int(ready["seed"])
+        return int(self._ready(AWS)["seed"])
 
     def kill_rank(self, instance_id: str, rank: int) -> int:
         """Kill one rank of an instance (the fault `KillRank`), and return the pid of the killed process."""
@@ -587,7 +584,7 @@ class LocalCluster:
             StartFailed: the control plane did not start again.
             NotUp: the cluster is not up.
         """
-        url = httpx.URL(self._url(part))
+        url = httpx.URL(self._ready(part)["url"])
         self._parts.end(part)
         start = self._start_control_plane if part == CONTROL_PLANE else partial(self._start_replica, part)
         start(self._description(), host=url.host, port=url.port or 0)
@@ -650,7 +647,7 @@ class LocalCluster:
             detection_seconds=options.detection_seconds,
             control_plane_environment=dict(options.control_plane_environment),
         )
-        write_private(self._local / "cluster.json", msgspec.json.encode(description))
+        self._describe(description)
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
             # Remove files about instances of an earlier local AWS, because a new local AWS has other instances.
             shutil.rmtree(stale, ignore_errors=True)
@@ -659,24 +656,21 @@ class LocalCluster:
             ready = self._start_aws(description, options)
             if options.start_storage is not None:
                 url = options.start_storage(self.keys, *_place(ready["storage"]))
-                description = msgspec.structs.replace(description, storage_url=url)
-                write_private(self._local / "cluster.json", msgspec.json.encode(description))
+                description = self._describe(description, storage_url=url)
             self.aws("s3").create_bucket(Bucket=BUCKET)
             installation = options.installation
             queue = installation.create(self.aws_url, self.keys) if installation else self._create_event_queue()
-            description = msgspec.structs.replace(description, events_queue_url=queue)
-            write_private(self._local / "cluster.json", msgspec.json.encode(description))
+            description = self._describe(description, events_queue_url=queue)
         with self._progress.step("starting the control plane"):
             first, second = map(_place, ready["control_planes"].split())
             self._start_control_plane(description, host=first[0], port=first[1])
             if options.has_standby:
                 url = self._start_replica(STANDBY, description, host=second[0], port=second[1])
-                description = msgspec.structs.replace(description, standby_url=url)
+                description = self._describe(description, standby_url=url)
             urls = [url for url in (self.endpoint_url, description.standby_url) if url]
             if options.start_balancer is not None:
                 urls = [options.start_balancer(urls, *_place(ready["balancer"]))]
-                description = msgspec.structs.replace(description, balancer_url=urls[0])
-            write_private(self._local / "cluster.json", msgspec.json.encode(description))
+                description = self._describe(description, balancer_url=urls[0])
         with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
             self._create_fleet(description, urls, options.installation)
         with self._progress.step(f"waiting for {total} nodes to connect"):
@@ -853,17 +847,23 @@ class LocalCluster:
                 ) from error
             yield
 
+    def _describe(self, description: ClusterFile, **changes: str) -> ClusterFile:
+        """Store the description of the cluster with the given changes, and return it."""
+        description = msgspec.structs.replace(description, **changes)
+        write_private(self._local / "cluster.json", msgspec.json.encode(description))
+        return description
+
     def _description(self) -> ClusterFile:
         try:
             return _CLUSTER_FILE.decode((self._local / "cluster.json").read_bytes())
         except FileNotFoundError:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up") from None
 
-    def _url(self, part: str) -> str:
+    def _ready(self, part: str) -> dict[str, str]:
         ready = self._parts.ready(part)
         if ready is None:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
-        return ready["url"]
+        return ready
 
     def _admin(self, method: str, path: str, *, content: bytes = b"") -> httpx.Response:
         try:
