@@ -707,11 +707,7 @@ class TrainingSession:
 
     def _nudge(self) -> None:
         """Send the agent a message, so that it reads the rank's half of the page. A loss of the message is harmless."""
-        self._link.hint(
-            Boundary(
-                generation=self._link.generation, boundary=Step(self._boundary), at_seconds=0.0, blocked_seconds=0.0
-            )
-        )
+        self._link.hint(Boundary(generation=self._link.generation, boundary=Step(self._boundary)))
 
     def _word(self, passed_at: float) -> Boundary:
         """Return the `Boundary` message about the newest finished step.

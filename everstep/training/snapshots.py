@@ -24,7 +24,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
@@ -83,23 +82,6 @@ CaptureMessage = TypeVar("CaptureMessage", Capturing, Captured)
 logger = logging.getLogger("everstep.training")
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The step, the slot and the sizes of a snapshot whose index is already in the slot.
-
-    The slot contains the whole snapshot once all copies of tensors into the slot have ended.
-    """
-
-    step: int
-    slot: int
-    index_offset: int
-    index_bytes: int
-
-    @property
-    def payload_bytes(self) -> int:
-        return self.index_offset + self.index_bytes
-
-
 class _Capture:
     """One capture of a step into a slot. It exists until the rank has reported the outcome.
 
@@ -113,8 +95,15 @@ class _Capture:
         self.step = step
         self.slot = slot
         self.begun = begun
+        self.index_offset = self.index_bytes = 0
+        """Place of the snapshot's index. `_write` sets it once the index is in the slot."""
         self._lock = threading.RLock()
         self._is_answered = False
+
+    @property
+    def payload_bytes(self) -> int:
+        """Size of the snapshot, valid once the index is in the slot."""
+        return self.index_offset + self.index_bytes
 
     def claim_answer(self) -> bool:
         """Return True to the first caller, and False to all later callers.
@@ -467,9 +456,9 @@ class Snapshotter:
                 # An audit later compares the copy with the live tensors, to find changes outside an optimizer step.
                 # Copy all tensors now: a background copy could already contain such a change.
                 self._copier.copy(later)
-            index_bytes = memory.write_values(plan, observed.values)
-            written = _Written(capture.step, capture.slot, plan.index_offset, index_bytes)
-            self._fly(capture, written, plan, memory, later, marks, is_audited=is_audited)
+            capture.index_bytes = memory.write_values(plan, observed.values)
+            capture.index_offset = plan.index_offset
+            self._fly(capture, plan, memory, later, marks, is_audited=is_audited)
         except BaseException as error:
             # Ignore errors of this wait for earlier copies. The code below reports the error that ended the capture.
             with contextlib.suppress(Exception):
@@ -516,7 +505,6 @@ class Snapshotter:
     def _fly(
         self,
         capture: _Capture,
-        written: _Written,
         plan: CapturePlan,
         memory: SlotMemory,
         later: Copies,
@@ -533,25 +521,25 @@ class Snapshotter:
         is_large = self._tensors.later_bytes >= STREAMED_BYTES
         is_streamed = is_large and not self._is_crowded
         is_prompt = self._copier.is_prompt and not is_audited
-        self.telling = written.step if is_prompt else NONE
-        cold_bytes = written.payload_bytes - self._tensors.later_bytes
+        self.telling = capture.step if is_prompt else NONE
+        cold_bytes = capture.payload_bytes - self._tensors.later_bytes
         is_warm = cold_bytes <= max(self._tensors.later_bytes, COLD_BYTES)
-        chunks = _WarmDigests(memory, written.payload_bytes) if is_prompt and is_warm and not is_streamed else None
+        chunks = _WarmDigests(memory, capture.payload_bytes) if is_prompt and is_warm and not is_streamed else None
 
         def settle(changed: Sequence[str], error: BaseException | None) -> None:
             # Report the step of this capture. With a GPU, the training thread may already be at a later step.
             if error is not None:
-                self._answer(capture, self._abandoned(written.step, f"the copy failed: {error}"))
+                self._answer(capture, self._abandoned(capture.step, f"the copy failed: {error}"))
             elif changed:
                 words = f"{changed[0]} changed outside an optimizer step"
-                self._answer(capture, self._abandoned(written.step, words, UnkeptCause.CHANGED))
+                self._answer(capture, self._abandoned(capture.step, words, UnkeptCause.CHANGED))
             else:
                 kind = partial(
                     Captured,
                     chunk_digests=chunks.all() if chunks is not None else b"",
                     seconds=time.perf_counter() - capture.begun,
                 )
-                self._answer(capture, self._capture_message(written, kind))
+                self._answer(capture, self._capture_message(capture, kind))
 
         verdict = _Verdict(partial(sources.moved, marks), settle)
         has_pauses = self._has_pauses(sources)
@@ -565,7 +553,7 @@ class Snapshotter:
             self._on_copying(NONE)
             if is_audited:
                 if is_streamed and error is None:
-                    self._hint_capturing(written, written.payload_bytes)
+                    self._hint_capturing(capture, capture.payload_bytes)
                 return
             verdict.end_copy(error)
             if error is None and not (has_pauses and self._await_pause(lambda: self._copier.do_later(verdict.look))):
@@ -592,7 +580,7 @@ class Snapshotter:
             if chunks is not None:
                 chunks.reach(final_bytes)
             elif is_streamed:
-                self._hint_capturing(written, final_bytes)
+                self._hint_capturing(capture, final_bytes)
 
         is_followed = is_streamed or chunks is not None or (is_prompt and is_large)
         ticket = self._ticket = self._copier.start(
@@ -628,21 +616,21 @@ class Snapshotter:
             self._unresumable = reason
             logger.warning("snapshots fail, so a restart returns to the last committed step: %s", reason)
 
-    def _hint_capturing(self, written: _Written, final_bytes: int) -> None:
-        self._link.hint(self._capture_message(written, partial(Capturing, final_bytes=final_bytes)))
+    def _hint_capturing(self, capture: _Capture, final_bytes: int) -> None:
+        self._link.hint(self._capture_message(capture, partial(Capturing, final_bytes=final_bytes)))
 
     def _abandoned(self, step: int, reason: str, cause: UnkeptCause = UnkeptCause.CAPTURE) -> Abandoned:
         return Abandoned(generation=self._link.generation, step=Step(step), reason=reason, cause=cause)
 
-    def _capture_message(self, written: _Written, kind: Callable[..., CaptureMessage]) -> CaptureMessage:
+    def _capture_message(self, capture: _Capture, kind: Callable[..., CaptureMessage]) -> CaptureMessage:
         return kind(
             generation=self._link.generation,
-            step=Step(written.step),
-            slot=written.slot,
+            step=Step(capture.step),
+            slot=capture.slot,
             layout_hash=self._state.layout_hash,
-            payload_bytes=written.payload_bytes,
-            index_offset=written.index_offset,
-            index_bytes=written.index_bytes,
+            payload_bytes=capture.payload_bytes,
+            index_offset=capture.index_offset,
+            index_bytes=capture.index_bytes,
         )
 
     def _plan_for(self, observed: Observed) -> CapturePlan:

@@ -246,19 +246,13 @@ class NamedTensors:
         return self._named
 
 
+def _foresee_adam(group: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+
+
 FORESEEN: Mapping[type[Optimizer], Callable[[Mapping[str, Any]], tuple[str, ...]]] = {
-    torch.optim.Adam: lambda group: (
-        "step",
-        "exp_avg",
-        "exp_avg_sq",
-        *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
-    ),
-    torch.optim.AdamW: lambda group: (
-        "step",
-        "exp_avg",
-        "exp_avg_sq",
-        *(("max_exp_avg_sq",) if group["amsgrad"] else ()),
-    ),
+    torch.optim.Adam: _foresee_adam,
+    torch.optim.AdamW: _foresee_adam,
     torch.optim.NAdam: lambda _group: ("step", "mu_product", "exp_avg", "exp_avg_sq"),
     torch.optim.RAdam: lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     torch.optim.SGD: lambda group: ("momentum_buffer",) if group["momentum"] else (),

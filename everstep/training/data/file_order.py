@@ -21,16 +21,17 @@ import bisect
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import ClassVar
 
 import xxhash
 
+from everstep.training.data.protocols import Order
 from everstep.training.state_tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
-class FileOrder:
+class FileOrder(Order):
     """The order of the samples of many files, and the number of ranks that divide it.
 
     The ranks receive the batches in turn: rank r of R ranks receives the batches r, r + R, r + 2 R, and so on.
@@ -54,6 +55,7 @@ class FileOrder:
     """True if an epoch leaves out its last batch when this batch has fewer samples than the other batches."""
     replicas: int
     """Number of ranks that divide the batches."""
+    compared: ClassVar = ("samples", "lanes", "batch", "shuffle", "block", "seed", "drop_last")
 
     @property
     def batches(self) -> int:
@@ -65,27 +67,11 @@ class FileOrder:
         """Batches of one lane (an equal part of the epoch's samples) in one epoch."""
         return self.samples // (self.lanes * self.batch)
 
-    def tree(self) -> dict[str, Tree]:
-        """Return the fields of this order of samples as a state tree, for a snapshot."""
-        return cast("dict[str, Tree]", asdict(self))
-
     def differences(self, tree: dict[str, Tree]) -> str:
         """Return, as text, how this order differs from that of an earlier launch, apart from the number of ranks."""
-        now = self.tree()
-        if tree.keys() != now.keys():
-            return "the loader was of another kind"
-        found = [
-            f"{name} was {tree[name]}, is {now[name]}"
-            for name in ("samples", "lanes", "batch", "shuffle", "block", "seed", "drop_last")
-            if tree[name] != now[name]
-        ]
-        if not found and tree["files"] != now["files"]:
-            found = ["the files have other names or lengths"]
-        return "; ".join(found)
-
-    def earlier(self, tree: dict[str, Tree]) -> FileOrder:
-        """Return the order of samples in an earlier launch, from the result of its `tree` in the snapshot."""
-        return FileOrder(**cast("dict[str, Any]", tree))
+        if (found := Order.differences(self, tree)) or tree["files"] == self.files:
+            return found
+        return "the files have other names or lengths"
 
     def position(self, begin: int, batch_count: int) -> int:
         """Return the number of the batch at which the ranks continue, in the numbering of all ranks together.

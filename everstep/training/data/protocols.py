@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
 import torch
 
@@ -43,25 +45,23 @@ def has_state(value: object) -> bool:
     return all(map(callable, methods)) and not isinstance(value, torch.nn.Module)
 
 
-class Order(Protocol):
-    """The order in which all ranks together receive the data of an epoch.
+class Order(ABC):
+    """The order in which all ranks together receive the data of an epoch. Its classes are frozen dataclasses.
 
     A position in this order is a number that has the same meaning for any number of ranks.
     """
 
-    @property
-    def replicas(self) -> int:
-        """Number of ranks that divide the data."""
-        ...
-
-    @property
-    def batch(self) -> int:
-        """Number of samples in one batch of one rank."""
-        ...
+    __slots__ = ()
+    replicas: int
+    """Number of ranks that divide the data."""
+    batch: int
+    """Number of samples in one batch of one rank."""
+    compared: ClassVar[tuple[str, ...]]
+    """Fields in which two orders must agree, so that positions of one order are valid in the other."""
 
     def tree(self) -> dict[str, Tree]:
         """Return the fields of this order of samples by name, for a snapshot."""
-        ...
+        return cast("dict[str, Tree]", asdict(cast(Any, self)))
 
     def differences(self, tree: dict[str, Tree]) -> str:
         """Return why positions in the data order of an earlier launch are not valid in this order; empty if they are.
@@ -72,18 +72,23 @@ class Order(Protocol):
         Returns:
             The differences in words, joined into one text.
         """
-        ...
+        now = self.tree()
+        if tree.keys() != now.keys():
+            return "the loader was of another kind"
+        return "; ".join(
+            f"{name} was {tree[name]}, is {now[name]}" for name in self.compared if tree[name] != now[name]
+        )
 
-    def earlier(self, tree: dict[str, Tree]) -> Order:
+    def earlier(self, tree: dict[str, Tree]) -> Self:
         """Return the order of samples that an earlier launch stored as `tree`.
 
         Call this only if `differences(tree)` is empty.
         """
-        ...
+        return type(self)(**cast("dict[str, Any]", tree))
 
+    @abstractmethod
     def position(self, begin: int, batch_count: int) -> int:
         """Return the position in the epoch after each rank has read `batch_count` batches, beginning at `begin`."""
-        ...
 
 
 class Resumable(Protocol):

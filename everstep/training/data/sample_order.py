@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
-from everstep.training.state_tree import Tree
+from everstep.training.data.protocols import Order
 
 
 @dataclass(frozen=True, slots=True)
-class SampleOrder:
+class SampleOrder(Order):
     """The order in which a `DistributedSampler` distributes the samples of an epoch to the ranks.
 
     The sampler assigns sample number p of an epoch to rank p mod `replicas`. The order of all samples does not depend
@@ -33,6 +33,7 @@ class SampleOrder:
     """Number of ranks that divide the samples."""
     batch: int
     """Number of samples in one batch of one rank."""
+    compared: ClassVar = ("samples", "shuffle", "seed", "drop_last")
 
     @classmethod
     def of(cls, loader: DataLoader[object]) -> SampleOrder | None:
@@ -52,36 +53,6 @@ class SampleOrder:
             replicas=sampler.num_replicas,
             batch=1 if batches is None else batches.batch_size,
         )
-
-    def tree(self) -> dict[str, Tree]:
-        """Return the fields of this order of samples as a state tree, for a snapshot."""
-        return {
-            "samples": self.samples,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "drop_last": self.drop_last,
-            "replicas": self.replicas,
-            "batch": self.batch,
-        }
-
-    def differences(self, tree: dict[str, Tree]) -> str:
-        """Return, as text, the differences between this order and the order of an earlier launch.
-
-        Empty if both are equal.
-        """
-        now = self.tree()
-        if tree.keys() != now.keys():
-            return "the loader was of another kind"
-        found = [
-            f"{name} was {tree[name]}, is {now[name]}"
-            for name in ("samples", "shuffle", "seed", "drop_last")
-            if tree[name] != now[name]
-        ]
-        return "; ".join(found)
-
-    def earlier(self, tree: dict[str, Tree]) -> SampleOrder:
-        """Return the order in which an earlier launch read the samples. `tree` contains the fields of this order."""
-        return SampleOrder(**cast("dict[str, Any]", tree))
 
     def position(self, begin: int, batch_count: int) -> int:
         """Return the position in the epoch's order after each rank has read `batch_count` batches.
