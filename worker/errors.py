@@ -8,7 +8,7 @@
     │       └── OtherGeneration  the session belongs to another generation of this node's run than the running one
     ├── AttestationFailed        the instance could not prove its identity: retryable
     ├── SourceRefused            the user's source archive contradicts the plan, or is not safe to unpack
-    ├── InputRefused             an input channel of the job cannot be provided on this node; see `is_passing`
+    ├── InputRefused             an input channel of the job cannot be provided on this node; with `retryable`
     ├── LoadFailed               this node cannot load the generation; with a code and `is_permanent`
     ├── RequirementsRefused      the job's requirements.txt cannot be installed on this node
     ├── StubRefused              simulated GPUs were requested outside a local cluster
@@ -120,39 +120,39 @@ class LoadFailed(WorkerError):
         parent: int,
         code: str,
         message: str,
-        *,
-        is_passing: bool,
-        obstacle: Obstacle | None = None,
+        cause: StorageError | InputRefused | None = None,
         place: ObjectReference | None = None,
     ) -> LoadFailed:
         """Return the error for an input that a job needs and that this node cannot provide.
 
         At the first start of a job, the job's request is probably wrong. The error is then permanent unless
-        `is_passing`. A job that has trained before may find the input on another node, so the error is not permanent.
+        the cause is retryable. A job that has trained before may find the input on another node, so the error is not
+        permanent.
 
         Args:
             parent: parent of the generation; 0 at the first launch.
             code: code of the fault, as in `NodeFault.code`.
             message: a complete sentence for the user.
-            is_passing: True if the same attempt may succeed later.
-            obstacle: why a store did not deliver the input; None for other causes.
+            cause: the error of the store or of the input; None for other causes, which last.
             place: the S3 object that the store did not deliver; None if it is unknown.
 
         Returns:
             The error.
         """
-        return cls(code, message, is_permanent=not is_passing and not parent, obstacle=obstacle, place=place)
+        is_permanent = not parent and not (cause is not None and cause.retryable)
+        obstacle = cause.obstacle if cause is not None else None
+        return cls(code, message, is_permanent=is_permanent, obstacle=obstacle, place=place)
 
 
 class InputRefused(WorkerError):
     """An input channel of the job cannot be provided on this node.
 
-    `is_passing` is True if a later attempt may succeed. `obstacle` is that of the store's error, if one is the cause.
+    `obstacle` is that of the store's error, if one is the cause.
     """
 
-    def __init__(self, message: str, *, is_passing: bool = False, obstacle: Obstacle | None = None) -> None:
+    def __init__(self, message: str, *, retryable: bool = False, obstacle: Obstacle | None = None) -> None:
         super().__init__(message)
-        self.is_passing = is_passing
+        self.retryable = retryable
         self.obstacle = obstacle
 
 

@@ -107,7 +107,7 @@ class Member:
         self._tasks: list[asyncio.Task[None]] = []
 
     def _keep(self, owner: Rank, committed: Step) -> set[Content]:  # noqa: ARG002
-        step = max(self.shard.committed, committed)
+        step = max(self.shard.core.committed, committed)
         return {content(step)} if step != NONE else set()
 
     async def _serve(self, session: TcpSession) -> None:
@@ -150,7 +150,7 @@ class Member:
 
     async def voted(self, step: Step) -> None:
         """Wait until the member has voted ACKED for a step."""
-        while not (self.shard.vote is Vote.ACKED and self.shard.proposed == step):
+        while not (self.shard.core.vote is Vote.ACKED and self.shard.core.proposed == step):
             await self.shard.changed.wait(self.shard.changed.version)
 
     async def close(self) -> None:
@@ -274,7 +274,7 @@ async def _restore(folder: Path, members: list[Member], step: Step, expected: by
         kind="peer", origin_generation=GENERATION, step=step, digest=own.digest, payload_bytes=own.payload_bytes
     )
     begun = time.perf_counter()
-    if lost.shard.has_parity:
+    if lost.shard.core.has_parity:
         await rebuild_shard(
             lambda peer: Line(node_id, next(each for each in members if each.node_id == peer), "fetch", Rank(-1)),
             replace_source(source, records, lost.rank),

@@ -758,16 +758,28 @@ class PeerCertificate(Message, frozen=True):
     """The certificate of the fleet's authority, X.509 in DER."""
 
 
-class Prepare(Message, frozen=True):
+class JobMessage(Message, frozen=True):
+    """A message about one generation of a job."""
+
+    job: JobName
+    run: RunId
+    generation: Generation
+
+
+class RunMessage(Message, frozen=True):
+    """A message about one generation of a run, to or from a node that knows the run's job."""
+
+    run: RunId
+    generation: Generation
+
+
+class Prepare(JobMessage, frozen=True):
     """Command to promise to join this generation.
 
     The agent ends the ranks, closes the connections of older generations, and lists the sealed slots (the complete
     shards in its memory). The control plane repeats the command until the report shows the generation.
     """
 
-    job: JobName
-    run: RunId
-    generation: Generation
     parent: Generation
     """The newest earlier generation whose start the control plane has recorded."""
 
@@ -783,40 +795,26 @@ class Load(Message, frozen=True):
     """The generation's key, 32 bytes. Agents use it to authenticate peers. Never logged."""
 
 
-class Start(Message, frozen=True):
+class Start(JobMessage, frozen=True):
     """Command to start training, sent when all nodes of the job have verified the shards that their ranks restore."""
 
-    job: JobName
-    run: RunId
-    generation: Generation
 
-
-class StopTraining(Message, frozen=True):
+class StopTraining(JobMessage, frozen=True):
     """Command to stop training at a step that all ranks agree on. Sent to the coordinator's agent only."""
 
-    job: JobName
-    run: RunId
-    generation: Generation
 
-
-class HaltRanks(Message, frozen=True):
+class HaltRanks(JobMessage, frozen=True):
     """Command to kill this node's ranks now, because the generation is over."""
 
-    job: JobName
-    run: RunId
-    generation: Generation
     reason: str
 
 
-class TakeCheckpoint(Message, frozen=True):
+class TakeCheckpoint(JobMessage, frozen=True):
     """Command to upload the next committed step that is at least `step`.
 
     Sent to the coordinator's agent only, and repeated until such a checkpoint is complete.
     """
 
-    job: JobName
-    run: RunId
-    generation: Generation
     step: Step
     ends_exports: bool = False
     """True if AWS has announced the end of a node's instance.
@@ -825,27 +823,22 @@ class TakeCheckpoint(Message, frozen=True):
     """
 
 
-class TakeStacks(Message, frozen=True):
+class TakeStacks(JobMessage, frozen=True):
     """Command to read the Python stacks of every rank without stopping the ranks.
 
     The control plane numbers these commands. For a number that it has already answered, the agent reports the same
     stacks again. For a higher number, it reads the stacks again and reports the new stacks.
     """
 
-    job: JobName
-    run: RunId
-    generation: Generation
     number: int
 
 
-class KillForDrill(Message, frozen=True):
+class KillForDrill(RunMessage, frozen=True):
     """Command to kill a rank of this generation, or the agent itself, for a drill (a failure that a user injects).
 
     Sent once. The agent ignores the command if it runs a different generation.
     """
 
-    run: RunId
-    generation: Generation
     drill: str
     rank: Rank | None = None
     """The rank to kill; None to kill the agent itself."""
@@ -888,29 +881,25 @@ class SendLines(Message, frozen=True):
     run: RunId
 
 
-class LogLines(Message, frozen=True):
+class LogLines(RunMessage, frozen=True):
     """Lines that the ranks of a node have printed.
 
     The control plane does not acknowledge them. A follower that misses lines reads them from the object store, after at
     most `FLUSH_SECONDS`.
     """
 
-    run: RunId
-    generation: Generation
     first: int
     """Number of the first line in this message, counted over all lines of this node and generation."""
     lines: tuple[LogLine, ...]
 
 
-class RunCommand(Message, frozen=True):
+class RunCommand(RunMessage, frozen=True):
     """Command to run a program on the node of a rank and report its result.
 
     Another server of the control plane may send the command again. If the agent has already run a command with this
     id, it reports that result again and runs nothing.
     """
 
-    run: RunId
-    generation: Generation
     command_id: str
     rank: Rank
     argv: tuple[str, ...]
@@ -942,7 +931,7 @@ class CommandEnded(Message, frozen=True):
     """Reason why the agent did not run the program; empty if the agent ran it."""
 
 
-class HoldSnapshot(Message, frozen=True):
+class HoldSnapshot(RunMessage, frozen=True):
     """Command to keep the snapshots of this node's ranks at one step in memory, for an export.
 
     The agent answers with `SnapshotHeld`. Until the agent releases the step's slots, the node has a *hold*, and no rank
@@ -951,8 +940,6 @@ class HoldSnapshot(Message, frozen=True):
     the hold's step, even if a newer step is committed. A request for another step replaces the hold's step.
     """
 
-    run: RunId
-    generation: Generation
     request_id: str
     hold_id: str
     step: Step
@@ -983,14 +970,12 @@ class SnapshotHeld(Message, frozen=True):
     """Reason why the node does not keep the step; empty if it keeps the step."""
 
 
-class ReadSnapshot(Message, frozen=True):
+class ReadSnapshot(RunMessage, frozen=True):
     """Request for a byte range of a shard that the node keeps for an export. The answer is `SnapshotBytes`.
 
     Positions count within the checkpoint object that the node would store in S3 for this shard.
     """
 
-    run: RunId
-    generation: Generation
     request_id: str
     hold_id: str
     rank: Rank
@@ -1008,11 +993,9 @@ class SnapshotBytes(Message, frozen=True):
     """Reason why the node returns no bytes; empty if it returns them."""
 
 
-class ReleaseSnapshot(Message, frozen=True):
+class ReleaseSnapshot(RunMessage, frozen=True):
     """Command to end a hold (slots that a node keeps for an export), so that ranks may use the slots again."""
 
-    run: RunId
-    generation: Generation
     hold_id: str
 
 

@@ -47,10 +47,11 @@ generations.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-from everstep.protocol.codec import Message
+import msgspec
+
+from everstep.protocol.codec import Message, resolve
 from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 
@@ -159,8 +160,7 @@ class Vote(IntEnum):
     ABANDON = 2
 
 
-@dataclass(frozen=True, slots=True)
-class AgentHalf:
+class AgentHalf(msgspec.Struct, frozen=True, array_like=True):
     """The half of the shared-memory page that the agent writes. The rank reads it. A restarted agent reads it, too."""
 
     generation: int
@@ -175,8 +175,7 @@ class AgentHalf:
     verified: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class RankHalf:
+class RankHalf(msgspec.Struct, frozen=True, array_like=True):
     """The half of the shared-memory page that the rank writes and its agent reads."""
 
     generation: int
@@ -195,6 +194,10 @@ class RankHalf:
 
     The page outlives the agent, so a restarted agent reports the same time.
     """
+
+
+resolve(AgentHalf)
+resolve(RankHalf)
 
 
 def _place(offset: int, sequence: int) -> int:
@@ -239,19 +242,7 @@ def unordered_machine(machine: str) -> str:
 
 def write_agent_half(page: memoryview, half: AgentHalf) -> None:
     """Write the agent's half of the page, so that the rank reads it. Only the agent may call this."""
-    body = _AGENT.pack(
-        half.generation,
-        half.committed,
-        half.proposed,
-        half.slot,
-        half.stop,
-        half.stop_state,
-        half.vote_step,
-        half.vote,
-        half.load,
-        half.verified,
-    )
-    _write(page, 0, body)
+    _write(page, 0, _AGENT.pack(*msgspec.structs.astuple(half)))
 
 
 def read_agent_half(page: memoryview) -> AgentHalf | None:
@@ -264,21 +255,9 @@ def read_agent_half(page: memoryview) -> AgentHalf | None:
     body = _read(page, 0, _AGENT.size)
     if body is None:
         return None
-    generation, committed, proposed, slot, stop, stop_state, vote_step, vote, load, verified = _AGENT.unpack(body)
     try:
-        return AgentHalf(
-            generation,
-            committed,
-            proposed,
-            slot,
-            stop,
-            StopState(stop_state),
-            vote_step,
-            Vote(vote),
-            load,
-            verified,
-        )
-    except ValueError:  # A field of the agent's half has a value that this version does not define.
+        return msgspec.convert(_AGENT.unpack(body), AgentHalf)
+    except msgspec.ValidationError:  # A field of the agent's half has a value that this version does not define.
         return None
 
 
@@ -288,19 +267,7 @@ def write_rank_half(page: memoryview, half: RankHalf) -> None:
     Only the rank's training thread and the thread that copies snapshots may call this, while they hold the session's
     lock.
     """
-    body = _RANK.pack(
-        half.generation,
-        half.boundary,
-        half.phase,
-        half.copying,
-        half.standing,
-        half.echo_step,
-        half.echo,
-        half.target,
-        half.limit,
-        half.first_passed,
-    )
-    _write(page, _RANK_HALF, body)
+    _write(page, _RANK_HALF, _RANK.pack(*msgspec.structs.astuple(half)))
 
 
 def read_rank_half(page: memoryview) -> RankHalf | None:
@@ -311,22 +278,11 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
-    generation, boundary, phase, copying, standing, echo_step, echo, target, limit, first_passed = _RANK.unpack(body)
+    *state, target, limit, first_passed = _RANK.unpack(body)
     target, limit = target if target <= MAX_TARGET else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
     try:
-        return RankHalf(
-            generation,
-            boundary,
-            Phase(phase),
-            copying,
-            RankStanding(standing),
-            echo_step,
-            echo,
-            target,
-            limit,
-            first_passed,
-        )
-    except ValueError:  # The rank's half contains invalid values, because the script overwrote the page.
+        return msgspec.convert((*state, target, limit, first_passed), RankHalf)
+    except msgspec.ValidationError:  # The rank's half contains invalid values, because the script overwrote the page.
         return None
 
 

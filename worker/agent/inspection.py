@@ -69,7 +69,7 @@ class RankInspection:
         living = (
             record
             for record in (self._supervisor.records if is_current else ())
-            if (record.run, record.generation, record.rank) == key and record.end is None
+            if record.key == key and record.end is None
         )
         self._commands.take(command, next(living, None))
 

@@ -211,19 +211,10 @@ def _of_gpus(gpus: Sequence[GpuFacts], xids: Mapping[tuple[int, int], float], sl
             faults.append(_fault(FaultCode.GPU_LOST, f"the driver cannot reach {name} any more", device))
         for index, xid in sorted(xids):
             if index == gpu.index:
-                faults.append(
-                    NodeFault(
-                        code=FaultCode.GPU_XID, message=f"{name}: Xid {xid}", is_permanent=False, device=device, xid=xid
-                    )
-                )
+                faults.append(_fault(FaultCode.GPU_XID, f"{name}: Xid {xid}", device, xid))
         if gpu.ecc_uncorrectable:
-            faults.append(
-                _fault(
-                    FaultCode.GPU_ECC,
-                    f"{name}: {gpu.ecc_uncorrectable} uncorrectable memory errors since the driver was loaded",
-                    device,
-                )
-            )
+            words = f"{name}: {gpu.ecc_uncorrectable} uncorrectable memory errors since the driver was loaded"
+            faults.append(_fault(FaultCode.GPU_ECC, words, device))
         if gpu.is_remapping_failed:
             faults.append(_fault(FaultCode.GPU_ECC, f"{name}: broken memory rows can be replaced no more", device))
         if gpu.index in slowed:
@@ -280,21 +271,16 @@ def _of_disk(disk: DiskFacts, *, silent_seconds: float | None) -> list[NodeFault
 def _of_memory(*, is_low: bool, kill_count: int) -> list[NodeFault]:
     faults: list[NodeFault] = []
     if is_low:
-        faults.append(
-            _fault(
-                FaultCode.MEMORY_LOW,
-                f"less than {LOW_MEMORY_SHARE:.0%} of the node's memory can be allocated",
-                "memory",
-            )
-        )
+        words = f"less than {LOW_MEMORY_SHARE:.0%} of the node's memory can be allocated"
+        faults.append(_fault(FaultCode.MEMORY_LOW, words, "memory"))
     if kill_count > 0:
         words = f"the kernel has ended a process for want of memory within the last {WINDOW_SECONDS:g} s"
         faults.append(_fault(FaultCode.MEMORY_KILLED, words, "memory"))
     return faults
 
 
-def _fault(code: FaultCode, message: str, device: str) -> NodeFault:
-    return NodeFault(code=code, message=message, is_permanent=False, device=device)
+def _fault(code: FaultCode, message: str, device: str, xid: int | None = None) -> NodeFault:
+    return NodeFault(code=code, message=message, is_permanent=False, device=device, xid=xid)
 
 
 def _window(before: tuple[tuple[float, int], ...], now: float, count: int) -> tuple[tuple[float, int], ...]:

@@ -276,7 +276,7 @@ class BaseLoading:
             if peer not in asked
         ]
         sources = [*held, *(source for source in rank.sources if source.kind != "local")]
-        while sources and shard.committed == NONE:
+        while sources and shard.core.committed == NONE:
             if shard.page.rank().copying == NONE:
                 self._store.settle_copiers(shard.rank)
             try:

@@ -60,7 +60,7 @@ class Measurements:
         if step == passed != NONE:
             self._own_metrics = self._own_metrics.replicated(acked_at - passed_at)
             self._passed = NONE, 0.0
-        if message.boundary == shard.proposed and message.at_seconds:
+        if message.boundary == shard.core.proposed and message.at_seconds:
             self._passed = message.boundary, message.at_seconds
         if seconds is None:
             return

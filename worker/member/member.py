@@ -270,7 +270,7 @@ class Member:
         self._open_shards()
         for shard in self.shards.values():
             shard.adopt()
-            self.contents.committed = max(self.contents.committed, shard.committed)
+            self.contents.committed = max(self.contents.committed, shard.core.committed)
 
     def _open_shards(self) -> None:
         for rank in self.here.ranks:
@@ -302,16 +302,10 @@ class Member:
             return await fetch_source(self._node.archives, self.plan.script, self._tree)
         except StorageError as error:
             words = f"the source archive cannot be fetched: {error}"
-            raise LoadFailed.lacking(
-                self.plan.parent,
-                "archive_unavailable",
-                words,
-                is_passing=error.retryable,
-                obstacle=error.obstacle,
-                place=self.plan.script.source.object,
-            ) from error
+            place = self.plan.script.source.object
+            raise LoadFailed.lacking(self.plan.parent, "archive_unavailable", words, error, place) from error
         except SourceRefused as error:
-            raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error), is_passing=False) from error
+            raise LoadFailed.lacking(self.plan.parent, "source_refused", str(error)) from error
 
     def begin_rounds(self, *, is_restarted: bool) -> None:
         """Begin to take part in the commits of steps. On the coordinator's node, also start the coordinator.
@@ -356,7 +350,7 @@ class Member:
                 self._supply(shard)
 
     def _supply(self, shard: OwnedShard) -> None:
-        for peer in shard.peers:
+        for peer in shard.core.peers:
             sender = ReplicaSender(
                 shard,
                 peer,

@@ -13,7 +13,7 @@ import concurrent.futures
 import logging
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import monotonic
 
@@ -28,6 +28,8 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 HELPER_RETRY_SECONDS = 0.1
 """Seconds between two attempts to reach a helper node, which may not have received the generation's plan yet."""
+HELPERS_CHECK_SECONDS = 0.1
+"""Seconds between two checks for cancellation and late helper nodes, while a transfer waits for their parts."""
 
 
 class PartSharing:
@@ -50,6 +52,8 @@ class PartSharing:
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[NodeId, asyncio.Task[None]] = {}
         self._is_closed = False
+        self._check: Callable[[], None] = lambda: None
+        """Raises an error if the transfer was cancelled."""
         self._changed = threading.Condition()
         """Guards the state and all attributes that the transfer's threads and the event loop share."""
         self._state = state
@@ -91,6 +95,28 @@ class PartSharing:
         Unfinished parts count with their time so far. The caller holds the lock.
         """
         return max([self._own_seconds, *(now - since for since in self._claimed_at.values())])
+
+    def _next_missing(self, review: Callable[[float, float], None], has_failed: Callable[[], bool]) -> int | None:
+        """Wait until a helper node fails to transfer a part, and return the part's number.
+
+        Args:
+            review: excludes wrong and late helpers. It receives the monotonic time and the owner's slowest time.
+            has_failed: returns True if the owner's own transfer has failed.
+
+        Returns:
+            None if the helpers have transferred all their parts, or the owner's own transfer has failed.
+        """
+        with self._changed:
+            while True:
+                self._check()
+                if has_failed():
+                    return None
+                now = monotonic()
+                review(now, self._slowest_seconds(now))
+                self._state, number = self._state.take_missing()
+                if number is not None or self._state.is_settled:
+                    return number
+                self._changed.wait(HELPERS_CHECK_SECONDS)
 
     async def _close(self) -> None:
         self._is_closed = True

@@ -171,15 +171,6 @@ class RankLines:
         """The generation of the ranks that this object serves."""
         return self._plan.generation
 
-    @property
-    def is_idle(self) -> bool:
-        """True if no background task of this object runs, such as the creation or the digest of a slot."""
-        return self.background.is_idle
-
-    async def idle(self) -> None:
-        """Wait until no background task of this object runs."""
-        await self.background.idle()
-
     async def close(self) -> None:
         """End the background tasks of this object, and close the ranks' connections to this agent."""
         await self.background.close()
@@ -299,7 +290,7 @@ class RankLines:
             self.slots.grant_if_due(shard)
         if message.boundary <= self._plan.base_step + FIRST_STEPS:
             self._on_change()
-        seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.is_under_way)
+        seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.core.is_under_way)
         if shard.rank == min(self._shards):  # The node's ranks have almost equal times, so one of them suffices.
             self.measurements.record(shard, message, seconds)
         shard.pass_boundary(message.boundary, message.at_seconds)

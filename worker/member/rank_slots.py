@@ -123,11 +123,11 @@ class RankSlots:
 
         Called for each announcement of the coordinator, and when the upload of a slot has ended.
         """
-        if shard.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
+        if shard.core.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
             return
         # The rank's slots do not exist yet. `_reserve` grants a slot for this step after it has created the slots.
         if shard.rank not in self._layouts:
-            self._unprepared[shard.rank] = shard.proposed
+            self._unprepared[shard.rank] = shard.core.proposed
         unmet = self._unmet.pop(shard.rank, None)
         self._background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
@@ -164,7 +164,7 @@ class RankSlots:
             self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
             # Without these slots, the rank takes no snapshots. A job that can be restored continues nevertheless. Any
             # other job would run unprotected, which is a fault.
-            if shard.foundation == NONE and self._plan.relayout is None:
+            if shard.core.foundation == NONE and self._plan.relayout is None:
                 self._faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.accept()
@@ -216,7 +216,7 @@ class RankSlots:
 
     async def _grant(self, shard: OwnedShard) -> None:
         async with self._granting[shard.rank]:
-            step = shard.proposed
+            step = shard.core.proposed
             layout = self._layouts.get(shard.rank)
             if shard.rank in self._unmet:
                 return
@@ -251,7 +251,7 @@ class RankSlots:
                 index = None
                 shard.refuse(UnkeptCause.MEMORY, str(error))
             shard.forget_lost()
-            if index is None or shard.proposed != step:
+            if index is None or shard.core.proposed != step:
                 return
             if self._files(shard) != before:  # The slot has a new file, which the rank must map.
                 self._send(
@@ -328,7 +328,7 @@ class RankSlots:
         slots = self._store.shards.get(shard.rank, [])
         # A restarted agent may have marked the rank's granted slot as empty, but the rank may still write to it.
         is_granted = (message.step, message.slot) == (
-            shard.proposed,
+            shard.core.proposed,
             shard.granted_slot,
         )
         is_written = message.slot == being_written([slot.view for slot in slots], shard.content(message.step))

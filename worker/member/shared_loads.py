@@ -49,8 +49,6 @@ from worker.storage.shard_parts import ShardParts
 from worker.tasks import end, finish, first_of
 
 log = logging.getLogger(__name__)
-LOAD_CHECK_SECONDS = 0.1
-"""Seconds between two checks for cancellation and late helper nodes, while a load waits for their parts."""
 TRANSFER = 1
 
 
@@ -87,7 +85,6 @@ class HelpedLoad(PartSharing):
         self._parts = parts
         self._source = source
         self._slot = slot
-        self._check: Callable[[], None] = lambda: None
         self._news: dict[NodeId, asyncio.Event] = {peer: asyncio.Event() for peer in peers}
         """One event per helper node, set on the event loop when a chunk from the helper has arrived."""
         self._landed: set[int] = set()
@@ -108,19 +105,13 @@ class HelpedLoad(PartSharing):
 
     def next_missing(self, has_failed: Callable[[], bool]) -> int | None:
         """Wait until a helper node fails to read a part of the shard; return the part (`LoadShare.next_missing`)."""
-        with self._changed:
-            while True:
-                self._check()
-                if has_failed():
-                    return None
-                now = monotonic()
-                slowest = self._slowest_seconds(now)
-                for peer in self._state.late(now, slowest):
-                    self._loop.call_soon_threadsafe(self._give_up, peer, "is late")
-                self._state, place = self._state.take_missing()
-                if place is not None or self._state.is_settled:
-                    return None if place is None else self._numbers[place - 1]
-                self._changed.wait(LOAD_CHECK_SECONDS)
+
+        def review(now: float, slowest_seconds: float) -> None:
+            for peer in self._state.late(now, slowest_seconds):
+                self._loop.call_soon_threadsafe(self._give_up, peer, "is late")
+
+        place = self._next_missing(review, has_failed)
+        return None if place is None else self._numbers[place - 1]
 
     def _land(self, peer: NodeId, chunk: int, is_good: bool) -> None:
         """Record a chunk that a helper node has sent. If the chunk is wrong, stop asking this helper for parts.

@@ -15,7 +15,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from time import monotonic
 
 from msgspec.structs import replace
@@ -45,19 +44,6 @@ MAX_HELPED_PARTS = 4
 
 Each part occupies a thread of the agent's only thread pool.
 """
-UPLOAD_CHECK_SECONDS = 0.1
-"""Seconds between two checks for cancellation and late helper nodes, while an upload waits for their parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """The fields that identify one upload to S3. The owner repeats them in each request to a helper node."""
-
-    where: ObjectReference
-    object_bytes: int
-    shared: SharedGroups
-    upload_id: str
-    part_bytes: int
 
 
 class HelpedUpload(PartSharing):
@@ -89,9 +75,9 @@ class HelpedUpload(PartSharing):
         self._on_stored = on_stored
         self._parts: dict[int, StoredPart] = {}
         self._verified: set[int] = set()
-        self._named: _Named | None = None
+        self._first: UploadPart | None = None
+        """The request for part 1; requests for other parts differ only in the number. None before `begin`."""
         self._where: tuple[ObjectReference, int, SharedGroups] | None = None
-        self._check: Callable[[], None] = lambda: None
 
     def of(
         self, where: ObjectReference, object_bytes: int, shared: SharedGroups, check: Callable[[], None]
@@ -109,7 +95,18 @@ class HelpedUpload(PartSharing):
         where, object_bytes, shared = self._where
         with self._changed:
             self._state = SharedParts.begin(part_count, self.peers, monotonic())
-            self._named = _Named(where, object_bytes, shared, upload_id, part_bytes)
+            self._first = UploadPart(
+                owner_rank=self._header.owner_rank,
+                origin_generation=self._header.origin_generation,
+                step=self._header.step,
+                digest=self._header.payload_digest,
+                object=where,
+                object_bytes=object_bytes,
+                shared=shared,
+                upload_id=upload_id,
+                part_bytes=part_bytes,
+                number=1,
+            )
         self._loop.call_soon_threadsafe(self._ask_all)
 
     def sent(self, number: int) -> None:
@@ -118,19 +115,12 @@ class HelpedUpload(PartSharing):
 
     def next_missing(self, expected: Mapping[int, PartDigest], has_failed: Callable[[], bool]) -> int | None:
         """Wait until a helper node fails to send a part of the upload, and return the part (`Helpers.next_missing`)."""
-        with self._changed:
-            while True:
-                self._check()
-                if has_failed():
-                    return None
-                self._verify(expected)
-                now = monotonic()
-                slowest = self._slowest_seconds(now)
-                self._state = self._state.exclude_late(now, slowest)
-                self._state, number = self._state.take_missing()
-                if number is not None or self._state.is_settled:
-                    return number
-                self._changed.wait(UPLOAD_CHECK_SECONDS)
+
+        def review(now: float, slowest_seconds: float) -> None:
+            self._verify(expected)
+            self._state = self._state.exclude_late(now, slowest_seconds)
+
+        return self._next_missing(review, has_failed)
 
     def stored(self) -> Sequence[StoredPart]:
         """Return the parts of the multipart upload that helper nodes have stored in S3 (see `Helpers.stored`)."""
@@ -188,20 +178,9 @@ class HelpedUpload(PartSharing):
 
     def _request(self, number: int) -> UploadPart:
         with self._changed:
-            named = self._named
-        assert named is not None, "helpers are asked after the beginning of the upload"
-        return UploadPart(
-            owner_rank=self._header.owner_rank,
-            origin_generation=self._header.origin_generation,
-            step=self._header.step,
-            digest=self._header.payload_digest,
-            object=named.where,
-            object_bytes=named.object_bytes,
-            shared=named.shared,
-            upload_id=named.upload_id,
-            part_bytes=named.part_bytes,
-            number=number,
-        )
+            first = self._first
+        assert first is not None, "helpers are asked after the beginning of the upload"
+        return replace(first, number=number)
 
     def _store(self, peer: NodeId, stored: PartStored) -> None:
         with self._changed:

@@ -370,9 +370,9 @@ def _present(directory: Path, user: RankUser | None) -> Path:
 
 
 def _refused(channel: str, error: Exception) -> InputRefused:
-    is_passing, obstacle = (error.retryable, error.obstacle) if isinstance(error, StorageError) else (False, None)
+    retryable, obstacle = (error.retryable, error.obstacle) if isinstance(error, StorageError) else (False, None)
     words = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
-    return InputRefused(f"InputDataConfig, channel {channel!r}: {words}", is_passing=is_passing, obstacle=obstacle)
+    return InputRefused(f"InputDataConfig, channel {channel!r}: {words}", retryable=retryable, obstacle=obstacle)
 
 
 def _time_of(name: str) -> int:

@@ -112,13 +112,7 @@ class Supplies:
         try:
             return await self._credentials.begin(plan, key)
         except StorageError as error:
-            raise LoadFailed.lacking(
-                plan.parent,
-                FaultCode.ROLE_UNAVAILABLE,
-                f"RoleArn: {error}",
-                is_passing=error.retryable,
-                obstacle=error.obstacle,
-            ) from error
+            raise LoadFailed.lacking(plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", error) from error
 
     async def _secrets(self, plan: GenerationPlan, keys: RoleKeys | None) -> dict[str, str]:
         """Read the job's secrets. Each start of the ranks reads them again, so that no secret is stored on the node."""
@@ -136,11 +130,7 @@ class Supplies:
                         )
                 except StorageError as error:
                     raise LoadFailed.lacking(
-                        plan.parent,
-                        "secret_unavailable",
-                        f"Secrets.{variable}: {error}",
-                        is_passing=error.retryable,
-                        obstacle=error.obstacle,
+                        plan.parent, "secret_unavailable", f"Secrets.{variable}: {error}", error
                     ) from error
             return values
 
@@ -160,21 +150,9 @@ class Supplies:
         try:
             found = await in_thread(fetch)
         except InputRefused as error:
-            raise LoadFailed.lacking(
-                plan.parent,
-                "input_unavailable",
-                str(error),
-                is_passing=error.is_passing,
-                obstacle=error.obstacle,
-            ) from error
+            raise LoadFailed.lacking(plan.parent, "input_unavailable", str(error), error) from error
         except StorageError as error:
-            raise LoadFailed.lacking(
-                plan.parent,
-                FaultCode.ROLE_UNAVAILABLE,
-                f"RoleArn: {error}",
-                is_passing=error.retryable,
-                obstacle=error.obstacle,
-            ) from error
+            raise LoadFailed.lacking(plan.parent, FaultCode.ROLE_UNAVAILABLE, f"RoleArn: {error}", error) from error
         paths = {name: str(path) for name, path in found.items()}
         return {
             "EVERSTEP_INPUT_CHANNELS": json.dumps(paths),
@@ -190,7 +168,7 @@ class Supplies:
                 f"Environment.{pip_variables[0]}: pip does not read the job's variables. Write its options into "
                 f"{plan.script.requirements} (--index-url …)"
             )
-            raise LoadFailed.lacking(plan.parent, "requirements_failed", words, is_passing=False)
+            raise LoadFailed.lacking(plan.parent, "requirements_failed", words)
         order = InstallationOrder(
             project=plan.script.project or plan.run,
             source=source_folder(entry, plan.script.entry_point),
@@ -207,9 +185,7 @@ class Supplies:
                 raise LoadFailed(FaultCode.DISK_FULL, f"Requirements: {error}", is_permanent=False) from error
             # pip reports a missing package and an unreachable index with the same error. If the job has trained before,
             # the index is probably unreachable.
-            raise LoadFailed.lacking(
-                plan.parent, "requirements_failed", f"Requirements: {error}", is_passing=False
-            ) from error
+            raise LoadFailed.lacking(plan.parent, "requirements_failed", f"Requirements: {error}") from error
 
     async def forget(self, run: RunId) -> None:
         """Delete the folders with input files that this node has prepared for `run`."""

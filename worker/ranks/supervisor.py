@@ -70,6 +70,7 @@ from worker.ranks.shim.messages import (
     Preload,
     RankEnd,
     RankExited,
+    RankKey,
     RankRecord,
     RankRefused,
     Ranks,
@@ -102,8 +103,6 @@ _MEMORY_WINDOW_SAMPLES = 30
 If the kernel's kill counter has risen since the oldest sample, the kernel may have killed the rank that ended. After a
 kill, the kernel needs seconds to free hundreds of GiB before the rank ends.
 """
-
-RankKey = tuple[RunId, Generation, Rank]
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,19 +454,17 @@ class Supervisor:
             generation: the rank's generation.
             rank: the rank to kill.
         """
-        for record in self.records:
-            if (record.run, record.generation, record.rank) != (run, generation, rank) or not processes.is_alive(
-                record.pid, record.start_ticks
-            ):
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                handle = os.pidfd_open(record.pid)
-                try:
-                    # The kernel may have reused the pid before `pidfd_open`.
-                    if processes.is_alive(record.pid, record.start_ticks):
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
-                finally:
-                    os.close(handle)
+        record = self._records.get((run, generation, rank))
+        if record is None or record.end is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(record.pid)
+            try:
+                # The kernel may have reused the pid before `pidfd_open`.
+                if processes.is_alive(record.pid, record.start_ticks):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
 
     async def stop_all(self) -> None:
         """Kill every rank on this node. Return when all have ended, or after `gone_seconds`.
@@ -707,8 +704,8 @@ class Supervisor:
     def _hear(self, message: RankStarted | RankRefused | RankExited | Ranks) -> None:
         match message:
             case RankStarted(record=record):
-                self._asked.pop(_key(record), None)
-                self._records[_key(record)] = record
+                self._asked.pop(record.key, None)
+                self._records[record.key] = record
             case RankRefused():
                 self._note_refusal(message)
             case RankExited(record=record):
@@ -742,7 +739,7 @@ class Supervisor:
             log.warning("the limits of jobs (--job-memory-bytes, --job-tasks) do not apply: %s", message.limits_error)
 
     def _note_exit(self, record: RankRecord) -> None:
-        key, end_ = _key(record), record.end
+        key, end_ = record.key, record.end
         known = self._records.get(key)
         is_new = end_ is not None and (known is None or known.end is None)
         if is_new and end_ is not None and not end_.stopped and (killed := self._memory_end(record, end_.code)):
@@ -750,13 +747,11 @@ class Supervisor:
         self._records[key] = record
 
     def _note_refusal(self, refusal: RankRefused) -> None:
-        start = self._asked.pop((refusal.run, refusal.generation, refusal.rank), None)
+        start = self._asked.pop(refusal.key, None)
         if start is not None:
             log.warning("rank %s of generation %s is not started: %s", refusal.rank, refusal.generation, refusal.reason)
             words = f"the rank was not started: {refusal.reason}"
-            self._note_unstarted(
-                _key(start), start.stdout_path, start.stderr_path, words, is_stopped=refusal.is_stopped
-            )
+            self._note_unstarted(start.key, start.stdout_path, start.stderr_path, words, is_stopped=refusal.is_stopped)
 
     def _note_unstarted(
         self, key: RankKey, stdout_path: str, stderr_path: str, text: str, *, is_stopped: bool = False
@@ -795,7 +790,7 @@ class Supervisor:
         """Kill the ranks of a dead shim, and write the records of their ends."""
         orphans = [record for record in self._disk.read() if record.end is None]
         for record in orphans:
-            known = self._records.get(_key(record))
+            known = self._records.get(record.key)
             if known is not None and known.end is not None:
                 # The dead shim has reported this end, but has not written it to disk.
                 self._disk.write_end(known)
@@ -812,12 +807,12 @@ class Supervisor:
             )
             ended = msgspec.structs.replace(record, end=end_)
             self._disk.write_end(ended)
-            self._records[_key(ended)] = ended
+            self._records[ended.key] = ended
         asked, self._asked = self._asked, {}
         for start in asked.values():
-            if _key(start) not in self._records:
+            if start.key not in self._records:
                 self._note_unstarted(
-                    _key(start),
+                    start.key,
                     start.stdout_path,
                     start.stderr_path,
                     "the node's shim ended before the rank was started",
@@ -877,7 +872,7 @@ class Supervisor:
         log_text = memory.kernel_log(paths.kernel_log)
         pids = (record.pid,) if loaders is None else loaders.pids
         logged = next((found for pid in pids if (found := logged_kill(log_text, pid, began)) is not None), None)
-        return end_of_killed(before, after, self._use_before(_key(record)), logged, loaders)
+        return end_of_killed(before, after, self._use_before(record.key), logged, loaders)
 
     def _use_before(self, key: RankKey) -> MemoryUse:
         found = self._rank_memory.get(key)
@@ -887,10 +882,6 @@ class Supervisor:
             used_bytes=fullest.used_bytes if fullest is not None else None,
             total_bytes=fullest.total_bytes if fullest is not None else None,
         )
-
-
-def _key(rank: RankRecord | StartRank) -> RankKey:
-    return (rank.run, rank.generation, rank.rank)
 
 
 def _wait_for_child(pid: int) -> None:

@@ -119,21 +119,6 @@ class Contributions:
             PeerLost: the connection broke.
             MalformedMessage: the owner's messages contradict each other; the connection must be closed.
         """
-        try:
-            return await self._take(session, streams, receiver, begin, next_message, on_emptied)
-        except NoRoom:
-            self._refused.add(begin.owner_rank)
-            raise
-
-    async def _take(
-        self,
-        session: Session,
-        streams: Streams,
-        receiver: Receiver,
-        begin: BeginShard,
-        next_message: Callable[[], Awaitable[ShardDigests | EndShard]],
-        on_emptied: Callable[[Collection[Rank]], None],
-    ) -> bytes:
         rank = begin.owner_rank
         chunk_digests, digest = await announced_digests(begin, next_message, silence_seconds=None)
         if max(begin.payload_bytes, begin.capacity_bytes) > MAX_SHARD_BYTES:
@@ -153,13 +138,17 @@ class Contributions:
         if self.shares.has(content, contribution):
             self._refused.discard(rank)
             return digest
-        accumulation = await self.shares.begin(
-            content,
-            contribution,
-            shard_bytes=begin.capacity_bytes,
-            committed=begin.committed,
-            on_emptied=lambda: on_emptied(self.siblings(rank)),
-        )
+        try:
+            accumulation = await self.shares.begin(
+                content,
+                contribution,
+                shard_bytes=begin.capacity_bytes,
+                committed=begin.committed,
+                on_emptied=lambda: on_emptied(self.siblings(rank)),
+            )
+        except NoRoom:
+            self._refused.add(rank)
+            raise
         if accumulation is None:
             raise ShardRejected(
                 f"each slot of the share holds a step that is newer than step {begin.step} or that must be kept"

@@ -215,7 +215,7 @@ class ReplicaSender:
             await self._fit(session)
             # No await may separate the choice of the slot from its use, because the slot could be granted for another
             # step.
-            step = shard.wanted(self._peer)
+            step = shard.core.wanted(self._peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
                 await shard.changed.wait(seen)
@@ -231,7 +231,7 @@ class ReplicaSender:
             elif (
                 isinstance(outcome, ShardRefused)
                 and outcome.is_damaged
-                and step != shard.foundation
+                and step != shard.core.foundation
                 and await self._is_damaged_here(slot)
             ):
                 log.error(
@@ -265,7 +265,7 @@ class ReplicaSender:
                 continue
             return found
 
-        begin = announcement(digests.header, transfer=transfer, committed=self._shard.committed)
+        begin = announcement(digests.header, transfer=transfer, committed=self._shard.core.committed)
         pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
         self._held_to(self.link.next_transfer())
         self._filled = None
@@ -298,7 +298,7 @@ class ReplicaSender:
 
         with self._pacer.counted(queue):
             try:
-                if self._shard.has_parity:
+                if self._shard.core.has_parity:
                     await first_of(send(), self._unwanted(step), self._say_sending(session, queue))
                 elif digests.is_decided:
                     await send()
@@ -333,7 +333,7 @@ class ReplicaSender:
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
         """Wait until the rank has given up the capture of `step`. The caller then ends the transfer of the step."""
-        while self._shard.capturing == step or digests.is_decided:
+        while self._shard.core.capturing == step or digests.is_decided:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
@@ -341,7 +341,7 @@ class ReplicaSender:
 
         This happens when the step is neither committed nor proposed.
         """
-        while self._shard.wanted(self._peer) == step:
+        while self._shard.core.wanted(self._peer) == step:
             await self._shard.changed.wait(self._shard.changed.version)
 
     async def _say_sending(self, session: Session, queue: ChunkQueue) -> None:
@@ -430,7 +430,7 @@ class ReplicaSender:
 
     def _cut_short(self, words: str) -> None:
         """Record that the connection to the holder broke before a step was sent completely; `words` is the error."""
-        if (step := self._shard.wanted(self._peer)) != NONE:
+        if (step := self._shard.core.wanted(self._peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 
     def _tell_of(self, line: BrokenLine) -> None:

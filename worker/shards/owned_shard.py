@@ -16,8 +16,9 @@ for every event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from time import monotonic
+
+from msgspec.structs import replace
 
 from everstep.protocol.agent_messages import ShardProtection
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
@@ -128,7 +129,8 @@ class OwnedShard:
         """The last step that the rank finished, and the Unix time at which the rank began the next step."""
         self.first_passed_at = 0.0
         """Unix time at which the rank finished its first step of this generation; 0 until `note_first` sets it."""
-        self._core = core
+        self.core = core
+        """The shard's state in the commit protocol, which each event replaces."""
         self._base_step = base_step if base is None else base.step
         self._now = now
         self._given_up: list[str] = []
@@ -155,75 +157,11 @@ class OwnedShard:
         is_sure = cause is not UnkeptCause.CAPTURE or bool(self.trouble)
         return cause if cause is not None and cause.lasts and is_sure else None
 
-    @property
-    def committed(self) -> Step:
-        """The newest committed step, or `NONE` before the first commit."""
-        return self._core.committed
-
-    @property
-    def proposed(self) -> Step:
-        """The step that the coordinator proposes now, or `NONE`."""
-        return self._core.proposed
-
-    @property
-    def foundation(self) -> Step:
-        """The newest committed step; before the first commit, the base. `NONE` without a base."""
-        return self._core.foundation
-
-    @property
-    def vote(self) -> Vote:
-        """The vote (none, ACKED or ABANDON) that the agent reports for this shard and the proposed step."""
-        return self._core.vote
-
-    @property
-    def reason(self) -> str:
-        """Reason of the vote ABANDON; empty for other votes."""
-        return self._core.reason
-
-    @property
-    def sealed(self) -> frozenset[Step]:
-        """Steps whose state is sealed in this node's slots: the base, and steps of this generation."""
-        return self._core.sealed
-
-    @property
-    def capturing(self) -> Step:
-        """The proposed step while its rank captures it; `NONE` otherwise."""
-        return self._core.capturing
-
-    @property
-    def peers(self) -> tuple[NodeId, ...]:
-        """The nodes, except this one, that the plan names as holders of this shard."""
-        return self._core.peers
-
-    @property
-    def view(self) -> frozenset[NodeId]:
-        """The peers in view: the holders on other nodes for whose copies a commit waits.
-
-        The owner's agent votes for the commit of a step (ACKED) only after each of these peers has acknowledged its
-        copy.
-        """
-        return self._core.view
-
-    @property
-    def returning(self) -> frozenset[NodeId]:
-        """Peers outside the view that answer again, and now receive the steps that they lack (`Shard.returning`)."""
-        return self._core.returning
-
-    @property
-    def held(self) -> frozenset[tuple[NodeId, Step]]:
-        """Pairs (node, step): the node has acknowledged that it holds this shard at the step, and still holds it."""
-        return self._core.held
-
     def holders_of(self, step: Step) -> tuple[NodeId, ...]:
         """Return the peers in view that hold a copy of `step`. Empty with parity, because peers then hold no copies."""
-        if self.has_parity:
+        if self.core.has_parity:
             return ()
-        return tuple(peer for peer in self._core.peers if peer in self._core.view and (peer, step) in self._core.held)
-
-    @property
-    def is_under_way(self) -> bool:
-        """True while replication of a snapshot is unfinished (`Shard.is_under_way`)."""
-        return self._core.is_under_way
+        return tuple(peer for peer in self.core.peers if peer in self.core.view and (peer, step) in self.core.held)
 
     @property
     def lacks_base(self) -> bool:
@@ -231,53 +169,44 @@ class OwnedShard:
 
         After the first commit the base is no longer needed, and the value is False.
         """
-        base = self._core.base
-        return bool(base) and self._core.committed == NONE and base not in self._core.sealed
+        base = self.core.base
+        return bool(base) and self.core.committed == NONE and base not in self.core.sealed
 
     @property
     def committed_bytes(self) -> int:
         """Bytes of the committed state in this node's slot; 0 before the first commit."""
-        slot = self.slot(self._core.committed) if self._core.committed != NONE else None
+        slot = self.slot(self.core.committed) if self.core.committed != NONE else None
         return slot.file.header.payload_bytes if slot is not None else 0
 
     @property
     def late_holders(self) -> tuple[NodeId, ...]:
         """Holders in view that have not created their slots for this shard yet."""
-        return tuple(sorted(self.unready & self._core.view))
+        return tuple(sorted(self.unready & self.core.view))
 
     @property
     def reported(self) -> tuple[object, ...]:
         """The facts about this shard whose changes the agent reports to the control plane immediately."""
         return (
-            self._core.view,
+            self.core.view,
             tuple(self.slow_holders),
             tuple(self.broken_lines),
-            self._core.committed == NONE,
+            self.core.committed == NONE,
             self.refusal,
             self.trouble,
             self._lasting,
         )
 
-    def wanted(self, peer: NodeId) -> Step:
-        """Return the step that this node sends to the holder `peer` next, or `NONE`."""
-        return self._core.wanted(peer)
-
-    @property
-    def has_parity(self) -> bool:
-        """True if the other holders store parity of this shard (an XOR with other shards) instead of copies of it."""
-        return self._core.has_parity
-
     def awaits(self, peer: NodeId) -> bool:
         """Return whether this shard's vote ACKED waits until the holder `peer` has acknowledged the step."""
-        return peer in self._core.awaited
+        return peer in self.core.awaited
 
     def is_owed(self, peer: NodeId) -> bool:
         """Return whether the holder `peer` lacks a step that this node can send, or has not created its slots yet."""
-        return self._core.wanted(peer) != NONE or peer in self.unready
+        return self.core.wanted(peer) != NONE or peer in self.unready
 
     def needs_slot(self) -> bool:
         """Return whether the rank can still capture the proposed step and has no slot for it."""
-        return self.granted_slot < 0 and self._core.is_capturable(self.page.rank())
+        return self.granted_slot < 0 and self.core.is_capturable(self.page.rank())
 
     def may_wait(self) -> bool:
         """Return whether the rank may be waiting between two steps, for a stop or the end of training.
@@ -319,14 +248,14 @@ class OwnedShard:
             if record.owner_rank == self.rank
             and Content(record.origin_generation, record.step) == self.content(record.step)
         )
-        self._core = Shard.adopt(
-            self._core.base,
-            self._core.peers,
+        self.core = Shard.adopt(
+            self.core.base,
+            self.core.peers,
             committed=Step(half.committed),
             proposed=Step(max(half.proposed, NONE)),
             vote=half.vote,
             sealed=sealed,
-            has_parity=self._core.has_parity,
+            has_parity=self.core.has_parity,
         )
         self.granted_slot = half.slot
 
@@ -365,7 +294,7 @@ class OwnedShard:
         if self.reserved == (capacity_bytes, layout_hash):
             return
         self.reserved = (capacity_bytes, layout_hash)
-        self.unready = frozenset(self._core.peers)
+        self.unready = frozenset(self.core.peers)
         self.changed.notify()
 
     def ready(self, peer: NodeId, capacity_bytes: int, layout_hash: bytes) -> None:
@@ -383,7 +312,7 @@ class OwnedShard:
         Return False if the rank requests slots with a new size or layout during the wait.
         """
         reserved = self.reserved
-        while reserved is self.reserved and self.unready & self._core.view:
+        while reserved is self.reserved and self.unready & self.core.view:
             await self.changed.wait(self.changed.version)
         return reserved is self.reserved
 
@@ -418,11 +347,11 @@ class OwnedShard:
 
     def capture(self, step: Step) -> None:
         """Record that the rank has begun to copy its state at `step` into the granted slot."""
-        self._apply(self._core.capture(step))
+        self._apply(self.core.capture(step))
 
     def seal(self, step: Step) -> None:
         """Record that the shard's state at `step` is sealed in a slot of this node."""
-        self._apply(self._core.seal(step))
+        self._apply(self.core.seal(step))
 
     def refuse(self, cause: UnkeptCause, reason: str) -> None:
         """Record why this rank cannot capture a snapshot now."""
@@ -434,21 +363,21 @@ class OwnedShard:
 
     def abandon(self, step: Step, cause: UnkeptCause, reason: str) -> None:
         """Record that the rank has abandoned the capture of `step`."""
-        self._apply(self._core.abandon(step, reason, late=cause is UnkeptCause.LATE), unkept=cause)
+        self._apply(self.core.abandon(step, reason, late=cause is UnkeptCause.LATE), unkept=cause)
 
     def forget(self, step: Step) -> None:
         """Record that no slot of this node contains `step` any more."""
-        self._apply(self._core.forget(step))
+        self._apply(self.core.forget(step))
 
     def forget_lost(self) -> None:
         """Forget each sealed step of the shard that no slot of this node contains any more."""
-        for lost in [step for step in self._core.sealed if self.slot(step) is None]:
+        for lost in [step for step in self.core.sealed if self.slot(step) is None]:
             self.forget(lost)
 
     def give_up_damaged(self, step: Step) -> None:
         """Forget a captured step whose bytes no longer match their digests, and vote ABANDON for it."""
         words = "the captured bytes no longer match their digests"
-        self._apply(self._core.forget(step).abandon(step, words), unkept=UnkeptCause.CAPTURE)
+        self._apply(self.core.forget(step).abandon(step, words), unkept=UnkeptCause.CAPTURE)
 
     def grant(self, slot: int) -> None:
         """Grant the rank the slot with index `slot` for the proposed step, and write the grant to the shared page."""
@@ -462,23 +391,23 @@ class OwnedShard:
         only after a message. A training rank reads its page after every step.
         """
         might_wait = self.may_wait()
-        self._apply(self._core.hear(announcement.committed, announcement.proposed), announcement)
+        self._apply(self.core.hear(announcement.committed, announcement.proposed), announcement)
         return might_wait or self.may_wait()
 
     def answer(self, peer: NodeId) -> None:
         """Record that `peer`, which was dropped from the view, accepts data again."""
-        self._apply(self._core.answer(peer))
+        self._apply(self.core.answer(peer))
 
     def drop(self, peer: NodeId) -> None:
         """Record that the holder `peer` was silent for too long (the holder deadline). Votes no longer wait for it."""
-        self._apply(self._core.drop(peer))
+        self._apply(self.core.drop(peer))
 
     def acknowledge(self, peer: NodeId, content: Content) -> None:
         """Record that `peer` has acknowledged `content`: it has sealed a replica, or a share that contains it."""
         self.holder_troubles.pop(peer, None)
         if content == self.content(content.step):
             self._note(peer, frozenset({content.step, self.verified.get(peer, (NONE, 0.0))[0]}))
-            self._apply(self._core.acknowledge(peer, content.step))
+            self._apply(self.core.acknowledge(peer, content.step))
 
     def _note(self, holder: NodeId | None, steps: frozenset[Step]) -> None:
         """Record the newest of `steps` as the verified step of `holder` (None: this node)."""
@@ -519,13 +448,13 @@ class OwnedShard:
             ):
                 steps.add(step)
         self._note(peer, frozenset(steps))
-        self._apply(self._core.inventory(peer, frozenset(steps)))
+        self._apply(self.core.inventory(peer, frozenset(steps)))
 
     def protection(self, holders: tuple[NodeId, ...]) -> ShardProtection:
         """Return the protection status of this shard. `holders` are the planned holders; the first is this node."""
-        committed, view = self._core.committed, self._core.view
+        committed, view = self.core.committed, self.core.view
         troubles = [
-            *(f"{peer} is out of view: {self._why_out(peer)}" for peer in self._core.peers if peer not in view),
+            *(f"{peer} is out of view: {self._why_out(peer)}" for peer in self.core.peers if peer not in view),
             *(f"{peer} is slow: {trouble}" for peer, trouble in self.slow_holders.items() if peer in view),
             *(f"{peer} is hard to reach: {trouble}" for peer, trouble in self.broken_lines.items() if peer in view),
         ]
@@ -545,7 +474,7 @@ class OwnedShard:
 
     def _why_out(self, peer: NodeId) -> str:
         """Return the reason, for users, why the holder `peer` is not in view."""
-        if peer in self._core.returning:
+        if peer in self.core.returning:
             return "it answers again and receives the steps that it lacks"
         return self.holder_troubles.get(peer, "it does not answer")
 
@@ -557,9 +486,9 @@ class OwnedShard:
         return RankRound(
             rank=self.rank,
             boundary=Step(half.boundary),
-            committed=self._core.committed,
-            proposed=self._core.proposed,
-            vote=self._core.vote,
+            committed=self.core.committed,
+            proposed=self.core.proposed,
+            vote=self.core.vote,
             standing=half.standing,
             echo_step=echo_step,
             echo=echo,
@@ -568,9 +497,9 @@ class OwnedShard:
             pinned_steps=tuple(sorted(self.pinned)),
             held_step=self.exported,
             stored_step=self.stored,
-            out_of_view=tuple(sorted(set(self._core.peers) - self._core.view)),
-            is_late=self._core.is_late,
-            reason=self._core.reason,
+            out_of_view=tuple(sorted(set(self.core.peers) - self.core.view)),
+            is_late=self.core.is_late,
+            reason=self.core.reason,
         )
 
     def _apply(
@@ -580,23 +509,23 @@ class OwnedShard:
 
         Then call `on_change`. If `core` votes ABANDON for the first time, `unkept` is the cause.
         """
-        if core == self._core:
+        if core == self.core:
             if announcement is not None:
                 self._publish(announcement)
             return
-        if core.proposed != self._core.proposed:
+        if core.proposed != self.core.proposed:
             self.granted_slot = -1
-        if core.committed != self._core.committed:
+        if core.committed != self.core.committed:
             self._given_up, self._unkept = [], None
-        elif core.vote is Vote.ABANDON and self._core.vote is Vote.NONE:
+        elif core.vote is Vote.ABANDON and self.core.vote is Vote.NONE:
             self._unkept = unkept
             if not core.is_late:
                 self._given_up = [*self._given_up, core.reason][-TROUBLE_COUNT:]
-        if core.vote is Vote.ACKED is not self._core.vote:
+        if core.vote is Vote.ACKED is not self.core.vote:
             self.acked = core.proposed, monotonic()
-        if core.sealed != self._core.sealed:
+        if core.sealed != self.core.sealed:
             self._note(None, core.sealed)
-        self._core = core
+        self.core = core
         self._publish(announcement)
         self.changed.notify()
         self._on_change()
@@ -611,11 +540,11 @@ class OwnedShard:
         self.page.write(
             replace(
                 half,
-                committed=self._core.committed,
-                proposed=FINISHED if is_finished else self._core.proposed,
+                committed=self.core.committed,
+                proposed=FINISHED if is_finished else self.core.proposed,
                 slot=self.granted_slot,
-                vote_step=NONE if self._core.vote is Vote.NONE else self._core.proposed,
-                vote=self._core.vote,
+                vote_step=NONE if self.core.vote is Vote.NONE else self.core.proposed,
+                vote=self.core.vote,
                 stop=half.stop if announcement is None else announcement.stop_step,
                 stop_state=half.stop_state if announcement is None else announcement.stop_state,
             )

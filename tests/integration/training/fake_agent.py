@@ -12,8 +12,9 @@ import mmap
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from everstep.protocol.codec import LENGTH, decode, frame, frame_length
 from everstep.protocol.rank_messages import (

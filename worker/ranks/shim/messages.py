@@ -40,15 +40,28 @@ class Preload(StrEnum):
     NONE = "none"
 
 
-class StartRank(Message, frozen=True):
+RankKey = tuple[RunId, Generation, Rank]
+
+
+class RankMessage(Message, frozen=True):
+    """A message about one rank of one generation."""
+
+    run: RunId
+    generation: Generation
+    rank: Rank
+
+    @property
+    def key(self) -> RankKey:
+        """The rank, its generation and its run. Keys sort by run, generation and rank."""
+        return self.run, self.generation, self.rank
+
+
+class StartRank(RankMessage, frozen=True):
     """Request to run a Python script as one rank.
 
     All paths are absolute. The process has exactly the environment of the request and inherits no other variables.
     """
 
-    run: RunId
-    generation: Generation
-    rank: Rank
     script: str
     arguments: tuple[str, ...]
     working_directory: str
@@ -108,12 +121,9 @@ class RankEnd(Message, frozen=True):
     """Explanation of an end that the shim did not observe itself; empty for an observed end."""
 
 
-class RankRecord(Message, frozen=True):
+class RankRecord(RankMessage, frozen=True):
     """Record of one rank's process, also stored on disk."""
 
-    run: RunId
-    generation: Generation
-    rank: Rank
     pid: int
     start_ticks: int
     """Field 22 of /proc/PID/stat; together with the pid it identifies the process uniquely."""
@@ -133,12 +143,9 @@ class RankStarted(Message, frozen=True):
     record: RankRecord
 
 
-class RankRefused(Message, frozen=True):
+class RankRefused(RankMessage, frozen=True):
     """Answer to `StartRank`: the shim (the process that starts the node's ranks) did not start this rank."""
 
-    run: RunId
-    generation: Generation
-    rank: Rank
     reason: str
     is_stopped: bool = False
     """Whether the agent had requested the end of the rank."""

@@ -90,7 +90,7 @@ class RankRecords:
                 found.append(_decoder.decode(path.read_bytes()))
             except (FileNotFoundError, msgspec.ValidationError, msgspec.DecodeError):
                 continue  # Skip a file that was removed meanwhile, or that is no record.
-        return sorted(found, key=lambda record: (record.run, record.generation, record.rank))
+        return sorted(found, key=lambda record: record.key)
 
     def forget(self, run: RunId) -> None:
         """Remove the records of this run's ended ranks. Files that cannot be removed remain."""

@@ -33,7 +33,7 @@ import msgspec
 from everstep.protocol import codec
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
-from everstep.protocol.ids import Generation, Rank, RunId
+from everstep.protocol.ids import Generation, RunId
 from worker.node.state_directory import SHIM_LOCK
 from worker.node.unix_socket import listen_private
 from worker.ranks.shim import cgroups, launch, processes
@@ -44,6 +44,7 @@ from worker.ranks.shim.messages import (
     Preload,
     RankEnd,
     RankExited,
+    RankKey,
     RankRecord,
     RankRefused,
     Ranks,
@@ -58,8 +59,6 @@ from worker.ranks.shim.template import FORK, Forked, ForkFailed, FromTemplate, T
 
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger("worker.ranks.shim")
-
-RankKey = tuple[RunId, Generation, Rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +147,7 @@ class Shim:
         """
         lock = self._lock()
         processes.become_subreaper()
-        self._records = {_key(record): record for record in self._disk.read() if record.end is not None}
+        self._records = {record.key: record for record in self._disk.read() if record.end is not None}
         if self.options.cgroup:
             self._cgroups, words = cgroups.find(self.options.cgroup)
             self._confinement_error = words if self._cgroups is None else ""
@@ -295,7 +294,7 @@ class Shim:
         )
 
     def _start(self, client: ShimLine, start: StartRank) -> None:
-        if self._has_been_asked(client, _key(start)):
+        if self._has_been_asked(client, start.key):
             return
         if self._is_ending:
             self._refuse(client, start, "the shim is ending")
@@ -327,7 +326,7 @@ class Shim:
             self._say(client, RankStarted(record=record))
             return True
         for pending in (*self._waiting, *self._forking):
-            if _key(pending.start) == key:
+            if pending.start.key == key:
                 pending.client = client
                 return True
         return False
@@ -430,8 +429,8 @@ class Shim:
             self._let_empty(record.cgroup)
             self._refuse(client, start, f"its record cannot be written: {error}")
             return
-        self._records[_key(record)] = record
-        self._living[pid] = _key(record)
+        self._records[record.key] = record
+        self._living[pid] = record.key
         try:
             os.write(gate, launch.GO)
         except BrokenPipeError:
@@ -539,11 +538,11 @@ class Shim:
     def _stop(self, stop: StopRanks) -> None:
         if stop.run is not None:
             self._fences[stop.run] = max(stop.generation, self._fences.get(stop.run, Generation(-1)))
-        for pending in [pending for pending in self._waiting if _is_meant(stop, _key(pending.start))]:
+        for pending in [pending for pending in self._waiting if _is_meant(stop, pending.start.key)]:
             self._waiting.remove(pending)
             self._refuse(pending.client, pending.start, "it was stopped before it started", is_stopped=True)
         for pending in self._forking:
-            pending.is_stopped |= _is_meant(stop, _key(pending.start))
+            pending.is_stopped |= _is_meant(stop, pending.start.key)
         for pid, key in list(self._living.items()):
             if not _is_meant(stop, key):
                 continue
@@ -630,10 +629,6 @@ class Shim:
 
 def _wake_up(number: int, frame: object) -> None:
     """Do nothing: the interpreter has already written the signal's number to the wake-up socket."""
-
-
-def _key(message: RankRecord | StartRank) -> RankKey:
-    return (message.run, message.generation, message.rank)
 
 
 def _is_meant(stop: StopRanks, key: RankKey) -> bool:

@@ -251,7 +251,7 @@ class Pair:
 
     async def begin_capture(self, step: int) -> Capture:
         """Grant one of the owner's slots for a step. Return the capture, which the test continues."""
-        committed = self.shard.committed
+        committed = self.shard.core.committed
         keep = {content(committed)} if committed != NONE else set()
         index = await self.owner_store.grant(
             RANK, content(step), keep=keep, capacity_bytes=self.payload_bytes, layout_hash=LAYOUT, slot_count=2

@@ -59,10 +59,10 @@ class TestTheOwner:
             capture.go_on(end)
             await pair.until(lambda: arrived(pair, 1) == end // CHUNK)  # noqa: B023 — asked at once
             assert pair.held() == {}
-            assert pair.shard.vote is Vote.NONE
+            assert pair.shard.core.vote is Vote.NONE
         capture.write(pair.payload_bytes)
         await capture.seal()
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
     async def test_every_step_goes_that_way_and_c_is_kept(self, pair: Pair) -> None:
@@ -75,7 +75,7 @@ class TestTheOwner:
             assert set(pair.held()) == ({step - 1} if step > 1 else set())
             capture.write(pair.payload_bytes)
             await capture.seal()
-            await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+            await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {step: payload(step, pair.payload_bytes) for step in (5, 6)}
 
     async def test_a_holder_without_c_gets_that_first(self, pair: Pair) -> None:
@@ -100,13 +100,13 @@ class TestTheOwner:
         await pair.until(lambda: arrived(pair, 1) == 10)
         capture.give_up()
         assert await capture.sealing is None
-        assert pair.shard.vote is Vote.ABANDON
+        assert pair.shard.core.vote is Vote.ABANDON
         # the coordinator proposes the next step, or, in the final round, the same step again
         step = 2 if is_next else 1
         pair.hear(-1, -1)
         pair.hear(-1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {step: payload(step, pair.payload_bytes)}
 
     async def test_what_was_given_up_and_captured_otherwise_is_what_is_sealed(self, pair: Pair) -> None:
@@ -127,7 +127,7 @@ class TestTheOwner:
         again = await pair.begin_capture(1)
         again.write(pair.payload_bytes, other)
         await again.seal()
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {1: other}
 
     async def test_a_slot_granted_anew_in_mid_stream(self, pair: Pair) -> None:
@@ -145,7 +145,7 @@ class TestTheOwner:
         assert all(reader.done() for reader in capture.slot.readers)
         assert await capture.sealing is None
         await pair.capture(2)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {2: payload(2, pair.payload_bytes)}
 
     async def test_a_capture_whose_end_never_comes_holds_up_no_other_step(self, pair: Pair) -> None:
@@ -159,7 +159,7 @@ class TestTheOwner:
         await pair.until(lambda: arrived(pair, 1) == 4)
         pair.hear(-1, 2)
         await pair.capture(2)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert pair.held() == {2: payload(2, pair.payload_bytes)}
         capture.give_up()
 
@@ -183,7 +183,7 @@ class TestTheOwner:
         assert queue is not None
         capture.write(pair.payload_bytes)
         await capture.seal()
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         assert queue.taken_bytes == 5000
         assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
@@ -201,7 +201,7 @@ class TestTheOwner:
         capture.write(pair.payload_bytes)
         await capture.seal()
         queues = []
-        while pair.shard.vote is not Vote.ACKED:
+        while pair.shard.core.vote is not Vote.ACKED:
             queues.append(sender.queue)
             await pair.shard.changed.wait(pair.shard.changed.version, 0.01)
         # The owner does not send the first five chunks again, because the holder has them.
@@ -217,12 +217,12 @@ class TestTheOwner:
         for _ in range(4):
             # these four waits take longer in total than the holder's deadline
             await pair.shard.changed.wait(pair.shard.changed.version, 0.5)
-        assert pair.shard.view == {HOLDER}
+        assert pair.shard.core.view == {HOLDER}
         assert pair.shard.slow_holders == {}
         capture.write(pair.payload_bytes)
         await capture.seal()
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-        assert pair.shard.view == {HOLDER}
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+        assert pair.shard.core.view == {HOLDER}
 
     async def test_a_sender_that_ends_in_mid_capture_leaves_a_part_that_is_no_snapshot(self, pair: Pair) -> None:
         """The sender ends during a capture, because the owner's node is lost or its ranks have ended.
@@ -462,5 +462,5 @@ async def test_an_answer_for_what_was_not_named_ends_the_session(pair: Pair) -> 
     await pair.until(lambda: arrived(pair, 1) == 2)
     capture.write(pair.payload_bytes)
     await capture.seal()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert pair.shard.sealed == {Step(1)}
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.sealed == {Step(1)}

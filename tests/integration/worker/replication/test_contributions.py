@@ -103,9 +103,9 @@ async def test_a_member_votes_when_the_share_contains_every_contribution(stripe:
     stripe.hear(-1, 1)
     await stripe.capture(1)
     await stripe.until(lambda: RANK in stripe.share(1).complete)
-    assert stripe.shard.vote is Vote.NONE
+    assert stripe.shard.core.vote is Vote.NONE
     await stripe.contribute(1)
-    await stripe.until(lambda: stripe.shard.vote is Vote.ACKED)
+    await stripe.until(lambda: stripe.shard.core.vote is Vote.ACKED)
 
 
 async def test_a_member_cancels_the_contribution_of_an_abandoned_step(stripe: Stripe) -> None:
@@ -117,7 +117,7 @@ async def test_a_member_cancels_the_contribution_of_an_abandoned_step(stripe: St
     await stripe.capture(2)
     await stripe.until(lambda: RANK in stripe.share(2).complete)
     await stripe.contribute(2)
-    await stripe.until(lambda: stripe.shard.vote is Vote.ACKED)
+    await stripe.until(lambda: stripe.shard.core.vote is Vote.ACKED)
 
 
 async def test_a_member_contributes_again_if_another_member_offers_another_shard(stripe: Stripe) -> None:
@@ -125,11 +125,11 @@ async def test_a_member_contributes_again_if_another_member_offers_another_shard
     stripe.hear(-1, 1)
     await stripe.capture(1)
     await stripe.contribute(1)
-    await stripe.until(lambda: (HOLDER, 1) in stripe.shard.held)
+    await stripe.until(lambda: (HOLDER, 1) in stripe.shard.core.held)
     data = b"recaptured"
     other = await stripe.offer(data, capacity_bytes=stripe.payload_bytes)
-    await stripe.until(lambda: (HOLDER, 1) not in stripe.shard.held)
-    await stripe.until(lambda: (HOLDER, 1) in stripe.shard.held)
+    await stripe.until(lambda: (HOLDER, 1) not in stripe.shard.core.held)
+    await stripe.until(lambda: (HOLDER, 1) in stripe.shard.core.held)
     async with asyncio.timeout(20):
         while isinstance(answer := await other.receive(), ShardWanted):
             pass
@@ -142,10 +142,10 @@ async def test_a_member_drops_a_holder_whose_share_lacks_a_member_that_is_not_co
     stripe.send(deadline_seconds=0.3)
     stripe.hear(-1, 1)
     await stripe.capture(1)
-    await stripe.until(lambda: stripe.shard.vote is Vote.ACKED)
-    assert stripe.shard.view == frozenset()
+    await stripe.until(lambda: stripe.shard.core.vote is Vote.ACKED)
+    assert stripe.shard.core.view == frozenset()
     await stripe.contribute(1)
-    await stripe.until(lambda: (HOLDER, 1) in stripe.shard.held)
+    await stripe.until(lambda: (HOLDER, 1) in stripe.shard.core.held)
 
 
 async def test_a_member_does_not_wait_for_a_member_whose_shard_is_refused(stripe: Stripe) -> None:
@@ -156,8 +156,8 @@ async def test_a_member_does_not_wait_for_a_member_whose_shard_is_refused(stripe
     stripe.send(deadline_seconds=0.3)
     stripe.hear(-1, 1)
     await stripe.capture(1)
-    await stripe.until(lambda: stripe.shard.vote is Vote.ACKED)
-    assert stripe.shard.view == frozenset()
+    await stripe.until(lambda: stripe.shard.core.vote is Vote.ACKED)
+    assert stripe.shard.core.view == frozenset()
     other.close()
 
 
@@ -177,7 +177,7 @@ async def test_a_member_waits_for_a_holder_that_creates_the_slots_of_its_share(
     ready = asyncio.create_task(stripe.shard.holders_ready())
     await asyncio.wait([ready], timeout=1.0)  # one second is several times the holder's deadline
     assert not ready.done()
-    assert stripe.shard.view == {HOLDER}
+    assert stripe.shard.core.view == {HOLDER}
     is_free.set()
     assert await ready
 

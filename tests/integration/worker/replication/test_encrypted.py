@@ -61,7 +61,7 @@ async def replicate(pair: Pair, **options: Any) -> None:
     pair.send(**options)
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held() == {Step(1): payload(1, pair.payload_bytes)}
 
 

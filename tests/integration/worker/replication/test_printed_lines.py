@@ -39,7 +39,7 @@ class Printing:
         Check that it has all lines that were printed before the capture.
         """
         before = list(self.rows)
-        await self._pair.until(lambda: (HOLDER, step) in self._pair.shard.held)
+        await self._pair.until(lambda: (HOLDER, step) in self._pair.shard.core.held)
         assert list(self.kept.rows) == before
 
 

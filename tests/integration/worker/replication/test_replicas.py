@@ -217,7 +217,7 @@ async def test_steps_are_replicated_verified_and_acknowledged(pair: Pair) -> Non
     for step in range(1, 6):
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held() == {step: payload(step, pair.payload_bytes) for step in (4, 5)}
     assert pair.receiver.rejected_count == 0
     assert pair.shard.page.agent.vote_step == 5
@@ -229,7 +229,7 @@ async def test_the_page_says_nothing_of_a_vote_that_was_not_given(pair: Pair) ->
     await pair.capture(1)
     assert pair.shard.page.agent.vote_step == -1
     pair.send()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.page.agent.vote_step == 1
 
 
@@ -238,10 +238,10 @@ async def test_a_holder_keeps_c_although_it_has_not_heard_of_it(pair: Pair) -> N
     for step in (1, 2, 3):
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     pair.hear(2, 4)  # step 3 was abandoned on another rank, so that step 2 stays committed
     await pair.capture(4)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 4}
 
 
@@ -377,16 +377,16 @@ async def test_a_sender_repeats_what_its_holder_refused(pair: Pair) -> None:
     for step in (1, 2):
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     slot = pair.holder_store.sealed(RANK, content(1))
     assert slot is not None
     slot.pins += 1
     pair.hear(2, 3)
     await pair.capture(3)
     await pair.until(lambda: pair.receiver.rejected_count > 0)
-    assert pair.shard.vote is Vote.NONE
+    assert pair.shard.core.vote is Vote.NONE
     slot.pins -= 1
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 3}
 
 
@@ -519,7 +519,7 @@ async def test_a_slot_granted_anew_while_it_is_being_sent(make: Callable[..., Pa
     pair.shard.forget(Step(1))
     gate.set()
     await pair.capture(2)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2}
 
 
@@ -571,7 +571,7 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
     pair.send(deadline_seconds=RARELY_SECONDS)
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     pair.hear(1, 2)
     capture = await pair.begin_capture(2)
     capture.write(pair.payload_bytes)
@@ -580,16 +580,16 @@ async def test_a_step_that_is_damaged_in_its_own_slot_is_given_up_and_costs_no_h
     with capture.slot.file.payload(0, 1) as view:
         view[0] ^= 1
     pair.shard.seal(Step(2))
-    await pair.until(lambda: pair.shard.vote is not Vote.NONE)
-    assert (pair.shard.vote, pair.shard.reason) == (
+    await pair.until(lambda: pair.shard.core.vote is not Vote.NONE)
+    assert (pair.shard.core.vote, pair.shard.core.reason) == (
         Vote.ABANDON,
         "the captured bytes no longer match their digests",
     )
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
     assert pair.shard.slot(Step(2)) is None
     pair.hear(1, 3)
     await pair.capture(3)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held()[3] == payload(3, pair.payload_bytes)
 
 
@@ -603,8 +603,8 @@ async def test_a_card_that_cannot_be_reached_takes_no_stream_from_those_that_can
     for step in (1, 2):
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert pair.shard.view == {HOLDER}
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == {HOLDER}
     assert (dialler.tried, len(dialler.sessions), len(sender.streams.lines)) == ([0, 1], 1, 1)
     assert [record.message for record in caplog.records if "over only" in record.message] == [
         f"rank {RANK} sends to {HOLDER} over only 1 stream: 10.0.1.7:9000 does not answer"
@@ -623,7 +623,7 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     for step in range(1, TRIES + 2):
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert sender.stream_count == StreamCount(limit=4, count=4, best_count=2), (
         "what one stream carries says nothing of four"
     )
@@ -631,7 +631,7 @@ async def test_a_card_that_was_out_of_reach_has_its_streams_in_the_next_session(
     dialler.sessions[0].line.shutdown(socket.SHUT_RDWR)
     pair.hear(step, step + 1)
     await pair.capture(step + 1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert dialler.tried == [0, 1, 0, 1, 2, 3]
     assert len(sender.streams.lines) == 4
 
@@ -674,8 +674,8 @@ async def test_a_holder_has_acknowledged_what_it_was_sent_however_long_its_strea
     await pair.capture(3)
     assert pair.shard.slot(Step(1)) is None
     dialler.gate.set()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert pair.shard.held == {(HOLDER, 3)}
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.held == {(HOLDER, 3)}
     assert set(pair.held()) == {3}
 
 
@@ -699,11 +699,11 @@ async def test_a_broken_line_is_dialled_again_and_sending_goes_on(pair: Pair, wh
     pair.send(dialler=dialler)
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     (dialler.sessions[0].line if what == "sessions" else dialler.lines[0]).shutdown(socket.SHUT_RDWR)
     pair.hear(1, 2)
     await pair.capture(2)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert len(dialler.sessions) == 2
     assert set(pair.held()) == {1, 2}
 
@@ -713,14 +713,16 @@ async def test_a_holder_that_lost_a_slot_says_so_and_gets_it_again(pair: Pair) -
     pair.send(dialler=dialler)
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     pair.hear(1, 2)
     lost = pair.holder_store.sealed(RANK, content(1))
     assert lost is not None
     lost.file.empty()
     dialler.sessions[0].line.shutdown(socket.SHUT_RDWR)
-    await pair.until(lambda: pair.shard.view == frozenset())  # the broken session ends, so the owner drops the holder
-    await pair.until(lambda: pair.shard.view == {HOLDER})
+    await pair.until(
+        lambda: pair.shard.core.view == frozenset()
+    )  # the broken session ends, so the owner drops the holder
+    await pair.until(lambda: pair.shard.core.view == {HOLDER})
     assert set(pair.held()) == {1}
 
 
@@ -734,7 +736,7 @@ async def test_a_replica_with_another_digest_does_not_count(pair: Pair) -> None:
     pair.hear(-1, 1)
     await pair.capture(1)
     pair.send()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert payload_digest(payload(1, pair.payload_bytes)) in {record.digest for record in pair.holder_store.inventory()}
 
 
@@ -754,14 +756,14 @@ async def test_a_peer_that_stops_reading_is_dropped_and_c_advances_without_it(ma
     pair.send(deadline_seconds=0.2)
     pair.hear(-1, 1)
     await pair.capture(1)
-    assert pair.shard.vote is Vote.NONE
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert pair.shard.view == frozenset()
+    assert pair.shard.core.vote is Vote.NONE
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == frozenset()
     assert pair.shard.round().out_of_view == (HOLDER,)
     for step in range(2, 12):
         pair.hear(step - 1, step)
         await pair.capture(step)
-        assert pair.shard.vote is Vote.ACKED
+        assert pair.shard.core.vote is Vote.ACKED
     deaf.set()
 
 
@@ -781,9 +783,9 @@ async def test_an_owner_that_stood_still_itself_does_not_drop_its_holder(pair: P
     await pair.capture(1)
     look(sender, count=LOOKS_PER_DEADLINE)
     look(sender, count=1, late_seconds=10 * RARELY_SECONDS)
-    assert pair.shard.view == {HOLDER}, "what came meanwhile has not been read yet"
+    assert pair.shard.core.view == {HOLDER}, "what came meanwhile has not been read yet"
     look(sender, count=2)
-    assert pair.shard.view == frozenset()
+    assert pair.shard.core.view == frozenset()
 
 
 async def test_a_holder_is_not_silent_while_its_owner_digests_its_own_slot(
@@ -802,9 +804,9 @@ async def test_a_holder_is_not_silent_while_its_owner_digests_its_own_slot(
     await pair.capture(1)
     await begun.wait()
     look(sender, count=3 * LOOKS_PER_DEADLINE)
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
     gate.set()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {1}
     assert not sender._is_verifying
 
@@ -815,13 +817,13 @@ async def test_a_holder_that_nobody_reaches_is_dropped_and_returns_by_receiving_
     pair.send(deadline_seconds=0.2, dialler=dialler)
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     pair.hear(1, 2)
     dialler.is_there.set()
-    await pair.until(lambda: pair.shard.view == {HOLDER})
+    await pair.until(lambda: pair.shard.core.view == {HOLDER})
     assert set(pair.held()) == {1}
     await pair.capture(2)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {1, 2}
 
 
@@ -855,16 +857,16 @@ async def test_a_holder_returns_however_long_it_takes_to_send_what_it_lacks(pair
     pair.hear(-1, 1)
     await pair.capture(1)
     look(sender, count=LOOKS_PER_DEADLINE + 2)
-    assert pair.shard.vote is Vote.ACKED
+    assert pair.shard.core.vote is Vote.ACKED
     pair.hear(1, 2)
     pair.pacer.current = slow
     dialler.is_there.set()
     await slow.asked.wait()
     await pair.capture(2)
-    assert pair.shard.vote is Vote.NONE, "else the slot of 1 is the next one's"
+    assert pair.shard.core.vote is Vote.NONE, "else the slot of 1 is the next one's"
     slow.gate.set()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert pair.shard.view == {HOLDER}
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == {HOLDER}
     assert set(pair.held()) == {1, 2}
 
 
@@ -878,9 +880,9 @@ async def test_a_holder_that_returns_and_falls_silent_again_holds_nobody_up(pair
     pair.hear(1, 2)
     sender._progress()
     await pair.capture(2)
-    assert (pair.shard.returning, pair.shard.vote) == ({HOLDER}, Vote.NONE)
+    assert (pair.shard.core.returning, pair.shard.core.vote) == ({HOLDER}, Vote.NONE)
     look(sender, count=LOOKS_PER_DEADLINE + 2)
-    assert (pair.shard.returning, pair.shard.vote) == (frozenset(), Vote.ACKED)
+    assert (pair.shard.core.returning, pair.shard.core.vote) == (frozenset(), Vote.ACKED)
 
 
 async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair) -> None:
@@ -893,9 +895,9 @@ async def test_a_holder_that_refuses_what_it_takes_is_not_waited_for(pair: Pair)
         sender._progress()
         sender._failed("it refuses step 1")
     look(sender, count=LOOKS_PER_DEADLINE + 2)
-    assert pair.shard.view == frozenset()
+    assert pair.shard.core.view == frozenset()
     sender._progress()
-    assert pair.shard.returning == frozenset()
+    assert pair.shard.core.returning == frozenset()
 
 
 class Breaking(Recorded):
@@ -927,14 +929,14 @@ async def test_a_holder_whose_line_breaks_in_every_attempt_holds_up_one_step_and
     pair.hear(-1, 1)
     await pair.capture(1)
     await dialler.tried(2)
-    assert pair.shard.vote is Vote.NONE
+    assert pair.shard.core.vote is Vote.NONE
     look(sender, count=LOOKS_PER_DEADLINE + 3)
     for step in (2, 3):
         pair.hear(step - 1, step)
         await dialler.tried(1)
-        assert pair.shard.returning == frozenset()
+        assert pair.shard.core.returning == frozenset()
         await pair.capture(step)
-        assert pair.shard.vote is Vote.ACKED
+        assert pair.shard.core.vote is Vote.ACKED
 
 
 async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair: Pair) -> None:
@@ -953,16 +955,16 @@ async def test_a_holder_whose_line_holds_again_is_waited_for_after_a_while(pair:
     pair.pacer.current = slow
     dialler.is_mended = True
     await slow.asked.wait()
-    assert pair.shard.returning == frozenset()
+    assert pair.shard.core.returning == frozenset()
     look(sender, count=LOOKS_PER_DEADLINE + 3)
     sender._progress()
-    assert pair.shard.returning == {HOLDER}
+    assert pair.shard.core.returning == {HOLDER}
     await pair.capture(2)
     look(sender, count=1)
-    assert pair.shard.vote is Vote.NONE, "what failed before says nothing of now"
+    assert pair.shard.core.vote is Vote.NONE, "what failed before says nothing of now"
     slow.gate.set()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert (pair.shard.view, set(pair.held())) == ({HOLDER}, {1, 2})
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert (pair.shard.core.view, set(pair.held())) == ({HOLDER}, {1, 2})
 
 
 async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_a_step_arrives_whole(
@@ -982,13 +984,13 @@ async def test_a_holder_whose_line_breaks_again_and_again_is_told_in_view_until_
         r"its line breaks: \d+ transfers were cut short and none came whole, the last: the line broke",
         pair.shard.broken_lines[HOLDER],
     )
-    assert (pair.changes, pair.shard.view) == (changes + 1, {HOLDER})
+    assert (pair.changes, pair.shard.core.view) == (changes + 1, {HOLDER})
     dialler.is_mended = True
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert list(pair.shard.broken_lines) == [HOLDER], "that was the rest of what broke"
     pair.hear(1, 2)
     await pair.capture(2)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.shard.broken_lines == {}
 
 
@@ -1026,7 +1028,7 @@ async def test_a_bug_that_ends_an_attempt_is_logged_and_not_the_end_of_all(
     sender = pair.send(retry_seconds=(0.01,))
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert "LookupError: a bug" in caplog.text
     assert sender.line == BrokenLine(), "the line is sound"
 
@@ -1041,7 +1043,7 @@ async def test_a_holder_that_a_bug_keeps_from_everything_leaves_the_view_with_th
     await pair.capture(1)
     await pair.until(lambda: bug.called_count > 2)
     look(sender, count=LOOKS_PER_DEADLINE + 3)
-    assert (pair.shard.view, pair.shard.vote) == (frozenset(), Vote.ACKED)
+    assert (pair.shard.core.view, pair.shard.core.vote) == (frozenset(), Vote.ACKED)
     assert pair.shard.holder_troubles == {HOLDER: "sending to this holder raised LookupError('a bug')"}
 
 
@@ -1053,7 +1055,7 @@ async def test_what_is_sent_measures_the_node_s_link(make: Callable[..., Pair]) 
         assert pair.pacer.bytes_per_second is None
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
         await pair.until(lambda: sender.queue is None)
     use = pair.pacer.link.use
     assert pair.pacer.bytes_per_second is not None
@@ -1091,7 +1093,7 @@ async def test_a_holder_is_called_slow_until_a_shard_of_its_own_was_not(
     sender = pair.send()
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     await pair.until(lambda: sender.queue is None)
     assert bool(pair.shard.slow_holders) is is_slow
 
@@ -1157,10 +1159,10 @@ async def test_a_holder_is_not_silent_while_the_pacer_holds_its_chunks_back(pair
     assert sender.queue is not None
     seconds = sender.queue.busy_seconds
     look(sender, count=3 * LOOKS_PER_DEADLINE)
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
     assert sender.queue.busy_seconds == seconds, "nothing of it is the link's"
     pacer.gate.set()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.held() == {1: payload(1, pair.payload_bytes)}
 
 
@@ -1180,7 +1182,7 @@ async def test_a_slot_is_granted_anew_at_once_while_the_pacer_holds_its_chunks_b
     pacer.gate.set()
     pair.hear(-1, 2)
     await pair.capture(2)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2}
 
 
@@ -1192,12 +1194,12 @@ async def test_a_holder_that_is_out_of_view_and_keeps_up_returns_with_the_next_c
     pair.shard.drop(HOLDER)
     pair.hear(-1, 1)
     await pair.capture(1)
-    assert pair.shard.vote is Vote.ACKED
+    assert pair.shard.core.vote is Vote.ACKED
     pair.send()
-    await pair.until(lambda: (HOLDER, 1) in pair.shard.held)
-    assert pair.shard.view == frozenset()
+    await pair.until(lambda: (HOLDER, 1) in pair.shard.core.held)
+    assert pair.shard.core.view == frozenset()
     pair.hear(1, 2)
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
 
 
 async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair) -> None:
@@ -1208,7 +1210,7 @@ async def test_a_holder_makes_its_slots_before_the_first_shard_comes(pair: Pair)
     for step in (1, 2, 3):
         pair.hear(step - 1 or -1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert set(pair.held()) == {2, 3}
     assert [slot.file for slot in pair.holder_store.shards[RANK]] == files
 
@@ -1236,7 +1238,7 @@ async def test_a_holder_that_is_long_in_making_its_slots_is_waited_for_and_not_t
     ready = asyncio.create_task(pair.shard.holders_ready())
     await asyncio.wait([ready], timeout=1.0)  # one second is several times the holder's deadline
     assert not ready.done()
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
     slow.set()
     assert await ready
 
@@ -1268,12 +1270,12 @@ async def test_a_holder_that_is_long_in_making_a_slot_for_what_comes_is_not_take
     pair.send(deadline_seconds=0.2)
     pair.hear(-1, 1)
     await pair.capture(1)
-    voted = asyncio.create_task(pair.until(lambda: pair.shard.vote is Vote.ACKED))
+    voted = asyncio.create_task(pair.until(lambda: pair.shard.core.vote is Vote.ACKED))
     await asyncio.wait([voted], timeout=1.0)  # one second is several times the holder's deadline
     assert not voted.done()
     slow.set()
     await voted
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
 
 
 async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_waited_for(pair: Pair) -> None:
@@ -1282,7 +1284,7 @@ async def test_a_holder_that_falls_silent_while_it_should_make_slots_is_not_wait
     pair.send(deadline_seconds=0.2, dialler=dialler)
     pair.shard.reserve(10_000, LAYOUT)
     assert await pair.shard.holders_ready()
-    assert pair.shard.view == frozenset()
+    assert pair.shard.core.view == frozenset()
 
 
 async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> None:
@@ -1295,7 +1297,7 @@ async def test_slots_that_are_reserved_once_more_alike_are_there(pair: Pair) -> 
     assert await pair.shard.holders_ready()
     pair.shard.reserve(10_000, LAYOUT)
     assert await pair.shard.holders_ready()
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
 
 
 async def test_slots_that_are_reserved_anew_are_waited_for_anew(pair: Pair) -> None:
@@ -1374,8 +1376,8 @@ async def test_a_holder_whose_wire_damages_everything_is_dropped_however_much_is
     pair.send(deadline_seconds=0.5)
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert pair.shard.view == frozenset()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == frozenset()
     assert "do not match" in pair.shard.holder_troubles[HOLDER]
 
 
@@ -1387,15 +1389,15 @@ async def test_an_owner_says_in_the_holders_words_why_it_is_out_of_view_and_forg
     pair.send(deadline_seconds=0.3)
     pair.hear(-1, 1)
     await pair.capture(1)
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
-    assert pair.shard.view == frozenset()
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
+    assert pair.shard.core.view == frozenset()
     assert (
         "it refuses step 1: slots need 10,000 bytes of host memory and 5,000 bytes are there"
         in pair.shard.holder_troubles[HOLDER]
     )
     pair.hear(1, 2)
     pair.holder_store.memory_bytes = 1 << 20
-    await pair.until(lambda: pair.shard.view == {HOLDER})
+    await pair.until(lambda: pair.shard.core.view == {HOLDER})
     assert pair.shard.holder_troubles == {}
 
 

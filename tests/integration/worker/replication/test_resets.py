@@ -137,7 +137,7 @@ async def test_a_stream_that_is_reset_anywhere_goes_on_behind_the_chunks_that_we
     capture = await pair.begin_capture(1)
     capture.write(PAYLOAD, DATA)
     await capture.seal()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     (error,) = wire.errors
     assert "Connection reset by peer" in error()
     assert len(wire.passed) == 2
@@ -145,7 +145,7 @@ async def test_a_stream_that_is_reset_anywhere_goes_on_behind_the_chunks_that_we
     assert pair.held() == {Step(1): DATA}
     (held,) = pair.holder_store.inventory()
     assert held.digest == payload_digest(DATA)
-    assert pair.shard.view == {HOLDER}
+    assert pair.shard.core.view == {HOLDER}
     assert (pair.receiver.rejected_count, pair.listener.refused_count) == (0, 0)
     await pair.stop_sending()
     await wire.close()

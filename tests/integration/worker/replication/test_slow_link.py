@@ -74,18 +74,18 @@ async def limp_and_heal(pair: Pair, loopback: OwnLoopback) -> None:
     await pair.until(leaves_training_its_part)
     limited = list(sender.streams.lines)
     assert limited
-    assert pair.shard.view == {HOLDER}
-    assert pair.shard.vote is Vote.NONE
+    assert pair.shard.core.view == {HOLDER}
+    assert pair.shard.core.vote is Vote.NONE
     changes = pair.changes
     loopback.unlimited()
-    await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+    await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     step = 1
     # Send steps until one passes at full rate. Without other load, this is the next step.
     while pair.shard.slow_holders or sender.link.carries:
         step += 1
         pair.hear(step - 1, step)
         await pair.capture(step)
-        await pair.until(lambda: pair.shard.vote is Vote.ACKED)
+        await pair.until(lambda: pair.shard.core.vote is Vote.ACKED)
     assert pair.changes > changes
     assert all(line.fileno() < 0 for line in limited), "connections that were limited once are not used again"
     assert pair.held()[step] == payload(step, PAYLOAD_BYTES)

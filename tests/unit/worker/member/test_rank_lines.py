@@ -163,7 +163,7 @@ class Place:
     async def has_refused(self) -> None:
         """Wait until the rank's request was refused for lack of memory."""
         await asyncio.sleep(0)
-        await self.lines.idle()
+        await self.lines.background.idle()
         assert self.shard.refusal.startswith("Protection waits for memory on its node")
         self.shard.refusal = ""
 
@@ -323,7 +323,7 @@ async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
     place.propose(2)
     async with asyncio.timeout(20):
         await asked
-        await place.lines.idle()
+        await place.lines.background.idle()
     assert place.shard.refusal == ""
     assert place.page.agent.slot >= 0
     await place.lines.close()
@@ -337,13 +337,13 @@ async def test_a_rank_that_stands_at_a_step_that_was_proposed_while_it_moved_has
     await begin(place)
     place.stand_at(3)
     place.propose(3)
-    await place.lines.idle()
+    await place.lines.background.idle()
     assert place.shard.granted_slot == NONE, "it moves, and may be beyond it"
     place.stand_at(3, RankStanding.CLOSING)
     place.lines.message(
         RANK, Boundary(generation=PLAN.generation, boundary=Step(3), at_seconds=0.0, blocked_seconds=0.0)
     )
-    await place.lines.idle()
+    await place.lines.background.idle()
     assert place.shard.granted_slot >= 0
 
 
@@ -353,7 +353,7 @@ TOO_LARGE = SlotsRequest(generation=PLAN.generation, layout_hash=LAYOUT, capacit
 async def ask(place: Place, request: SlotsRequest) -> object:
     """Send a request for slots, and return the answer."""
     place.lines.message(RANK, request)
-    await place.lines.idle()
+    await place.lines.background.idle()
     return place.line.sent[-1]
 
 
@@ -456,7 +456,7 @@ async def test_a_step_that_waits_for_slots_says_so_and_no_reason_of_before(
     place.propose(2)
     await asyncio.sleep(0)
     place.say_late(2)
-    assert place.shard.reason == NO_LAYOUT
+    assert place.shard.core.reason == NO_LAYOUT
     await place.lines.close()
 
 
@@ -468,8 +468,8 @@ async def test_a_state_that_outgrows_its_node_costs_protection_and_not_the_job(p
     assert isinstance(await ask(place, TOO_LARGE), SlotsRefused)
     assert not place.lines.faults.present
     place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=4, committed=Step(3), proposed=Step(4)))
-    await place.lines.idle()
-    assert place.shard.proposed == 4
+    await place.lines.background.idle()
+    assert place.shard.core.proposed == 4
     assert "bytes of host memory per node" in place.shard.refusal, (
         "what is proposed meanwhile is abandoned for that reason"
     )
@@ -675,7 +675,7 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
     place.lines.message(RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join(digests)))
     place.lines.message(RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join(digests)))
     await done(place)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(
         b"".join(digests), FOUR_CHUNKS
     )
@@ -693,7 +693,7 @@ async def test_digests_that_cannot_be_the_slots_are_the_agents_own(
     number, digests = await written(place, 3)
     place.lines.message(RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join(spoil(digests))))
     await done(place)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(
         b"".join(digests), FOUR_CHUNKS
     )
@@ -705,8 +705,8 @@ async def test_what_a_rank_wrote_into_another_file_is_not_sealed_as_its_step(pla
     place.lines.message(
         RANK, structs.replace(captured(3, number, FOUR_CHUNKS), chunk_digests=b"".join([*digests[:3], digests[0]]))
     )
-    assert place.shard.vote is Vote.ABANDON
-    assert "replaced during the capture" in place.shard.reason
+    assert place.shard.core.vote is Vote.ABANDON
+    assert "replaced during the capture" in place.shard.core.reason
     assert place.store.shards[RANK][number].file.header.state is not SlotState.SEALED
     await place.lines.close()
 
@@ -748,7 +748,7 @@ async def granted(place: Place, step: int) -> int:
 
 async def done(place: Place) -> None:
     """Wait until all background work of earlier messages has ended."""
-    await place.lines.idle()
+    await place.lines.background.idle()
 
 
 async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_the_first_time(place: Place) -> None:
@@ -761,11 +761,11 @@ async def test_a_step_that_is_proposed_again_finds_what_its_rank_captured_for_th
     place.propose(NONE)
     place.lines.message(RANK, captured(3, slot))
     await place.shard.changed.wait(place.shard.changed.version, 5.0)
-    assert place.shard.sealed == {3}
+    assert place.shard.core.sealed == {3}
     place.lines.message(RANK, captured(3, slot))
     assert place.snapshot_seconds == [0.25], "said twice, counted once"
     place.propose(3)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -780,7 +780,7 @@ async def test_a_step_that_is_proposed_again_is_granted_the_slot_that_its_rank_w
     assert await granted(place, 3) == slot
     place.lines.message(RANK, captured(3, slot))
     await place.shard.changed.wait(place.shard.changed.version, 5.0)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -804,7 +804,7 @@ async def test_a_step_that_is_proposed_again_while_it_is_being_sealed_is_sealed(
     await asyncio.sleep(0)
     may_go_on.set()
     await place.shard.changed.wait(place.shard.changed.version, 5.0)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -817,7 +817,7 @@ async def test_what_was_captured_into_a_slot_that_is_granted_for_another_step_ha
     place.lines.message(RANK, captured(2, slot))
     await done(place)
     await place.lines.close()
-    assert place.shard.sealed == frozenset()
+    assert place.shard.core.sealed == frozenset()
 
 
 async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Place) -> None:
@@ -826,7 +826,7 @@ async def test_what_names_no_slot_has_no_effect_before_one_is_granted(place: Pla
     place.lines.message(RANK, captured(3, NONE))
     await done(place)
     await place.lines.close()
-    assert place.shard.sealed == frozenset()
+    assert place.shard.core.sealed == frozenset()
 
 
 def capturing(step: int, slot: int, final_bytes: int = 0, **other: int) -> Capturing:
@@ -841,15 +841,15 @@ async def test_what_is_being_captured_can_be_sent_and_is_sealed_when_it_is_captu
     slot = await granted(place, 3)
     assert place.shard.source(Step(3)) is None
     place.lines.message(RANK, capturing(3, slot, 100))
-    assert place.shard.capturing == 3
+    assert place.shard.core.capturing == 3
     assert place.shard.source(Step(3)) is place.store.shards[RANK][slot]
     assert place.shard.slot(Step(3)) is None
     place.lines.message(RANK, captured(3, slot))
     place.lines.message(RANK, captured(3, slot))
     await done(place)
-    assert (place.shard.sealed, place.shard.capturing, place.shard.vote) == ({3}, NONE, Vote.ACKED)
+    assert (place.shard.core.sealed, place.shard.core.capturing, place.shard.core.vote) == ({3}, NONE, Vote.ACKED)
     place.lines.message(RANK, captured(3, slot))  # the message is repeated, as a rank does after it lost its connection
-    assert place.lines.is_idle
+    assert place.lines.background.is_idle
     await place.lines.close()
 
 
@@ -860,10 +860,10 @@ async def test_a_capture_that_is_given_up_is_sent_no_further_and_never_sealed(pl
     place.lines.message(
         RANK, Abandoned(generation=PLAN.generation, step=Step(3), reason="w changed outside an optimizer step")
     )
-    assert (place.shard.vote, place.shard.capturing) == (Vote.ABANDON, NONE)
+    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
     assert place.shard.source(Step(3)) is None
     await done(place)
-    assert place.shard.sealed == frozenset()
+    assert place.shard.core.sealed == frozenset()
     await place.lines.close()
 
 
@@ -892,7 +892,7 @@ async def test_word_of_a_capture_that_nobody_asked_for_has_no_effect(
     await begin(place)
     slot = await granted(place, 3)
     place.lines.message(RANK, said(slot))
-    assert place.shard.capturing == NONE
+    assert place.shard.core.capturing == NONE
     assert all(each.digests is None for each in place.store.shards[RANK])
     await place.lines.close()
 
@@ -906,7 +906,7 @@ async def test_a_payload_that_cannot_be_is_given_up(place: Place, sizes: dict[st
     await begin(place)
     slot = await granted(place, 3)
     place.lines.message(RANK, capturing(3, slot, **sizes))
-    assert (place.shard.vote, place.shard.capturing) == (Vote.ABANDON, NONE)
+    assert (place.shard.core.vote, place.shard.core.capturing) == (Vote.ABANDON, NONE)
     await place.lines.close()
 
 
@@ -923,7 +923,7 @@ async def test_a_step_that_is_proposed_again_in_mid_capture_is_followed_anew(pla
     assert after is not before
     place.lines.message(RANK, captured(3, slot))
     await done(place)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     await place.lines.close()
 
 
@@ -936,9 +936,9 @@ async def test_a_capture_that_goes_on_after_its_step_was_dropped_is_nothing_when
     place.propose(4)
     other = await granted(place, 4)
     place.lines.message(RANK, capturing(3, slot, 3000))
-    assert place.shard.capturing == NONE
+    assert place.shard.core.capturing == NONE
     place.lines.message(RANK, capturing(4, other, 3000))
-    assert place.shard.capturing == 4
+    assert place.shard.core.capturing == 4
     await place.lines.close()
 
 
@@ -1005,7 +1005,7 @@ async def test_what_iterations_tell_of_saving_is_logged_beside_what_the_script_l
     place.lines.message(RANK, captured(3, slot))
     clock[0] = 102.75
     await done(place)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     place.sent_bytes, place.usage = 7 * 1_000, NodeUsage(gpu_percent=55.0)
     pass_boundary(place, 5, 102.0 + PERIOD_SECONDS + 2)
     batch = place.outbox.due(0.0)
@@ -1037,7 +1037,7 @@ async def test_an_iteration_is_none_without_a_snapshot_while_other_shards_of_the
     pass_boundary(place, 3, 101.0)
     place.lines.message(RANK, captured(3, slot))
     await done(place)
-    assert place.shard.vote is Vote.ACKED
+    assert place.shard.core.vote is Vote.ACKED
     pass_boundary(place, 4, 102.0)
     place.lines.hear(Announcement(generation=PLAN.generation, term=1, sequence=9, committed=Step(3), proposed=Step(9)))
     pass_boundary(place, 5, 103.0)

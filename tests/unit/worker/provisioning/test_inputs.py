@@ -127,7 +127,7 @@ def test_a_directory_of_the_node_is_given_as_it_is(tmp_path: Path) -> None:
 def test_what_is_no_channel_is_refused_by_its_name(tmp_path: Path, keys: tuple[str, ...], words: str) -> None:
     with pytest.raises(InputRefused, match=f"InputDataConfig, channel 'train': .*{words}") as refused:
         fetch(cache_at(tmp_path), store_of(*keys))
-    assert not refused.value.is_passing
+    assert not refused.value.retryable
     assert not (tmp_path / "inputs/runs" / RUN / "train").exists()
 
 
@@ -139,11 +139,11 @@ def test_what_may_pass_is_tried_again_and_what_is_denied_is_not(tmp_path: Path) 
     store.add("set/b", b"b")
     with pytest.raises(InputRefused, match="AccessDenied: no s3:GetObject") as refused:
         fetch(cache_at(tmp_path), store, run=OTHER_RUN)
-    assert (store.read.count("set/a"), store.read.count("set/b"), refused.value.is_passing) == (3, 1, False)
+    assert (store.read.count("set/a"), store.read.count("set/b"), refused.value.retryable) == (3, 1, False)
     store.fails["set/b"] = [StoreUnavailable("503")] * 9
     with pytest.raises(InputRefused, match="503") as refused:
         fetch(cache_at(tmp_path), store, run=OTHER_RUN)
-    assert refused.value.is_passing
+    assert refused.value.retryable
 
 
 def test_an_object_that_changes_between_the_list_and_the_read_is_not_taken(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_an_object_that_changes_between_the_list_and_the_read_is_not_taken(tmp_p
     store.add("set/a", b"the listed one")
     with pytest.raises(InputRefused, match="has the ETag") as refused:
         fetch(cache_at(tmp_path), store)
-    assert refused.value.is_passing
+    assert refused.value.retryable
     assert fetch(cache_at(tmp_path), store), "a second fetch uses the current list"
 
 
