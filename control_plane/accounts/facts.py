@@ -10,44 +10,8 @@ from datetime import UTC, datetime
 from typing import Final, assert_never
 
 from control_plane.accounts import out_of_memory
+from control_plane.core.observed import facts
 from control_plane.core.observed.drills import DrillKind
-from control_plane.core.observed.facts import (
-    Absence,
-    AgentRestarted,
-    AgentSilent,
-    AloneFailedToLoad,
-    AloneStuck,
-    Announced,
-    ControlPlaneAbsent,
-    CutOff,
-    DrillOrdered,
-    Fact,
-    FailedAlike,
-    Faulty,
-    HangProof,
-    InstanceEnded,
-    Lemon,
-    LostEachOther,
-    NodeFaulty,
-    NodeRemoved,
-    NodesReady,
-    NoReplacement,
-    NotPaused,
-    NotPrepared,
-    Oddity,
-    OutOfView,
-    RankEnded,
-    RankLoadFailed,
-    RanksOnNodes,
-    Recorded,
-    Requested,
-    Returned,
-    SameStack,
-    ShardLoss,
-    ShardsLost,
-    SilenceProof,
-    Standstill,
-)
 from control_plane.core.remedies import is_of_hardware
 from everstep.protocol.agent_messages import FaultCode
 
@@ -77,19 +41,19 @@ _XID_MEANINGS: Final[Mapping[int, str]] = {
 """Meanings of frequent Xids, as clauses. Source: NVIDIA, Xid Catalog, column `Description`."""
 
 _MAX_FRAMES = 3
-_SILENT: Final[Mapping[SilenceProof, str]] = {
-    SilenceProof.NONE: "",
-    SilenceProof.BLIND: ", and so is most of the fleet, so this silence is no evidence of a lost node",
-    SilenceProof.PEERS: " and other nodes could not reach it",
-    SilenceProof.CHECK: " and {fact.text}",
-    SilenceProof.LIMIT: ", longer than {fact.limit_seconds:g} s, and no step advanced",
-    SilenceProof.LAUNCH: " during the launch",
-    SilenceProof.COORDINATOR: " and no step was committed meanwhile",
+_SILENT: Final[Mapping[facts.SilenceProof, str]] = {
+    facts.SilenceProof.NONE: "",
+    facts.SilenceProof.BLIND: ", and so is most of the fleet, so this silence is no evidence of a lost node",
+    facts.SilenceProof.PEERS: " and other nodes could not reach it",
+    facts.SilenceProof.CHECK: " and {fact.text}",
+    facts.SilenceProof.LIMIT: ", longer than {fact.limit_seconds:g} s, and no step advanced",
+    facts.SilenceProof.LAUNCH: " during the launch",
+    facts.SilenceProof.COORDINATOR: " and no step was committed meanwhile",
 }
-_SHARDS: Final[Mapping[ShardLoss, str]] = {
-    ShardLoss.HOLDERS: "every node that held the shard of rank {ranks} is lost",
-    ShardLoss.PARITY: "two nodes of a parity group are lost, and with them the shard of rank {ranks}",
-    ShardLoss.MEMORY: "no remaining node holds the shard of rank {ranks}",
+_SHARDS: Final[Mapping[facts.ShardLoss, str]] = {
+    facts.ShardLoss.HOLDERS: "every node that held the shard of rank {ranks} is lost",
+    facts.ShardLoss.PARITY: "two nodes of a parity group are lost, and with them the shard of rank {ranks}",
+    facts.ShardLoss.MEMORY: "no remaining node holds the shard of rank {ranks}",
 }
 _FAULTS: Final[Mapping[str, str]] = {
     FaultCode.GPU_XID: "an Xid error",
@@ -108,106 +72,106 @@ _FAULTS: Final[Mapping[str, str]] = {
     FaultCode.RANKS_NOT_GONE: "processes that do not exit",
 }
 """Names of faults. A fault without a name has the words of its code."""
-_ODD: Final[Mapping[Oddity, str]] = {
-    Oddity.STOPPED: "stopped",
-    Oddity.BEHIND: "at an earlier step than the other ranks",
-    Oddity.ELSEWHERE: "at another place in the code than the other ranks",
+_ODD: Final[Mapping[facts.Oddity, str]] = {
+    facts.Oddity.STOPPED: "stopped",
+    facts.Oddity.BEHIND: "at an earlier step than the other ranks",
+    facts.Oddity.ELSEWHERE: "at another place in the code than the other ranks",
 }
 
 
-def sentences(facts: Iterable[Fact]) -> str:
+def sentences(several: Iterable[facts.Fact]) -> str:
     """Return the sentences of several facts, joined by semicolons."""
-    return "; ".join(map(sentence, facts))
+    return "; ".join(map(sentence, several))
 
 
-def sentence(fact: Fact) -> str:
+def sentence(fact: facts.Fact) -> str:
     """Return a fact as a clause, for example `rank 3 on i-07 ended: crashed, code 1`."""
     match fact:
-        case Recorded(text=text):
+        case facts.Recorded(text=text):
             return text
-        case InstanceEnded():
+        case facts.InstanceEnded():
             return f"EC2 reports {fact.node_id} as {fact.state}" + (f" ({fact.text})" if fact.text else "")
-        case NodeRemoved():
+        case facts.NodeRemoved():
             return f"{fact.node_id} is no longer part of the fleet"
-        case Faulty():
+        case facts.Faulty():
             return f"{fault_name(fact)}: {fact.text}" + ("; a reboot did not repair it" if fact.is_repeated else "")
-        case NodeFaulty():
+        case facts.NodeFaulty():
             return f"the agent of {fact.node_id} reports {sentence(fact.fault)}"
-        case Lemon():
+        case facts.Lemon():
             return f"{fact.node_id} is not used again: {lemon(fact)}"
-        case Announced():
+        case facts.Announced():
             return f"AWS announced for {fact.node_id}: {fact.notice.value.replace('_', ' ')} ({fact.text})"
-        case Requested(request=request, node_id=node_id, by=by):
+        case facts.Requested(request=request, node_id=node_id, by=by):
             note = f": {fact.note}" if fact.note else ""
             if fact.is_roll:
                 return f"the roll of the fleet {request}s {node_id} ({by}){note}"
             return f"a user requested to {request} {node_id} ({by}){note}"
-        case AgentSilent():
-            who = "coordinator" if fact.proof is SilenceProof.COORDINATOR else "agent of"
+        case facts.AgentSilent():
+            who = "coordinator" if fact.proof is facts.SilenceProof.COORDINATOR else "agent of"
             return (
                 f"the {who} {fact.node_id} was silent for {fact.seconds:.1f} s{_SILENT[fact.proof].format(fact=fact)}"
             )
-        case OutOfView():
+        case facts.OutOfView():
             limit = fact.limit_seconds
             more = "" if limit is None else f", longer than {limit:g} s, although its agent still reports"
             return f"the replicas on {fact.node_id} have not responded to their owners for {fact.seconds:.0f} s{more}"
-        case NotPrepared():
+        case facts.NotPrepared():
             return _not_prepared(fact)
-        case CutOff(texts=texts):
+        case facts.CutOff(texts=texts):
             return f"{'; '.join(texts)}: no step was committed meanwhile"
-        case AgentRestarted(reported_generation=None):
+        case facts.AgentRestarted(reported_generation=None):
             return f"the agent of {fact.node_id} has restarted and has no state of this job"
-        case AgentRestarted():
+        case facts.AgentRestarted():
             numbers = f"launch {fact.reported_generation}, not launch {fact.generation}"
             return f"the agent of {fact.node_id} reports {numbers}"
-        case RankEnded(memory=memory) if memory is not None:
+        case facts.RankEnded(memory=memory) if memory is not None:
             return f"{out_of_memory.sentence(fact.rank, fact.node_id, memory)}; {out_of_memory.advice(memory)}"
-        case RankEnded():
+        case facts.RankEnded():
             how = f"{'signal' if fact.code < 0 else 'code'} {abs(fact.code)}"
             return f"rank {fact.rank} on {fact.node_id} ended: {fact.exit_class.value}, {how}"
-        case RankLoadFailed():
+        case facts.RankLoadFailed():
             return f"{fact.node_id} failed to load its shards: {fact.text}"
-        case AloneFailedToLoad():
+        case facts.AloneFailedToLoad():
             return f"{fact.node_id} alone could not load step {fact.step}"
-        case ShardsLost():
+        case facts.ShardsLost():
             return _SHARDS[fact.how].format(ranks=listed_ranks(fact.ranks))
-        case Standstill(proof=None):
+        case facts.Standstill(proof=None):
             return standstill(fact)
-        case Standstill():
+        case facts.Standstill():
             return f"hang: {hang(fact)}"
-        case AloneStuck():
+        case facts.AloneStuck():
             ranks, are = ("rank", "is") if len(fact.ranks) == 1 else ("ranks", "are")
             return f"{fact.node_id} alone is stuck: its {ranks} {listed_ranks(fact.ranks)} {are} {_ODD[fact.how]}"
-        case SameStack():
+        case facts.SameStack():
             return f"{_rank_word(fact.ranks)} {listed_ranks(fact.ranks)}: {_frames(fact.text)}"
-        case ControlPlaneAbsent():
+        case facts.ControlPlaneAbsent():
             until = datetime.fromtimestamp(fact.until, UTC)
             return f"no control plane was running for {fact.seconds:.0f} s, until {until:%H:%M:%S} UTC"
-        case DrillOrdered():
+        case facts.DrillOrdered():
             where = f"rank {fact.rank} on {fact.node_id}" if fact.drill is DrillKind.KILL_RANK else fact.node_id
             return f"a drill ({fact.drill_id}): {fact.by} requested {fact.drill} on {where}"
-        case NodesReady(node_ids=names):
+        case facts.NodesReady(node_ids=names):
             return f"{', '.join(names)} can work for the job"
-        case Returned():
+        case facts.Returned():
             why = f"for {fact.to}" if fact.to else f"MaxNodeCount is {fact.max_node_count}"
             besides = "" if fact.besides is None else f"; {sentence(fact.besides)}"
             return f"{fact.node_id} returns to the fleet: {why}{besides}"
-        case NotPaused(step=None):
+        case facts.NotPaused(step=None):
             return f"the ranks did not agree on a stop, and made no step, for {fact.seconds:g} s"
-        case NotPaused():
+        case facts.NotPaused():
             return f"step {fact.step} did not become a checkpoint within {fact.seconds:g} s: it is not paused"
-        case NoReplacement():
+        case facts.NoReplacement():
             return f"no node came within {fact.seconds:g} s"
-        case FailedAlike():
+        case facts.FailedAlike():
             return f"ranks failed alike on {fact.node_id} after step {fact.step}, and pass that step without it"
-        case LostEachOther(departed=departed):
+        case facts.LostEachOther(departed=departed):
             others = ", ".join(departed)
             return f"{fact.node_id} and {others} had lost each other's replicas; the job moved off {others}"
         case _:
             assert_never(fact)
 
 
-def lemon(fact: Lemon) -> str:
+def lemon(fact: facts.Lemon) -> str:
     """Return in which incidents a lemon (a node with too many incidents) was involved."""
     involvements = ", ".join(f"{code_words(each.what)} ({each.incident_id})" for each in fact.involvements)
     return f"it was involved in {len(fact.involvements)} incidents within {fact.hours:g} h: {involvements}"
@@ -223,39 +187,39 @@ def code_words(code: str) -> str:
     return _xid(int(number)) if number else _FAULTS.get(code, code.replace("_", " "))
 
 
-def hang(fact: Standstill) -> str:
+def hang(fact: facts.Standstill) -> str:
     """Return a standstill with the proof of a hang."""
     return f"{standstill(fact)}: {hang_proof(fact)}"
 
 
-def hardware_fault(facts: Iterable[Fact]) -> NodeFaulty | None:
+def hardware_fault(evidence: Iterable[facts.Fact]) -> facts.NodeFaulty | None:
     """Return the first fault of a node's hardware in evidence: its remedy is a reboot or other hardware."""
-    faults = (each for each in facts if isinstance(each, NodeFaulty))
+    faults = (each for each in evidence if isinstance(each, facts.NodeFaulty))
     return next((each for each in faults if is_of_hardware(each.fault)), None)
 
 
-def fault_name(fault: Faulty) -> str:
+def fault_name(fault: facts.Faulty) -> str:
     """Return the name of a fault, such as `the loss of a GPU`, or an Xid with its meaning."""
     return code_words(fault.code) if fault.xid is None else _xid(fault.xid)
 
 
-def standstill(fact: Standstill) -> str:
+def standstill(fact: facts.Standstill) -> str:
     """Return which ranks made no progress, in which phases and for how long, without the proof of a hang."""
     stuck, phases = ranks_words(fact.stuck), ", ".join(fact.phases)
     return f"{stuck} made no progress in {phases} for {fact.seconds:.0f} s, the limit is {fact.limit_seconds:g} s"
 
 
-def hang_proof(fact: Standstill) -> str:
+def hang_proof(fact: facts.Standstill) -> str:
     """Return how the stacks of the ranks prove a hang. Empty if they prove nothing."""
     proven = "" if fact.proven is None else ranks_words(fact.proven)
     match fact.proof:
-        case HangProof.STOPPED:
+        case facts.HangProof.STOPPED:
             return f"{proven} stopped by a signal"
-        case HangProof.ASLEEP:
+        case facts.HangProof.ASLEEP:
             return "no stack changed between two stack dumps, and the ranks used neither CPU nor GPU"
-        case HangProof.LEFT_BEHIND:
+        case facts.HangProof.LEFT_BEHIND:
             return f"{proven} asleep with unchanged stacks while other ranks reached step {fact.reached_step}"
-        case HangProof.UNCHANGED:
+        case facts.HangProof.UNCHANGED:
             return (
                 f"no stack has changed for longer than {fact.last_limit_seconds:g} s, although ranks use CPU or GPU: "
                 "they wait for each other"
@@ -264,7 +228,7 @@ def hang_proof(fact: Standstill) -> str:
             return ""
 
 
-def ranks_words(group: RanksOnNodes) -> str:
+def ranks_words(group: facts.RanksOnNodes) -> str:
     """Return ranks with their nodes: `ranks 0, 1 on i-1`, or `all 8 ranks`."""
     if group.are_all:
         return f"all {len(group.ranks)} ranks"
@@ -287,11 +251,11 @@ def _frames(stack: str) -> str:
     return " < ".join([*frames[:_MAX_FRAMES], *(["…"] if len(frames) > _MAX_FRAMES else [])])
 
 
-def _not_prepared(fact: NotPrepared) -> str:
+def _not_prepared(fact: facts.NotPrepared) -> str:
     words = {
-        Absence.LATE: "did not prepare within {seconds:g} s",
-        Absence.SILENT: "did not prepare within {seconds:g} s and is silent",
-        Absence.UNREACHABLE: "was unreachable for {seconds:g} s",
+        facts.Absence.LATE: "did not prepare within {seconds:g} s",
+        facts.Absence.SILENT: "did not prepare within {seconds:g} s and is silent",
+        facts.Absence.UNREACHABLE: "was unreachable for {seconds:g} s",
     }[fact.how]
     cost = (
         ""

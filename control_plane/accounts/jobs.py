@@ -12,39 +12,11 @@ from typing import Final, assert_never
 from control_plane.accounts import out_of_memory
 from control_plane.accounts.facts import hang_proof, ranks_words, sentence, sentences, standstill
 from control_plane.core.incidents import SOURCES
+from control_plane.core.observed import incidents, reasons
 from control_plane.core.observed.facts import Fact, Recorded
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.observed.incidents import (
-    Change,
-    CheckpointWait,
-    CheckpointWaitKind,
-    FailureRecord,
-    GivesUp,
-    Grows,
-    LeavesNodes,
-    PausesWithoutNodes,
-    Repeated,
-    Response,
-    RestartsRanks,
-    Shrinks,
-    Tries,
-)
+from control_plane.core.observed.incidents import CheckpointWaitKind
 from control_plane.core.observed.jobs import Suspicion
-from control_plane.core.observed.reasons import (
-    AwaitsFirstStep,
-    GaveUp,
-    GenerationEnded,
-    HangFound,
-    JobReason,
-    Message,
-    Restarts,
-    StandsStill,
-    StateChanged,
-    StoppedToLeave,
-    Told,
-    Waits,
-    WaitsDeliberately,
-)
 from control_plane.core.observed.specs import JobSettings
 from control_plane.core.queue import QueueSchedule
 from everstep.protocol.ids import RunId
@@ -64,48 +36,48 @@ _CHECKPOINT_WAITS: Final[Mapping[CheckpointWaitKind, str]] = {
 }
 
 
-def reason(of: JobReason) -> str:
+def reason(of: reasons.JobReason) -> str:
     """Return the reason for a job's state as a clause. It has several lines if the job failed by its script."""
     match of:
         case str():
             return of
-        case Told():
+        case reasons.Told():
             return _told(of)
-        case Waits():
+        case reasons.Waits():
             return f"{of.aim}{'; '.join(_waits(of))}"
-        case AwaitsFirstStep():
+        case reasons.AwaitsFirstStep():
             return f"waits for the first step after step {of.step}"
-        case Restarts():
+        case reasons.Restarts():
             return f"{sentence(of.because)}; {response(of.response)}"
-        case StandsStill():
+        case reasons.StandsStill():
             phases = ", ".join(of.phases)
             return (
                 f"{_TRAINS}{ranks_words(of.stuck)} made no progress in {phases} for longer than "
                 f"{of.limit_seconds:g} s; the stacks are in the job's events"
             )
-        case WaitsDeliberately():
+        case reasons.WaitsDeliberately():
             waits = "waits" if len(of.waiting.ranks) == 1 else "wait"
             phases = ", ".join(of.phases)
             return (
                 f"{_TRAINS}{ranks_words(of.waiting)} {waits} deliberately (phase {phases}), for at most "
                 f"{of.limit_seconds:g} s"
             )
-        case StoppedToLeave():
+        case reasons.StoppedToLeave():
             return f"stopped at step {of.step}: {checkpoint_wait(of.wait)}"
-        case PausesWithoutNodes() | Recorded():
+        case incidents.PausesWithoutNodes() | Recorded():
             return response(of)
-        case GaveUp():
+        case reasons.GaveUp():
             return repeated(of.because)
         case _:
             assert_never(of)
 
 
-def headline(of: JobReason) -> str:
+def headline(of: reasons.JobReason) -> str:
     """Return the first line of the reason for a job's state."""
     return reason(of).partition("\n")[0]
 
 
-def reason_now(of: JobReason, suspicion: Suspicion | None, now: float) -> str:
+def reason_now(of: reasons.JobReason, suspicion: Suspicion | None, now: float) -> str:
     """Return the reason for a job's state, with the age and the limit of a suspected hang. `now`: Unix seconds."""
     words = reason(of)
     if suspicion is None or not suspicion.limit_seconds:
@@ -114,33 +86,33 @@ def reason_now(of: JobReason, suspicion: Suspicion | None, now: float) -> str:
     return f"{still}: {words.removeprefix(_TRAINS)}"
 
 
-def waiting(of: JobReason) -> str | None:
+def waiting(of: reasons.JobReason) -> str | None:
     """Return for what a job waits before its ranks train again, or None if it does not wait."""
     match of:
-        case Waits(aim=""):
+        case reasons.Waits(aim=""):
             parts = (part for part in _waits(of) if part.startswith("waits"))
             return next((part.partition(": ")[0] for part in parts), None)
-        case AwaitsFirstStep():
+        case reasons.AwaitsFirstStep():
             return reason(of)
         case _:
             return None
 
 
-def message(of: Message) -> str:
+def message(of: reasons.Message) -> str:
     """Return the message of an event."""
     match of:
         case str():
             return of
-        case Told():
+        case reasons.Told():
             return _told(of)
-        case StateChanged():
+        case reasons.StateChanged():
             return f"{of.before} → {of.after}: {reason(of.because)}"
-        case GenerationEnded():
+        case reasons.GenerationEnded():
             return f"launch {of.generation} ended: {sentences(of.because)}"
-        case HangFound():
+        case reasons.HangFound():
             parts = (standstill(of.fact), hang_proof(of.fact), "" if of.alone is None else sentence(of.alone))
             return "; ".join(part for part in parts if part)
-        case Tries():
+        case incidents.Tries():
             return response(of)
         case _:
             assert_never(of)
@@ -205,28 +177,28 @@ def restore_reason(from_step: int | None, source: str | None) -> str:
     return f"{how}: the newest step that every rank can get"
 
 
-def response(of: Response) -> str:
+def response(of: incidents.Response) -> str:
     """Return Everstep's response to a failure as a clause."""
     match of:
         case Recorded(text=text):
             return text
-        case RestartsRanks(replaced=()):
+        case incidents.RestartsRanks(replaced=()):
             return "restart all ranks on the same nodes"
-        case RestartsRanks(replaced=lost):
+        case incidents.RestartsRanks(replaced=lost):
             return f"replace {', '.join(lost)} and restart all ranks"
-        case LeavesNodes():
+        case incidents.LeavesNodes():
             names = ", ".join(of.node_ids)
             aim = f"return {names}" if of.is_return else f"move the ranks of {names} to other nodes"
             return f"stop at an agreed step and {aim}" + ("" if of.wait is None else f"; {checkpoint_wait(of.wait)}")
-        case Tries():
+        case incidents.Tries():
             return f"{_change(of.change)}: {repeated(of.because)}"
-        case Shrinks():
+        case incidents.Shrinks():
             return f"continue on {of.count} of {of.node_count} nodes; grow when nodes return"
-        case Grows():
+        case incidents.Grows():
             return f"stop at an agreed step and continue on more than {of.count} nodes"
-        case GivesUp(after=after):
+        case incidents.GivesUp(after=after):
             return f"{response(after)}; then give the job up"
-        case PausesWithoutNodes():
+        case incidents.PausesWithoutNodes():
             start = f"the checkpoint of step {of.step}" if of.step > 0 else "its beginning: there is no checkpoint"
             count = of.lost_step_count
             cost = f"; {count} committed steps were only in the memory of its nodes and are repeated" if count else ""
@@ -235,16 +207,16 @@ def response(of: Response) -> str:
             assert_never(of)
 
 
-def because(of: Fact | Tries) -> str:
+def because(of: Fact | incidents.Tries) -> str:
     """Return why a job gave up a node."""
-    return response(of) if isinstance(of, Tries) else sentence(of)
+    return response(of) if isinstance(of, incidents.Tries) else sentence(of)
 
 
-def _told(of: Told) -> str:
+def _told(of: reasons.Told) -> str:
     return "".join(part if isinstance(part, str) else sentence(part) for part in of.parts)
 
 
-def _waits(of: Waits) -> list[str]:
+def _waits(of: reasons.Waits) -> list[str]:
     waits = [of.before] if of.before else []
     if of.missing_count:
         nodes = f"waits for {of.missing_count} node{'s' if of.missing_count != 1 else ''}"
@@ -256,13 +228,13 @@ def _waits(of: Waits) -> list[str]:
     return waits
 
 
-def _change(of: Change) -> str:
+def _change(of: incidents.Change) -> str:
     what = f"step {of.skipped_step} is skipped" if of.node_id is None else f"{of.node_id} is replaced"
     part = "state" if of.node_id is None else "node"
     return f"{what} once, to find out whether the {part} or the script is at fault"
 
 
-def repeated(of: Repeated | Recorded) -> str:
+def repeated(of: incidents.Repeated | Recorded) -> str:
     """Return how a job failed repeatedly. The last lines of the failed rank follow."""
     if isinstance(of, Recorded):
         return of.text
@@ -277,11 +249,11 @@ def repeated(of: Repeated | Recorded) -> str:
     return f"the same failure occurred {of.count} times {where}{tried}: {how}"
 
 
-def _tried(of: Change) -> str:
+def _tried(of: incidents.Change) -> str:
     return f"without {of.node_id}" if of.node_id is not None else f"from an older state than step {of.skipped_step}"
 
 
-def _failure(of: FailureRecord) -> str:
+def _failure(of: incidents.FailureRecord) -> str:
     if of.is_hang:
         return "its ranks were hung"
     if of.exit_class is None:
@@ -293,7 +265,7 @@ def _failure(of: FailureRecord) -> str:
     return f"{how}\n{of.last_lines}".rstrip() if of.last_lines else how
 
 
-def checkpoint_wait(of: CheckpointWait) -> str:
+def checkpoint_wait(of: incidents.CheckpointWait) -> str:
     """Return whether a job that stopped to give up nodes waits for its checkpoint, and why."""
     upload = of.upload_seconds
     took = "no upload was measured" if upload is None else f"the last one took {_seconds(upload)}"

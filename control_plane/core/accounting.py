@@ -235,17 +235,14 @@ def _painted(
 
 def _with_spans(record: JobRecord, spans: Sequence[JobSpan], until: int) -> JobRecord:
     """Return the record with other unsettled spans, of which equal neighbours become one, and with their new sums."""
-    kept = [span for before, span in zip((None, *spans), spans, strict=False) if not _continues(before, span)]
+    pairs = zip((None, *spans), spans, strict=False)
+    kept = [span for before, span in pairs if before is None or replace(span, start=before.start) != before]
     spent = dict(record.microseconds)
     old = _sums(record.spans, microseconds(accounted_until(record)))
     new = _sums(kept, until)
     for name in old.keys() | new.keys():
         spent[name] = spent.get(name, 0) + new.get(name, 0) - old.get(name, 0)
     return replace(record, spans=tuple(kept), microseconds=spent)
-
-
-def _continues(before: JobSpan | None, span: JobSpan) -> bool:
-    return before is not None and replace(span, start=before.start) == before
 
 
 def _with_ends(spans: Sequence[JobSpan], until: int) -> Iterator[tuple[JobSpan, int]]:

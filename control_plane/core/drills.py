@@ -90,6 +90,10 @@ def follow(
     Returns:
         The drill to store, and whether the control plane then injects its fault.
     """
+
+    def ended(state: DrillState, outcome: str) -> Followed:
+        return Followed(drill=replace(drill, state=state, ended_at=now, outcome=outcome))
+
     patience = PATIENCE_TIMES * timeouts.exclude_seconds
     if drill.state is DrillState.REQUESTED:
         is_there = plan is not None and any(node.node_id == drill.node_id for node in plan.nodes)
@@ -97,44 +101,22 @@ def follow(
             struck = replace(drill, state=DrillState.STRUCK, struck_at=now, generation=record.generation)
             return Followed(drill=struck, course=DrillCourse.STRIKE)
         if record.state in ENDED_JOBS or now - drill.requested_at > patience:
-            return Followed(
-                drill=_ended(drill, DrillState.NOT_DONE, now, "the job was not training without an incident")
-            )
+            return ended(DrillState.NOT_DONE, "the job was not training without an incident")
         return Followed(drill=drill)
     struck_at = drill.struck_at
     assert struck_at is not None  # A drill in the state STRUCK always has a `struck_at`.
     if record.incident is not None and drill.incident_id == "" and ordered(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
+    passed = "passed the step that it had reached before the drill"
     if drill.incident_id and (record.incident is None or record.incident.id != drill.incident_id):
         if has_trained_on:
-            return Followed(
-                drill=_ended(
-                    drill,
-                    DrillState.RECOVERED,
-                    now,
-                    "training has passed the step that it had reached before the drill",
-                )
-            )
-        return Followed(
-            drill=_ended(
-                drill,
-                DrillState.NOT_RECOVERED,
-                now,
-                f"{_what_came(record)} before training passed the step that it had reached before the drill",
-            )
-        )
+            return ended(DrillState.RECOVERED, f"training has {passed}")
+        return ended(DrillState.NOT_RECOVERED, f"{_what_came(record)} before training {passed}")
     if not drill.incident_id and (record.state in ENDED_JOBS or now - struck_at > patience):
         if record.state in ENDED_JOBS and not has_trained_on:
-            return Followed(
-                drill=_ended(
-                    drill,
-                    DrillState.NOT_RECOVERED,
-                    now,
-                    f"{_what_came(record)} before the result of the drill was known",
-                )
-            )
-        return Followed(drill=_ended(drill, DrillState.ABSORBED, now, "the drill ended no launch"))
+            return ended(DrillState.NOT_RECOVERED, f"{_what_came(record)} before the result of the drill was known")
+        return ended(DrillState.ABSORBED, "the drill ended no launch")
     return Followed(drill=drill)
 
 
@@ -264,7 +246,3 @@ def _what_came(record: JobRecord) -> str:
     if record.state in ENDED_JOBS:
         return f"the job {record.state}"
     return "the job was paused" if record.incident is None else "another incident began"
-
-
-def _ended(drill: DrillObserved, state: DrillState, now: float, outcome: str) -> DrillObserved:
-    return replace(drill, state=state, ended_at=now, outcome=outcome)

@@ -25,15 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from control_plane.core import remedies
-from control_plane.core.observed.facts import (
-    NOTHING,
-    AgentSilent,
-    Fact,
-    InstanceEnded,
-    NodeFaulty,
-    OutOfView,
-    SilenceProof,
-)
+from control_plane.core.observed import facts
 from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Remedy
 from everstep.protocol.agent_messages import FaultCode, MemberReport
@@ -83,7 +75,7 @@ class NodeVerdict:
 
     node_id: NodeId
     standing: NodeStanding
-    evidence: Fact = NOTHING
+    evidence: facts.Fact = facts.NOTHING
     cause: Cause = Cause.NODE_UNREACHABLE
     """The cause of the resulting incident. Used only if the node is GONE."""
     is_final: bool = False
@@ -153,7 +145,7 @@ def judge(
         return NodeVerdict(
             node_id=node.node_id,
             standing=NodeStanding.GONE,
-            evidence=node.ended or InstanceEnded(node_id=node.node_id, state="ended"),
+            evidence=node.ended or facts.InstanceEnded(node_id=node.node_id, state="ended"),
             cause=Cause.INSTANCE_TERMINATED,
             is_final=True,
             may_terminate=True,
@@ -182,25 +174,25 @@ def judge(
     lasted = min(now - silence.since, node.silent_seconds)
     spoken_for = silence.since if stepped_at is None else max(silence.since, min(stepped_at, now))
 
-    def silent(standing: NodeStanding, proof: SilenceProof) -> NodeVerdict:
-        fact = AgentSilent(
+    def silent(standing: NodeStanding, proof: facts.SilenceProof) -> NodeVerdict:
+        fact = facts.AgentSilent(
             node_id=node.node_id,
             seconds=round(lasted, 1),
             proof=proof,
-            limit_seconds=timeouts.exclude_seconds if proof is SilenceProof.LIMIT else 0.0,
-            text=node.complaint if proof is SilenceProof.CHECK else "",
+            limit_seconds=timeouts.exclude_seconds if proof is facts.SilenceProof.LIMIT else 0.0,
+            text=node.complaint if proof is facts.SilenceProof.CHECK else "",
         )
         return NodeVerdict(node_id=node.node_id, standing=standing, evidence=fact, since=spoken_for)
 
     if is_blind:
-        return silent(NodeStanding.UNCLEAR, SilenceProof.BLIND)
+        return silent(NodeStanding.UNCLEAR, facts.SilenceProof.BLIND)
     if out_of_view and lasted > timeouts.lease_seconds:
-        return silent(NodeStanding.GONE, SilenceProof.PEERS)
+        return silent(NodeStanding.GONE, facts.SilenceProof.PEERS)
     if node.complaint and lasted > timeouts.lease_seconds:
-        return silent(NodeStanding.GONE, SilenceProof.CHECK)
+        return silent(NodeStanding.GONE, facts.SilenceProof.CHECK)
     if lasted > timeouts.exclude_seconds:
-        return silent(NodeStanding.GONE, SilenceProof.LIMIT)
-    return silent(NodeStanding.UNCLEAR, SilenceProof.NONE)
+        return silent(NodeStanding.GONE, facts.SilenceProof.LIMIT)
+    return silent(NodeStanding.UNCLEAR, facts.SilenceProof.NONE)
 
 
 def _own_word(
@@ -224,7 +216,7 @@ def _own_word(
     verdict = NodeVerdict(
         node_id=node.node_id,
         standing=NodeStanding.GONE,
-        evidence=NodeFaulty(node_id=node.node_id, fault=found.fault),
+        evidence=facts.NodeFaulty(node_id=node.node_id, fault=found.fault),
         cause=Cause.NODE_FAULT,
         is_final=True,
         may_terminate=True,
@@ -243,12 +235,12 @@ def _out_of_view(node: NodeObserved, impairment: Impairment, now: float, timeout
     """
     lasted = now - impairment.since
     if lasted <= timeouts.exclude_seconds:
-        fact = OutOfView(node_id=node.node_id, seconds=round(lasted))
+        fact = facts.OutOfView(node_id=node.node_id, seconds=round(lasted))
         return NodeVerdict(node_id=node.node_id, standing=NodeStanding.UNCLEAR, evidence=fact)
     verdict = NodeVerdict(
         node_id=node.node_id,
         standing=NodeStanding.GONE,
-        evidence=OutOfView(node_id=node.node_id, seconds=round(lasted), limit_seconds=timeouts.exclude_seconds),
+        evidence=facts.OutOfView(node_id=node.node_id, seconds=round(lasted), limit_seconds=timeouts.exclude_seconds),
         # Only other members report this problem, which does not justify a termination. A person decides on the node.
         remedy=Remedy.RETIRE,
     )

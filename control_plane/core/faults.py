@@ -14,17 +14,7 @@ from dataclasses import replace
 from control_plane.core import tracebacks
 from control_plane.core.evidence import NODE_FAULTS, NodeStanding, NodeVerdict, is_silent
 from control_plane.core.incidents import Fault
-from control_plane.core.observed.facts import (
-    AgentRestarted,
-    AgentSilent,
-    CutOff,
-    NodeRemoved,
-    RankEnded,
-    RankLoadFailed,
-    ShardLoss,
-    ShardsLost,
-    SilenceProof,
-)
+from control_plane.core.observed import facts
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import AgentSilence
 from control_plane.core.observed.nodes import Cause, Implication, NodeObserved, Remedy
@@ -35,7 +25,7 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
     NodeFault,
-    RankStatus,
+    RankExit,
 )
 from everstep.protocol.ids import NO_STEP, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, RankPlan, Timeouts
@@ -46,24 +36,23 @@ COORDINATOR_FAULTS = frozenset({FaultCode.COORDINATOR_UNREACHABLE})
 """Fault codes of an agent that cannot reach the coordinator of its generation."""
 
 
-def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> tuple[tuple[NodeId, RankStatus], ...]:
-    """Return the ranks that ended without success, in the order of their ends.
+def failing_ranks(reports: Mapping[NodeId, MemberReport]) -> list[tuple[NodeId, Rank, RankExit]]:
+    """Return the ranks that ended without success, with their exits, in the order of their ends.
 
     Ranks that the control plane killed come last, because their exits show no fault.
     """
     failing = [
-        (node, rank)
+        (node, rank.rank, rank.exit)
         for node, report in reports.items()
         for rank in report.ranks
         if rank.exit and rank.exit.exit_class is not ExitClass.SUCCESS
     ]
+    return sorted(failing, key=lambda each: (each[2].exit_class is ExitClass.HALTED, each[2].at_seconds, each[1]))
 
-    def moment(item: tuple[NodeId, RankStatus]) -> tuple[bool, float, int]:
-        rank_exit = item[1].exit
-        assert rank_exit is not None  # The list `failing` contains only ranks that have ended.
-        return rank_exit.exit_class is ExitClass.HALTED, rank_exit.at_seconds, item[1].rank
 
-    return tuple(sorted(failing, key=moment))
+def _own_failures(reports: Mapping[NodeId, MemberReport]) -> list[tuple[NodeId, Rank, RankExit]]:
+    """Return the ranks that failed by themselves, with their exits."""
+    return [each for each in failing_ranks(reports) if each[2].exit_class is not ExitClass.HALTED]
 
 
 def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None) -> tuple[Fault, ...]:
@@ -71,18 +60,12 @@ def of_ranks(reports: Mapping[NodeId, MemberReport], *, only: Rank | None = None
 
     Later exits are usually consequences of the first exit.
     """
-    for node, rank in failing_ranks(reports):
-        if rank.exit is not None and only in (None, rank.rank):
-            ended = RankEnded(
-                rank=rank.rank,
-                node_id=node,
-                exit_class=rank.exit.exit_class,
-                code=rank.exit.code,
-                memory=rank.exit.memory,
+    for node, rank, ended in failing_ranks(reports):
+        if only in (None, rank):
+            fact = facts.RankEnded(
+                rank=rank, node_id=node, exit_class=ended.exit_class, code=ended.code, memory=ended.memory
             )
-            return (
-                Fault(cause=Cause.RANK_EXIT, evidence=ended, at=rank.exit.at_seconds, seen_on=(node,), rank=rank.rank),
-            )
+            return (Fault(cause=Cause.RANK_EXIT, evidence=fact, at=ended.at_seconds, seen_on=(node,), rank=rank),)
     return ()
 
 
@@ -91,12 +74,7 @@ def failing_since(reports: Mapping[NodeId, MemberReport], otherwise: float) -> f
 
     Ranks that the control plane killed do not count.
     """
-    exits = [
-        rank.exit
-        for _, rank in failing_ranks(reports)
-        if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED
-    ]
-    return min((each.at_seconds for each in exits), default=otherwise)
+    return min((rank_exit.at_seconds for _, _, rank_exit in _own_failures(reports)), default=otherwise)
 
 
 def failure_of_ranks(
@@ -106,23 +84,22 @@ def failure_of_ranks(
 
     Return None if no rank failed by itself.
     """
-    for node, rank in failing_ranks(reports):
-        if rank.exit is not None and rank.exit.exit_class is not ExitClass.HALTED:
-            return FailureRecord(
-                generation=plan.generation,
-                step=rank.exit.boundary,
-                exit_class=rank.exit.exit_class,
-                code=rank.exit.code,
-                at=rank.exit.at_seconds,
-                max_boundary=max_boundary,
-                last_lines=rank.exit.last_lines,
-                error=tracebacks.exception(rank.exit.last_lines),
-                error_place=tracebacks.place(rank.exit.last_lines),
-                rank=rank.rank,
-                memory=rank.exit.memory,
-                node_id=node,
-                base_step=plan.base_step,
-            )
+    for node, rank, ended in _own_failures(reports)[:1]:
+        return FailureRecord(
+            generation=plan.generation,
+            step=ended.boundary,
+            exit_class=ended.exit_class,
+            code=ended.code,
+            at=ended.at_seconds,
+            max_boundary=max_boundary,
+            last_lines=ended.last_lines,
+            error=tracebacks.exception(ended.last_lines),
+            error_place=tracebacks.place(ended.last_lines),
+            rank=rank,
+            memory=ended.memory,
+            node_id=node,
+            base_step=plan.base_step,
+        )
     return None
 
 
@@ -199,8 +176,8 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
     taken = [rank for rank in plan.ranks if _is_taken(rank, lost)]
     if not taken:
         return ()
-    how = ShardLoss.PARITY if any(rank.stripe for rank in taken) else ShardLoss.HOLDERS
-    fact = ShardsLost(ranks=tuple(rank.rank for rank in taken), how=how)
+    how = facts.ShardLoss.PARITY if any(rank.stripe for rank in taken) else facts.ShardLoss.HOLDERS
+    fact = facts.ShardsLost(ranks=tuple(rank.rank for rank in taken), how=how)
     return (Fault(cause=Cause.GROUP_LOST, evidence=fact, at=at),)
 
 
@@ -225,7 +202,7 @@ def memory_loss(forgotten: Sequence[Rank], at: float) -> tuple[Fault, ...]:
     """
     if not forgotten:
         return ()
-    fact = ShardsLost(ranks=tuple(forgotten), how=ShardLoss.MEMORY)
+    fact = facts.ShardsLost(ranks=tuple(forgotten), how=facts.ShardLoss.MEMORY)
     return (Fault(cause=Cause.GROUP_LOST, evidence=fact, at=at),)
 
 
@@ -243,12 +220,12 @@ def of_agents(plan: GenerationPlan, run: RunId, nodes: Mapping[NodeId, NodeObser
         reported = report.generation if report is not None and report.run == run else None
         if reported == plan.generation:
             continue
-        fact = AgentRestarted(node_id=member.node_id, generation=plan.generation, reported_generation=reported)
+        fact = facts.AgentRestarted(node_id=member.node_id, generation=plan.generation, reported_generation=reported)
         faults.append(_lost_agent(fact, _last_sign(nodes, member.node_id, now), now))
     return tuple(faults)
 
 
-def _lost_agent(fact: AgentRestarted | AgentSilent, at: float, now: float) -> Fault:
+def _lost_agent(fact: facts.AgentRestarted | facts.AgentSilent, at: float, now: float) -> Fault:
     what, remedy = Cause.AGENT_LOST.value, Remedy.RESTART
     line = Implication(node_id=fact.node_id, incident_id="", at=now, what=what, evidence=fact, remedy=remedy)
     return Fault(cause=Cause.AGENT_LOST, evidence=fact, at=at, seen_on=(fact.node_id,), implicates=line)
@@ -268,7 +245,9 @@ def of_coordinator(
         or committed_by_others > silence.committed
     ):
         return ()
-    fact = AgentSilent(node_id=plan.coordinator, seconds=round(now - silence.since, 1), proof=SilenceProof.COORDINATOR)
+    fact = facts.AgentSilent(
+        node_id=plan.coordinator, seconds=round(now - silence.since, 1), proof=facts.SilenceProof.COORDINATOR
+    )
     return (_lost_agent(fact, silence.since, now),)
 
 
@@ -292,7 +271,7 @@ def of_cut_off_members(
     return (
         Fault(
             cause=Cause.AGENT_LOST,
-            evidence=CutOff(texts=tuple(message for _, message in messages)),
+            evidence=facts.CutOff(texts=tuple(message for _, message in messages)),
             at=at,
             seen_on=tuple(node for node, _ in messages),
             unreached=plan.coordinator,
@@ -311,10 +290,10 @@ def of_silence(
     return tuple(
         Fault(
             cause=Cause.NODE_UNREACHABLE,
-            evidence=AgentSilent(
+            evidence=facts.AgentSilent(
                 node_id=member.node_id,
                 seconds=round(nodes[member.node_id].silent_seconds, 1),
-                proof=SilenceProof.LAUNCH,
+                proof=facts.SilenceProof.LAUNCH,
             ),
             at=now - nodes[member.node_id].silent_seconds,
             seen_on=(member.node_id,),
@@ -339,7 +318,7 @@ def of_nodes_without_load(
     return tuple(
         Fault(
             cause=Cause.LOAD_FAILED,
-            evidence=RankLoadFailed(node_id=node, text=_words(reports[node])),
+            evidence=facts.RankLoadFailed(node_id=node, text=_words(reports[node])),
             at=now,
             seen_on=(node,),
         )
@@ -446,7 +425,7 @@ def gone(verdict: NodeVerdict) -> NodeVerdict:
     """
     if verdict.standing is NodeStanding.GONE:
         return replace(verdict, is_final=True)
-    removed = NodeRemoved(node_id=verdict.node_id)
+    removed = facts.NodeRemoved(node_id=verdict.node_id)
     return replace(
         verdict, standing=NodeStanding.GONE, evidence=removed, cause=Cause.INSTANCE_TERMINATED, is_final=True
     )

@@ -48,33 +48,7 @@ from control_plane.core.actions import (
 )
 from control_plane.core.evidence import is_fleet_blind, is_silent
 from control_plane.core.moves import is_in_service, is_ready
-from control_plane.core.observed.causes import (
-    AutomationPaused,
-    Blind,
-    CannotBeDeleted,
-    Drifted,
-    FleetFrozen,
-    GivenUp,
-    Happened,
-    JobQueued,
-    JoinsFail,
-    Keeps,
-    KeptForInspection,
-    LacksInstances,
-    NodeFact,
-    NotJoined,
-    NotKept,
-    NotRebooted,
-    Obstacle,
-    Reason,
-    ReleasedToEnd,
-    ReplacementLimit,
-    Silent,
-    StillFaulty,
-    Surplus,
-    WorksFor,
-    origins,
-)
+from control_plane.core.observed import causes
 from control_plane.core.observed.facts import Announced, InstanceEnded, NodeRequest
 from control_plane.core.observed.fleets import (
     FleetHistory,
@@ -143,7 +117,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
             # Keep a person's confirmation that the silent nodes are lost (`is_blindness_lifted`) during this pause of
             # all automatic actions. A decision with `is_blind` False would delete the confirmation.
             is_blind=spec.is_blindness_lifted,
-            reasons=(AutomationPaused(text=policy.pause),),
+            reasons=(causes.AutomationPaused(text=policy.pause),),
         )
     # Count a member that AWS's answer repeats once. Otherwise the fleet ends a healthy node as surplus.
     members = {member.node_id: member for member in observed.group.members}
@@ -242,7 +216,13 @@ class _Table:
         return tuple(row for node_id, row in sorted(self.rows.items()) if self.before.get(node_id) != row)
 
     def move(
-        self, row: NodeRecord, event: NodeEvent, reason: Reason, *, run: RunId | None = None, hold: Hold | None = None
+        self,
+        row: NodeRecord,
+        event: NodeEvent,
+        reason: causes.Reason,
+        *,
+        run: RunId | None = None,
+        hold: Hold | None = None,
     ) -> None:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (str(row.reason),))
         # Keep a user's pending request for the node (such as to hold it) only if the new state is SPARE or ASSIGNED.
@@ -282,7 +262,7 @@ class _Table:
                 node_id=node_id,
                 state=NodeState.JOINING,
                 run=None,
-                reason=Happened(what=NodeFact.STARTING),
+                reason=causes.Happened(what=causes.NodeFact.STARTING),
                 created_at=self.now,
                 wanted_at=wanted_at,
             )
@@ -292,15 +272,15 @@ class _Table:
                 ended = node.ended or InstanceEnded(node_id=row.node_id, state="ended")
                 self.move(row, NodeEvent.ENDED, ended)
             elif row.state is NodeState.JOINING and node.is_connected:
-                self.move(row, NodeEvent.CONNECTED, Happened(what=NodeFact.CONNECTED))
+                self.move(row, NodeEvent.CONNECTED, causes.Happened(what=causes.NodeFact.CONNECTED))
 
     def follow_people(self) -> None:
         """Execute people's decisions on held nodes (kept out of use): return them to service, or terminate them."""
         for row in self.in_state(NodeState.HELD):
             if row.release is HoldRelease.RETURN:
-                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.RELEASED))
+                self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.RELEASED))
             elif row.release is HoldRelease.TERMINATE and not self.lacks_evidence(row):
-                self.move(row, NodeEvent.EXCLUDED, ReleasedToEnd(held=row.reason))
+                self.move(row, NodeEvent.EXCLUDED, causes.ReleasedToEnd(held=row.reason))
                 # The fleet already requested a replacement when it began to hold the node. Mark the node, so that the
                 # fleet requests no second one.
                 if _has_successor(row):
@@ -316,7 +296,7 @@ class _Table:
             return
         if self.spec.is_deleting:
             roll = replace(roll, is_stopped=True)
-        obstacles: Iterable[Obstacle | None] = (
+        obstacles: Iterable[causes.Obstacle | None] = (
             rolls.obstacle_of(job, [self.node(row.node_id) for row in self._nodes_of(job)])
             for job in self.jobs.values()
         )
@@ -326,7 +306,9 @@ class _Table:
             self.roll_progress,
             self.rows,
             unavailable_count=self._unavailable_count(policy),
-            obstacle=FleetFrozen() if is_frozen else next((each for each in obstacles if each is not None), None),
+            obstacle=causes.FleetFrozen()
+            if is_frozen
+            else next((each for each in obstacles if each is not None), None),
             refusal=lambda row: requests.refusal(rolls.request_of(roll, row.node_id).request, self._standing(row)),
         )
         for node_id in step.begun:
@@ -404,19 +386,19 @@ class _Table:
         for row in self.in_state(NodeState.ASSIGNED):
             job = self.jobs.get(row.run) if row.run is not None else None
             if job is None:
-                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.JOB_ENDED))
+                self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.JOB_ENDED))
                 continue
             if job.state is JobState.QUEUED:
-                self.move(row, NodeEvent.RELEASED, JobQueued(job=job.job))
+                self.move(row, NodeEvent.RELEASED, causes.JobQueued(job=job.job))
                 continue
             excluded = () if job.is_taken_over else job.exclusions
             exclusion = next((exclusion for exclusion in excluded if exclusion.node_id == row.node_id), None)
             if exclusion is not None:
-                why = GivenUp(job=job.job, remedy=exclusion.is_to, because=exclusion.evidence)
+                why = causes.GivenUp(job=job.job, remedy=exclusion.is_to, because=exclusion.evidence)
                 self.take_out(row, exclusion.is_to, why)
         for row in self.in_state(NodeState.HELD):
             if row.hold is Hold.UNREACHABLE and is_ready(self.node(row.node_id), self.now, policy.timeouts):
-                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.REPORTS_AGAIN))
+                self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.REPORTS_AGAIN))
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
         """Remove unusable spares from service, and return rebooted nodes to service.
@@ -428,9 +410,9 @@ class _Table:
             node = self.node(row.node_id)
             if is_silent(node, policy.timeouts):
                 if node.silent_seconds > policy.timeouts.exclude_seconds and not is_blind:
-                    self.take_out(row, Remedy.HOLD, Silent(seconds=policy.timeouts.exclude_seconds))
+                    self.take_out(row, Remedy.HOLD, causes.Silent(seconds=policy.timeouts.exclude_seconds))
                 elif node.complaint and not is_blind:
-                    self.take_out(row, Remedy.HOLD, Silent(text=node.complaint))
+                    self.take_out(row, Remedy.HOLD, causes.Silent(text=node.complaint))
             elif (found := remedies.worst(node.faults, node.history, self.now)) is not None:
                 self.take_out(row, found.remedy, found.fault)
                 self._implicate(row, found)
@@ -443,12 +425,12 @@ class _Table:
             is_back = node.is_connected and node.has_reported and is_new
             found = remedies.worst(node.faults, node.history, self.now) if is_back else None
             if found is not None:
-                self.take_out(row, Remedy.REPLACE, StillFaulty(fault=found.fault))
+                self.take_out(row, Remedy.REPLACE, causes.StillFaulty(fault=found.fault))
             elif is_back:
-                self.move(row, NodeEvent.CONNECTED, Happened(what=NodeFact.REPAIRED))
+                self.move(row, NodeEvent.CONNECTED, causes.Happened(what=causes.NodeFact.REPAIRED))
             elif self._waited_seconds(row, row.since if rebooted_at is None else rebooted_at) > REBOOT_SECONDS:
                 is_accepted = rebooted_at is not None
-                why_lost = NotRebooted(is_accepted=is_accepted, seconds=REBOOT_SECONDS, because=row.reason)
+                why_lost = causes.NotRebooted(is_accepted=is_accepted, seconds=REBOOT_SECONDS, because=row.reason)
                 self.take_out(row, Remedy.REPLACE, why_lost)
 
     def _waited_seconds(self, row: NodeRecord, since: float) -> float:
@@ -461,7 +443,7 @@ class _Table:
             return self.now - max(since, row.connected_at or since)
         return min(self.now - since, node.silent_seconds)
 
-    def take_out(self, row: NodeRecord, remedy: Remedy, reason: Reason) -> None:
+    def take_out(self, row: NodeRecord, remedy: Remedy, reason: causes.Reason) -> None:
         """Take a node out of service: move it to the state that its remedy requires (for example HELD or REBOOTING)."""
         match remedy:
             case Remedy.RELEASE:
@@ -479,7 +461,7 @@ class _Table:
             case _:
                 self._inspect(row, reason)
 
-    def _inspect(self, row: NodeRecord, reason: Reason) -> None:
+    def _inspect(self, row: NodeRecord, reason: causes.Reason) -> None:
         """Hold a failed node for inspection, or terminate it if the group has no room for another held instance.
 
         Held instances count against the group's MaxSize.
@@ -487,9 +469,9 @@ class _Table:
         most = self.seen.group.max_size
         needed, held = _needed(self.spec, self.seen, self), len(self.in_state(NodeState.HELD))
         if needed + held + 1 <= most:
-            self.move(row, NodeEvent.HELD, KeptForInspection(because=reason), hold=Hold.INSPECTION)
+            self.move(row, NodeEvent.HELD, causes.KeptForInspection(because=reason), hold=Hold.INSPECTION)
         else:
-            no_room = NotKept(because=reason, max_size=most, needed_count=needed, held_count=held)
+            no_room = causes.NotKept(because=reason, max_size=most, needed_count=needed, held_count=held)
             self.move(row, NodeEvent.EXCLUDED, no_room)
 
     def _implicate(self, row: NodeRecord, found: remedies.Finding) -> None:
@@ -529,7 +511,7 @@ class _Table:
             row
             for row in out
             if not _has_successor(row)
-            and not isinstance(row.reason, Surplus)
+            and not isinstance(row.reason, causes.Surplus)
             and not _is_announced(row)
             and not rolls.is_rolled(row)
         ]
@@ -575,7 +557,7 @@ class _Table:
             row = min(self._welcome(job, idle), key=lambda row: self._rank(row, job, team))
             idle.remove(row)
             team[self.node(row.node_id).domain] += job.state is not JobState.ALLOCATING
-            self.move(row, NodeEvent.ASSIGNED, WorksFor(job=job.job), run=job.run)
+            self.move(row, NodeEvent.ASSIGNED, causes.WorksFor(job=job.job), run=job.run)
 
     def _welcome(self, job: FleetJob, idle: list[NodeRecord]) -> list[NodeRecord]:
         excluded = {exclusion.node_id for exclusion in job.exclusions}
@@ -633,14 +615,14 @@ class _Table:
                 if self.node(row.node_id).member is None and self.node(row.node_id).has_reported
             ]
             for row in free[: max(0, extra)]:
-                self.move(row, NodeEvent.RELEASED, Happened(what=NodeFact.UNNEEDED))
+                self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.UNNEEDED))
 
     def failed_join_count(self) -> int:
         """Return the number of consecutive instances whose agents failed to connect in time.
 
         The result includes instances that the fleet is terminating for this reason.
         """
-        leaving = [row for row in self.in_state(NodeState.DRAINING) if not isinstance(row.reason, Surplus)]
+        leaving = [row for row in self.in_state(NodeState.DRAINING) if not isinstance(row.reason, causes.Surplus)]
         return self.seen.failed_join_count + sum(row.connected_at is None for row in leaving)
 
     def join_seconds(self) -> float:
@@ -664,7 +646,7 @@ class _Table:
             node = self.node(row.node_id)
             is_there = node.instance is InstanceCondition.PRESENT and row.node_id in settled
             if is_there and self._waited_seconds(row, row.created_at) > patience:
-                self.move(row, NodeEvent.EXCLUDED, NotJoined(seconds=patience))
+                self.move(row, NodeEvent.EXCLUDED, causes.NotJoined(seconds=patience))
                 return
 
     def retire_announced(self) -> None:
@@ -702,8 +684,8 @@ def _is_announced(row: NodeRecord) -> bool:
     Such a termination does not count against the hourly limit of replacements.
     """
     return any(
-        isinstance(reason, Announced) or (isinstance(reason, GivenUp) and reason.remedy is Remedy.LET_GO)
-        for reason in origins(row.reason)
+        isinstance(reason, Announced) or (isinstance(reason, causes.GivenUp) and reason.remedy is Remedy.LET_GO)
+        for reason in causes.origins(row.reason)
     )
 
 
@@ -926,7 +908,7 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
     due = [
         row
         for row in table.in_state(NodeState.DRAINING)
-        if row.node_id in staying and not isinstance(row.reason, Surplus)
+        if row.node_id in staying and not isinstance(row.reason, causes.Surplus)
     ]
     ended = [row for row in due if _has_successor(row) or _is_announced(row) or rolls.is_rolled(row)]
     return [
@@ -947,7 +929,9 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     spec = table.spec
     members = set(table.seen.group.staying)
     pending = [
-        row for row in table.in_state(NodeState.DRAINING) if isinstance(row.reason, Surplus) and row.node_id in members
+        row
+        for row in table.in_state(NodeState.DRAINING)
+        if isinstance(row.reason, causes.Surplus) and row.node_id in members
     ]
     extra -= len(pending)
     idle = [row for row in table.in_state(NodeState.SPARE) if row.node_id in members]
@@ -956,7 +940,7 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
     for row in sorted(
         idle, key=lambda row: (bool(table.node(row.node_id).notices), row.created_at, row.node_id), reverse=True
     )[: max(0, extra)]:
-        table.move(row, NodeEvent.EXCLUDED, Surplus(desired_count=desired))
+        table.move(row, NodeEvent.EXCLUDED, causes.Surplus(desired_count=desired))
         pending.append(table.rows[row.node_id])
     # Sort the nodes, so that repeated decisions terminate the same nodes.
     pending.sort(key=lambda row: (row.created_at, row.node_id), reverse=True)
@@ -968,21 +952,21 @@ def _surplus(table: _Table, desired: int, extra: int, room: int) -> list[FleetAc
 
 def _reasons(
     spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, *, is_blind: bool
-) -> tuple[Reason, ...]:
-    reasons: list[Reason] = []
+) -> tuple[causes.Reason, ...]:
+    reasons: list[causes.Reason] = []
     if seen.group.drift:
-        reasons.append(Drifted(drift=seen.group.drift))
+        reasons.append(causes.Drifted(drift=seen.group.drift))
     if spec.is_deleting and desired:
-        reasons.append(CannotBeDeleted(min_size=desired))
+        reasons.append(causes.CannotBeDeleted(min_size=desired))
     if is_blind:
-        reasons.append(Blind())
+        reasons.append(causes.Blind())
     recent, limit = sum(table.now - at <= RATE_WINDOW_SECONDS for at in seen.replaced), spec.max_replacements_per_hour
     if (waiting := table.waiting()) and recent >= limit:
         names = tuple(row.node_id for row in waiting)
-        reasons.append(ReplacementLimit(node_ids=names, recent_count=recent, limit=limit))
+        reasons.append(causes.ReplacementLimit(node_ids=names, recent_count=recent, limit=limit))
     if count := table.failed_join_count():
-        reasons.append(JoinsFail(count=count, patience_seconds=table.join_seconds()))
+        reasons.append(causes.JoinsFail(count=count, patience_seconds=table.join_seconds()))
     missing = desired - len(seen.group.staying)
     if missing > 0 and (failure := capacity.failure(seen.group)) is not None:
-        reasons.append(LacksInstances(missing_count=missing, because=failure))
-    return tuple(reasons) or (Keeps(desired_count=desired, spare_probability=spec.spare_probability),)
+        reasons.append(causes.LacksInstances(missing_count=missing, because=failure))
+    return tuple(reasons) or (causes.Keeps(desired_count=desired, spare_probability=spec.spare_probability),)

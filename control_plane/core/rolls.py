@@ -20,19 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from control_plane.core.observed.causes import (
-    JobBusy,
-    JobUnsettled,
-    NotInService,
-    Obstacle,
-    Reason,
-    RollDone,
-    Rolls,
-    RollStopped,
-    RollWaits,
-    ShardUnprotected,
-    TooFewAvailable,
-)
+from control_plane.core.observed import causes
 from control_plane.core.observed.facts import NodeRequest, Requested
 from control_plane.core.observed.fleets import FleetJob, NodeRecord
 from control_plane.core.observed.nodes import NodeObserved
@@ -65,8 +53,8 @@ def decide(
     rows: Mapping[NodeId, NodeRecord],
     *,
     unavailable_count: int,
-    obstacle: Obstacle | None,
-    refusal: Callable[[NodeRecord], Obstacle | None],
+    obstacle: causes.Obstacle | None,
+    refusal: Callable[[NodeRecord], causes.Obstacle | None],
 ) -> RollStep:
     """Return which nodes a roll begins to replace or reboot now, and the roll's progress.
 
@@ -93,11 +81,11 @@ def decide(
     known = replace(known, finished=finished)
     if roll.is_stopped:
         cancelled = tuple(node_id for node_id in known.current if _has_request(rows[node_id]))
-        why = RollStopped(finished_count=len(finished), node_count=len(roll.node_ids))
+        why = causes.RollStopped(finished_count=len(finished), node_count=len(roll.node_ids))
         return RollStep(progress=replace(known, ended_at=now, reason=why), cancelled=cancelled, has_ended=True)
     left = [node_id for node_id in roll.node_ids if node_id not in finished and node_id not in known.requested]
     if not left and not known.current:
-        done = RollDone(reboots=roll.reboots, node_count=len(roll.node_ids))
+        done = causes.RollDone(reboots=roll.reboots, node_count=len(roll.node_ids))
         return RollStep(progress=replace(known, ended_at=now, reason=done), has_ended=True)
     begun, reason = _next(roll, known, [rows[node_id] for node_id in left], unavailable_count, obstacle, refusal)
     return RollStep(progress=replace(known, requested=(*known.requested, *begun), reason=reason), begun=begun)
@@ -108,28 +96,28 @@ def _next(
     known: RollProgress,
     left: Sequence[NodeRecord],
     unavailable_count: int,
-    obstacle: Obstacle | None,
-    refusal: Callable[[NodeRecord], Obstacle | None],
-) -> tuple[tuple[NodeId, ...], Reason]:
+    obstacle: causes.Obstacle | None,
+    refusal: Callable[[NodeRecord], causes.Obstacle | None],
+) -> tuple[tuple[NodeId, ...], causes.Reason]:
     """Return the nodes that a roll replaces or reboots now, and what the roll does or waits for."""
     room = roll.max_unavailable - max(len(known.current), unavailable_count)
     if not left or roll.is_paused or (room <= 0 and known.current):
-        return (), Rolls(reboots=roll.reboots, node_ids=known.current, is_paused=roll.is_paused and bool(left))
+        return (), causes.Rolls(reboots=roll.reboots, node_ids=known.current, is_paused=roll.is_paused and bool(left))
     if obstacle is not None:
-        return (), RollWaits(because=obstacle)
+        return (), causes.RollWaits(because=obstacle)
     if room <= 0:
-        few = TooFewAvailable(unavailable_count=unavailable_count, max_unavailable=roll.max_unavailable)
-        return (), RollWaits(because=few)
+        few = causes.TooFewAvailable(unavailable_count=unavailable_count, max_unavailable=roll.max_unavailable)
+        return (), causes.RollWaits(because=few)
     working = [row for row in left if row.state in _WORKING and row.request is None]
     if not working:
-        return (), RollWaits(because=NotInService(node_id=left[0].node_id, state=left[0].state))
+        return (), causes.RollWaits(because=causes.NotInService(node_id=left[0].node_id, state=left[0].state))
     in_order = sorted(working, key=lambda row: (row.state is not NodeState.SPARE, row.created_at, row.node_id))
     refusals = {row.node_id: refusal(row) for row in in_order}
     begun = tuple(node_id for node_id, refused in refusals.items() if refused is None)[:room]
     refused = next(iter(refusals.values()))
     if not begun and refused is not None:
-        return (), RollWaits(because=refused)
-    return begun, Rolls(reboots=roll.reboots, node_ids=(*known.current, *begun))
+        return (), causes.RollWaits(because=refused)
+    return begun, causes.Rolls(reboots=roll.reboots, node_ids=(*known.current, *begun))
 
 
 def _is_finished(row: NodeRecord | None, *, is_requested: bool) -> bool:
@@ -168,7 +156,7 @@ def _has_request(row: NodeRecord) -> bool:
     return row.state in _WORKING and row.request is not None and row.request.is_roll
 
 
-def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> Obstacle | None:
+def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> causes.Obstacle | None:
     """Return why a job's state forbids to replace or reboot another node of its fleet now, or None.
 
     Args:
@@ -181,12 +169,12 @@ def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> Obstacle | None
     if job.state not in LAUNCHED_JOBS:
         return None
     if job.state is not JobState.RUNNING:
-        return JobBusy(job=job.job, state=job.state)
+        return causes.JobBusy(job=job.job, state=job.state)
     if not job.is_settled:
-        return JobUnsettled(job=job.job)
+        return causes.JobUnsettled(job=job.job)
     for node in nodes:
         for shard in node.member.protection if node.member is not None else ():
             missing = tuple(holder for holder in shard.holders if holder not in shard.in_view)
             if missing or shard.reason:
-                return ShardUnprotected(job=job.job, rank=shard.rank, missing=missing, text=shard.reason)
+                return causes.ShardUnprotected(job=job.job, rank=shard.rank, missing=missing, text=shard.reason)
     return None

@@ -190,72 +190,47 @@ class Executor:
         minute, so the executor repeats a call if AWS still shows no effect after a minute. The key of a reboot does not
         change, so the executor requests a reboot only once.
         """
-        minute = int(self._context.now().timestamp() // 60)
+        operator, group, now = self._context.operator, action.group, self._context.now()
+        minute = int(now.timestamp() // 60)
+
+        def call(key: str, name: str, make: Callable[[], object], **detail: object) -> Call:
+            return Call(key=key, name=name, detail={"group": group, **detail}, make=make)
+
         match action:
-            case SetDesired(group=group, desired_count=desired):
-                stamp = self._context.now().isoformat(timespec="milliseconds")
-                return Call(
-                    key=f"set-desired/{group}/{desired}/{stamp}",
-                    name="SetDesiredCapacity",
-                    detail={"group": group, "desired_count": desired},
-                    make=lambda: self._context.operator.set_desired(group, desired),
-                )
-            case TerminateMember(group=group, node_id=node_id, decrement=decrement, reason=reason):
-                return Call(
-                    key=f"terminate/{node_id}/{minute}",
-                    name="TerminateInstanceInAutoScalingGroup",
-                    detail={
-                        "group": group,
-                        "node_id": node_id,
-                        "decrement": decrement,
-                        "reason": reasons.sentence(reason),
-                    },
-                    make=lambda: self._context.operator.terminate_member(node_id, decrement=decrement),
-                )
-            case RebootMember(group=group, node_id=node_id, since=since, reason=reason):
-                return Call(
-                    key=reboot_key(node_id, since),
-                    name="RebootInstances",
-                    detail={"group": group, "node_id": node_id, "reason": reasons.sentence(reason)},
-                    make=lambda: self._context.operator.reboot_member(group, node_id),
-                )
-            case CompleteTermination(group=group, hook=hook, node_id=node_id):
-                return Call(
-                    key=f"complete/{node_id}/{hook}/{minute}",
-                    name="CompleteLifecycleAction",
-                    detail={"group": group, "hook": hook, "node_id": node_id},
-                    make=lambda: self._context.operator.complete_termination(group, hook, node_id),
-                )
-            case RetryLaunch(group=group, desired_count=desired, failed_at=failed_at):
-                return Call(
-                    key=f"retry-launch/{group}/{failed_at}",
-                    name="SetDesiredCapacity",
-                    detail={"group": group, "desired_count": desired, "reason": "a launch has failed"},
-                    make=lambda: self._context.operator.set_desired(group, desired),
-                )
-            case ResumeLaunch(group=group, reason=reason):
-                return Call(
-                    key=f"resume-launch/{group}/{int(self._context.now().timestamp() // LONGEST_RETRY_SECONDS)}",
-                    name="ResumeProcesses",
-                    detail={"group": group, "processes": ["Launch"], "reason": reason},
-                    make=lambda: self._context.operator.resume_processes(group, ["Launch"]),
-                )
-            case ProtectMembers(group=group, node_ids=node_ids):
-                return Call(
-                    key=f"protect/{group}/{node_ids[0]}/{len(node_ids)}/{minute}",
-                    name="SetInstanceProtection",
-                    detail={"group": group, "node_ids": list(node_ids)},
-                    make=lambda: self._context.operator.protect_members(group, node_ids),
-                )
-            case HoldTermination(group=group, hook=hook, node_id=node_id, seconds=seconds):
+            case SetDesired(desired_count=desired):
+                key = f"set-desired/{group}/{desired}/{now.isoformat(timespec='milliseconds')}"
+                make = partial(operator.set_desired, group, desired)
+                return call(key, "SetDesiredCapacity", make, desired_count=desired)
+            case TerminateMember(node_id=node_id, decrement=decrement):
+                key, why = f"terminate/{node_id}/{minute}", reasons.sentence(action.reason)
+                make = partial(operator.terminate_member, node_id, decrement=decrement)
+                name = "TerminateInstanceInAutoScalingGroup"
+                return call(key, name, make, node_id=node_id, decrement=decrement, reason=why)
+            case RebootMember(node_id=node_id, since=since):
+                make, why = partial(operator.reboot_member, group, node_id), reasons.sentence(action.reason)
+                return call(reboot_key(node_id, since), "RebootInstances", make, node_id=node_id, reason=why)
+            case CompleteTermination(hook=hook, node_id=node_id):
+                key = f"complete/{node_id}/{hook}/{minute}"
+                make = partial(operator.complete_termination, group, hook, node_id)
+                return call(key, "CompleteLifecycleAction", make, hook=hook, node_id=node_id)
+            case RetryLaunch(desired_count=desired, failed_at=failed_at):
+                key, why = f"retry-launch/{group}/{failed_at}", "a launch has failed"
+                make = partial(operator.set_desired, group, desired)
+                return call(key, "SetDesiredCapacity", make, desired_count=desired, reason=why)
+            case ResumeLaunch(reason=reason):
+                key = f"resume-launch/{group}/{int(now.timestamp() // LONGEST_RETRY_SECONDS)}"
+                make = partial(operator.resume_processes, group, ["Launch"])
+                return call(key, "ResumeProcesses", make, processes=["Launch"], reason=reason)
+            case ProtectMembers(node_ids=node_ids):
+                key = f"protect/{group}/{node_ids[0]}/{len(node_ids)}/{minute}"
+                make = partial(operator.protect_members, group, node_ids)
+                return call(key, "SetInstanceProtection", make, node_ids=list(node_ids))
+            case HoldTermination(hook=hook, node_id=node_id, seconds=seconds):
                 # The executor makes one call per key, even if the call fails. The key changes three times within the
                 # timeout of the lifecycle hook, so after a failed call another one still comes in time.
-                return Call(
-                    key=f"hold/{node_id}/{hook}/{int(self._context.now().timestamp() // (seconds / 3))}",
-                    name="RecordLifecycleActionHeartbeat",
-                    detail={"group": group, "hook": hook, "node_id": node_id},
-                    make=lambda: self._hold(action),
-                )
+                key = f"hold/{node_id}/{hook}/{int(now.timestamp() // (seconds / 3))}"
+                make = partial(self._hold, action)
+                return call(key, "RecordLifecycleActionHeartbeat", make, hook=hook, node_id=node_id)
 
     def _hold(self, action: HoldTermination) -> None:
         until = self._context.now() + timedelta(seconds=action.seconds)

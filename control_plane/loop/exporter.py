@@ -85,13 +85,10 @@ class EventExporter:
                 return False
             lease, before = claimed
             page = events.page(session, events.EventFilter(after_id=before.position), limit=PAGE_LIMIT)
-        taken = _first(page)
-        if taken.entries:
-            failure = self._put(taken.entries)
-            if failure is not None:
-                self._note_failure(lease, before, failure)
-                return False
-        sent = taken.position if taken.position is not None else before.position
+        entries, sent = _first(page, before.position)
+        if entries and (failure := self._put(entries)) is not None:
+            self._note_failure(lease, before, failure)
+            return False
         self._note_success(lease, before, sent)
         return bool(page) and (sent < page[-1].id or len(page) == PAGE_LIMIT)
 
@@ -163,30 +160,22 @@ def retry_seconds(failure_count: int) -> float:
     return float(min(MOST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failure_count - 1, 16)))
 
 
-class _Taken:
-    """The events that one call sends to the bus, topic or webhook: the oldest unsent events, at most one per job."""
-
-    def __init__(self) -> None:
-        self.entries: list[SinkEntry] = []
-        self.position: int | None = None
-        """Id of the last event of the page that is in `entries` or was skipped. Events without a job are skipped."""
-
-
-def _first(page: Sequence[EventRecord]) -> _Taken:
+def _first(page: Sequence[EventRecord], position: int) -> tuple[list[SinkEntry], int]:
     """Return the events that the next call to the receiver sends: the first events of `page`, at most one per job.
 
-    If the receiver rejects some events of a call, each job's events still arrive in order.
+    If the receiver rejects some events of a call, each job's events still arrive in order. The number is the id of the
+    last event that is sent or skipped, or `position` without such an event. Events without a job are skipped.
     """
-    taken, jobs = _Taken(), set[tuple[str, str]]()
+    entries, jobs = list[SinkEntry](), set[tuple[str, str]]()
     for event in page:
         if event.job_name is not None:
             job = (event.project, event.job_name)
-            if job in jobs or len(taken.entries) == ENTRIES_AT_ONCE:
+            if job in jobs or len(entries) == ENTRIES_AT_ONCE:
                 break
             jobs.add(job)
-            taken.entries.append(entry_of(event))
-        taken.position = event.id
-    return taken
+            entries.append(entry_of(event))
+        position = event.id
+    return entries, position
 
 
 def entry_of(event: EventRecord) -> SinkEntry:

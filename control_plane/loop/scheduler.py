@@ -102,20 +102,20 @@ class Scheduler(Generic[K]):
 
     async def close(self) -> None:
         """Start no further processing of a job or fleet, and wait until the processing in progress has ended."""
-        self._is_closed = True
-        for ended in self._due.values():
-            ended.cancel()
-        self._due.clear()
+        self._begin_nothing()
         await self.idle()
 
     def cancel(self) -> None:
         """Cancel the processing of all jobs or fleets. The caller does not wait for its end."""
+        self._begin_nothing()
+        for task in self._running.values():
+            task.cancel()
+
+    def _begin_nothing(self) -> None:
         self._is_closed = True
         for ended in self._due.values():
             ended.cancel()
         self._due.clear()
-        for task in self._running.values():
-            task.cancel()
 
     def _fill(self) -> None:
         while self._due and len(self._running) < self._limit:

@@ -29,6 +29,10 @@ WATCH_SECONDS = 1.0
 """Seconds until the job loop next decides about a running job if no report wakes the loop earlier."""
 LAUNCH_SECONDS = 0.5
 """Seconds until the job loop next decides about a job that starts a generation, gives up a node or stops."""
+_LEDGER = ("accounted_until", "microseconds", "node_microseconds")
+_PROGRESS = ("boundary", "boundary_at", "max_boundary", "committed", "proposed", "committed_at", "commit_seconds")
+_FIGURES = (*_LEDGER, *_PROGRESS, "pace", "awaited")
+"""Fields of a job's record that change while nothing happens but time and training."""
 
 
 def stay(
@@ -88,23 +92,9 @@ def settle(before: JobRecord, decision: Decision, now: float) -> Decision:
     if record.incident is not None and record.incident.state is IncidentState.CLOSED:
         ended_at = max(record.incident.closed_at or 0.0, record.incident.failed_at)
         record = replace(record, incident=None, last_incident_ended_at=ended_at)
-    figures: dict[str, object] = {
-        "accounted_until": before.accounted_until,
-        "microseconds": before.microseconds,
-        "node_microseconds": before.node_microseconds,
-        "boundary": before.boundary,
-        "boundary_at": before.boundary_at,
-        "max_boundary": before.max_boundary,
-        "committed": before.committed,
-        "proposed": before.proposed,
-        "committed_at": before.committed_at,
-        "pace": before.pace,
-        "awaited": before.awaited,
-        "commit_seconds": before.commit_seconds,
-    }
-    if record.uploading is not None and before.uploading is not None:
-        figures["uploading"] = before.uploading
-    if replace(record, **figures) == before:  # type: ignore[arg-type]
+    names = [*_FIGURES, "uploading"] if record.uploading is not None and before.uploading is not None else _FIGURES
+    figures = {name: getattr(before, name) for name in names}
+    if replace(record, **figures) == before:
         is_due = now - before.progress_at >= PROGRESS_SECONDS
         is_charged = before.accounted_until is not None and now - before.accounted_until < 5 * PROGRESS_SECONDS
         if not (is_due and _has_moved(before, record)) and is_charged:
