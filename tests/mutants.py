@@ -238,14 +238,14 @@ def change(path: str, tree: ast.Module, marks: mmap.mmap | None = None) -> None:
         codes[code.co_qualname, code.co_firstlineno] = code
         pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     gc.unfreeze()  # `gc.get_objects` leaves out the objects that conftest.py freezes.
-    for each in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+    for each in [each for each in gc.get_objects() if type(each) is FunctionType]:  # A proxy may raise in `isinstance`.
         old = each.__code__
         new = codes.get((old.co_qualname, old.co_firstlineno))
         if old.co_filename == str(ROOT / path) and new is not None and new.co_freevars == old.co_freevars:
             each.__code__ = new
             if marks is not None:
                 each.__globals__[MARKS] = marks
-    for each in [each for each in gc.get_objects() if isinstance(each, functools._lru_cache_wrapper)]:
+    for each in [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]:
         each.cache_clear()  # A result from before the change would hide it.
 
 
