@@ -330,6 +330,9 @@ class Examination:
             code = 1
             try:
                 os.setsid()
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, 1)
+                os.dup2(nowhere, 2)
                 if mutant is not None:
                     change(mutant.path, mutated(mutant))
                 for index, item in enumerate(items):
