@@ -305,7 +305,6 @@ def require_missing(store: ObjectStore, where: ObjectReference) -> None:
 
     Raises:
         StoreUnavailable: the lists do not prove it.
-        StorageError: the store did not list its objects.
     """
     folder = ObjectReference(bucket=where.bucket, key=where.key[: where.key.rfind("/run=") + 1])
     is_listed = any(each.reference.key == where.key for each in store.list(where))
