@@ -303,6 +303,10 @@ def require_missing(store: ObjectStore, where: ObjectReference) -> None:
     A status 404 alone does not prove this: the answer may come from another store. The store must also list another
     object of the run, and not the missing one.
 
+    Args:
+        store: the store that answered the read.
+        where: the missing object, below a folder `run=…`.
+
     Raises:
         StoreUnavailable: the lists do not prove it.
     """
