@@ -35,6 +35,12 @@ def test_its_error_is_how_much_it_differs_from_draw_to_draw() -> None:
     )
 
 
+def test_its_error_counts_the_nearest_values_in_place_of_the_ignored_ones() -> None:
+    values = [-50.0, 1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0, 900.0]
+    winsorized = [1.0, *values[1:-1], 34.0]
+    assert trimmed_error(values) == pytest.approx(statistics.stdev(winsorized) * 10**0.5 / 8)
+
+
 def test_a_stray_does_not_make_it_less_known() -> None:
     values = [1.0, 1.1] * 20
     assert trimmed_error([*values, 60.0]) == pytest.approx(trimmed_error(values), rel=0.1)

@@ -310,12 +310,13 @@ def test_an_opening_is_in_a_window_or_not_at_all() -> None:
     assert opening(windows, 1.6, 0.5) == 5.0
     assert opening(windows, 0.0, 1.5) == 5.0
     assert opening(windows, 6.8, 0.5) is None
+    assert opening(windows, 6.5, 0.5) == 6.5, "it fits exactly"
     assert opening([], 0.0, 0.5) is None
 
 
 def test_a_chunk_longer_than_every_window_goes_at_the_beginning_of_the_longest() -> None:
     windows = [IdleSpan(1.0, 1.0), IdleSpan(5.0, 2.0)]
-    assert opening(windows, 0.0, 3.0) == 5.0
+    assert opening(windows, 0.0, 3.0) == opening(windows, 5.0, 3.0) == 5.0
     assert opening(windows, 5.1, 3.0) is None
 
 

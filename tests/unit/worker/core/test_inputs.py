@@ -55,6 +55,10 @@ def test_what_is_wanted_and_held_counts_once() -> None:
     assert make_room([held("a", 60)], {"a": 60}, 60).dropped == ()
 
 
+def test_a_cache_that_is_exactly_full_drops_nothing() -> None:
+    assert make_room([held("a", 60)], {"b": 40}, 100).dropped == ()
+
+
 def test_what_does_not_fit_is_told_in_bytes() -> None:
     room = make_room([held("a", 60), held("b", 10, is_linked=True)], {"c": 50}, 40)
     assert (room.dropped, room.lacking_bytes) == (("a",), 20)

@@ -95,6 +95,12 @@ def test_a_busy_volume_finishes_some_however_slowly_and_an_idle_one_has_nothing_
     )
 
 
+def test_one_request_is_enough_for_a_volume_to_be_stuck() -> None:
+    story = (disk(1, 100, 0), disk(2, 100, 0), disk(3, 100, 1))
+    assert told(*story, disk(3 + LONG, 100, 1)) == STUCK
+    assert told(*story, disk(4, 100, 0), disk(3 + LONG, 100, 0), disk(4 + 2 * LONG, 100, 0)) == []
+
+
 def test_requests_that_a_driver_has_lost_count_of_are_none() -> None:
     lost = [disk(1, 100, 5), *(disk(seconds, 101, 2) for seconds in range(2, 300))]
     assert told(*lost) == []

@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.protocol.ids import FIRST_STEP, Generation, Rank, Step
 from everstep.protocol.parity import share_owner
-from everstep.protocol.plan import RankPlan, Relayout
+from everstep.protocol.plan import RankPlan, Relayout, SlotReference
 from tests.unit.worker.rank_plans import rank_plan
 from worker.core.rounds import NONE
 from worker.core.slots import Content
@@ -121,6 +121,22 @@ def test_a_node_expects_the_shards_and_shares_that_other_nodes_send_to_it() -> N
     from_nothing = msgspec.structs.replace(with_copies, base_step=FIRST_STEP)
     relayout = msgspec.structs.replace(with_copies, relayout=Relayout(world_size=2, shards=((), ())))
     assert not any(Strays.of(each, names[1]).expected for each in (from_nothing, relayout))
+
+
+def test_after_a_relayout_the_first_node_that_keeps_a_content_must_keep_it() -> None:
+    def kept(rank: Rank, content: Content) -> SlotReference:
+        return SlotReference(
+            owner_rank=rank, origin_generation=content.origin, step=content.step, digest=bytes(16)
+        )
+
+    plan = rank_plan(addresses=("127.0.0.1",) * 2, generation=2)
+    keeps = ((kept(STRAY, BASE),), (kept(STRAY, BASE), kept(SIBLING, BASE)))
+    nodes = tuple(msgspec.structs.replace(node, keep=keep) for node, keep in zip(plan.nodes, keeps, strict=True))
+    relayout = Relayout(world_size=6, shards=((),) * 6)
+    changed = msgspec.structs.replace(plan, base_step=BASE.step, nodes=nodes, relayout=relayout)
+    first, second = (Strays.of(changed, node.node_id).sole for node in nodes)
+    assert first == {(STRAY, BASE)}
+    assert second == {(SIBLING, BASE)}
 
 
 def test_a_shard_stops_waiting_for_its_turn_before_its_owner_drops_the_node() -> None:
