@@ -10,7 +10,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from control_plane.cloud.connection import Connection, translated
-from control_plane.cloud.errors import NotFound
+from control_plane.cloud.errors import GarbledAnswer, NotFound
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from everstep.protocol.plan import ObjectReference
 
@@ -76,12 +76,7 @@ class S3ServiceStore:
         except NotFound as error:
             # S3's response to HEAD has no body, so it does not state whether the bucket or the object is missing.
             raise NotFound(f"s3://{reference.bucket}/{reference.key} does not exist", code=error.code) from error
-        return ObjectInfo(
-            reference=reference,
-            size_bytes=answer["ContentLength"],
-            etag=answer["ETag"].strip('"'),
-            modified_at=answer["LastModified"],
-        )
+        return _info(reference, answer, "ContentLength")
 
     def list(self, prefix: ObjectReference, *, after: str = "") -> Iterator[ObjectInfo]:
         """Yield the objects whose keys have a prefix (see `ServiceStore.list`)."""
@@ -90,7 +85,7 @@ class S3ServiceStore:
                 Bucket=prefix.bucket, Prefix=prefix.key, StartAfter=after
             ):
                 for entry in page.get("Contents", ()):
-                    yield _listed(prefix.bucket, entry)
+                    yield _info(ObjectReference(bucket=prefix.bucket, key=entry["Key"]), entry, "Size")
 
     def sign_upload(
         self, reference: ObjectReference, *, sha256: str, size_bytes: int, seconds: int
@@ -147,8 +142,14 @@ class _Unclosed:
         """Do nothing. s3transfer calls this method, but the code that opened the file closes it."""
 
 
-def _listed(bucket: str, entry: dict[str, Any]) -> ObjectInfo:
-    reference = ObjectReference(bucket=bucket, key=entry["Key"])
-    return ObjectInfo(
-        reference=reference, size_bytes=entry["Size"], etag=entry["ETag"].strip('"'), modified_at=entry["LastModified"]
-    )
+def _info(reference: ObjectReference, answer: dict[str, Any], size: str) -> ObjectInfo:
+    """Return what an answer of S3 says about an object. Raises GarbledAnswer if a field is missing."""
+    try:
+        return ObjectInfo(
+            reference=reference,
+            size_bytes=answer[size],
+            etag=answer["ETag"].strip('"'),
+            modified_at=answer["LastModified"],
+        )
+    except KeyError as error:
+        raise GarbledAnswer(f"S3's answer about s3://{reference.bucket}/{reference.key} lacks {error}") from error

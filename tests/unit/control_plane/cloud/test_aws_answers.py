@@ -14,7 +14,7 @@ from botocore.stub import ANY, Stubber
 
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from control_plane.cloud.errors import CloudError, NotFound
+from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
 from control_plane.cloud.instance_batches import BATCHES_AT_ONCE, described
 from control_plane.cloud.operator import (
     Ec2State,
@@ -25,7 +25,9 @@ from control_plane.cloud.operator import (
     MixedInstances,
     ScheduledEvent,
 )
+from control_plane.cloud.s3 import S3ServiceStore
 from everstep.protocol.ids import NodeId
+from everstep.protocol.plan import ObjectReference
 
 NODE, OTHER = NodeId("i-1234567890abcdef0"), NodeId("i-0598c7d356eba48d7")
 RETIREMENT = {
@@ -44,6 +46,21 @@ def connection() -> Connection:
 @pytest.fixture
 def operator(connection: Connection) -> AwsOperator:
     return AwsOperator(connection)
+
+
+@pytest.mark.parametrize("missing", ["ETag", "LastModified", "ContentLength", "Size"])
+def test_an_answer_of_s3_without_a_field_is_garbled(connection: Connection, missing: str) -> None:
+    place = ObjectReference(bucket="bucket", key="key")
+    facts = {"ETag": '"e"', "LastModified": datetime(2026, 5, 23, tzinfo=UTC)}
+    head, listed = ({**facts, size: 1} for size in ("ContentLength", "Size"))
+    client = connection.client("s3")
+    store = S3ServiceStore(cast("Connection", SimpleNamespace(client=lambda name: client)))
+    with Stubber(client) as stub, pytest.raises(GarbledAnswer):
+        stub.add_response("head_object", {key: value for key, value in head.items() if key != missing})
+        entry = {key: value for key, value in listed.items() if key != missing}
+        stub.add_response("list_objects_v2", {"Contents": [{"Key": "key", **entry}]})
+        store.head(place)
+        list(store.list(place))
 
 
 def test_scheduled_events_that_are_over_are_left_out(operator: AwsOperator, connection: Connection) -> None:

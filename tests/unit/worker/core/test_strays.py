@@ -125,9 +125,7 @@ def test_a_node_expects_the_shards_and_shares_that_other_nodes_send_to_it() -> N
 
 def test_after_a_relayout_the_first_node_that_keeps_a_content_must_keep_it() -> None:
     def kept(rank: Rank, content: Content) -> SlotReference:
-        return SlotReference(
-            owner_rank=rank, origin_generation=content.origin, step=content.step, digest=bytes(16)
-        )
+        return SlotReference(owner_rank=rank, origin_generation=content.origin, step=content.step, digest=bytes(16))
 
     plan = rank_plan(addresses=("127.0.0.1",) * 2, generation=2)
     keeps = ((kept(STRAY, BASE),), (kept(STRAY, BASE), kept(SIBLING, BASE)))
