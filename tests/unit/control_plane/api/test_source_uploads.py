@@ -177,7 +177,9 @@ def test_what_was_put_is_no_source_before_it_was_checked(client, store, service)
     assert store.keys() == [KEY]
 
 
-def test_a_service_that_dies_before_it_has_deleted_an_upload_has_lost_nothing(client, store, monkeypatch) -> None:
+def test_a_service_that_dies_before_it_has_deleted_an_upload_has_lost_nothing(
+    client, service, store, monkeypatch
+) -> None:
     made = client.create_source(SourceId=ID, Bytes=len(BODY))
     uploads.put(made["Upload"]["Url"], made["Upload"]["Headers"], io.BytesIO(BODY))
 
@@ -189,7 +191,7 @@ def test_a_service_that_dies_before_it_has_deleted_an_upload_has_lost_nothing(cl
     assert store.keys() == [KEY, UPLOAD]
     monkeypatch.undo()
     assert client.complete_source(SourceId=ID)["FileCount"] == 1
-    assert keeper(store, EPOCH + KEPT + timedelta(seconds=1)).delete_due() == 1
+    assert keeper(store, service.clock() + KEPT + timedelta(seconds=1)).delete_due() == 1
     assert store.keys() == [KEY]
 
 
