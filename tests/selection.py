@@ -54,7 +54,7 @@ TELLING = (
     "unit/control_plane/loop/test_failing_reads.py",
 )
 """Files and tests that `make test` runs however long they take: they check the rules whose breach destroys data."""
-MAX_DRAWN_SECONDS = 900
+MAX_DRAWN_SECONDS = 300
 """Longest time limit of a test that `draw` may choose. One longer test could take the time of the whole tenth."""
 
 

@@ -196,6 +196,7 @@ def test_many_random_walks_with_uploads(ranks_per_node: int, has_slow_uploads: b
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize(("nodes", "copies"), [(2, 2), (3, 2), (3, 3), (4, 2), (5, 2), (5, 3)])
 @pytest.mark.parametrize("is_steady", [False, True])
 def test_many_random_walks(nodes: int, copies: int, is_steady: bool) -> None:
