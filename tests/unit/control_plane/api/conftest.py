@@ -234,3 +234,21 @@ def token(client, fleet, service):
 @pytest.fixture
 def node(service, token):
     return service.operator.describe_group(GROUP).members[0].instance_id
+
+
+@pytest.fixture
+def make(service, client, fleet, source):
+    from tests.unit.control_plane.api.test_results import Job  # which imports this module
+
+    def make(**config: int) -> Job:
+        """Create a running job. Its trash is off unless `config` has TrashHours."""
+        config = {"TrashHours": 0, **config}
+        create = client.create_training_job
+        client.create_training_job = lambda **request: create(CheckpointConfig=config, **request)
+        job = Job(service, client, source)
+        client.create_training_job = create
+        job.launch(1)
+        job.run_ranks()
+        return job
+
+    return make

@@ -28,22 +28,6 @@ from tests.unit.control_plane.api.conftest import BUCKET, START, refused
 from tests.unit.control_plane.api.test_results import Job
 
 
-@pytest.fixture
-def make(service, client, fleet, source) -> Callable[..., Job]:
-    def make(**config: int) -> Job:
-        """Create a running job. Its trash is off unless `config` has TrashHours."""
-        config = {"TrashHours": 0, **config}
-        create = client.create_training_job
-        client.create_training_job = lambda **request: create(CheckpointConfig=config, **request)
-        job = Job(service, client, source)
-        client.create_training_job = create
-        job.launch(1)
-        job.run_ranks()
-        return job
-
-    return make
-
-
 def keeper(service) -> CheckpointKeeper:
     return CheckpointKeeper(service.database, service.objects, service.clock)
 

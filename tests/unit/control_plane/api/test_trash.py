@@ -15,7 +15,7 @@ from control_plane.loop.checkpoint_keeper import CheckpointKeeper
 from control_plane.loop.verifier import Verifier
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, refused
-from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, keys, make, steps  # noqa: F401
+from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, keys, steps
 from tests.unit.control_plane.api.test_unreadable_store import Broken
 from tests.unit.control_plane.loop.test_failing_reads import ERRORS
 
@@ -37,7 +37,7 @@ def kinds(client) -> list[str]:
 
 
 @pytest.fixture
-def job(make):  # noqa: F811
+def job(make):
     """Return a job that keeps one checkpoint, and has three."""
     job = make(MaxCount=1, TrashHours=24)
     for step in (10, 20, 30):
@@ -205,7 +205,7 @@ def test_pins_of_an_older_version_get_their_marks(service, client, job):
 
 
 @pytest.fixture
-def restored(service, client, make, tmp_path):  # noqa: F811
+def restored(service, client, make, tmp_path):
     """Yield a job, and a database that was restored from a backup without the job's later pins and deletions."""
     job = make(MaxCount=2, TrashHours=24)
     for step in (10, 20, 30):
@@ -331,7 +331,7 @@ def test_a_person_deletes_nothing_for_good_before_the_restore_is_accepted(servic
     assert client.delete_checkpoint(**GPT, Step=20)["Status"] == "Trashed"
 
 
-def test_pruned_rows_trash_no_checkpoint_within_the_limit(service, client, make):  # noqa: F811
+def test_pruned_rows_trash_no_checkpoint_within_the_limit(service, client, make):
     """The limits count checkpoints from which the job can restore, and only its generations say which these are."""
     job = make(MaxCount=3, TrashHours=24)
     for generation, step in ((1, 10), (2, 20), (3, 30)):
@@ -346,3 +346,37 @@ def test_pruned_rows_trash_no_checkpoint_within_the_limit(service, client, make)
         retention.prune(session, retention.DEFAULT, service.clock())
     collect(service)
     assert (steps(client), trash(client)) == ([30, 20, 10], [])
+
+
+def test_the_last_usable_checkpoint_stays_in_the_trash(service, client, make):
+    """The newest checkpoint proves damaged while the older one, which a person deleted, is in the trash."""
+    job = make(TrashHours=24)
+    for step in (10, 20):
+        job.checkpoint(step)
+    client.delete_checkpoint(**GPT, Step=10)
+    service.objects.delete(BUCKET, [mark(job, 20, "u/rank=1.safetensors").key])
+    client.verify_checkpoint(**GPT, Step=20)
+    Verifier(service.database, service.objects, service.clock).verify_next()
+    service.clock.advance(24 * HOUR)
+    collect(service)
+    assert "10" in keys(service, job), "the only checkpoint that is whole is purged"
+    assert trash(client) == [10]
+    job.checkpoint(30)
+    collect(service)
+    assert (trash(client), "10" in keys(service, job)) == ([], False)
+
+
+def test_a_servers_clock_that_jumps_does_not_empty_the_trash(service, client, make):
+    job = make(TrashHours=24)
+    for step in (10, 20, 30):
+        job.checkpoint(step)
+    collect(service)
+    client.delete_checkpoint(**GPT, Step=10)
+    real = service.clock()
+    service.objects.now = lambda: real
+    service.clock.advance(48 * HOUR)
+    collect(service)
+    assert "10" in keys(service, job), "S3's clock says that no time has passed"
+    service.objects.now = service.clock
+    collect(service)
+    assert "10" not in keys(service, job)

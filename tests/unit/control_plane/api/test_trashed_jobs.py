@@ -14,13 +14,13 @@ from control_plane.db_commands import restore
 from control_plane.loop.job_objects import OBJECTS_AT_ONCE
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, refused
-from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, make, steps  # noqa: F401
+from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, steps
 from tests.unit.control_plane.api.test_deletions import put_many
 from tests.unit.control_plane.api.test_trash import GPT, HOUR, mark, run_keeper, states, trash
 
 
 @pytest.fixture
-def job(service, make):  # noqa: F811
+def job(service, make):
     """Return an ended job with three checkpoints, of which the limits have trashed two, and with other objects."""
     job = make(MaxCount=1, TrashHours=24)
     for step in (10, 20, 30):

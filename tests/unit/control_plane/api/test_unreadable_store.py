@@ -20,7 +20,7 @@ from control_plane.loop.verifier import Verifier
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET
-from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, keys, make, steps  # noqa: F401
+from tests.unit.control_plane.api.test_checkpoint_keeper import collect, keeper, keys, steps
 
 
 def all_errors(kind: type[CloudError] = CloudError) -> list[CloudError]:
@@ -89,7 +89,7 @@ def stored(service, run: str) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize(("spoil", "obstacle"), FAILURES)
-def test_a_failed_read_stores_no_verdict(service, client, make, spoil, obstacle):  # noqa: F811
+def test_a_failed_read_stores_no_verdict(service, client, make, spoil, obstacle):
     job = make(MaxCount=1)
     for step in (10, 20):
         job.checkpoint(step)
@@ -121,7 +121,7 @@ def verify_all(service, store) -> None:
         Verifier(service.database, store, service.clock).verify_next()
 
 
-def test_a_requested_verification_with_expired_credentials_costs_no_checkpoint(service, client, make):  # noqa: F811
+def test_a_requested_verification_with_expired_credentials_costs_no_checkpoint(service, client, make):
     job = make(MaxCount=2, KeepEverySteps=100)
     for step in (100, 200, 300, 310, 320):
         job.checkpoint(step)
@@ -136,7 +136,7 @@ def test_a_requested_verification_with_expired_credentials_costs_no_checkpoint(s
     assert {"100", "200"} <= keys(service, job)
 
 
-def test_verifications_of_the_keeper_during_an_outage_cost_no_checkpoint(service, client, make):  # noqa: F811
+def test_verifications_of_the_keeper_during_an_outage_cost_no_checkpoint(service, client, make):
     job = make(MaxCount=3)
     for step in (10, 20, 30):
         job.checkpoint(step)
@@ -157,7 +157,7 @@ def test_verifications_of_the_keeper_during_an_outage_cost_no_checkpoint(service
 
 
 @pytest.mark.parametrize("left", [[], ["another"]])
-def test_a_missing_object_counts_only_if_the_store_shows_others(service, client, make, left):  # noqa: F811
+def test_a_missing_object_counts_only_if_the_store_shows_others(service, client, make, left):
     """An empty bucket under the right name is another bucket, or a store that has lost its disk."""
     job = make()
     manifest = job.checkpoint(10)
@@ -170,7 +170,7 @@ def test_a_missing_object_counts_only_if_the_store_shows_others(service, client,
     assert shown["Verification"] == ("Damaged" if left else "Waiting")
 
 
-def test_a_verification_that_waits_does_not_delay_another(service, client, make):  # noqa: F811
+def test_a_verification_that_waits_does_not_delay_another(service, client, make):
     job = make()
     first, _ = job.checkpoint(10), job.checkpoint(20)
     for step in (10, 20):

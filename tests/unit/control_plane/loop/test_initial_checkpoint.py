@@ -111,3 +111,22 @@ async def test_a_job_whose_initial_checkpoint_is_damaged_fails_and_never_starts_
     await world.until(lambda: world.job().state == JobState.FAILED)
     assert "missing or damaged" in world.job().reason
     assert world.plan().base_step == 4
+
+
+async def test_a_job_does_not_end_before_its_initial_checkpoint_is_verified(world: World) -> None:
+    """All nodes read garbled answers. The verifier then finds the checkpoint intact."""
+    world.submit(nodes=2, initial=initial(world))
+    await world.running()
+    for agent in world.team():
+        agent.faults = (
+            NodeFault(code=FaultCode.SOURCE_MISMATCH, message="rank 1: other bytes", is_permanent=False, shard=Rank(1)),
+        )
+    await world.until(lambda: world.checkpoints("first")[0].is_wrong)
+    for agent in world.agents.values():
+        agent.faults = ()
+    for _ in range(20):
+        await world.tick()
+        assert world.job().state != JobState.FAILED, world.job().reason
+    verify(world, CheckpointVerdict.of())
+    await world.until(lambda: world.job().state == JobState.RUNNING)
+    assert world.plan().base_step == 4
