@@ -142,7 +142,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
         waiting = repeats.words(choice, view.spec.job, view.spec.max_repeated_minutes)
         return stay(with_record(view, repeat=choice), waiting, requeue=LAUNCH_SECONDS)
     if view.spec.initial_checkpoint and restore.base_step == FIRST_STEP:
-        if any(each.verify_requested_at is not None for each in view.seen.checkpoints):
+        if any(each.is_wrong and each.verify_requested_at is not None for each in view.seen.checkpoints):
             words = f"waits for the verification of {view.spec.initial_checkpoint}, which nodes could not load"
             return stay(view, words, requeue=LAUNCH_SECONDS)
         words = (
