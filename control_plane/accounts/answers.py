@@ -48,7 +48,7 @@ _ENDINGS: Final[Mapping[str, str]] = {
     "Server.InternalError": "AWS ended the instance because of an error in EC2",
     "Server.ScheduledStop": "AWS stopped the instance for a scheduled retirement of its host",
 }
-"""Who or what ended an instance, by EC2's state reason code."""
+"""The person or service that ended an instance, by EC2's state reason code."""
 _BY_API: Final = "Client.UserInitiatedShutdown"
 """State reason code of an instance that any caller of EC2's API terminated, Everstep included."""
 

@@ -103,7 +103,7 @@ class StoredFleet:
     rebooted: Mapping[NodeId, datetime]
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""
     pause: str = ""
-    """Who paused all automatic actions, and why. Empty while automation is active."""
+    """The person who paused all automatic actions, and the reason. Empty while automation is active."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ class Surroundings:
     notices: Mapping[NodeId, tuple[Notice, ...]]
     implications: Mapping[str, tuple[implications.ImplicationRecord, ...]]
     pause: str = ""
-    """Who paused all automatic actions, and why. Empty while automation is active."""
+    """The person who paused all automatic actions, and the reason. Empty while automation is active."""
 
 
 class SharedRows:

@@ -33,7 +33,7 @@ class Policy:
 
     timeouts: Timeouts
     pause: str = ""
-    """Who paused all automatic actions, and why. Empty while automation is active.
+    """The person who paused all automatic actions, and the reason. Empty while automation is active.
 
     During a pause, jobs and fleets keep their states. The only actions are manifests of checkpoints, and orders that
     end ranks of earlier generations.
