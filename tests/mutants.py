@@ -371,7 +371,9 @@ def examine(mutants: Sequence[Mutant], tests: Sequence[str], deadline: float, ou
     options = ["-q", "--no-header", "--tb=no", "--no-summary", "--assert=plain", "-m", "not production"]
     plugins = ["-p", "no:xdist", "-p", "no:faulthandler", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        pytest.main([*options, *plugins, *tests], plugins=[examination])
+        code = pytest.main([*options, *plugins, *tests], plugins=[examination])
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise RuntimeError(f"pytest ended with {code!r} before it had examined {len(mutants)} mutants")
     outcomes.send(examination.unfit)
 
 
