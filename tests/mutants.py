@@ -249,7 +249,7 @@ def change(path: str, tree: ast.Module, marks: mmap.mmap | None = None) -> None:
         each.cache_clear()  # A result from before the change would hide it.
 
 
-@dataclass
+@dataclass(eq=False)  # pytest hashes its plugins
 class Examination:
     """A plugin of pytest that examines mutants after it has run the collected tests once."""
 

@@ -117,6 +117,9 @@ def test_marks_are_set_where_a_mutant_is_reached(rooms: ModuleType) -> None:
 def test_a_mutant_is_killed_by_a_test_that_passes_without_it(rooms: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").touch()
     (tmp_path / "test_rooms.py").write_text(TESTS, encoding="utf-8")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/conftest.py").touch()  # which pytest leaves out of hooks for tests of other folders
+    (tmp_path / "other/test_other.py").write_text("def test_other():\n    pass\n", encoding="utf-8")
     receiver, sender = multiprocessing.Pipe(duplex=False)
     drawn = [each for each in mutants_of(rooms.__name__ + ".py") if each.change != "the condition is negated"]
     arguments = (drawn, [str(tmp_path)], time.monotonic() + 300, sender)
