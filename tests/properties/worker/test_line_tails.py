@@ -52,3 +52,14 @@ def test_a_message_has_lines_up_to_its_size_and_one_more() -> None:
     half, longer = bytes(MESSAGE_BYTES // 2), bytes(3 * MESSAGE_BYTES)
     tail = Tail.of(7, [half, half, longer, b"i\n"])
     assert [(part.first, part.rows) for part in tail.batches()] == [(7, (half, half)), (9, (longer,)), (10, (b"i\n",))]
+
+
+def test_a_tail_is_cut_once_it_exceeds_twice_its_limit_and_begins_anew_after_a_gap() -> None:
+    rows = [b"a" * 10] * 4
+    full = Tail.of(0, rows)
+    assert full.extended(4, [b"b" * 10], limit_bytes=25).size == 50, "exactly twice the limit"
+    assert full.extended(4, [b"b" * 11], limit_bytes=25).size <= 31
+    assert full.extended(2, rows, limit_bytes=25) == Tail.of(0, [b"a" * 10] * 6).newest(25), "two lines are known"
+    assert full.extended(4, rows, limit_bytes=100).first == 0, "the new lines follow without a gap"
+    assert full.extended(5, rows, limit_bytes=100) == Tail.of(5, rows)
+    assert Tail.of(3, rows).extended(3, [*rows, b"c"], limit_bytes=100) == Tail.of(3, [*rows, b"c"])

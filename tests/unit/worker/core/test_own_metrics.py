@@ -20,6 +20,7 @@ def test_what_comes_within_a_period_is_one_point() -> None:
     metrics = metrics.iteration(1.0, 0.0).iteration(3.0, 0.5).replicated(0.2).replicated(0.4)
     early, same = metrics.due(100.0 + PERIOD_SECONDS - 0.1, 9_999, NodeUsage())
     assert (early, same) == ({}, metrics)
+    assert metrics.due(100.0 + PERIOD_SECONDS, 9_999, NodeUsage())[0], "the period is over"
     values, after = metrics.due(110.0, 3_000, NodeUsage(network_bytes=25_000))
     assert values == {
         "everstep/step_seconds": 2.0,

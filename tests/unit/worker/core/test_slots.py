@@ -22,6 +22,7 @@ from worker.core.slots import (
     may_upload,
     memory_nodes,
     newest_uploads,
+    retry_pause,
     slot_bytes_per_node,
     slots_per_shard,
     writable,
@@ -191,3 +192,7 @@ def test_a_node_reports_the_newest_steps_of_each_rank_whatever_the_order_of_thei
     for rank, step in ((0, 3), (0, 1), (1, 1), (0, 4), (0, 5), (0, 2)):
         reported = newest_uploads([*reported, uploaded(rank, step)], max_uploads=2)
     assert [(each.rank, each.step) for each in reported] == [(0, 3), (1, 1), (0, 4), (0, 5), (0, 2)]
+
+
+def test_the_pauses_before_the_attempts_of_an_upload_double_up_to_the_last() -> None:
+    assert [retry_pause(failures) for failures in range(1, 7)] == [1.0, 2.0, 4.0, 8.0, 16.0, None]
