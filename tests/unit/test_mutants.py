@@ -9,13 +9,15 @@ import mmap
 import multiprocessing
 import sys
 import time
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests import mutants
-from tests.mutants import change, examine, marked, mutants_of, mutated
+from tests.mutants import Mutant, change, examine, marked, mutants_of, mutated
 
 SOURCE = '''
 LIMIT = 7
@@ -114,16 +116,17 @@ def test_marks_are_set_where_a_mutant_is_reached(rooms: ModuleType) -> None:
     assert "continue becomes break" not in reached
 
 
-def test_a_mutant_is_killed_by_a_test_that_passes_without_it(rooms: ModuleType, tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_a_mutant_is_killed_by_a_test_that_passes_without_it(module: str, tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").touch()
     (tmp_path / "test_rooms.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "other").mkdir()
     (tmp_path / "other/conftest.py").touch()  # which pytest leaves out of hooks for tests of other folders
     (tmp_path / "other/test_other.py").write_text("def test_other():\n    pass\n", encoding="utf-8")
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    drawn = [each for each in mutants_of(rooms.__name__ + ".py") if each.change != "the condition is negated"]
-    arguments = (drawn, [str(tmp_path)], time.monotonic() + 300, sender)
-    process = multiprocessing.get_context("fork").Process(target=examine, args=arguments)
+    drawn = [each for each in mutants_of(module) if each.change != "the condition is negated"]
+    context = multiprocessing.get_context("spawn")  # A fork would copy all that earlier tests left in memory.
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_examine, args=(tmp_path, drawn, sender))
     process.start()
     sender.close()
     outcomes = []
@@ -137,3 +140,10 @@ def test_a_mutant_is_killed_by_a_test_that_passes_without_it(rooms: ModuleType, 
     assert len(examined) == len(drawn)
     assert killers["min becomes max"] == "test_some"
     assert killers["continue becomes break"] == "", "no test reaches it"
+
+
+def _examine(root: Path, drawn: list[Mutant], sender: Connection) -> None:
+    sys.path.insert(0, str(root))
+    mutants.ROOT = root
+    found = [replace(each, path=Path(each.path).name) for each in drawn]
+    examine(found, [str(root)], time.monotonic() + 300, sender)
