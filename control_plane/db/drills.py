@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, TypedDict, Unpack
+from typing import Final
 
 from sqlalchemy import bindparam, select, tuple_, update
 from sqlalchemy.orm import Session
@@ -49,17 +49,6 @@ class DrillRecord(NewDrill):
     outcome: str
 
 
-class DrillUpdate(TypedDict, total=False):
-    """Columns that change while a drill proceeds."""
-
-    state: str
-    generation: int
-    struck_at: datetime | None
-    incident_id: str
-    ended_at: datetime | None
-    outcome: str
-
-
 def create(session: Session, drill: NewDrill) -> DrillRecord:
     """Store a new drill (a fault that a user injects on purpose).
 
@@ -92,7 +81,7 @@ def open_of_run(session: Session, run_id: str) -> DrillRecord | None:
     return None if row is None else record_of(row, DrillRecord)
 
 
-def change(session: Session, lease: Lease, drill_id: str, **changes: Unpack[DrillUpdate]) -> None:
+def change(session: Session, lease: Lease, drill_id: str, **changes: object) -> None:
     """Update the progress or the outcome of a drill (a fault that a user injects on purpose).
 
     Args:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict, Unpack
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -30,17 +29,6 @@ class ExportRecord:
     """Error of the last attempt. Empty if the last attempt succeeded."""
 
 
-class ExportUpdate(TypedDict, total=False):
-    """Columns that may be changed by the background loop that sends an export's events.
-
-    A missing key leaves its column unchanged.
-    """
-
-    position: int
-    failing_since: datetime | None
-    failure: str
-
-
 def ensure(session: Session, name: str) -> None:
     """Create the row of an export if it is missing.
 
@@ -61,7 +49,7 @@ def every(session: Session) -> tuple[ExportRecord, ...]:
     return tuple(record_of(row, ExportRecord) for row in session.scalars(select(ExportRow).order_by(ExportRow.name)))
 
 
-def change(session: Session, lease: Lease, **columns: Unpack[ExportUpdate]) -> None:
+def change(session: Session, lease: Lease, **columns: object) -> None:
     """Update an export.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final
 
 from sqlalchemy import bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
@@ -74,27 +74,6 @@ class FleetRecord(NewFleet):
     roll: Mapping[str, Any] | None = None
     """The newest roll, as `db.rolls` decodes it."""
     roll_progress: Mapping[str, Any] | None = None
-
-
-class FleetUpdate(TypedDict, total=False):
-    """Columns that the fleet loop, the server's background task for fleets, may change.
-
-    A missing key leaves its column unchanged.
-    """
-
-    state: str
-    max_node_count: int
-    instance_type: str
-    availability_zone: str
-    desired_node_count: int
-    vacancies: tuple[tuple[float, int], ...]
-    drift: tuple[str, ...]
-    reasons: tuple[Reason, ...]
-    blindness_lifted_at: datetime | None
-    idle_microseconds: Mapping[str, int]
-    idle_counts: Mapping[str, int]
-    idle_until: datetime | None
-    roll_progress: Mapping[str, Any] | None
 
 
 def create(session: Session, fleet: NewFleet, now: datetime) -> FleetRecord:
@@ -216,7 +195,7 @@ def lift_blindness(session: Session, name: str, now: datetime) -> FleetRecord:
     return get(session, name)
 
 
-def change(session: Session, lease: Lease, **changes: Unpack[FleetUpdate]) -> None:
+def change(session: Session, lease: Lease, **changes: object) -> None:
     """Store new observations of the fleet loop about a fleet.
 
     Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from functools import reduce
 from operator import add
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session
@@ -82,39 +82,6 @@ class SavedIncident(NewIncident):
     """Name of the person who takes care of the incident, as a user entered it. Empty without an owner."""
 
 
-class IncidentUpdate(TypedDict, total=False):
-    """Columns that change during a recovery. A missing key leaves its column unchanged."""
-
-    phase: str
-    cause: str
-    evidence: tuple[Fact, ...]
-    decision: Response
-    restore_source: str | None
-    from_step: int | None
-    reached_step: int | None
-    lost_steps: int | None
-    generation_after: int | None
-    instance_ids: tuple[str, ...]
-    faulted_instance_ids: tuple[str, ...]
-    lost_node_count: int
-    node_count_before: int
-    node_count_after: int
-    replacement_instance_ids: tuple[str, ...]
-    failed_at: datetime
-    """Time of the earliest fault. A late report of an earlier fault changes this time."""
-    replaced_at: datetime | None
-    restored_at: datetime | None
-    closed_at: datetime | None
-    is_given_up: bool
-    detect_seconds: float | None
-    replace_seconds: float | None
-    restore_seconds: float | None
-    rework_seconds: float | None
-    cost_usd: float | None
-    rank_sources: tuple[tuple[str, int], ...]
-    detail: Mapping[str, Any]
-
-
 def open_incident(session: Session, lease: Lease, incident_id: str, incident: NewIncident) -> SavedIncident:
     """Store a new incident of the lease's job. An already stored incident stays unchanged.
 
@@ -139,7 +106,7 @@ def open_incident(session: Session, lease: Lease, incident_id: str, incident: Ne
     return record_of(row, SavedIncident)
 
 
-def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[IncidentUpdate]) -> None:
+def change(session: Session, lease: Lease, incident_id: str, **changes: object) -> None:
     """Update an incident during its recovery.
 
     Args:
@@ -153,11 +120,8 @@ def change(session: Session, lease: Lease, incident_id: str, **changes: Unpack[I
         NotFound: the job has no incident with this id.
     """
     leases.guard(session, lease)
-    values: dict[str, Any] = dict(changes)
-    if "detail" in values:
-        values["detail"] = dict(values["detail"])
     found = session.execute(
-        update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.run_id == lease.key).values(**values)
+        update(IncidentRow).where(IncidentRow.id == incident_id, IncidentRow.run_id == lease.key).values(**changes)
     )
     if not changed_rows(found):
         raise NotFound("incident", incident_id)

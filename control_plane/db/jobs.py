@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import ColumnElement, Row, Select, and_, bindparam, delete, func, or_, select, update
@@ -135,25 +135,11 @@ class JobColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedJob(JobColumns):
-    """A row of the table of jobs."""
+class JobProgress(JobColumns):
+    """Columns that only the job loop, the server's background task for jobs, may change."""
 
-    revision: int
-    transitions: tuple[JobTransition, ...]
-    stop_requested_at: datetime | None
-    pause_requested_at: datetime | None
-    checkpoint_wanted_step: int
-    checkpoint_wanted_at: datetime | None
-    taken_over_at: datetime | None
-    taken_over_by: str
-    accepted_step: int
-    accepted_after: int
-    created_at: datetime
-    modified_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
-    purge_at: datetime | None
-    """When the control plane deletes a job in the trash for good. None outside of the trash."""
     generation: int
     issued_generation: int
     base_step: int
@@ -174,38 +160,31 @@ class SavedJob(JobColumns):
     """Cost of the node time at the fleet's price. None if the fleet has no price."""
     memo: Mapping[str, Any]
     """Values that the job loop keeps from one decision to the next (`core.observed.jobs.Memo`), as JSON values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedJob(JobProgress):
+    """A row of the table of jobs."""
+
+    revision: int
+    transitions: tuple[JobTransition, ...]
+    stop_requested_at: datetime | None
+    pause_requested_at: datetime | None
+    checkpoint_wanted_step: int
+    checkpoint_wanted_at: datetime | None
+    taken_over_at: datetime | None
+    taken_over_by: str
+    accepted_step: int
+    accepted_after: int
+    created_at: datetime
+    modified_at: datetime
+    purge_at: datetime | None
+    """When the control plane deletes a job in the trash for good. None outside of the trash."""
     project_quota: int | None = None
     """Nodes per fleet that the project's jobs may use together.
 
     None if the project has no limit. Only records from `unfinished` contain the value.
     """
-
-
-class JobUpdate(TypedDict, total=False):
-    """Columns that the job loop, the server's background task for jobs, may change.
-
-    A missing key leaves its column unchanged.
-    """
-
-    fleet_name: str
-    reason: str
-    started_at: datetime | None
-    ended_at: datetime | None
-    generation: int
-    issued_generation: int
-    base_step: int
-    committed_step: int
-    proposed_step: int
-    boundary: int
-    max_boundary: int
-    target_step: int
-    committed_at: datetime | None
-    failures: tuple[Mapping[str, Any], ...]
-    accounting: Mapping[str, int]
-    accounted_until: datetime | None
-    node_microseconds: int
-    cost_usd: float | None
-    memo: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -605,18 +584,18 @@ def accept_loss(session: Session, run_id: str, *, step: int, after: int, now: da
     session.execute(query.values(accepted_step=step, accepted_after=after, modified_at=now))
 
 
-def change(session: Session, lease: Lease, **changes: Unpack[JobUpdate]) -> None:
+def change(session: Session, lease: Lease, **changes: object) -> None:
     """Change columns of a job other than its state.
 
     Raises StaleLease, and writes nothing, if another control-plane server has taken the lease over.
     """
     leases.guard(session, lease)
     if changes:
-        session.execute(update(JobRow).where(JobRow.run_id == lease.key).values(**_columns(changes)))
+        session.execute(update(JobRow).where(JobRow.run_id == lease.key).values(**changes))
 
 
 def transition(
-    session: Session, lease: Lease, *, before: str, after: str, now: datetime, **changes: Unpack[JobUpdate]
+    session: Session, lease: Lease, *, before: str, after: str, now: datetime, reason: str, **changes: object
 ) -> None:
     """Change a job's state and append the transition to its history.
 
@@ -626,7 +605,8 @@ def transition(
         before: state of the job when the decision was made.
         after: state to enter. `core.states` has checked that the transition is allowed.
         now: the time in UTC.
-        **changes: other columns to update. Must contain `reason`, the reason for the new state.
+        reason: the reason for the new state.
+        **changes: other columns to update.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over, or the state is not `before`. Nothing was
@@ -639,13 +619,13 @@ def transition(
     if found is None:
         raise StaleLease(f"the job of run {lease.key} is no longer in state {before}")
     story, paused_at = found
-    longer = [*story, _transition(after, changes["reason"], now, is_paused=paused_at is not None)]
+    longer = [*story, _transition(after, reason, now, is_paused=paused_at is not None)]
     if len(longer) > TRANSITIONS_LIMIT:
         longer = [longer[0], *longer[1 - TRANSITIONS_LIMIT :]]
     session.execute(
         update(JobRow)
         .where(JobRow.run_id == lease.key)
-        .values(state=after, transitions=longer, modified_at=now, **_columns(changes))
+        .values(state=after, reason=reason, transitions=longer, modified_at=now, **changes)
     )
 
 
@@ -797,16 +777,6 @@ def record_of_row(row: JobRow | Row[*tuple[Any, ...]], project_quota: int | None
         failures=tuple(row.failures),
         project_quota=project_quota,
     )
-
-
-def _columns(changes: JobUpdate) -> dict[str, Any]:
-    columns: dict[str, Any] = dict(changes)
-    if "failures" in changes:
-        columns["failures"] = [dict(failure) for failure in changes["failures"]]
-    for name in ("accounting", "memo"):
-        if name in columns:
-            columns[name] = dict(columns[name])
-    return columns
 
 
 def _transition(state: str, reason: str, at: datetime, *, is_paused: bool = False) -> dict[str, Any]:

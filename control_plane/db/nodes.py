@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final
 
 from sqlalchemy import Select, bindparam, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
@@ -60,29 +60,6 @@ class SavedNode:
     If the start is unknown, the time starts when the control plane first listed the instance. None before the first
     connection, and if the agent connected before the control plane had listed the instance.
     """
-    ended_at: datetime | None
-
-
-class NodeUpdate(TypedDict, total=False):
-    """Columns that the fleet loop, the server's background task for fleets, may change.
-
-    A missing key leaves its column unchanged.
-    """
-
-    state: str
-    run_id: str | None
-    instance_type: str
-    availability_zone: str
-    failure_domain: str | None
-    reason: Reason
-    hold: str | None
-    release: str
-    request: Reason | None
-    wanted_at: datetime | None
-    since: datetime | None
-    replaced_at: datetime | None
-    returned_at: datetime | None
-    evidence_at: datetime | None
     ended_at: datetime | None
 
 
@@ -361,7 +338,7 @@ def call_off(session: Session, node_id: str) -> bool:
 
 
 def change(
-    session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: Unpack[NodeUpdate]
+    session: Session, lease: Lease, node_id: str, *, initial_state: str, now: datetime, **changes: object
 ) -> None:
     """Update a node as the fleet loop decided. Create the row if it is missing.
 

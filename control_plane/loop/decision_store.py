@@ -183,16 +183,16 @@ class DecisionStore:
         state = FleetStatus.FROZEN if decision.is_frozen else FleetStatus.ACTIVE
         if fleet.delete_requested_at is not None:
             state = FleetStatus.DELETING
-        changes = fleets.FleetUpdate(
-            state=state.value,
-            max_node_count=view.group.max_size,
-            instance_type=view.instance_type,
-            availability_zone=view.availability_zone,
-            desired_node_count=decision.desired_count,
-            vacancies=decision.vacancies,
-            drift=view.group.drift,
-            reasons=decision.reasons,
-        )
+        changes: dict[str, object] = {
+            "state": state.value,
+            "max_node_count": view.group.max_size,
+            "instance_type": view.instance_type,
+            "availability_zone": view.availability_zone,
+            "desired_node_count": decision.desired_count,
+            "vacancies": decision.vacancies,
+            "drift": view.group.drift,
+            "reasons": decision.reasons,
+        }
         if fleet.blindness_lifted_at is not None and not decision.is_blind:
             # Most agents report again, so remove the user's confirmation that the silent nodes are lost. A confirmation
             # that a user gave after the fleet loop has read the fleet's row remains.

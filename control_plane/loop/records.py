@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -61,7 +61,7 @@ def as_core(stored: DataclassInstance, kind: type[DataclassInstance], *others: s
     return {name: value.timestamp() if isinstance(value, datetime) else value for name, value in values.items()}
 
 
-def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str, Any]:
+def _as_stored(record: DataclassInstance, kind: type[DataclassInstance], *others: str) -> dict[str, Any]:
     """Return those fields of a record of `control_plane.core` that the database's row type `kind` also has.
 
     The result maps field names to values, without the fields named in `others`. Unix times (fields whose names end
@@ -72,8 +72,8 @@ def _as_stored(record: DataclassInstance, kind: type, *others: str) -> dict[str,
 
 
 @cache
-def _shared(kind: type[DataclassInstance], other: type) -> tuple[str, ...]:
-    names = {field.name for field in fields(other)} if is_dataclass(other) else other.__annotations__
+def _shared(kind: type[DataclassInstance], other: type[DataclassInstance]) -> tuple[str, ...]:
+    names = {field.name for field in fields(other)}
     return tuple(field.name for field in fields(kind) if field.name in names)
 
 
@@ -173,24 +173,24 @@ def idle_nodes(fleet: fleets.FleetRecord) -> IdleNodes:
     )
 
 
-def idle_update(idle: IdleNodes) -> fleets.FleetUpdate:
+def idle_update(idle: IdleNodes) -> dict[str, object]:
     """Return the columns of a fleet's row that contain the idle time of its nodes."""
-    return fleets.FleetUpdate(
-        idle_microseconds=dict(idle.microseconds),
-        idle_counts=dict(idle.counts),
-        idle_until=None if idle.until is None else at(idle.until),
-    )
+    return {
+        "idle_microseconds": dict(idle.microseconds),
+        "idle_counts": dict(idle.counts),
+        "idle_until": _moment(idle.until),
+    }
 
 
-def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobUpdate:
+def job_update(record: JobRecord, price_usd_per_hour: float | None) -> dict[str, Any]:
     """Return the columns of a job's row that a decision about the job may change.
 
     The columns include the job's cost at the fleet's price.
 
     They exclude the job's state, which `jobs.transition` writes.
     """
-    columns = {
-        **_as_stored(record, jobs.JobUpdate, "failures", "reason"),
+    return {
+        **_as_stored(record, jobs.JobProgress, "state", "failures", "reason"),
         "reason": accounts.reason(record.reason),
         "committed_step": record.committed,
         "proposed_step": record.proposed,
@@ -200,7 +200,6 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> jobs.JobU
         "cost_usd": accounting.cost_usd(record.node_microseconds, price_usd_per_hour),
         "memo": msgspec.to_builtins({name: getattr(record, name) for name in _MEMO}),
     }
-    return cast(jobs.JobUpdate, columns)
 
 
 def _in_words(initial: jobs.InitialState) -> str:
@@ -269,7 +268,7 @@ def new_incident(incident: IncidentRecord, job: jobs.SavedJob, now: float) -> in
     )
 
 
-def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> incidents.IncidentUpdate:
+def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: float | None) -> dict[str, object]:
     """Return the columns of an incident's row that can change.
 
     The columns include the incident's cost at the fleet's price.
@@ -278,8 +277,8 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
     """
     seconds = core_incidents.phase_seconds(incident, now)
     is_closed = incident.closed_at is not None
-    columns = {
-        **_as_stored(incident, incidents.IncidentUpdate, "cause", "rank_sources"),
+    return {
+        **_as_stored(incident, incidents.SavedIncident, "id", "cause", "rank_sources"),
         "phase": INCIDENT_PHASES[incident.state].value,
         "cause": incident.cause.value,
         "lost_steps": core_incidents.lost_steps(incident),
@@ -290,7 +289,6 @@ def incident_update(incident: IncidentRecord, now: float, price_usd_per_hour: fl
         "cost_usd": accounting.cost_usd(incident.idle_node_microseconds, price_usd_per_hour),
         "rank_sources": tuple((source, count) for source, count in incident.rank_sources),
     }
-    return cast(incidents.IncidentUpdate, columns)
 
 
 def fleet_spec(fleet: fleets.FleetRecord) -> FleetSpec:
@@ -351,7 +349,7 @@ def node_record(node: nodes.SavedNode) -> NodeRecord:
     )
 
 
-def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> nodes.NodeUpdate:
+def node_update(node: NodeRecord, before: str | None, *, had_request: bool = False) -> dict[str, object]:
     """Return the columns of a node's row that a decision about the node's fleet may change.
 
     The API writes `release` (a person's request for a held node), and the executor writes `evidence_at` (when the
@@ -366,15 +364,15 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
     Returns:
         The columns to write.
     """
-    columns = nodes.NodeUpdate(
-        state=node.state.value,
-        run_id=node.run,
-        reason=node.reason,
-        hold=node.hold.value if node.hold is not None else None,
-        wanted_at=_moment(node.wanted_at),
-        since=_moment(node.since),
-        replaced_at=_moment(node.replaced_at),
-    )
+    columns: dict[str, object] = {
+        "state": node.state.value,
+        "run_id": node.run,
+        "reason": node.reason,
+        "hold": node.hold.value if node.hold is not None else None,
+        "wanted_at": _moment(node.wanted_at),
+        "since": _moment(node.since),
+        "replaced_at": _moment(node.replaced_at),
+    }
     if had_request and node.request is None:
         columns["request"] = None
     if node.state.value != before:
@@ -391,9 +389,9 @@ def drill(stored: drills.DrillRecord) -> DrillObserved:
     )
 
 
-def drill_update(drill: DrillObserved) -> drills.DrillUpdate:
+def drill_update(drill: DrillObserved) -> dict[str, object]:
     """Return the columns of a drill's row that a decision about the job may change."""
-    return cast(drills.DrillUpdate, {**_as_stored(drill, drills.DrillUpdate, "state"), "state": drill.state.value})
+    return {**_as_stored(drill, drills.DrillRecord, "id", "kind", "state"), "state": drill.state.value}
 
 
 def implication(line: implications.ImplicationRecord) -> Implication:
