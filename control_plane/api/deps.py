@@ -5,7 +5,8 @@ Invariant: a route with a `Caller` parameter runs only with a valid token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -14,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Query, Request
 from fastapi import Path as PathParameter
+from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens
 from control_plane.api.archive import SourceLimits
@@ -97,6 +99,16 @@ class Services:
     now: Callable[[], datetime]
     wake: Callable[[], None]
     """Makes the server's background loops process all jobs and fleets now. Callable from any thread."""
+
+    @contextmanager
+    def change(self) -> Iterator[Session]:
+        """Yield a session that commits at the end of the block. Then wake the background loops.
+
+        A request that the loops execute uses this method instead of `Database.write`.
+        """
+        with self.database.write() as session:
+            yield session
+        self.wake()
 
 
 async def services(request: Request) -> Services:

@@ -20,7 +20,6 @@ keeper purges a checkpoint only if the database and the marks in S3 agree (`loop
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -58,7 +57,6 @@ from control_plane.loop.checkpoint_marks import (
     standing_of,
 )
 from control_plane.loop.job_objects import purge
-from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation
 from everstep.protocol.plan import ObjectReference
@@ -82,10 +80,6 @@ class CheckpointKeeper:
         self._has_marked_pins = False
         self._issued: dict[str, int] = {}
         """For each run, the number in its mark of the highest issued generation, as far as this server wrote it."""
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Call `delete_due` every `DELETION_CHECK_SECONDS` until `stop` is set."""
-        await repeat(self.delete_due, stop, seconds=DELETION_CHECK_SECONDS, trouble="could not delete checkpoints")
 
     def delete_due(self) -> None:
         """Trash and purge all checkpoints of all jobs that are due. This method blocks: call it in a thread."""

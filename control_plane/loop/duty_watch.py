@@ -8,7 +8,6 @@ transaction stores the event and the told duty, so that each is told once, also 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import datetime
 from typing import Final
@@ -22,11 +21,10 @@ from control_plane.db.events import NewEvent
 from control_plane.db.session import Database
 from control_plane.loop import standing
 from control_plane.loop.agents import AgentRegistry
-from control_plane.loop.repeating import repeat
 from control_plane.loop.standing import Standing
 from everstep.protocol.ids import FleetName
 
-WATCH_SECONDS: Final = 5.0
+DUTY_CHECK_SECONDS: Final = 5.0
 BEGAN: Final = "DutyBegan"
 ENDED: Final = "DutyEnded"
 
@@ -44,10 +42,6 @@ class DutyWatch:
         self._database = database
         self._registry = registry
         self._now = now
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Compare every `WATCH_SECONDS` until `stop` is set."""
-        await repeat(self.compare, stop, seconds=WATCH_SECONDS, trouble="could not compare the duties")
 
     def compare(self) -> int:
         """Store an event for each duty that has begun, changed or ended. Return their number. Blocks."""

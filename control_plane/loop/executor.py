@@ -327,10 +327,7 @@ class Executor:
             now = self._context.now()
             nodes.change(session, lease, node_id, initial_state=NodeState.HELD, now=now, evidence_at=now)
             message = f"the logs of {node_id} are kept in s3://{self._context.bucket}/{key}"
-            events.append(
-                session,
-                events.NewEvent(at=now, type="EvidenceKept", message=message, fleet_name=lease.key, node_id=node_id),
-            )
+            events.add(session, "EvidenceKept", message, now, fleet_name=lease.key, node_id=node_id)
 
         try:
             await asyncio.to_thread(self._under, lease, note)

@@ -175,10 +175,7 @@ class NoticeReader:
                 )
                 if notices.record(session, notice, now):
                     fleet = nodes.get(session, node_id).fleet_name
-                    new_event = events.NewEvent(
-                        at=now, type="NoticeReceived", message=event.message, fleet_name=fleet, node_id=node_id
-                    )
-                    events.append(session, new_event)
+                    events.add(session, "NoticeReceived", event.message, now, fleet_name=fleet, node_id=node_id)
 
     def _in_block(self, reservation: str) -> tuple[NodeId, ...]:
         with self._context.database.read() as session:
@@ -190,4 +187,4 @@ class NoticeReader:
         excerpt = message.body[:EXCERPT_CHARACTERS].encode("unicode_escape").decode()
         with self._context.database.write() as session:
             words = f"message {message.message_id} of the queue of events is dropped: {why}: {excerpt}"
-            events.append(session, events.NewEvent(at=self._context.now(), type="EventRefused", message=words))
+            events.add(session, "EventRefused", words, self._context.now())

@@ -15,7 +15,6 @@ which the job can be restored.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,6 @@ from control_plane.db.session import Database
 from control_plane.loop.checkpoint_keeper import is_same, restorable
 from control_plane.loop.checkpoint_marks import PINNED, TRASHED, folder_of, is_stored
 from control_plane.loop.records import run_folder
-from control_plane.loop.repeating import repeat
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation
 from everstep.protocol.plan import ObjectReference
@@ -71,10 +69,6 @@ class OrphanKeeper:
         """
         self._revisit_at: dict[str, datetime] = {}
         """For each run, the time at which the oldest of its orphans in the trash are due."""
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Delete orphans (shards that no checkpoint can contain) every `ORPHAN_CHECK_SECONDS` until `stop` is set."""
-        await repeat(self.delete_due, stop, seconds=ORPHAN_CHECK_SECONDS, trouble="could not delete orphaned shards")
 
     def delete_due(self) -> int:
         """Delete orphans (shards in S3 that no checkpoint can contain) of the runs whose generations ended since the

@@ -22,15 +22,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from control_plane.core.timeouts import grace_seconds
 from control_plane.db.leases import Lease
 from control_plane.db.retention import prune
-from control_plane.loop.checkpoint_keeper import CheckpointKeeper
+from control_plane.loop.checkpoint_keeper import DELETION_CHECK_SECONDS, CheckpointKeeper
 from control_plane.loop.cloud_watch import CloudWatch
 from control_plane.loop.context import LoopContext
 from control_plane.loop.decision_store import DecisionStore
-from control_plane.loop.duty_watch import DutyWatch
+from control_plane.loop.duty_watch import DUTY_CHECK_SECONDS, DutyWatch
 from control_plane.loop.executor import Executor
 from control_plane.loop.figures import LOOPS, Loop
 from control_plane.loop.fleet_loop import FleetLoop
@@ -38,10 +39,10 @@ from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.job_loop import JobLoop
 from control_plane.loop.notice_reader import NoticeReader
 from control_plane.loop.observer import Hearing, Observer
-from control_plane.loop.orphan_keeper import OrphanKeeper
+from control_plane.loop.orphan_keeper import ORPHAN_CHECK_SECONDS, OrphanKeeper
 from control_plane.loop.repeating import pause, repeat
-from control_plane.loop.upload_keeper import UploadKeeper
-from control_plane.loop.verifier import Verifier
+from control_plane.loop.upload_keeper import EXPIRY_CHECK_SECONDS, UploadKeeper
+from control_plane.loop.verifier import VERIFICATION_POLL_SECONDS, Verifier
 
 log = logging.getLogger(__name__)
 
@@ -112,17 +113,24 @@ class Runner:
             group.create_task(self.sweep_repeatedly(stop, self.fleet_loop.sweep, "fleet"))
             group.create_task(self.sweep_repeatedly(stop, self.job_loop.sweep, "job"))
             group.create_task(self.prune_repeatedly(stop))
-            group.create_task(self.verifier.run(stop))
-            group.create_task(self.keeper.run(stop))
-            group.create_task(self.orphans.run(stop))
-            group.create_task(self.uploads.run(stop))
-            group.create_task(self.duties.run(stop))
+            for work, seconds, trouble in self.periodic_work(stop):
+                group.create_task(repeat(work, stop, seconds=seconds, trouble=f"could not {trouble}"))
             if self.notices is not None:
                 group.create_task(self.notices.run(stop))
             await stop.wait()
             self.cloud.poll_now()
             self._context.registry.hint()
             await self.job_loop.close()
+
+    def periodic_work(self, stop: asyncio.Event) -> tuple[tuple[Callable[[], object], float, str], ...]:
+        """Return the work that threads repeat: a function, the pause after each call in seconds, and what it does."""
+        return (
+            (partial(self.verifier.verify_next, stop.is_set), VERIFICATION_POLL_SECONDS, "verify a checkpoint"),
+            (self.keeper.delete_due, DELETION_CHECK_SECONDS, "delete checkpoints"),
+            (self.orphans.delete_due, ORPHAN_CHECK_SECONDS, "delete orphaned shards"),
+            (self.uploads.delete_due, EXPIRY_CHECK_SECONDS, "delete source uploads that no client completed"),
+            (self.duties.compare, DUTY_CHECK_SECONDS, "compare the duties"),
+        )
 
     async def sweep_repeatedly(self, stop: asyncio.Event, sweep: Callable[[], Awaitable[None]], loop: Loop) -> None:
         """Repeat a loop's sweep over all jobs or all fleets until `stop` is set.

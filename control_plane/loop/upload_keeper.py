@@ -12,7 +12,6 @@ Invariant: this module deletes only objects under `PREFIX`. Completed sources ha
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -20,7 +19,6 @@ from itertools import islice
 from typing import Final
 
 from control_plane.cloud.objects import DELETED_AT_ONCE, ServiceStore
-from control_plane.loop.repeating import repeat
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
@@ -40,15 +38,6 @@ class UploadKeeper:
         self._objects = objects
         self._bucket = bucket
         self._now = now
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Delete abandoned uploads of source archives once per `EXPIRY_CHECK_SECONDS` until `stop` is set."""
-        await repeat(
-            self.delete_due,
-            stop,
-            seconds=EXPIRY_CHECK_SECONDS,
-            trouble="could not delete source uploads that no client completed",
-        )
 
     def delete_due(self) -> int:
         """Delete the uploads of source archives that are older than `KEPT`, and return the number of deleted uploads.

@@ -9,7 +9,6 @@ the reason, and is tried again later. Damage counts only if two reads find the s
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
@@ -22,7 +21,6 @@ from control_plane.core.verification import CheckpointVerdict, Damage, DamageKin
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.session import Database
-from control_plane.loop.repeating import repeat
 from control_plane.loop.shard_verification import IDLE_BYTES, KnownContents, Mismatch, Stopped, existing, shard_damage
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.errors import ProtocolError, UnknownVersion
@@ -47,18 +45,6 @@ class Verifier:
         self._database = database
         self._objects = objects
         self._now = now
-
-    async def run(self, stop: asyncio.Event) -> None:
-        """Verify requested checkpoints until `stop` is set.
-
-        After a restart, the server repeats an unfinished verification from its start.
-        """
-        await repeat(
-            partial(self.verify_next, stop.is_set),
-            stop,
-            seconds=VERIFICATION_POLL_SECONDS,
-            trouble="could not verify a checkpoint",
-        )
 
     def verify_next(self, is_stopped: Callable[[], bool] = lambda: False) -> bool:
         """Verify the checkpoint with the oldest request.

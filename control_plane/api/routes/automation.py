@@ -34,13 +34,11 @@ def pause_automation(
     automation is paused for another reason.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         if automation.pause(session, PauseRecord(paused_at=now, paused_by=caller.name, reason=request.reason)):
             message = f"{caller.name} paused all automatic actions: {request.reason}"
             events.add(session, "AutomationPaused", message, now)
-        found = automation.find(session)
-    services.wake()
-    return _shown(found)
+        return _shown(automation.find(session))
 
 
 @router.post("/resume", operation_id="ResumeAutomation", status_code=202)
@@ -50,11 +48,10 @@ def resume_automation(caller: Admin, services: ServicesDep) -> automation_schema
     The service then responds to everything that happened during the pause, for example to lost nodes.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         if automation.resume(session):
             message = f"{caller.name} resumed all automatic actions."
             events.add(session, "AutomationResumed", message, now)
-    services.wake()
     return _shown(None)
 
 

@@ -83,7 +83,7 @@ def create_checkpoint(
     no checkpoint of its newest step and cannot make one. The job is then not running, or has no committed step.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         job = find_job(session, training_job_name, caller)
         newest = restorable(session, job)
         is_new = False
@@ -100,7 +100,6 @@ def create_checkpoint(
             jobs.want_checkpoint(session, job.run_id, wanted, now)
             message = f"A checkpoint of step {wanted} or the next step was requested for {job.name}."
             events.append_for_job(session, job, "CheckpointRequested", message, services.now())
-    services.wake()
     is_there = newest is not None and newest.step >= wanted
     return checkpoints_schemas.CreateCheckpointResponse(
         training_job_name=job.name, run_id=job.run_id, step=wanted, status="Complete" if is_there else "Requested"

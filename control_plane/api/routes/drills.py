@@ -31,7 +31,7 @@ def start_drill(
     training, or if a person controls it (TakeOverTrainingJob).
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         job = find_job(session, request.training_job_name, caller)
         if not fleets.get(session, job.fleet_name).allow_drills:
             hint = f"everstep fleets update {job.fleet_name} --allow-drills"
@@ -57,7 +57,6 @@ def start_drill(
             f", rank {rank}" if rank is not None else ""
         )
         events.append_for_job(session, job, "DrillRequested", message, now, node_id=node_id)
-    services.wake()
     return views.drill(record)
 
 

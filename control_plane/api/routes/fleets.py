@@ -59,7 +59,6 @@ def create_fleet(
             return planned
         ensured = contract.ensure(services.operator, group)
     fleet = _store(services, request, project, ensured.group)
-    services.wake()
     return _answer(request, ensured.group, ensured.made, view(services, fleet))
 
 
@@ -88,7 +87,7 @@ def update_fleet(
     fleet_name: FleetNamePath, request: fleets_schemas.UpdateFleetRequest, _caller: Admin, services: ServicesDep
 ) -> fleets_schemas.Fleet:
     """Change a fleet's settings: node and spare counts, price, and how failed nodes are handled."""
-    with services.database.write() as session:
+    with services.change() as session:
         before = fleets.get(session, fleet_name)
         fleet = fleets.set_wanted(session, fleet_name, **_settings(request))
         if fleet != before:
@@ -105,7 +104,6 @@ def update_fleet(
                 f"TLS between nodes: {fleet.replica_encryption}."
             )
             events.append_for_fleet(session, fleet, "FleetUpdated", message, services.now())
-    services.wake()
     return view(services, fleet)
 
 
@@ -117,7 +115,7 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
     the Auto Scaling group differ from those that Everstep needs, Everstep still replaces no node.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         before = fleets.get(session, fleet_name)
         fleet = fleets.lift_blindness(session, fleet_name, now)
         if before.blindness_lifted_at is None:
@@ -126,7 +124,6 @@ def unfreeze_fleet(fleet_name: FleetNamePath, _caller: Admin, services: Services
                 "most of the fleet reports again."
             )
             events.append_for_fleet(session, fleet, "FleetUnfrozen", message, now)
-    services.wake()
     return view(services, fleet)
 
 
@@ -137,13 +134,12 @@ def delete_fleet(fleet_name: FleetNamePath, _caller: Admin, services: ServicesDe
     Fails while jobs of the fleet have not ended. Repeated calls change nothing.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         before = fleets.get(session, fleet_name)
         fleet = fleets.request_delete(session, fleet_name, now)
         if before.delete_requested_at is None:
             message = f"The fleet {fleet.name} is being deleted: Everstep terminates its nodes one by one."
             events.append_for_fleet(session, fleet, "FleetDeleteRequested", message, now)
-    services.wake()
     return view(services, fleet)
 
 
@@ -241,7 +237,7 @@ def _store(
     services: Services, request: fleets_schemas.CreateFleetRequest, project: str, group: GroupState
 ) -> FleetRecord:
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         fleet = fleets.create(
             session,
             NewFleet(

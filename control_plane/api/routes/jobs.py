@@ -132,7 +132,6 @@ def create_training_job(
         if made is None:
             raise
         return _created(made)
-    services.wake()
     return _created(job)
 
 
@@ -376,12 +375,11 @@ def _ask(
 ) -> jobs_schemas.TrainingJobSummary:
     """Store a person's request for a job, and an event unless the job already had the request."""
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         before = find_job(session, name, caller)
         job = change(session, before.run_id, now)
         if job != before:
             events.append_for_job(session, job, event, f"A user {words} {job.name}.", now)
-    services.wake()
     return views.job_summary(job, now)
 
 
@@ -423,7 +421,7 @@ def _made(session: Session, token: str | None, digest: str | None) -> SavedJob |
 
 def _store(services: Services, new: NewJob) -> SavedJob:
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         # Repeat the checks within the write transaction. Since the first checks, another request may have taken the
         # name or the quota, or deleted the checkpoint.
         _fleet(session, new.fleet_name)

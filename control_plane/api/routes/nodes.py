@@ -71,7 +71,7 @@ def release_node(
     calls change nothing.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         if (
             not request.terminate
             and nodes.get(session, node_id).state != NodeState.HELD
@@ -80,16 +80,13 @@ def release_node(
             record = nodes.get(session, node_id)
             message = f"{caller.name} cancelled the request for {node_id}."
             events.add(session, "NodeRequestCalledOff", message, now, fleet_name=record.fleet_name, node_id=node_id)
-            services.wake()
             return _shown(session, services, record, caller)
         release = HoldRelease.TERMINATE if request.terminate else HoldRelease.RETURN
         record = nodes.ask_release(session, node_id, state=NodeState.HELD, release=release, now=now)
         what = "its instance will be terminated" if request.terminate else "it may work again"
         message = f"A user released {node_id}: {what}. It was held: {reasons.sentence(record.reason)}"
         events.add(session, "NodeReleased", message, now, fleet_name=record.fleet_name, node_id=node_id)
-        shown = _shown(session, services, record, caller)
-    services.wake()
-    return shown
+        return _shown(session, services, record, caller)
 
 
 @router.post("/{NodeId}/drain", operation_id="DrainNode", status_code=202)
@@ -161,7 +158,7 @@ def _ask(
 ) -> nodes_schemas.Node:
     """Validate and store a person's request for a node. The fleet loop executes the request."""
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         record = nodes.get(session, node_id)
         if record.hold == Hold.PERSON and asked in (NodeRequest.DRAIN, NodeRequest.HOLD):
             return _shown(session, services, record, caller)  # The node is already in the requested state.
@@ -173,9 +170,7 @@ def _ask(
         if nodes.ask(session, node_id, wanted):
             words = reasons.sentence(wanted)
             events.add(session, "NodeRequested", words, now, fleet_name=record.fleet_name, node_id=node_id)
-        shown = _shown(session, services, nodes.get(session, node_id), caller)
-    services.wake()
-    return shown
+        return _shown(session, services, nodes.get(session, node_id), caller)
 
 
 def _standing(session: Session, record: SavedNode) -> requests.RequestContext:

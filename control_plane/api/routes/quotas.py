@@ -38,7 +38,7 @@ def put_project_quota(
     """Create or replace the quota of a project. A lower quota does not stop running jobs."""
     limits: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in request}
     quota = QuotaRecord(project=project, **limits)
-    with services.database.write() as session:
+    with services.change() as session:
         if quotas.find(session, project) != quota:
             quotas.put(session, quota)
             nodes = "any number of" if quota.max_node_count is None else quota.max_node_count
@@ -50,20 +50,18 @@ def put_project_quota(
                 message += f" Its source archives may use {quota.max_source_bytes} bytes."
             message += f" Submitters may set at most priority {quota.max_priority}, and use {_named(quota)}."
             events.add(session, "QuotaSet", message, services.now(), project=project)
-    services.wake()
     return _shown(quota)
 
 
 @router.delete("/{Project}", operation_id="DeleteProjectQuota")
 def delete_project_quota(project: ProjectPath, _caller: Admin, services: ServicesDep) -> quotas_schemas.ProjectQuota:
     """Delete a project's quota."""
-    with services.database.write() as session:
+    with services.change() as session:
         quota = quotas.find(session, project)
         quotas.remove(session, project)
         events.add(
             session, "QuotaLifted", f"The quota of the project {project} was deleted.", services.now(), project=project
         )
-    services.wake()
     assert quota is not None  # quotas.remove raises an error for a missing quota, so the quota exists here.
     return _shown(quota)
 

@@ -36,7 +36,7 @@ def update_training_job(
     change applies. Raises ConflictException if the job has ended.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         job = find_job(session, training_job_name, caller)
         if job.ended_at is not None:
             raise Conflict(f"the training job {job.name!r} has ended: {job.reason}")
@@ -49,7 +49,6 @@ def update_training_job(
             )
             message = f"{job.name} has revision {job.revision}: {'; '.join(_words(change) for change in new.changes)}."
             events.append_for_job(session, job, "TrainingJobUpdated", message, now)
-    services.wake()
     return revisions_schemas.UpdateTrainingJobResponse(
         training_job_name=job.name,
         run_id=job.run_id,

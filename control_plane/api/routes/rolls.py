@@ -39,7 +39,7 @@ def start_fleet_roll(
     fleet that is being deleted.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         fleet = fleets.get(session, fleet_name)
         if fleet.delete_requested_at is not None:
             raise InUse(f"The fleet {fleet_name!r} is being deleted.")
@@ -66,7 +66,6 @@ def start_fleet_roll(
                 f"The fleet {fleet_name!r} already has a roll.",
                 hint="Wait until it has ended, or stop it: everstep fleets stop-roll",
             )
-    services.wake()
     return view(services, fleet)
 
 
@@ -103,7 +102,7 @@ def _change(
     services: Services, fleet_name: str, caller: Caller, change: Callable[[FleetRoll], FleetRoll]
 ) -> fleets_schemas.Fleet:
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         fleet = fleets.get(session, fleet_name)
         before = db_rolls.roll_of(fleet)
         after = None if before is None else change(before)
@@ -113,7 +112,6 @@ def _change(
             fleet = db_rolls.put(session, fleet_name, after)
             message = f"{caller.name} {_in_words(before, after)} the roll of {fleet_name}"
             events.append_for_fleet(session, fleet, "FleetRollUpdated", message, now)
-    services.wake()
     return view(services, fleet)
 
 

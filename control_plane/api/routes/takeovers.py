@@ -30,17 +30,14 @@ def take_over_training_job(
     started or has ended.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         before = find_job(session, training_job_name, caller)
         if JobState(before.state) not in LAUNCHED_JOBS:
             raise InUse(f"The training job {before.name!r} is {before.state} and cannot be taken over.")
         if jobs.take_over(session, before.run_id, caller.name, now):
             message = f"{caller.name} took {before.name} over" + (f": {request.reason}" if request.reason else ".")
-            kind = "TrainingJobTakenOver"
-            events.append_for_job(session, before, kind, message, now)
-        job = jobs.get_run(session, before.run_id)
-    services.wake()
-    return views.job_summary(job, now)
+            events.append_for_job(session, before, "TrainingJobTakenOver", message, now)
+        return views.job_summary(jobs.get_run(session, before.run_id), now)
 
 
 @router.post("/{TrainingJobName}/hand-back", operation_id="HandBackTrainingJob", status_code=202)
@@ -49,15 +46,12 @@ def hand_back_training_job(
 ) -> jobs_schemas.TrainingJobSummary:
     """End a person's takeover of a job, so that Everstep controls the job again. Repeated calls change nothing."""
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         before = find_job(session, training_job_name, caller)
         if jobs.hand_back(session, before.run_id):
             message = f"{caller.name} handed {before.name} back to Everstep; {before.taken_over_by} had taken it over."
-            kind = "TrainingJobHandedBack"
-            events.append_for_job(session, before, kind, message, now)
-        job = jobs.get_run(session, before.run_id)
-    services.wake()
-    return views.job_summary(job, now)
+            events.append_for_job(session, before, "TrainingJobHandedBack", message, now)
+        return views.job_summary(jobs.get_run(session, before.run_id), now)
 
 
 @router.post("/{TrainingJobName}/accept-loss", operation_id="AcceptLoss", status_code=202)
@@ -73,7 +67,7 @@ def accept_loss(
     ConflictException if the job waits for no decision, or can now restore another step than FromStep.
     """
     now = services.now()
-    with services.database.write() as session:
+    with services.change() as session:
         job = find_job(session, training_job_name, caller)
         choice = memos.repeat_choice_of(job)
         if choice is None and (job.accepted_step != request.from_step or job.ended_at is not None):
@@ -87,6 +81,4 @@ def accept_loss(
             jobs.accept_loss(session, job.run_id, step=request.from_step, after=choice.after, now=now)
             message = f"{caller.name} lets {job.name} continue from step {request.from_step}."
             events.append_for_job(session, job, "LossAccepted", message, now)
-        job = jobs.get_run(session, job.run_id)
-    services.wake()
-    return views.job_summary(job, now)
+        return views.job_summary(jobs.get_run(session, job.run_id), now)

@@ -7,6 +7,7 @@ it stays the same while nothing fails.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import pkgutil
@@ -28,15 +29,10 @@ from control_plane.core.states import JobState
 from control_plane.db import checkpoints
 from control_plane.db.models import Base, CheckpointRow
 from control_plane.loop import (
-    checkpoint_keeper,
     cloud_watch,
-    duty_watch,
     exporter,
     metric_writer,
     notice_reader,
-    orphan_keeper,
-    upload_keeper,
-    verifier,
 )
 from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import UploadedShard
@@ -59,18 +55,13 @@ ERRORS: list[Exception] = [
     ValueError("an answer does not parse"),
 ]
 LOOPS = {
-    verifier.Verifier: "verify_next",
-    checkpoint_keeper.CheckpointKeeper: "delete_due",
-    orphan_keeper.OrphanKeeper: "delete_due",
-    upload_keeper.UploadKeeper: "delete_due",
-    duty_watch.DutyWatch: "compare",
-    notice_reader.NoticeReader: "",  # see `FailingWorld.look`
-    cloud_watch.CloudWatch: "",  # `World.tick` runs it
-    Runner: "",  # `World.tick` runs the loops of fleets and jobs
-    exporter.EventExporter: "",  # It stores positions only.
-    metric_writer.MetricWriter: "",  # It reads no AWS.
+    notice_reader.NoticeReader,  # see `FailingWorld.look`
+    cloud_watch.CloudWatch,  # `World.tick` runs it
+    Runner,  # `World.tick` runs the loops of fleets and jobs, and `FailingWorld.look` the periodic work
+    exporter.EventExporter,  # It stores positions only.
+    metric_writer.MetricWriter,  # It reads no AWS.
 }
-"""Every background loop, with the method that makes one pass."""
+"""Every background loop."""
 NO_CONCLUSIONS = {"event", "lease", "metric", "metric_chunk", "metric_log", "audit_entry", "spent_nonce", "intent"}
 """Tables of what happened, and of calls in progress."""
 REQUEST = {"blocked", "verify_after", "verify_requested_at", "verified_at", "verdict"}
@@ -135,10 +126,9 @@ class FailingWorld(World):
         """Train one step, and make one pass of every loop."""
         self.complete_steps(1)
         await self.tick(seconds)
-        for each in vars(self.runner).values():
-            if name := LOOPS.get(type(each), ""):
-                with self.one_pass():
-                    getattr(each, name)()
+        for work, _, _ in self.runner.periodic_work(asyncio.Event()):
+            with self.one_pass():
+                work()
         assert self.runner.notices is not None
         with self.one_pass():
             await self.runner.notices.read()
@@ -221,7 +211,7 @@ def test_every_loop_is_driven() -> None:
         and member.__module__ == f"{loop_package.__name__}.{module.name}"
         and list(inspect.signature(getattr(member, "run", lambda: None)).parameters) == ["self", "stop"]
     }
-    assert found - set(LOOPS) == set(), "add the loop to LOOPS, with the method that makes one pass"
+    assert found - LOOPS == set(), "add the loop to LOOPS, and drive it in `look`"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
