@@ -22,22 +22,23 @@ import copy
 import functools
 import gc
 import importlib
+import json
 import mmap
-import multiprocessing
-import multiprocessing.connection
 import os
 import random
 import select
 import signal
 import struct
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from math import inf
-from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import PIPE
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -365,16 +366,52 @@ def _wait(pid: int, limit_seconds: float) -> bool:
     return bool(readable) and os.waitstatus_to_exitcode(status) == 0
 
 
-def examine(mutants: Sequence[Mutant], tests: Sequence[str], deadline: float, outcomes: Connection) -> None:
-    """Examine mutants in this process. Send pairs of each mutant and its killer, then the set of unfit tests."""
-    examination = Examination(mutants, deadline, lambda *outcome: outcomes.send(outcome))
+def examine(mutants: Sequence[Mutant], tests: Sequence[str], deadline: float) -> None:
+    """Examine mutants in this process. Write each with its killer, and then the unfit tests, as lines of JSON."""
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+
+    def report(mutant: Mutant, killer: str) -> None:
+        print(json.dumps([asdict(mutant), killer]), file=lines)
+
+    examination = Examination(mutants, deadline, report)
     options = ["-q", "--no-header", "--tb=no", "--no-summary", "--assert=plain", "-m", "not production"]
     plugins = ["-p", "no:xdist", "-p", "no:faulthandler", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         code = pytest.main([*options, *plugins, *tests], plugins=[examination])
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise RuntimeError(f"pytest ended with {code!r} before it had examined {len(mutants)} mutants")
-    outcomes.send(examination.unfit)
+    print(json.dumps([None, sorted(examination.unfit)]), file=lines)
+
+
+def examined(
+    mutants: Sequence[Mutant], tests: Sequence[str], deadline: float, root: Path = ROOT
+) -> Iterator[tuple[Mutant | None, Any]]:
+    """Examine mutants in a process of its own: in a child of `multiprocessing`, loaders' worker processes hang.
+
+    Args:
+        mutants: what to plant.
+        tests: what is to notice them, as arguments for pytest.
+        deadline: time of the monotonic clock at which the examination ends.
+        root: folder of the mutants' files.
+
+    Yields:
+        Each mutant with the test that killed it or an empty string, and at the end None with the unfit tests.
+    """
+    program = (
+        "import json, sys; from pathlib import Path; from tests import mutants; given = json.load(sys.stdin);"
+        "mutants.ROOT = Path(given[0]); sys.path.insert(0, given[0]);"
+        "mutants.examine([mutants.Mutant(**each) for each in given[1]], *given[2:])"
+    )
+    given = json.dumps([str(root), [asdict(mutant) for mutant in mutants], list(tests), deadline])
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with process.stdin:
+            process.stdin.write(given)
+        for line in process.stdout:
+            fields, outcome = json.loads(line)
+            yield (None if fields is None else Mutant(**fields)), outcome
 
 
 def draw(packages: Iterable[str], count: int, seed: int) -> dict[str, list[Mutant]]:
@@ -402,38 +439,26 @@ def main() -> int:
     print(f"{options.count} mutants of {', '.join(options.packages)}, --seed {options.seed}", flush=True)
     drawn = draw(options.packages, options.count, options.seed)
     deadline = time.monotonic() + options.minutes * 60
-    context = multiprocessing.get_context("spawn")
-    running: dict[Any, str] = {}
-    for package, mutants in drawn.items():
-        receiver, sender = context.Pipe(duplex=False)
-        context.Process(target=examine, args=(mutants, PACKAGES[package], deadline, sender)).start()
-        sender.close()
-        running[receiver] = package
-    killed, examined = dict.fromkeys(drawn, 0), dict.fromkeys(drawn, 0)
-    while running:
-        for receiver in multiprocessing.connection.wait(list(running)):
-            package = running[receiver]
-            try:
-                outcome = receiver.recv()
-            except EOFError:
-                del running[receiver]
+    killed, seen = dict.fromkeys(drawn, 0), dict.fromkeys(drawn, 0)
+
+    def count(package: str) -> None:
+        for mutant, outcome in examined(drawn[package], PACKAGES[package], deadline):
+            if mutant is None:
+                for test in outcome:
+                    print(f"left out, because it fails without a mutant: {test}", flush=True)
                 continue
-            if isinstance(outcome, set):
-                print(
-                    "".join(f"left out, because it fails without a mutant: {test}\n" for test in sorted(outcome)),
-                    end="",
-                )
-                continue
-            mutant, killer = outcome
-            examined[package] += 1
-            killed[package] += bool(killer)
-            if not killer:
+            seen[package] += 1
+            killed[package] += bool(outcome)
+            if not outcome:
                 print(f"survived: {mutant.path}:{mutant.line}: {mutant.change}", flush=True)
+
+    with ThreadPoolExecutor(len(drawn)) as pool:
+        list(pool.map(count, drawn))
     for package in drawn:
-        print(f"{package}: {killed[package]} of {examined[package]} mutants killed")
-    if missing := sum(map(len, drawn.values())) - sum(examined.values()):
+        print(f"{package}: {killed[package]} of {seen[package]} mutants killed")
+    if missing := sum(map(len, drawn.values())) - sum(seen.values()):
         print(f"not examined within {options.minutes:g} minutes: {missing}")
-    return int(killed != examined or missing > 0)
+    return int(killed != seen or missing > 0)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib
 import mmap
-import multiprocessing
 import sys
 import time
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests import mutants
-from tests.mutants import Mutant, change, examine, marked, mutants_of, mutated
+from tests.mutants import change, examined, marked, mutants_of, mutated
 
 SOURCE = '''
 LIMIT = 7
@@ -123,27 +120,12 @@ def test_a_mutant_is_killed_by_a_test_that_passes_without_it(module: str, tmp_pa
     (tmp_path / "other").mkdir()
     (tmp_path / "other/conftest.py").touch()  # which pytest leaves out of hooks for tests of other folders
     (tmp_path / "other/test_other.py").write_text("def test_other():\n    pass\n", encoding="utf-8")
-    drawn = [each for each in mutants_of(module) if each.change != "the condition is negated"]
-    context = multiprocessing.get_context("spawn")  # A fork would copy all that earlier tests left in memory.
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_examine, args=(tmp_path, drawn, sender))
-    process.start()
-    sender.close()
-    outcomes = []
-    with contextlib.suppress(EOFError):
-        while True:
-            outcomes.append(receiver.recv())
-    process.join()
-    *examined, unfit = outcomes
-    assert unfit == {"test_rooms.py::test_broken"}
-    killers = {mutant.change: killer.rpartition("::")[2] for mutant, killer in examined}
-    assert len(examined) == len(drawn)
+    found = [replace(each, path="rooms.py") for each in mutants_of(module)]
+    drawn = [each for each in found if each.change != "the condition is negated"]
+    *outcomes, (nothing, unfit) = examined(drawn, [str(tmp_path)], time.monotonic() + 300, root=tmp_path)
+    assert nothing is None
+    assert unfit == ["test_rooms.py::test_broken"]
+    killers = {mutant.change: killer.rpartition("::")[2] for mutant, killer in outcomes if mutant is not None}
+    assert len(outcomes) == len(drawn)
     assert killers["min becomes max"] == "test_some"
     assert killers["continue becomes break"] == "", "no test reaches it"
-
-
-def _examine(root: Path, drawn: list[Mutant], sender: Connection) -> None:
-    sys.path.insert(0, str(root))
-    mutants.ROOT = root
-    found = [replace(each, path=Path(each.path).name) for each in drawn]
-    examine(found, [str(root)], time.monotonic() + 300, sender)
