@@ -822,7 +822,7 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
     """Return orders for agents that hold a job's state although their node no longer works for this job.
 
     If ranks of the job still run, the order kills them and keeps their output. Once no rank runs, the order is to
-    delete the state.
+    delete the state. Before it sends such an order, the fleet loop records the unstored outputs that the order counts.
     """
     actions: list[FleetAction] = []
     for node_id, node in sorted(seen.nodes.items()):
@@ -848,7 +848,8 @@ def _releases(seen: FleetObserved, table: _Table, policy: Policy) -> list[FleetA
                 )
             )
         else:
-            actions.append(Send(node_id, Release(run=node.member.run)))
+            release = Release(run=node.member.run, unstored_count=len(node.member.unstored))
+            actions.append(Send(node_id, release))
     return actions
 
 

@@ -563,6 +563,12 @@ def issued_generations(session: Session) -> dict[str, tuple[str, int]]:
     return {run_id: (uri, number) for run_id, uri, number in session.execute(query)}
 
 
+def set_memo(session: Session, run_id: str, memo: Mapping[str, Any]) -> None:
+    """Replace the memo of an ended job. The job loop writes those of unfinished jobs."""
+    query = update(JobRow).where(JobRow.run_id == run_id, JobRow.ended_at.is_not(None))
+    session.execute(query.values(memo=dict(memo)))
+
+
 def take_over(session: Session, run_id: str, who: str, now: datetime) -> bool:
     """Record that a user takes control of a job from Everstep (TakeOverTrainingJob).
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from datetime import datetime
 
+import msgspec
 from sqlalchemy.orm import Session
 
 from control_plane.accounts import jobs as accounts
@@ -17,6 +18,7 @@ from control_plane.accounts import reasons
 from control_plane.accounts.facts import sentence
 from control_plane.core import drills, idle_nodes, ledger_hours, witnesses
 from control_plane.core.actions import Decision, EventDraft, FleetDecision
+from control_plane.core.job.progress import unstored_outputs
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.observed.steps import NO_GENERATION, DoubtedCheckpoint
@@ -46,7 +48,8 @@ from control_plane.loop.cloud_watch import CloudView
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import StoredFleet, StoredJob
 from control_plane.loop.surroundings import schedule_of
-from everstep.protocol.ids import FleetName, NodeId, RunId
+from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +155,24 @@ class DecisionStore:
             message = f"{sentence(drills.ordered(drill))}: {drill.state}"
             message += f", {drill.outcome}" if drill.outcome else ""
             events.append_for_job(session, job, "DrillStateChanged", message, records.at(now), node_id=drill.node_id)
+
+    def record_outputs(self, fleet: FleetName, member: MemberReport, now: float) -> None:
+        """Add the unstored outputs of a node that leaves an ended job to the job, with an event for new ones.
+
+        The job loop records those of an unfinished job. Raises StaleLease if the fleet's lease is lost.
+        """
+        with self._database.write() as session:
+            self._fleet_leases.check(session, fleet)
+            try:
+                job = jobs.get_run(session, member.run)
+            except NotFound:
+                return  # A person has deleted the job.
+            if job.ended_at is None:
+                return
+            unstored, event = unstored_outputs(memos.unstored_outputs_of(job), Generation(job.generation), [member])
+            if event is not None:
+                jobs.set_memo(session, job.run_id, {**job.memo, "unstored": msgspec.to_builtins(unstored)})
+                events.append_for_job(session, job, event.type, _message(event), records.at(now))
 
     def apply_fleet(
         self,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from control_plane.core.actions import FleetDecision, GroupAction, SendKeepEvidence
+from control_plane.core.actions import FleetDecision, GroupAction, Send, SendKeepEvidence
 from control_plane.core.fleets import decide
 from control_plane.core.observed.specs import Policy
 from control_plane.db import fleets
@@ -25,6 +25,7 @@ from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.executor import Executor
 from control_plane.loop.held_leases import HeldLeases
 from control_plane.loop.observer import Hearing, Observer
+from everstep.protocol.agent_messages import Release
 from everstep.protocol.ids import FleetName
 
 log = logging.getLogger(__name__)
@@ -134,8 +135,12 @@ class FleetLoop:
         for action in decision.actions:
             if isinstance(action, SendKeepEvidence):
                 self.executor.keep_evidence(lease, action)
-            else:
-                self.executor.send(action)
+                continue
+            if isinstance(action, Send) and isinstance(action.message, Release) and action.message.unstored_count:
+                member = observed.nodes[action.node_id].member
+                assert member is not None
+                await asyncio.to_thread(self.store.record_outputs, name, member, now)
+            self.executor.send(action)
         return decision
 
     def _fleet_names(self) -> tuple[FleetName, ...]:

@@ -634,6 +634,11 @@ class MemberReport(Message, frozen=True):
     Empty for a job of more than `MAX_SERIES` ranks.
     """
 
+    @property
+    def unstored(self) -> tuple[OutputFailure, ...]:
+        """The outputs of the node's ranks that are not in S3."""
+        return tuple(fault.output for fault in self.faults if fault.output is not None)
+
 
 class RankMemory(Message, frozen=True):
     """Memory of one rank's process in bytes, without the processes that the rank started."""
@@ -845,9 +850,17 @@ class KillForDrill(RunMessage, frozen=True):
 
 
 class Release(Message, frozen=True):
-    """Command to delete everything that the node stores of this run: slots, pages, files and the recorded promise."""
+    """Command to delete everything that the node stores of this run: slots, pages, files and the recorded promise.
+
+    The control plane repeats the command until the node's report no longer names the run.
+    """
 
     run: RunId
+    unstored_count: int | None = None
+    """How many of the node's unstored outputs (`OutputFailure`) the control plane has recorded.
+
+    The agent deletes nothing while it has more to report. None from older control planes: it need not wait.
+    """
 
 
 class KeepEvidence(Message, frozen=True):

@@ -140,8 +140,8 @@ class Commands:
                 self._lifecycle.load(plan, key)
             case Start(run=run, generation=generation) if self._is_current(run, generation):
                 await self._lifecycle.start()
-            case Release(run=run):
-                await self._departure.begin(run, then=lambda left: self._queue.put_nowait(_OutputsStored(left)))
+            case Release():
+                await self._departure.begin(command, then=lambda left: self._queue.put_nowait(_OutputsStored(left)))
             case _OutputsStored(membership=membership):
                 await self._departure.finish(membership)
             case StopTraining(run=run, generation=generation) if self._is_current(run, generation):

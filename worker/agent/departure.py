@@ -14,6 +14,7 @@ import logging
 import shutil
 from collections.abc import Callable
 
+from everstep.protocol.agent_messages import Release
 from everstep.protocol.ids import RunId
 from worker.agent.lifecycle import Lifecycle
 from worker.agent.outputs import EndedOutputs
@@ -76,29 +77,37 @@ class Departure:
         self._rank_outputs = rank_outputs
         self._archives = archives
         self._waiting: asyncio.Task[None] | None = None
+        self._recorded_count: int | None = None
+        """Number of this node's unstored outputs that the control plane has recorded. None: it records none."""
 
     @property
     def has_begun(self) -> bool:
         """True while this node waits for the uploads of a run's output, before it deletes the run's files."""
         return self._waiting is not None and not self._waiting.done()
 
-    async def begin(self, run: RunId, *, then: Callable[[Membership], None]) -> None:
+    async def begin(self, release: Release, *, then: Callable[[Membership], None]) -> None:
         """End a run's ranks on this node, and begin to wait until its output is uploaded or the uploads stall.
 
-        A repeated call changes nothing.
+        A run with unstored outputs that the control plane has not recorded remains until a later call.
 
         Args:
-            run: the run that no longer needs this node. The call does nothing if the node works for another run.
+            release: names the run. The call does nothing if the node works for another run.
             then: called after the wait, with the node's `Membership` from before the wait. The caller then removes the
                 run with `finish` and this value. Without pending uploads, `begin` removes the run itself and does not
                 call `then`.
         """
-        if self._promise.run not in (None, run) or self.has_begun:
+        run = release.run
+        if self._promise.run not in (None, run):
+            return
+        self._recorded_count = release.unstored_count
+        if self.has_begun:
             return
         await self._lifecycle.end_member()
         membership = self._promise.membership
-        if membership is None or not self._outputs.is_pending:
+        if membership is None:
             await self._release(run)
+        elif not self._outputs.is_pending:
+            await self.finish(membership)
         else:
             self._waiting = asyncio.create_task(self._wait(membership, then), name="what a run has left")
 
@@ -117,7 +126,9 @@ class Departure:
 
         `membership` names the run, and the generation that the node had promised when the removal began.
         """
-        if membership == self._promise.membership:
+        unstored_count = sum(fault.output is not None for fault in self._lifecycle.reported_faults)
+        is_recorded = self._recorded_count is None or unstored_count <= self._recorded_count
+        if membership == self._promise.membership and is_recorded:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from msgspec import structs
@@ -15,7 +16,7 @@ from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.states import IncidentEvent, IncidentState
-from everstep.protocol.agent_messages import ExitClass, OutputFailure
+from everstep.protocol.agent_messages import ExitClass, MemberReport, OutputFailure
 from everstep.protocol.ids import Generation, Rank, Step
 
 SHOWN_OUTPUTS = 5
@@ -99,29 +100,49 @@ def with_unstored_outputs(view: JobView) -> JobView:
 
     The agents also report those of ended generations.
     """
-    before = view.record.unstored
+    members = [
+        node.member
+        for _, node in sorted(view.nodes.items())
+        if node.member is not None and node.member.run == view.spec.run
+    ]
+    unstored, event = unstored_outputs(view.record.unstored, view.record.generation, members)
+    if event is None:
+        return view
+    return with_record(replace(view, events=(*view.events, event)), unstored=unstored)
+
+
+def unstored_outputs(
+    before: UnstoredOutputs | None, generation: Generation, members: Iterable[MemberReport]
+) -> tuple[UnstoredOutputs | None, EventDraft | None]:
+    """Add what agents report to a job's unstored outputs.
+
+    Args:
+        before: the job's recorded outputs.
+        generation: the job's generation, for the first record.
+        members: reports about the job.
+
+    Returns:
+        The outputs to record, and an event that names the new ones. None for the event if nothing changed.
+    """
     known = {_identity(each): each for each in (() if before is None else before.outputs)}
     fresh: dict[tuple[Generation | None, Rank, str], OutputFailure] = {}
-    for _, node in sorted(view.nodes.items()):
-        report = node.member if node.member is not None and node.member.run == view.spec.run else None
-        for output in (fault.output for fault in (() if report is None else report.faults)):
-            if report is not None and output is not None:
-                each = structs.replace(output, generation=output.generation or report.generation)
-                fresh[_identity(each)] = each
+    for report in members:
+        for output in report.unstored:
+            each = structs.replace(output, generation=output.generation or report.generation)
+            fresh[_identity(each)] = each
     if not fresh:
-        return view
+        return before, None
     outputs = tuple((known | fresh).values())
     count = max(len(outputs) + sum(each.omitted_count for each in outputs), 0 if before is None else before.count)
-    generation = view.record.generation if before is None else before.generation
+    generation = generation if before is None else before.generation
     unstored = UnstoredOutputs(generation=generation, outputs=outputs[:MAX_NAMED_OUTPUTS], count=count)
     if unstored == before:
-        return view
+        return before, None
     added = [each for key, each in fresh.items() if key not in known]
     shown = [f"gen={each.generation}/rank={each.rank}/{each.path} ({each.cause})" for each in added[:SHOWN_OUTPUTS]]
     left = len(added) + sum(each.omitted_count for each in added) - len(shown)
     more = f" and {left} more" if left > 0 else ""
-    event = EventDraft(type="OutputsNotStored", message=f"outputs are not in S3: {', '.join(shown)}{more}")
-    return with_record(replace(view, events=(*view.events, event)), unstored=unstored)
+    return unstored, EventDraft(type="OutputsNotStored", message=f"outputs are not in S3: {', '.join(shown)}{more}")
 
 
 def _identity(output: OutputFailure) -> tuple[Generation | None, Rank, str]:

@@ -160,12 +160,30 @@ async def test_unstored_outputs_of_an_ended_generation_are_reported_until_the_re
 
     def reported() -> list[tuple[int | None, str]]:
         member = fleet.control.member(node.id)
-        outputs = [fault.output for fault in (() if member is None else member.faults)]
-        return [(output.generation, output.path) for output in outputs if output is not None]
+        return [] if member is None else [(each.generation, each.path) for each in member.unstored]
 
     await until("the report", lambda: reported() == [(1, "latest")])
     await fleet.release()
     assert node.agent.lifecycle.reported_faults == ()
+
+
+async def test_a_node_is_released_only_after_the_control_plane_has_recorded_its_unstored_outputs(fleet: Fleet) -> None:
+    await fleet.launch()
+    node = fleet.nodes[0]
+    files = RankFiles(node.state_dir, RUN, Generation(1), Rank(0))
+    files.make()
+    (files.output_dir / "latest").symlink_to("/etc")
+    await fleet.send(node, Release(run=RUN, unstored_count=0))
+
+    def reported() -> list[str]:
+        member = fleet.control.member(node.id)
+        return [] if member is None else [each.path for each in member.unstored]
+
+    await until("the report", lambda: reported() == ["latest"])
+    await node.agent.departure.begin(Release(run=RUN, unstored_count=0), then=lambda membership: None)
+    assert node.agent.promise.run == RUN
+    await fleet.send(node, Release(run=RUN, unstored_count=1))
+    await until("the release", lambda: fleet.control.member(node.id) is None)
 
 
 async def test_a_node_is_released_when_what_its_ranks_left_is_stored(

@@ -345,7 +345,7 @@ def test_nodes_of_an_ended_job_are_spares_again_and_forget_it() -> None:
     )
     decision = decide(observed)
     assert states(decision) == {"i1": ("spare", None)}
-    assert decision.actions == (Send(NodeId("i1"), Release(run=RunId("a"))),)
+    assert decision.actions == (Send(NodeId("i1"), Release(run=RunId("a"), unstored_count=0)),)
 
 
 def test_ranks_of_a_job_that_failed_elsewhere_are_halted_before_it_is_forgotten() -> None:
@@ -536,7 +536,7 @@ def test_an_excluded_node_is_ended_if_aws_or_its_agent_said_so_and_held_if_nobod
     held = excluded(False)
     assert states(held)["i1"] == ("held", None)
     assert held.actions == (
-        Send(NodeId("i1"), Release(run=RunId("a"))),
+        Send(NodeId("i1"), Release(run=RunId("a"), unstored_count=0)),
         SetDesired(group="group", desired_count=4),
     )
     assert states(held)["i3"] == ("assigned", "a")

@@ -808,6 +808,27 @@ async def test_outputs_that_are_not_in_s3_stay_on_the_job_with_their_names(world
     assert len(messages) == 1
 
 
+async def test_outputs_of_a_failed_job_that_are_refused_after_its_end_are_named_on_the_job(world: World) -> None:
+    """The nodes upload the outputs of the last generation after the job has failed."""
+    world.submit(max_attempts=1)
+    await world.running()
+    await world.train(3)
+    agent = world.team()[0]
+    agent.unstored_at_release = ("model.bin", "log")
+    world.kill_rank(agent, exit_class=ExitClass.ERROR, code=1, lines="NameError: x")
+    await world.until(lambda: world.job().state == JobState.FAILED)
+    run = agent.run
+    await world.until(lambda: agent.run != run)
+    stored = memos.unstored_outputs_of(world.job())
+    assert stored is not None
+    assert [(each.path, each.generation) for each in stored.outputs] == [("model.bin", 2), ("log", 2)]
+    assert views.job_summary(world.job(), world.now).training_job_status == "Failed"
+    with world.database.read() as session:
+        found = events.page(session, events.EventFilter(), limit=1000)
+    messages = [event.message for event in found if event.type == "OutputsNotStored"]
+    assert messages == ["outputs are not in S3: gen=2/rank=0/model.bin (Refused), gen=2/rank=0/log (Refused)"]
+
+
 async def test_outputs_of_an_ended_generation_stay_on_the_job_with_their_generation(world: World) -> None:
     """A generation fails, and its outputs cannot be stored. The agents report them during later generations."""
     world.submit()

@@ -51,6 +51,8 @@ from everstep.protocol.agent_messages import (
     NodeNotice,
     NoticeKind,
     Obstacle,
+    OutputCause,
+    OutputFailure,
     PageCommit,
     Prepare,
     RankExit,
@@ -126,6 +128,8 @@ class Agent:
     exits: dict[Rank, RankExit] = field(default_factory=dict)
     inventory: tuple[SlotRecord, ...] = ()
     faults: tuple[NodeFault, ...] = ()
+    unstored_at_release: tuple[str, ...] = ()
+    """Outputs that S3 refuses when the control plane first releases the node."""
     notices: tuple[NodeNotice, ...] = ()
     """Announcements of AWS in the instance's own metadata."""
     uploads: tuple[UploadedShard, ...] = ()
@@ -436,8 +440,14 @@ class Agent:
                 if generation == self.generation and (self.look is None or number > self.look[0]):
                     self.look = number, self.world.now
                     self.looked_first = self.looked_first or self.world.now
-            case Release(run=run):
-                if run == self.run:
+            case Release(run=run, unstored_count=recorded):
+                for path in self.unstored_at_release if run == self.run else ():
+                    output = OutputFailure(rank=Rank(0), path=path, cause=OutputCause.REFUSED)
+                    fault = NodeFault(code="output_missing", message="x", is_permanent=False, output=output)
+                    self.faults = (*self.faults, fault)
+                self.unstored_at_release = ()
+                unstored = [fault for fault in self.faults if fault.output is not None]
+                if run == self.run and (recorded is None or len(unstored) <= recorded):
                     self.run, self.slots, self.plan, self.boundary, self.exits = None, {}, None, {}, {}
             case KillForDrill(rank=rank, generation=generation):
                 if generation == self.generation and rank is not None:
