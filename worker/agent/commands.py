@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.agent_messages import (
     HaltRanks,
@@ -60,53 +60,40 @@ class _OutputsStored:
     membership: Membership
 
 
+@dataclass(eq=False, repr=False)
 class Commands:
-    """Queues the commands of the control plane, and passes each command to the part of the agent that executes it."""
+    """Queues the commands of the control plane, and passes each command to the part of the agent that executes it.
 
-    def __init__(
-        self,
-        agent_id: str,
-        lifecycle: Lifecycle,
-        departure: Departure,
-        *,
-        supervisor: Supervisor,
-        inspection: RankInspection,
-        snapshots: SnapshotRequests,
-        lines: RankLogLines,
-        sources: SourcePrefetch,
-        evidence: Evidence,
-        outbox: MetricOutbox,
-        identity: PeerIdentity,
-        on_change: Callable[[], None],
-    ) -> None:
-        """Create the queue; `run` executes the commands. The arguments are the parts that execute commands.
+    Args:
+        agent_id: random name of this agent process; confirmations for another process are ignored.
+        lifecycle: executes Prepare, Load and Start.
+        departure: executes Release: ends the run on this node once the run's output is uploaded.
+        supervisor: halts ranks, and kills them for drills.
+        inspection: samples stacks and runs commands beside ranks.
+        snapshots: keeps snapshots in memory while a user exports them, and reads them.
+        lines: sends log lines to users who follow them.
+        sources: fetches source archives on an idle node.
+        evidence: stores the logs of this agent in S3.
+        outbox: holds logged values until the control plane confirms that it has stored them.
+        identity: stores this node's certificate for TLS between agents, which the control plane sends.
+        on_change: called after each command that can change the report.
+    """
 
-        Args:
-            agent_id: random name of this agent process; confirmations for another process are ignored.
-            lifecycle: executes Prepare, Load and Start.
-            departure: executes Release: ends the run on this node once the run's output is uploaded.
-            supervisor: halts ranks, and kills them for drills.
-            inspection: samples stacks and runs commands beside ranks.
-            snapshots: keeps snapshots in memory while a user exports them, and reads them.
-            lines: sends log lines to users who follow them.
-            sources: fetches source archives on an idle node.
-            evidence: stores the logs of this agent in S3.
-            outbox: holds logged values until the control plane confirms that it has stored them.
-            identity: stores this node's certificate for TLS between agents, which the control plane sends.
-            on_change: called after each command that can change the report.
-        """
-        self._agent_id = agent_id
-        self._lifecycle = lifecycle
-        self._departure = departure
-        self._supervisor = supervisor
-        self._inspection = inspection
-        self._snapshots = snapshots
-        self._lines = lines
-        self._sources = sources
-        self._evidence = evidence
-        self._outbox = outbox
-        self._identity = identity
-        self._on_change = on_change
+    agent_id: str
+    lifecycle: Lifecycle
+    departure: Departure
+    _: KW_ONLY
+    supervisor: Supervisor
+    inspection: RankInspection
+    snapshots: SnapshotRequests
+    lines: RankLogLines
+    sources: SourcePrefetch
+    evidence: Evidence
+    outbox: MetricOutbox
+    identity: PeerIdentity
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._queue: asyncio.Queue[Message | _OutputsStored] = asyncio.Queue()
 
     def take(self, command: Message) -> None:
@@ -114,13 +101,13 @@ class Commands:
         match command:
             case HaltRanks(run=run, generation=generation):
                 if self._is_current(run, generation):
-                    self._supervisor.halt_now(run, generation)
+                    self.supervisor.halt_now(run, generation)
                     if (rounds := self._rounds) is not None:
                         rounds.halt()
                 self._queue.put_nowait(command)
             case MetricsStored(agent_id=agent_id, next_number=number):
-                if agent_id == self._agent_id:
-                    self._outbox.confirm(number)
+                if agent_id == self.agent_id:
+                    self.outbox.confirm(number)
             case _:
                 self._queue.put_nowait(command)
 
@@ -132,18 +119,18 @@ class Commands:
     async def _execute(self, command: Message | _OutputsStored) -> None:
         match command:
             case Prepare():
-                if self._lifecycle.must_promise(command):
-                    await self._departure.make_way(command.run)
-                    self._sources.stop()
-                    await self._lifecycle.prepare(command)
+                if self.lifecycle.must_promise(command):
+                    await self.departure.make_way(command.run)
+                    self.sources.stop()
+                    await self.lifecycle.prepare(command)
             case Load(plan=plan, key=key):
-                self._lifecycle.load(plan, key)
+                self.lifecycle.load(plan, key)
             case Start(run=run, generation=generation) if self._is_current(run, generation):
-                await self._lifecycle.start()
+                await self.lifecycle.start()
             case Release():
-                await self._departure.begin(command, then=lambda left: self._queue.put_nowait(_OutputsStored(left)))
+                await self.departure.begin(command, then=lambda left: self._queue.put_nowait(_OutputsStored(left)))
             case _OutputsStored(membership=membership):
-                await self._departure.finish(membership)
+                await self.departure.finish(membership)
             case StopTraining(run=run, generation=generation) if self._is_current(run, generation):
                 if (rounds := self._rounds) is not None:
                     rounds.request_stop()
@@ -153,44 +140,44 @@ class Commands:
             case KillForDrill(run=run, generation=generation) if self._is_current(run, generation):
                 self._kill(run, generation, command.rank, command.drill)
             case TakeStacks(run=run, generation=generation, number=number) if self._is_current(run, generation):
-                if (member := self._lifecycle.member) is not None:
-                    self._inspection.sample_stacks(member.plan, member.here, number)
+                if (member := self.lifecycle.member) is not None:
+                    self.inspection.sample_stacks(member.plan, member.here, number)
             case RunCommand(run=run, generation=generation):
-                self._inspection.run_command(command, is_current=self._is_current(run, generation))
+                self.inspection.run_command(command, is_current=self._is_current(run, generation))
                 return
             case HoldSnapshot() | ReadSnapshot() | ReleaseSnapshot():
                 is_current = self._is_current(command.run, command.generation)
-                self._snapshots.take(command, self._lifecycle.member if is_current else None)
+                self.snapshots.take(command, self.lifecycle.member if is_current else None)
                 return
             case SendLines(run=run):
-                if run == self._lifecycle.promise.run:
-                    self._lines.follow()
+                if run == self.lifecycle.promise.run:
+                    self.lines.follow()
                 return
             case KeepEvidence(place=place):
-                await self._evidence.keep(place)
+                await self.evidence.keep(place)
             case PeerCertificate():
                 # Write the certificate to disk in a thread, so that a slow disk does not stop the event loop.
-                await asyncio.to_thread(self._identity.accept, command)
+                await asyncio.to_thread(self.identity.accept, command)
                 return
             case KeepSources(sources=sources):
                 # Only a node without a job fetches source archives in advance.
-                if self._lifecycle.promise.value is None:
-                    await self._sources.want(sources)
+                if self.lifecycle.promise.value is None:
+                    await self.sources.want(sources)
             case _:
                 log.debug("%s ignored: it is not for this node's promised generation", type(command).__name__)
-        self._on_change()
+        self.on_change()
 
     def _is_current(self, run: RunId, generation: Generation) -> bool:
-        return is_current(self._lifecycle.promise.membership, run, generation)
+        return is_current(self.lifecycle.promise.membership, run, generation)
 
     @property
     def _rounds(self) -> RoundServer | None:
         """The coordinator of the running generation, if this node runs it; otherwise None."""
-        return self._lifecycle.member.server if self._lifecycle.member is not None else None
+        return self.lifecycle.member.server if self.lifecycle.member is not None else None
 
     def _kill(self, run: RunId, generation: Generation, rank: Rank | None, drill: str) -> None:
         log.warning("drill %s: killing %s", drill, "this agent" if rank is None else f"rank {rank}")
         if rank is None:
             os.kill(os.getpid(), signal.SIGKILL)
         else:
-            self._supervisor.kill_rank(run, generation, rank)
+            self.supervisor.kill_rank(run, generation, rank)

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.agent_messages import Release
 from everstep.protocol.ids import RunId
@@ -35,47 +36,36 @@ LEAVING_SECONDS = 30.0
 """Maximum seconds for which the node's next job waits while this node uploads output of its previous job."""
 
 
+@dataclass(eq=False, repr=False)
 class Departure:
     """Ends a run on this node, and then frees the node for another run.
 
     A run ends on a node when the control plane releases the node from the run, or assigns the node to another run.
+
+    Args:
+        settings: names the folders of this node.
+        lifecycle: ends the ranks, sessions and uploads of the running generation.
+        promise: the node's promise, which `finish` and `make_way` delete.
+        outputs: uploads of ended generations, for which this object waits before it removes the run's files.
+        store: this node's slots; a release removes the run's slots.
+        supervisor: holds the records of the run's ended ranks, which a release drops.
+        supplies: owns the inputs and packages of the run.
+        rank_outputs: deletes the files with the ranks' stdout and stderr, and the run's output files.
+        archives: deletes the source archives of runs.
     """
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        lifecycle: Lifecycle,
-        promise: CurrentPromise,
-        outputs: EndedOutputs,
-        *,
-        store: SlotStore,
-        supervisor: Supervisor,
-        supplies: Supplies,
-        rank_outputs: RankOutputs,
-        archives: SourceArchives,
-    ) -> None:
-        """Create the object. It ends a run when the caller calls `begin` (after a release) or `make_way`.
+    settings: AgentSettings
+    lifecycle: Lifecycle
+    promise: CurrentPromise
+    outputs: EndedOutputs
+    _: KW_ONLY
+    store: SlotStore
+    supervisor: Supervisor
+    supplies: Supplies
+    rank_outputs: RankOutputs
+    archives: SourceArchives
 
-        Args:
-            settings: names the folders of this node.
-            lifecycle: ends the ranks, sessions and uploads of the running generation.
-            promise: the node's promise, which `finish` and `make_way` delete.
-            outputs: uploads of ended generations, for which this object waits before it removes the run's files.
-            store: this node's slots; a release removes the run's slots.
-            supervisor: holds the records of the run's ended ranks, which a release drops.
-            supplies: owns the inputs and packages of the run.
-            rank_outputs: deletes the files with the ranks' stdout and stderr, and the run's output files.
-            archives: deletes the source archives of runs.
-        """
-        self._settings = settings
-        self._lifecycle = lifecycle
-        self._promise = promise
-        self._outputs = outputs
-        self._store = store
-        self._supervisor = supervisor
-        self._supplies = supplies
-        self._rank_outputs = rank_outputs
-        self._archives = archives
+    def __post_init__(self) -> None:
         self._waiting: asyncio.Task[None] | None = None
         self._recorded_count: int | None = None
         """Number of this node's unstored outputs that the control plane has recorded. None: it records none."""
@@ -97,24 +87,24 @@ class Departure:
                 call `then`.
         """
         run = release.run
-        if self._promise.run not in (None, run):
+        if self.promise.run not in (None, run):
             return
         self._recorded_count = release.unstored_count
         if self.has_begun:
             return
-        await self._lifecycle.end_member()
-        membership = self._promise.membership
+        await self.lifecycle.end_member()
+        membership = self.promise.membership
         if membership is None:
             await self._release(run)
-        elif not self._outputs.is_pending:
+        elif not self.outputs.is_pending:
             await self.finish(membership)
         else:
             self._waiting = asyncio.create_task(self._wait(membership, then), name="what a run has left")
 
     async def _wait(self, membership: Membership, then: Callable[[Membership], None]) -> None:
-        await self._outputs.wait_while_moving()
-        if self._outputs.is_pending:
-            self._lifecycle.fault(
+        await self.outputs.wait_while_moving()
+        if self.outputs.is_pending:
+            self.lifecycle.fault(
                 "output_missing",
                 f"run {membership.run}: outputs of ranks that are not in S3 are lost when their node is released, "
                 "because nothing has reached S3 for too long",
@@ -126,9 +116,9 @@ class Departure:
 
         `membership` names the run, and the generation that the node had promised when the removal began.
         """
-        unstored_count = sum(fault.output is not None for fault in self._lifecycle.reported_faults)
+        unstored_count = sum(fault.output is not None for fault in self.lifecycle.reported_faults)
         is_recorded = self._recorded_count is None or unstored_count <= self._recorded_count
-        if membership == self._promise.membership and is_recorded:
+        if membership == self.promise.membership and is_recorded:
             await self._release(membership.run, wait_seconds=0.0)
 
     async def make_way(self, run: RunId) -> None:
@@ -136,7 +126,7 @@ class Departure:
 
         If the node already works for `run`, the method only cancels a removal of `run` that waits for uploads.
         """
-        other = self._promise.run
+        other = self.promise.run
         if other is not None and other != run:
             await self._release(other)
         await end(self._waiting)
@@ -146,36 +136,36 @@ class Departure:
 
         The wait takes at most `wait_seconds`.
         """
-        if self._promise.run not in (None, run):
+        if self.promise.run not in (None, run):
             return
         log.info("release run %s", run)
-        self._lifecycle.is_unsettled = True
-        await self._lifecycle.end_member()
-        await self._outputs.wait(wait_seconds)
-        if self._outputs.is_pending:
+        self.lifecycle.is_unsettled = True
+        await self.lifecycle.end_member()
+        await self.outputs.wait(wait_seconds)
+        if self.outputs.is_pending:
             log.error("run %s is released before all output of its ranks is in S3; the rest is lost", run)
-            self._outputs.abandon()
-        self._promise.lapse()
-        await self._store.release()
+            self.outputs.abandon()
+        self.promise.lapse()
+        await self.store.release()
         await asyncio.to_thread(self._forget_files, run)
-        await self._supplies.forget(run)
-        self._promise.drop(run)
-        self._lifecycle.forget()
+        await self.supplies.forget(run)
+        self.promise.drop(run)
+        self.lifecycle.forget()
 
     def _forget_files(self, run: RunId) -> None:
-        if left := end_processes(self._settings.rank_user, seconds=self._supervisor.gone_seconds):
+        if left := end_processes(self.settings.rank_user, seconds=self.supervisor.gone_seconds):
             log.error(
                 "processes of run %s cannot be ended, and no job starts on this node until they end: %s", run, left
             )
-        self._supervisor.forget(run)
-        self._rank_outputs.forget(run)
-        self._archives.keep(())
+        self.supervisor.forget(run)
+        self.rank_outputs.forget(run)
+        self.archives.keep(())
         # The pattern also matches incomplete source trees of a killed agent.
-        trees = (self._settings.state / "sources").glob(f"{run}*")
-        for folder in (*trees, home_of(self._settings.state, run)):
+        trees = (self.settings.state / "sources").glob(f"{run}*")
+        for folder in (*trees, home_of(self.settings.state, run)):
             shutil.rmtree(folder, ignore_errors=True)
-        if self._settings.rank_user is not None:
-            clear(self._settings.rank_user)
+        if self.settings.rank_user is not None:
+            clear(self.settings.rank_user)
 
     async def close(self) -> None:
         """Stop waiting for uploads, because this agent process ends."""

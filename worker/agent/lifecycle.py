@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,43 +75,41 @@ class Remains:
         return cls(store.inventory(), store.ended_ranks(), store.page_commits())
 
 
+@dataclass(eq=False, repr=False)
 class Lifecycle:
-    """Prepares, starts and ends the node's part of the newest generation that the node has promised to join."""
+    """Prepares, starts and ends the node's part of the newest generation that the node has promised to join.
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        node: LocalNode,
-        promise: CurrentPromise,
-        *,
-        supervisor: Supervisor,
-        ranks: RankServer,
-        supplies: Supplies,
-        rank_outputs: RankOutputs,
-        lines: RankLogLines,
-        outputs: EndedOutputs,
-        inspection: RankInspection,
-        full_disks: FullDisks,
-        on_change: Callable[[], None],
-    ) -> None:
-        """Create the object without a generation; `resume` reads the generation that an earlier agent process promised.
+    Args:
+        settings: names the node's folders and users.
+        node: the parts of this node that a generation uses.
+        promise: the node's promise, which each command of a launch (such as Prepare or Load) changes.
+        supervisor: starts, watches and ends this node's ranks.
+        ranks: accepts the connections of ranks.
+        supplies: provides inputs, packages and secrets.
+        rank_outputs: uploads the outputs of ranks.
+        lines: uploads the log lines of ranks.
+        outputs: uploads the log lines and output files that the ranks of ended generations have left on this node.
+        inspection: runs users' commands and samples stacks. Commands and samples end with the generation of their
+            ranks.
+        full_disks: records each write that a disk refuses.
+        on_change: called after a change that the agent reports immediately.
+    """
 
-        Args:
-            settings: names the node's folders and users.
-            node: the parts of this node that a generation uses.
-            promise: the node's promise, which each command of a launch (such as Prepare or Load) changes.
-            supervisor: starts, watches and ends this node's ranks.
-            ranks: accepts the connections of ranks.
-            supplies: provides inputs, packages and secrets.
-            rank_outputs: uploads the outputs of ranks.
-            lines: uploads the log lines of ranks.
-            outputs: uploads the log lines and output files that the ranks of ended generations have left on this node.
-            inspection: runs users' commands and samples stacks. Commands and samples end with the generation of their
-                ranks.
-            full_disks: records each write that a disk refuses.
-            on_change: called after a change that the agent reports immediately.
-        """
-        self.promise = promise
+    settings: AgentSettings
+    node: LocalNode
+    promise: CurrentPromise
+    _: KW_ONLY
+    supervisor: Supervisor
+    ranks: RankServer
+    supplies: Supplies
+    rank_outputs: RankOutputs
+    lines: RankLogLines
+    outputs: EndedOutputs
+    inspection: RankInspection
+    full_disks: FullDisks
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self.member: Member | None = None
         """This node's part in the generation whose ranks it runs; None between generations."""
         self.is_unsettled = False
@@ -128,17 +126,6 @@ class Lifecycle:
 
         None before the load, and after a restart of the agent.
         """
-        self._settings = settings
-        self._node = node
-        self._supervisor = supervisor
-        self._ranks = ranks
-        self._supplies = supplies
-        self._rank_outputs = rank_outputs
-        self._lines = lines
-        self._outputs = outputs
-        self._inspection = inspection
-        self._full_disks = full_disks
-        self._on_change = on_change
         self._working: asyncio.Task[None] | None = None
         """Background work of the current phase: the load, or the watch until all ranks have exited."""
         self._stored: Member | None = None
@@ -150,7 +137,7 @@ class Lifecycle:
         if promise is None:
             return
         log.info("resuming run %s generation %d in phase %s", promise.run, promise.generation, promise.phase)
-        self._node.store.open_run(promise.membership.job, promise.membership.run)
+        self.node.store.open_run(promise.membership.job, promise.membership.run)
         match promise.phase:
             case MemberPhase.PROMISED | MemberPhase.LOAD_FAILED:
                 await self._fulfil(promise.membership)
@@ -158,11 +145,11 @@ class Lifecycle:
                 self.promise.set(msgspec.structs.replace(promise, phase=MemberPhase.LOADING))
                 self._begin_load(promise.plan, promise.key)
             case MemberPhase.RUNNING | MemberPhase.EXITED if promise.plan is not None:
-                self.member = Member(self._node, promise.plan, promise.key, on_change=self._on_change)
+                self.member = Member(self.node, promise.plan, promise.key, on_change=self.on_change)
                 self.member.adopt()
                 self._open_to_ranks(self.member)
                 self.member.begin_rounds(is_restarted=True)
-                await self._supplies.adopt(promise.plan, promise.key)
+                await self.supplies.adopt(promise.plan, promise.key)
                 await self._run_ranks(promise, self.member)
 
     def must_promise(self, command: Prepare) -> bool:
@@ -192,9 +179,9 @@ class Lifecycle:
     def _has_user(self, run: RunId) -> bool:
         """Assign a Linux user to the run's ranks. Return False if the disk refuses to store the assignment."""
         try:
-            user_of(run, self._settings.state, self._settings.rank_user)
+            user_of(run, self.settings.state, self.settings.rank_user)
         except OSError as error:  # `FullDisks` records the error, and the agent reports it.
-            self._full_disks.note(error)
+            self.full_disks.note(error)
             log.warning("the user of run %s cannot be stored on disk: %s", run, error)
             return False
         return True
@@ -208,11 +195,11 @@ class Lifecycle:
         await self.end_member()
         self.faults = ()
         try:
-            await self._supervisor.prove_gone(membership.run)
+            await self.supervisor.prove_gone(membership.run)
         except RanksNotGone as error:
             self.faults = (NodeFault(code=FaultCode.RANKS_NOT_GONE, message=str(error), is_permanent=False),)
-        self._node.store.open_run(membership.job, membership.run)
-        self.remains = Remains.of(self._node.store)
+        self.node.store.open_run(membership.job, membership.run)
+        self.remains = Remains.of(self.node.store)
         self.exits = {}
         self.is_unsettled = False
         log.info("generation %d promised: %d sealed slots", membership.generation, len(self.remains.inventory))
@@ -232,9 +219,9 @@ class Lifecycle:
             self._begin_load(plan, key)
 
     def _begin_load(self, plan: GenerationPlan, key: bytes) -> None:
-        for rank in list(self._node.store.shards):
-            self._node.store.settle_copiers(rank)
-        self.member = Member(self._node, plan, key, on_change=self._on_change)
+        for rank in list(self.node.store.shards):
+            self.node.store.settle_copiers(rank)
+        self.member = Member(self.node, plan, key, on_change=self.on_change)
         self._begin(self._load_member(self.member))
 
     async def _load_member(self, member: Member) -> None:
@@ -256,7 +243,7 @@ class Lifecycle:
             async def supply_ranks() -> None:
                 nonlocal watching
                 self.supplied = await self._patiently(
-                    lambda: self._supplies.gather(member.plan, promise.key, member.here, entry)
+                    lambda: self.supplies.gather(member.plan, promise.key, member.here, entry)
                 )
                 if not wait_for_start(member.plan):
                     member.status.begin_clocks()
@@ -276,9 +263,9 @@ class Lifecycle:
             await watching
         except LoadFailed as error:
             log.warning("generation %d cannot be loaded: %s", member.plan.generation, error)
-            self._full_disks.note(error, self._settings.slots if error.code == FaultCode.MEMORY_FULL else None)
+            self.full_disks.note(error, self.settings.slots if error.code == FaultCode.MEMORY_FULL else None)
             if error.code == FaultCode.DISK_FULL:
-                self._full_disks.note_words(str(error))
+                self.full_disks.note_words(str(error))
             self.faults = (*self.faults, fault_of(error))
             self._finish(MemberEvent.LOAD_FAILED)
         finally:
@@ -292,19 +279,19 @@ class Lifecycle:
             nonlocal reported
             others = tuple(each for each in self.faults if each is not reported)
             self.faults, reported = (others if fault is None else (*others, fault)), fault
-            self._on_change()
+            self.on_change()
 
-        return await patiently(load, self._node.objects, report)
+        return await patiently(load, self.node.objects, report)
 
     def _has_ranks(self, member: Member) -> bool:
         key = (member.plan.run, member.plan.generation)
-        return any((record.run, record.generation) == key and record.end is None for record in self._supervisor.records)
+        return any((record.run, record.generation) == key and record.end is None for record in self.supervisor.records)
 
     def _open_to_ranks(self, member: Member) -> None:
         """Accept connections from the ranks of this generation only, and begin to upload their log lines."""
-        user = user_of(member.plan.run, self._settings.state, self._settings.rank_user)
-        self._ranks.admit(member.lines, user)
-        self._lines.begin(member.plan, member.here)
+        user = user_of(member.plan.run, self.settings.state, self.settings.rank_user)
+        self.ranks.admit(member.lines, user)
+        self.lines.begin(member.plan, member.here)
 
     async def start(self) -> None:
         """Start the training of a loaded generation: begin to vote on commits of steps, and watch the ranks."""
@@ -322,19 +309,19 @@ class Lifecycle:
         if promise.phase is MemberPhase.RUNNING:
             unborn = set(member.here.ranks) - {
                 key.rank
-                for key in self._supervisor.records
+                for key in self.supervisor.records
                 if (key.run, key.generation) == (promise.run, promise.generation)
             }
             supplied = self.supplied or Supplied()
             try:
                 if unborn and self.supplied is None:
-                    supplied = await self._supplies.gather(
+                    supplied = await self.supplies.gather(
                         member.plan, promise.key, member.here, Path(promise.entry_point)
                     )
             except (LoadFailed, OSError) as error:
-                self._full_disks.note(error)
+                self.full_disks.note(error)
                 for rank in sorted(unborn):
-                    self._supervisor.fail_rank(member.plan, rank, str(error))
+                    self.supervisor.fail_rank(member.plan, rank, str(error))
             else:
                 if unborn:
                     member.status.begin_clocks()
@@ -344,8 +331,8 @@ class Lifecycle:
     async def _start_ranks(self, promise: Promise, member: Member, supplied: Supplied) -> None:
         entry = Path(promise.entry_point)
         for rank in member.here.ranks:
-            await self._supervisor.start_rank(
-                member.plan, member.here, rank, entry, agent_socket=self._ranks.path, supplied=supplied
+            await self.supervisor.start_rank(
+                member.plan, member.here, rank, entry, agent_socket=self.ranks.path, supplied=supplied
             )
 
     async def _watch(self, promise: Promise, member: Member) -> None:
@@ -356,8 +343,8 @@ class Lifecycle:
         """
         await self._watch_exits(promise, member)
         await member.uploads.idle()
-        unshipped = await self._lines.finish()
-        unstored = await self._rank_outputs.upload_all(member.plan, member.here)
+        unshipped = await self.lines.finish()
+        unstored = await self.rank_outputs.upload_all(member.plan, member.here)
         for missing in unshipped:
             member.lines.faults.report("output_missing", missing)
         for output, words in unstored:
@@ -368,18 +355,18 @@ class Lifecycle:
 
     async def _watch_exits(self, promise: Promise, member: Member) -> None:
         while len(self.exits) < len(member.here.ranks):
-            exited = await self._supervisor.next_exit(
+            exited = await self.supervisor.next_exit(
                 promise.membership.run, promise.membership.generation, seen=set(self.exits)
             )
             boundary = next(status.boundary for status in member.status.rank_statuses() if status.rank == exited.rank)
             found = self.exits[exited.rank] = exited.describe(boundary)
             if found.exit_class is ExitClass.ERROR:
                 # A full disk may have prevented the rank's start or a write of its script.
-                self._full_disks.note_words(found.last_lines)
+                self.full_disks.note_words(found.last_lines)
                 if refused := refused_task(found.last_lines):
                     self.fault(FaultCode.TASKS_FULL, f"rank {exited.rank}: {refused}")
             log.info("rank %d: %s, code %d, after step %d", exited.rank, found.exit_class, found.code, boundary)
-            self._on_change()
+            self.on_change()
 
     async def end_member(self) -> None:
         """End all work for the current generation: first its ranks, then its sessions and uploads.
@@ -388,21 +375,21 @@ class Lifecycle:
         """
         await end(self._working)
         self._working = None
-        await self._inspection.close()
-        self._ranks.refuse()
+        await self.inspection.close()
+        self.ranks.refuse()
         self.supplied = None
-        await self._supervisor.stop_all()
-        await self._supplies.withdraw()
+        await self.supervisor.stop_all()
+        await self.supplies.withdraw()
         member, self.member = self.member, None
         if member is not None:
             await member.close()
             is_stored, self._stored = self._stored is member, None
-            self._outputs.store(member, self._lines.hand_over(), is_stored=is_stored)
+            self.outputs.store(member, self.lines.hand_over(), is_stored=is_stored)
 
     def forget(self) -> None:
         """Discard the remaining data, rank exits and faults of a run from which this node was released."""
         self.remains, self.exits, self.faults = Remains(), {}, ()
-        self._outputs.forget()
+        self.outputs.forget()
         self.is_unsettled = False
 
     async def end_work(self) -> None:
@@ -417,17 +404,17 @@ class Lifecycle:
     @property
     def reported_faults(self) -> tuple[NodeFault, ...]:
         """The faults of the generation, and the outputs of the run's ended generations that are not in S3."""
-        return (*self.faults, *self._outputs.faults)
+        return (*self.faults, *self.outputs.faults)
 
     def fault(self, code: str, message: str) -> None:
         """Report a fault of this node that is not permanent: a later generation may succeed on this node."""
         self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
-        self._on_change()
+        self.on_change()
 
     def _finish(self, event: MemberEvent) -> None:
         """Store the phase that follows `event` in the promise on disk, and report it to the control plane."""
         self.promise.finish(event)
-        self._on_change()
+        self.on_change()
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         self._working = asyncio.create_task(work, name="member")
@@ -443,10 +430,10 @@ class Lifecycle:
         error = task.exception()
         assert error is not None
         log.error("the node's work for its generation failed: %r", error, exc_info=error)
-        fault = self._full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
+        fault = self.full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
             # The control plane waits for the end of every load, so report the load as failed.
             self._finish(MemberEvent.LOAD_FAILED)
         else:
-            self._on_change()
+            self.on_change()

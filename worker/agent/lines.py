@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from everstep.protocol.agent_messages import SEND_LINES_SECONDS, LogLines
@@ -19,32 +20,26 @@ from worker.node.full_disks import FullDisks
 from worker.storage.object_store import ObjectStore
 
 
+@dataclass(eq=False, repr=False)
 class RankLogLines:
-    """Uploads the log lines of the newest generation, and sends new lines to users who follow the log."""
+    """Uploads the log lines of the newest generation, and sends new lines to users who follow the log.
 
-    def __init__(
-        self,
-        state: Path,
-        objects: ObjectStore,
-        full_disks: FullDisks,
-        *,
-        now: Callable[[], float],
-        send: Callable[[LogLines], None],
-    ) -> None:
-        """Create the object; `begin` starts the uploads of a generation.
+    Args:
+        state: the node's state directory, which contains the ranks' streams.
+        objects: the store that receives the chunks of lines.
+        full_disks: records each write that a disk refuses.
+        now: returns Unix time in seconds.
+        send: sends lines to the control plane; must not block.
+    """
 
-        Args:
-            state: the node's state directory, which contains the ranks' streams.
-            objects: the store that receives the chunks of lines.
-            full_disks: records each write that a disk refuses.
-            now: returns Unix time in seconds.
-            send: sends lines to the control plane; must not block.
-        """
-        self._state = state
-        self._objects = objects
-        self._full_disks = full_disks
-        self._now = now
-        self._send = send
+    state: Path
+    objects: ObjectStore
+    full_disks: FullDisks
+    _: KW_ONLY
+    now: Callable[[], float]
+    send: Callable[[LogLines], None]
+
+    def __post_init__(self) -> None:
         self._shipper: LogShipper | None = None
         self._followed_until = 0.0
         """Monotonic time until which a user follows the ranks' log lines."""
@@ -52,13 +47,13 @@ class RankLogLines:
     def begin(self, plan: GenerationPlan, here: PlanNode) -> None:
         """Start to upload the log lines of a generation's ranks."""
         self._shipper = LogShipper(
-            self._state,
-            self._objects,
+            self.state,
+            self.objects,
             plan,
             here,
-            now=self._now,
+            now=self.now,
             live=self._show,
-            on_trouble=self._full_disks.note,
+            on_trouble=self.full_disks.note,
         )
         self._shipper.begin()
 
@@ -92,4 +87,4 @@ class RankLogLines:
 
     def _show(self, lines: LogLines) -> None:
         if time.monotonic() < self._followed_until:
-            self._send(lines)
+            self.send(lines)

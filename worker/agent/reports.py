@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
@@ -29,99 +30,84 @@ from worker.ranks.supervisor import Supervisor
 from worker.replication.tcp import PeerListener
 
 
+@dataclass(eq=False, repr=False)
 class AgentReports:
-    """Builds the agent's reports from the state of the agent's other parts."""
+    """Builds the agent's reports from the state of the agent's other parts.
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        agent_id: str,
-        lifecycle: Lifecycle,
-        *,
-        listener: PeerListener,
-        ranks: RankServer,
-        supervisor: Supervisor,
-        supplies: Supplies,
-        sources: SourcePrefetch,
-        evidence: Evidence,
-        inspection: RankInspection,
-        usage: Usage,
-        full_disks: FullDisks,
-        outbox: MetricOutbox,
-        metadata: InstanceMetadata | None,
-    ) -> None:
-        """Create the object. The arguments are the parts of the agent that the reports describe.
+    Args:
+        settings: names the node and its address.
+        agent_id: random name of this agent process.
+        lifecycle: the node's part in the promised generation.
+        listener: counts the connections of other agents that this node refused.
+        ranks: counts the connections of ranks that this node refused.
+        supervisor: shows whether ranks can be forked from the template process (a warm start).
+        supplies: counts the requests of ranks for AWS credentials that this node refused.
+        sources: lists the source archives that this node fetched before it received a job.
+        evidence: names the key in S3 under which this agent's logs are stored.
+        inspection: returns the newest samples of the ranks' stacks.
+        usage: reads the use of memory and devices.
+        full_disks: reports the faults of this node's disks.
+        outbox: holds logged values until the control plane has stored them.
+        metadata: reads AWS's notices about this instance, such as spot interruptions; None outside of EC2.
+    """
 
-        Args:
-            settings: names the node and its address.
-            agent_id: random name of this agent process.
-            lifecycle: the node's part in the promised generation.
-            listener: counts the connections of other agents that this node refused.
-            ranks: counts the connections of ranks that this node refused.
-            supervisor: shows whether ranks can be forked from the template process (a warm start).
-            supplies: counts the requests of ranks for AWS credentials that this node refused.
-            sources: lists the source archives that this node fetched before it received a job.
-            evidence: names the key in S3 under which this agent's logs are stored.
-            inspection: returns the newest samples of the ranks' stacks.
-            usage: reads the use of memory and devices.
-            full_disks: reports the faults of this node's disks.
-            outbox: holds logged values until the control plane has stored them.
-            metadata: reads AWS's notices about this instance, such as spot interruptions; None outside of EC2.
-        """
-        self.exposure = settings.exposure
+    settings: AgentSettings
+    agent_id: str
+    lifecycle: Lifecycle
+    _: KW_ONLY
+    listener: PeerListener
+    ranks: RankServer
+    supervisor: Supervisor
+    supplies: Supplies
+    sources: SourcePrefetch
+    evidence: Evidence
+    inspection: RankInspection
+    usage: Usage
+    full_disks: FullDisks
+    outbox: MetricOutbox
+    metadata: InstanceMetadata | None
+
+    def __post_init__(self) -> None:
+        self.exposure = self.settings.exposure
         """Sentence that names what a job's code can reach outside its job, such as the agent's files.
 
         Empty if the code can reach nothing outside its job.
         """
-        self._settings = settings
-        self._agent_id = agent_id
-        self._lifecycle = lifecycle
-        self._listener = listener
-        self._ranks = ranks
-        self._supervisor = supervisor
-        self._supplies = supplies
-        self._sources = sources
-        self._evidence = evidence
-        self._inspection = inspection
-        self._usage = usage
-        self._full_disks = full_disks
-        self._outbox = outbox
-        self._metadata = metadata
         self._sequence = 0
         self._newest: AgentReport | None = None
         """The last report that the agent sent; None before the first report."""
 
     def hello(self) -> Hello:
         """Return the first message that the agent sends on a new connection to the control plane."""
-        self._outbox.connected()
+        self.outbox.connected()
         return Hello(
-            node_id=self._settings.node_id,
-            agent_id=self._agent_id,
-            address=self._settings.address,
-            peer_port=self._listener.port,
-            memory_bytes=self._settings.memory_bytes,
+            node_id=self.settings.node_id,
+            agent_id=self.agent_id,
+            address=self.settings.address,
+            peer_port=self.listener.port,
+            memory_bytes=self.settings.memory_bytes,
             version=__version__,
-            run=self._lifecycle.promise.run,
+            run=self.lifecycle.promise.run,
             protocol_minor=PROTOCOL_MINOR,
-            public_key=self._listener.identity.public_key if self._listener.identity is not None else None,
+            public_key=self.listener.identity.public_key if self.listener.identity is not None else None,
         )
 
     def report(self) -> AgentReport:
         """Return the newest state of this node. Called right before each send."""
         self._sequence += 1
         self._newest = AgentReport(
-            node_id=self._settings.node_id,
+            node_id=self.settings.node_id,
             sequence=self._sequence,
             member=self._member(),
-            metrics=self._outbox.due(time.monotonic()),
-            refused_count=self._listener.refused_count + self._ranks.refused_count + self._supplies.refused_count,
-            notices=self._metadata.notices if self._metadata is not None else (),
-            evidence_key=self._evidence.key,
-            is_warm=self._supervisor.is_warm,
+            metrics=self.outbox.due(time.monotonic()),
+            refused_count=self.listener.refused_count + self.ranks.refused_count + self.supplies.refused_count,
+            notices=self.metadata.notices if self.metadata is not None else (),
+            evidence_key=self.evidence.key,
+            is_warm=self.supervisor.is_warm,
             exposure=self.exposure,
-            sources=self._sources.settled,
+            sources=self.sources.settled,
             faults=self._node_faults(),
-            memory=self._usage.memory(),
+            memory=self.usage.memory(),
         )
         return self._newest
 
@@ -136,14 +122,14 @@ class AgentReports:
         Returns:
             The newest report, the state of the connection, and the counters of logged steps.
         """
-        return AgentFacts(self._newest, is_connected, len(self._outbox), self._outbox.dropped_count)
+        return AgentFacts(self._newest, is_connected, len(self.outbox), self.outbox.dropped_count)
 
     def _node_faults(self) -> tuple[NodeFault, ...]:
-        of_devices = self._usage.faults()
-        return (*of_devices, *self._full_disks.faults(of_devices))
+        of_devices = self.usage.faults()
+        return (*of_devices, *self.full_disks.faults(of_devices))
 
     def _member(self) -> MemberReport | None:
-        lifecycle, membership = self._lifecycle, self._lifecycle.promise.membership
+        lifecycle, membership = self.lifecycle, self.lifecycle.promise.membership
         if membership is None or lifecycle.is_unsettled:
             return None
         if (member := lifecycle.member) is None:
@@ -167,7 +153,7 @@ class AgentReports:
                 msgspec.structs.replace(status, exit=exits.get(status.rank)) for status in member.status.rank_statuses()
             ),
             longest=member.status.longest(),
-            stacks=self._inspection.stacks,
+            stacks=self.inspection.stacks,
             protection=member.status.protection(),
             silent_peers=member.status.silent_peers(),
             round=member.status.round_status(),

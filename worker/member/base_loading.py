@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from msgspec import structs
@@ -50,48 +51,37 @@ REGAIN_SECONDS = 1.0
 """Seconds between two attempts to fetch the base of a shard that this node has lost."""
 
 
+@dataclass(eq=False, repr=False)
 class BaseLoading:
     """Loads the base of one generation into slots of this node.
 
     The generation's `Member` object owns it.
+
+    Args:
+        plan: plan of the generation, with the sources of each shard of the base.
+        here: this node in the plan.
+        shards: shards of this node's ranks.
+        store: this node's slots.
+        objects: the object store (S3).
+        sessions: opens connections to the nodes that hold shards of the base.
+        contents: names the contents of slots that must not be overwritten.
+        slot_count: maximum number of slots per shard on this node.
+        arrived: called as a rank's shard arrives, with the rank, the slot, its header and the number of verified
+            bytes.
     """
 
-    def __init__(
-        self,
-        plan: GenerationPlan,
-        here: PlanNode,
-        shards: Mapping[Rank, OwnedShard],
-        *,
-        store: SlotStore,
-        objects: ObjectStore,
-        sessions: PeerSessions,
-        contents: KeptContents,
-        slot_count: int,
-        arrived: Callable[[Rank, SlotFile, SlotHeader, int], None],
-    ) -> None:
-        """Create the object; `load` loads the shards of this node's ranks.
+    plan: GenerationPlan
+    here: PlanNode
+    shards: Mapping[Rank, OwnedShard]
+    _: KW_ONLY
+    store: SlotStore
+    objects: ObjectStore
+    sessions: PeerSessions
+    contents: KeptContents
+    slot_count: int
+    arrived: Callable[[Rank, SlotFile, SlotHeader, int], None]
 
-        Args:
-            plan: plan of the generation, with the sources of each shard of the base.
-            here: this node in the plan.
-            shards: shards of this node's ranks.
-            store: this node's slots.
-            objects: the object store (S3).
-            sessions: opens connections to the nodes that hold shards of the base.
-            contents: names the contents of slots that must not be overwritten.
-            slot_count: maximum number of slots per shard on this node.
-            arrived: called as a rank's shard arrives, with the rank, the slot, its header and the number of verified
-                bytes.
-        """
-        self._plan = plan
-        self._here = here
-        self._shards = shards
-        self._store = store
-        self._objects = objects
-        self._sessions = sessions
-        self._contents = contents
-        self._slot_count = slot_count
-        self._arrived = arrived
+    def __post_init__(self) -> None:
         self._restored_from: dict[Rank, SourceKind] = {}
         self.loads = NodeLoads()
         """This node's loads from S3. Other nodes receive parts of shared S3 objects from these loads."""
@@ -112,7 +102,7 @@ class BaseLoading:
 
         async def load(rank: Rank) -> None:
             try:
-                await self._load_rank(self._plan.ranks[rank])
+                await self._load_rank(self.plan.ranks[rank])
             except LoadFailed as error:
                 if error.code == FaultCode.SOURCE_MISMATCH:
                     raise
@@ -121,7 +111,7 @@ class BaseLoading:
         # The ranks wait for this load. The kernel may divide the CPU equally among sessions (autogroups), and each rank
         # has its own session. Therefore raise the priority of the agent's session.
         with before_other_sessions():
-            await together(*(load(rank) for rank in self._here.ranks if rank not in self._restored_from))
+            await together(*(load(rank) for rank in self.here.ranks if rank not in self._restored_from))
         if failed:
             # Repeated attempts help against a store that is out of reach, and against no other cause.
             raise min(failed.values(), key=lambda error: error.obstacle is not None)
@@ -133,18 +123,18 @@ class BaseLoading:
 
         The order is the order of the ranks. A rank without a base is omitted.
         """
-        return tuple(self._restored_from[rank] for rank in self._here.ranks if rank in self._restored_from)
+        return tuple(self._restored_from[rank] for rank in self.here.ranks if rank in self._restored_from)
 
     async def _load_rank(self, rank: RankPlan, sources: Sequence[ShardSource] | None = None) -> None:
         """Load the base of one rank from the first of `sources` (default: the plan's sources) that delivers it."""
-        shard = self._shards[rank.rank]
+        shard = self.shards[rank.rank]
         sources = rank.sources if sources is None else sources
         if not sources:
             return
         kind = await self._load_first(rank.rank, sources, before_attempt=shard.begin_load, is_followed=True)
-        slot = shard.slot(self._plan.base_step)
+        slot = shard.slot(self.plan.base_step)
         assert slot is not None, "a loaded slot is sealed"
-        self._arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
+        self.arrived(rank.rank, slot.file, slot.file.header, slot.file.header.payload_bytes)
         self._restored_from[rank.rank] = kind
 
     async def load_earlier(self, rank: Rank) -> SlotFile:
@@ -161,16 +151,16 @@ class BaseLoading:
         Raises:
             LoadFailed: no source delivered the shard. The error contains a code and a message for the user.
         """
-        assert self._plan.relayout is not None, "earlier shards exist only after a relayout"
+        assert self.plan.relayout is not None, "earlier shards exist only after a relayout"
         sources = [
-            structs.replace(source, kind="local") if source.node_id == self._here.node_id else source
-            for source in self._plan.relayout.shards[rank]
+            structs.replace(source, kind="local") if source.node_id == self.here.node_id else source
+            for source in self.plan.relayout.shards[rank]
         ]
         sources.sort(key=lambda source: source.kind != "local")
         if not await self._load_from_home(rank, sources):
             await self._load_first(rank, sources)
-        content = self._contents.earlier(rank)
-        slot = self._store.sealed(rank, content) if content is not None else None
+        content = self.contents.earlier(rank)
+        slot = self.store.sealed(rank, content) if content is not None else None
         assert slot is not None, "a loaded slot is sealed"
         return slot.file
 
@@ -180,8 +170,8 @@ class BaseLoading:
         Return False if the caller must use the other sources: this node is the home, the home does not deliver the
         shard, or the shard has no home.
         """
-        home = home_of(self._plan, rank)
-        if home is None or home == self._here.node_id:
+        home = home_of(self.plan, rank)
+        if home is None or home == self.here.node_id:
             return False
         source = structs.replace(sources[0], kind="peer", node_id=home, object=None, rebuild=None)
         try:
@@ -253,7 +243,7 @@ class BaseLoading:
         )
         raise LoadFailed(
             code,
-            f"step {self._plan.base_step} of rank {rank}: " + "; ".join(refusals),
+            f"step {self.plan.base_step} of rank {rank}: " + "; ".join(refusals),
             is_permanent=False,
             obstacle=obstacle,
             place=place,
@@ -266,7 +256,7 @@ class BaseLoading:
         therefore repeats failed attempts. It stops when the base is on this node, or when the job has a committed step
         and no longer needs the base.
         """
-        rank = self._plan.ranks[shard.rank]
+        rank = self.plan.ranks[shard.rank]
         asked = {source.node_id for source in rank.sources if source.kind == "peer"}
         held = [
             # Also try the holders that the plan does not name as sources. This node may have sent them the base before
@@ -278,77 +268,77 @@ class BaseLoading:
         sources = [*held, *(source for source in rank.sources if source.kind != "local")]
         while sources and shard.core.committed == NONE:
             if shard.page.rank().copying == NONE:
-                self._store.settle_copiers(shard.rank)
+                self.store.settle_copiers(shard.rank)
             try:
                 await self._load_rank(rank, sources)
             except LoadFailed as error:
                 log.warning("rank %d: the base that this node lost cannot be fetched yet: %s", shard.rank, error)
                 await asyncio.sleep(REGAIN_SECONDS)
             else:
-                shard.seal(self._plan.base_step)
+                shard.seal(self.plan.base_step)
                 return
 
     async def _load_local(self, rank: Rank, source: ShardSource) -> None:
-        slot = self._store.sealed(rank, Content(source.origin_generation, source.step))
+        slot = self.store.sealed(rank, Content(source.origin_generation, source.step))
         if slot is None or slot.file.header.payload_digest != source.digest:
             raise ShardRejected("no slot of this node holds the step")
-        if not await self._store.verify(slot, threads=self._share(VERIFY_THREADS), is_pressing=True):
+        if not await self.store.verify(slot, threads=self._share(VERIFY_THREADS), is_pressing=True):
             raise ShardRejected("the slot no longer matches its digest")
 
     async def _load_peer(self, rank: Rank, source: ShardSource, *, is_followed: bool) -> None:
-        timeouts = self._plan.timeouts
+        timeouts = self.plan.timeouts
         await fetch_shard(
-            self._sessions.dialler(source.node_id or NodeId(""), "fetch", NO_RANK),
+            self.sessions.dialler(source.node_id or NodeId(""), "fetch", NO_RANK),
             rank,
             source,
-            self._store,
-            keep=self._contents.keep(rank) - {Content(source.origin_generation, source.step)},
-            slot_count=self._slot_count,
+            self.store,
+            keep=self.contents.keep(rank) - {Content(source.origin_generation, source.step)},
+            slot_count=self.slot_count,
             answer_seconds=timeouts.coordinator_deadline_seconds,
             silence_seconds=timeouts.holder_deadline_seconds,
-            arrived=partial(self._arrived, rank) if is_followed else None,
+            arrived=partial(self.arrived, rank) if is_followed else None,
             stream_limit=self._share(OWN_STREAMS),
         )
 
     async def _load_parity(self, rank: Rank, source: ShardSource) -> None:
         if source.rebuild is None or source.rebuild.lost.rank != rank:
             raise ShardRejected("the plan names another shard to rebuild")
-        timeouts = self._plan.timeouts
+        timeouts = self.plan.timeouts
         await rebuild_shard(
-            lambda node_id: self._sessions.dialler(node_id, "fetch", NO_RANK),
+            lambda node_id: self.sessions.dialler(node_id, "fetch", NO_RANK),
             source,
-            self._store,
-            keep=self._contents.keep(rank) - {Content(source.origin_generation, source.step)},
-            slot_count=self._slot_count,
+            self.store,
+            keep=self.contents.keep(rank) - {Content(source.origin_generation, source.step)},
+            slot_count=self.slot_count,
             answer_seconds=timeouts.coordinator_deadline_seconds,
             silence_seconds=timeouts.holder_deadline_seconds,
             stream_limit=max(1, self._share(OWN_STREAMS) // (2 * len(source.rebuild.survivors))),
         )
 
     def _share(self, count: int) -> int:
-        return max(1, count // len(self._here.ranks))
+        return max(1, count // len(self.here.ranks))
 
     async def _load_s3(self, rank: Rank, source: ShardSource, *, is_shared: bool) -> None:
         content = Content(source.origin_generation, source.step)
-        keep = self._contents.keep(rank) - {content}
+        keep = self.contents.keep(rank) - {content}
         share = share_objects = None
         if is_shared:
 
             def dialler(peer: NodeId) -> Dialler:
-                return self._sessions.dialler(peer, "load", NO_RANK)
+                return self.sessions.dialler(peer, "load", NO_RANK)
 
-            share = partial(HelpedLoad, rank, load_helpers(self._plan, rank, self._here.node_id), dialler)
-            readers = ObjectReaders(self._here.node_id, reading_nodes(self._plan))
+            share = partial(HelpedLoad, rank, load_helpers(self.plan, rank, self.here.node_id), dialler)
+            readers = ObjectReaders(self.here.node_id, reading_nodes(self.plan))
             if readers.peers:
-                share_objects = partial(SharedReads, readers, dialler, self._objects)
+                share_objects = partial(SharedReads, readers, dialler, self.objects)
         await download_shard(
-            self._objects,
+            self.objects,
             source,
-            self._store,
+            self.store,
             rank=rank,
             content=content,
             keep=keep,
-            slot_count=self._slot_count,
+            slot_count=self.slot_count,
             share=share,
             loads=self.loads,
             share_objects=share_objects,

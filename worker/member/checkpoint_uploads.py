@@ -13,6 +13,7 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from everstep.protocol.agent_messages import NodeFault, RunningUpload, UploadedShard
@@ -39,58 +40,46 @@ from worker.tasks import Background, end
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class CheckpointUploads:
-    """Uploads shards of one generation from this node to S3. The generation's `Member` object owns it."""
+    """Uploads shards of one generation from this node to S3. The generation's `Member` object owns it.
 
-    def __init__(
-        self,
-        plan: GenerationPlan,
-        shards: Mapping[Rank, OwnedShard],
-        store: SlotStore,
-        objects: ObjectStore,
-        contents: KeptContents,
-        faults: ReportedFaults,
-        *,
-        dial: Callable[[NodeId], Awaitable[Session]],
-        agree: Callable[[Rank, Step, Sequence[Item]], Awaitable[Division | None]],
-        grant_if_due: Callable[[OwnedShard], None],
-        on_change: Callable[[], None],
-        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """Create the object; no shard is being uploaded.
+    Args:
+        plan: plan of the running generation; never changes.
+        shards: shards of this node's ranks.
+        store: this node's slots, which are verified before an upload.
+        objects: the object store (S3).
+        contents: names the newest committed step. Only this step, or the base of the generation, may be uploaded.
+        faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
+        dial: opens a session, in which a holder helps with an upload, to another node of the generation.
+        agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
+        grant_if_due: called when a cancelled upload no longer reads its slot, so that the rank may get the slot.
+        on_change: called when an upload has ended or failed.
+        pause: waits for the given seconds, before another attempt and while other ranks write objects that a shard
+            needs.
+    """
 
-        Args:
-            plan: plan of the running generation; never changes.
-            shards: shards of this node's ranks.
-            store: this node's slots, which are verified before an upload.
-            objects: the object store (S3).
-            contents: names the newest committed step. Only this step, or the base of the generation, may be uploaded.
-            faults: receives a fault for each failed upload. The next successful upload of the same shard removes it.
-            dial: opens a session, in which a holder helps with an upload, to another node of the generation.
-            agree: divides tensors of a local rank among the ranks that hold them (see `UploadDivision.agree`).
-            grant_if_due: called when a cancelled upload no longer reads its slot, so that the rank may get the slot.
-            on_change: called when an upload has ended or failed.
-            pause: waits for the given seconds, before another attempt and while other ranks write objects that a shard
-                needs.
-        """
+    plan: GenerationPlan
+    shards: Mapping[Rank, OwnedShard]
+    store: SlotStore
+    objects: ObjectStore
+    contents: KeptContents
+    faults: ReportedFaults
+    _: KW_ONLY
+    dial: Callable[[NodeId], Awaitable[Session]]
+    agree: Callable[[Rank, Step, Sequence[Item]], Awaitable[Division | None]]
+    grant_if_due: Callable[[OwnedShard], None]
+    on_change: Callable[[], None]
+    pause: Callable[[float], Awaitable[None]] = asyncio.sleep
+
+    def __post_init__(self) -> None:
         self.uploaded: list[UploadedShard] = []
         """Facts about the newest finished uploads, for the node's reports (see `newest_uploads`)."""
-        self._plan = plan
-        self._shards = shards
-        self._store = store
-        self._objects = objects
-        self._contents = contents
-        self._faults = faults
-        self._dial = dial
-        self._agree = agree
-        self._grant_if_due = grant_if_due
-        self._on_change = on_change
-        self.pause = pause
         self._persist: Step = NONE
         # A job with a single rank shares no tensors between ranks, so it needs no digests of its tensors.
-        max_offered = MAX_OFFERED if plan.world_size > 1 else 0
+        max_offered = MAX_OFFERED if self.plan.world_size > 1 else 0
         self._shared = defaultdict[Rank, SharedTensors](partial(SharedTensors, max_offered=max_offered))
-        self._max_uploads = plan.checkpoint.max_uploads
+        self._max_uploads = self.plan.checkpoint.max_uploads
         self._divisions: dict[tuple[Rank, Step], Division | None] = {}
         """Which of the tensors that several ranks hold this node's rank writes (division), by local rank and step.
 
@@ -111,7 +100,7 @@ class CheckpointUploads:
         If it is the final step, cancel uploads of steps before the committed step, because the ranks need their slots.
         """
         self.begin(announcement.persist_step)
-        for shard in self._shards.values():
+        for shard in self.shards.values():
             for step in shard.pinned:
                 if is_superseded(
                     step,
@@ -130,7 +119,7 @@ class CheckpointUploads:
     def begin(self, persist: Step) -> None:
         """Upload the shards of step `persist`, if this node's slots still contain them."""
         self._persist = persist
-        for shard in self._shards.values():
+        for shard in self.shards.values():
             self._upload_if_due(shard)
 
     async def abort_abandoned(self) -> None:
@@ -140,14 +129,14 @@ class CheckpointUploads:
 
         If S3 refuses, a lifecycle rule of the bucket removes unfinished uploads later (docs/operating.md#server).
         """
-        prefix = self._plan.checkpoint.prefix
-        where = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={self._plan.run}/")
+        prefix = self.plan.checkpoint.prefix
+        where = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}run={self.plan.run}/")
 
         def is_left(key: str) -> bool:
-            return is_abandoned(key, self._plan, self._shards.keys())
+            return is_abandoned(key, self.plan, self.shards.keys())
 
         try:
-            count = await in_thread(lambda _: self._objects.abort_uploads(where, is_left))
+            count = await in_thread(lambda _: self.objects.abort_uploads(where, is_left))
             if count:
                 log.info("aborted %d unfinished uploads of ended agents", count)
         except StorageError as error:
@@ -188,7 +177,7 @@ class CheckpointUploads:
         The slot is pinned immediately, before a later step can overwrite it. If `max_uploads` uploads of the shard
         already run, the end of an upload starts the next one.
         """
-        step, is_kept = self._persist, self._persist in (self._contents.committed, self._plan.base_step)
+        step, is_kept = self._persist, self._persist in (self.contents.committed, self.plan.base_step)
         is_due = may_upload(step, begun=shard.uploaded, uploading=shard.pinned, max_uploads=self._max_uploads)
         slot = shard.slot(step) if is_due and is_kept else None
         if slot is None:
@@ -216,7 +205,7 @@ class CheckpointUploads:
                 self._uploading.pop((shard.rank, step), None)
                 self._divisions.pop((shard.rank, step), None)
                 self._shared[shard.rank].forget(step)
-                self._on_change()
+                self.on_change()
             self._upload_if_due(shard)
 
         self._uploading[shard.rank, step] = self._background.begin(work(), f"upload rank {shard.rank} step {step}")
@@ -235,7 +224,7 @@ class CheckpointUploads:
         """
         subject = f"rank {shard.rank}"
         try:
-            digests = await self._store.digests(slot)
+            digests = await self.store.digests(slot)
             if digests is None:
                 raise CorruptCheckpoint(f"step {step} in memory no longer matches its digest")
             await self._cleaned.wait()
@@ -244,12 +233,12 @@ class CheckpointUploads:
             pause = retry_pause(failures + 1) if error.retryable else None
             follows = "" if pause is None else "; the agent tries again"
             message = f"step {step} of {subject} is not in S3: {error}{follows}"
-            self._faults.report("upload_failed", message, subject=subject)
-            self._on_change()
+            self.faults.report("upload_failed", message, subject=subject)
+            self.on_change()
             return pause
         shard.stored = max(shard.stored, step)
         self.uploaded = newest_uploads([*self.uploaded, uploaded], max_uploads=self._max_uploads)
-        self._faults.withdraw("upload_failed", subject)
+        self.faults.withdraw("upload_failed", subject)
         return None
 
     async def _upload(self, shard: OwnedShard, slot: SlotFile, digests: bytes, *, with_helpers: bool) -> UploadedShard:
@@ -272,12 +261,12 @@ class CheckpointUploads:
         def on_digested() -> None:
             loop.call_soon_threadsafe(note, lambda progress: progress.digested(loop.time()))
 
-        helpers = HelpedUpload(slot.header, shard.holders_of(slot.header.step), self._dial, on_stored=on_stored)
+        helpers = HelpedUpload(slot.header, shard.holders_of(slot.header.step), self.dial, on_stored=on_stored)
         return await upload_shard(
-            self._objects,
+            self.objects,
             slot,
             digests,
-            self._plan,
+            self.plan,
             rank=rank,
             shared=self._shared[rank],
             agree=partial(self._divide, rank, slot.header.step),
@@ -295,7 +284,7 @@ class CheckpointUploads:
         The ranks agree once per step, so a repeated attempt receives the first result.
         """
         if (rank, step) not in self._divisions:
-            self._divisions[rank, step] = await self._agree(rank, step, items)
+            self._divisions[rank, step] = await self.agree(rank, step, items)
         return self._divisions[rank, step]
 
     async def _end_upload(self, shard: OwnedShard, step: Step) -> None:
@@ -303,4 +292,4 @@ class CheckpointUploads:
         if (task := self._uploading.get((shard.rank, step))) is not None:
             await end(task)
         self._upload_if_due(shard)
-        self._grant_if_due(shard)
+        self.grant_if_due(shard)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
+from dataclasses import dataclass
 
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import GenerationPlan, PlanNode
@@ -30,31 +31,29 @@ from worker.shm.store import SlotStore
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class EarlierShards:
     """Loads the shards of an earlier launch with another number of ranks, and sends their slots to ranks on request.
 
     A generation uses the object only after a relayout (a change of the number of ranks). The `Member` object owns it.
+
+    Args:
+        plan: plan of the generation. Only a plan with a changed number of ranks (`relayout`) has earlier shards.
+        here: the plan's entry for this node.
+        loading: its `load_earlier` loads one earlier shard into a slot of this node.
+        store: this node's slots.
+        contents: records which earlier shards ranks still load, so that their slots are not overwritten.
     """
 
-    def __init__(
-        self, plan: GenerationPlan, here: PlanNode, loading: BaseLoading, store: SlotStore, contents: KeptContents
-    ) -> None:
-        """Create the object; `fetch` loads an earlier shard for a rank.
+    plan: GenerationPlan
+    here: PlanNode
+    loading: BaseLoading
+    store: SlotStore
+    contents: KeptContents
 
-        Args:
-            plan: plan of the generation. Only a plan with a changed number of ranks (`relayout`) has earlier shards.
-            here: the plan's entry for this node.
-            loading: its `load_earlier` loads one earlier shard into a slot of this node.
-            store: this node's slots.
-            contents: records which earlier shards ranks still load, so that their slots are not overwritten.
-        """
-        self._contents = contents
-        self._plan = plan
-        self._relayout = plan.relayout
-        self._base_step = plan.base_step
-        self._here = here
-        self._loading = loading
-        self._store = store
+    def __post_init__(self) -> None:
+        self._relayout = self.plan.relayout
+        self._base_step = self.plan.base_step
         self._answers: dict[Rank, FetchedShard] = {}
         self._fetching: defaultdict[Rank, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -69,7 +68,7 @@ class EarlierShards:
         here = tuple(
             Rank(rank)
             for rank, sources in enumerate(self._relayout.shards)
-            if any(source.node_id == self._here.node_id for source in sources)
+            if any(source.node_id == self.here.node_id for source in sources)
         )
         return EarlierLayout(world_size=self._relayout.world_size, here=here)
 
@@ -98,8 +97,8 @@ class EarlierShards:
     async def _load(self, rank: Rank) -> None:
         """Load an earlier rank's shard unless it is already loaded. The caller holds the shard's lock (`_fetching`)."""
         if rank not in self._answers:
-            file = await self._loading.load_earlier(rank)
-            path = self._store.open_to_rank(file.path)
+            file = await self.loading.load_earlier(rank)
+            path = self.store.open_to_rank(file.path)
             self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
 
     async def supply(self, rank: Rank) -> None:
@@ -112,7 +111,7 @@ class EarlierShards:
         """
         if self._relayout is None or not 0 <= rank < self._relayout.world_size:
             return
-        if home_of(self._plan, rank) != self._here.node_id or not self._contents.is_loading_earlier:
+        if home_of(self.plan, rank) != self.here.node_id or not self.contents.is_loading_earlier:
             return
         async with self._fetching[rank]:
             try:

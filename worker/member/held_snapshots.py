@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from everstep.protocol.agent_messages import (
@@ -56,35 +56,28 @@ class _Hold:
     timer: asyncio.TimerHandle | None = None
 
 
+@dataclass(eq=False, repr=False)
 class HeldSnapshots:
     """Keeps slots of one committed step unchanged while a client reads (exports) the job's state from node memory.
 
     The generation's `Member` owns this object.
+
+    Args:
+        shards: shards of this node's ranks; filled when the generation opens.
+        store: this node's slots.
+        contents: names the newest committed step that the coordinator has announced to this node.
+        grant_if_due: called for each shard whose slot is free again.
+        on_change: called when a hold begins or ends, which the agent reports to the coordinator.
     """
 
-    def __init__(
-        self,
-        shards: Mapping[Rank, OwnedShard],
-        store: SlotStore,
-        contents: KeptContents,
-        *,
-        grant_if_due: Callable[[OwnedShard], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        """Create the object; no snapshot is kept for an export.
+    shards: Mapping[Rank, OwnedShard]
+    store: SlotStore
+    contents: KeptContents
+    _: KW_ONLY
+    grant_if_due: Callable[[OwnedShard], None]
+    on_change: Callable[[], None]
 
-        Args:
-            shards: shards of this node's ranks; filled when the generation opens.
-            store: this node's slots.
-            contents: names the newest committed step that the coordinator has announced to this node.
-            grant_if_due: called for each shard whose slot is free again.
-            on_change: called when a hold begins or ends, which the agent reports to the coordinator.
-        """
-        self._shards = shards
-        self._store = store
-        self._contents = contents
-        self._grant_if_due = grant_if_due
-        self._on_change = on_change
+    def __post_init__(self) -> None:
         self.hold_seconds = HOLD_SECONDS
         """Seconds without a request of the control plane after which the node no longer keeps slots for an export."""
         self._hold: _Hold | None = None
@@ -112,7 +105,7 @@ class HeldSnapshots:
                 return SnapshotHeld(request_id=wanted.request_id, refusal=ANOTHER_EXPORT)
             if self._hold is None and (wanted.is_renewal or wanted.hold_id in self._ends):
                 return SnapshotHeld(request_id=wanted.request_id, refusal=self._end_of(wanted.hold_id))
-            newest = self._contents.committed if self._hold is None else self._hold.step
+            newest = self.contents.committed if self._hold is None else self._hold.step
             step = newest if wanted.step == NONE else wanted.step
             if self._hold is None or self._hold.step != step:
                 problem = await self._begin(wanted.hold_id, step)
@@ -146,7 +139,7 @@ class HeldSnapshots:
         if obstacle := self._obstacle(hold_id, step):
             return obstacle
         slots: dict[Rank, Slot] = {}
-        for rank, shard in self._shards.items():
+        for rank, shard in self.shards.items():
             slot = shard.slot(step)
             if slot is None:
                 return f"step {step} of rank {rank} is not in memory"
@@ -163,9 +156,9 @@ class HeldSnapshots:
             return problem
         self._end()
         self._hold = _Hold(hold_id, step, slots, objects)
-        for shard in self._shards.values():
+        for shard in self.shards.values():
             shard.exported = step
-        self._on_change()
+        self.on_change()
         return ""
 
     def _obstacle(self, hold_id: str, step: Step) -> str:
@@ -193,7 +186,7 @@ class HeldSnapshots:
         """
         try:
             for rank, slot in slots.items():
-                digests = await self._store.digests(slot)
+                digests = await self.store.digests(slot)
                 if digests is None:
                     return f"the snapshot of rank {rank} is damaged in memory"
                 objects[rank] = await in_thread(partial(_object_of, slot, digests.known))
@@ -227,7 +220,7 @@ class HeldSnapshots:
         def work(_: threading.Event) -> bytes:
             return b"".join(content.pieces(begin, end))
 
-        data = await self._store.reading(hold.slots[wanted.rank], in_thread(work))
+        data = await self.store.reading(hold.slots[wanted.rank], in_thread(work))
         if data is None:
             return SnapshotBytes(request_id=wanted.request_id, refusal=self._end_of(wanted.hold_id))
         return SnapshotBytes(request_id=wanted.request_id, data=data)
@@ -272,10 +265,10 @@ class HeldSnapshots:
             return
         if hold.timer is not None:
             hold.timer.cancel()
-        for shard in self._shards.values():
+        for shard in self.shards.values():
             shard.exported = NONE
         self._unpin(hold.slots)
-        self._on_change()
+        self.on_change()
 
     @staticmethod
     def _pin(slots: Mapping[Rank, Slot]) -> None:
@@ -287,7 +280,7 @@ class HeldSnapshots:
             slot.pins -= 1
         if not self._is_closed:
             for rank in slots:
-                self._grant_if_due(self._shards[rank])
+                self.grant_if_due(self.shards[rank])
 
 
 def _object_of(slot: Slot, chunk_digests: bytes, _: threading.Event) -> ShardObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.agent_messages import MetricPoint
 from everstep.protocol.ids import Generation, RunId, Step
@@ -13,40 +14,32 @@ from worker.core.rounds import NONE
 from worker.shards.owned_shard import OwnedShard
 
 
+@dataclass(eq=False, repr=False)
 class Measurements:
     """Measures the iterations of one generation on this node. `RankLines` owns the object.
 
     An iteration is the training work from one finished optimizer step to the next.
+
+    Args:
+        run: the run of these ranks.
+        generation: number of the running generation.
+        outbox: queue to the control plane, which receives the measurements on rank 0's node.
+        now: returns Unix time in seconds.
+        usage: returns the use of the node's devices.
+        sent_bytes: returns the bytes sent to holders of this node's shards so far.
     """
 
-    def __init__(
-        self,
-        run: RunId,
-        generation: Generation,
-        outbox: MetricOutbox,
-        *,
-        now: Callable[[], float],
-        usage: Callable[[], NodeUsage],
-        sent_bytes: Callable[[], int],
-    ) -> None:
-        """Create the object before any training iteration is measured.
+    run: RunId
+    generation: Generation
+    outbox: MetricOutbox
+    _: KW_ONLY
+    now: Callable[[], float]
+    usage: Callable[[], NodeUsage]
+    sent_bytes: Callable[[], int]
 
-        Args:
-            run: the run of these ranks.
-            generation: number of the running generation.
-            outbox: queue to the control plane, which receives the measurements on rank 0's node.
-            now: returns Unix time in seconds.
-            usage: returns the use of the node's devices.
-            sent_bytes: returns the bytes sent to holders of this node's shards so far.
-        """
+    def __post_init__(self) -> None:
         self.newest: dict[str, float] = {}
         """The newest measurements of training iterations on this node, by name."""
-        self._run = run
-        self._generation = generation
-        self._outbox = outbox
-        self._now = now
-        self._usage = usage
-        self._sent_bytes = sent_bytes
         self._own_metrics = OwnMetrics()
         self._passed: tuple[Step, float] = (NONE, 0.0)
         """The newest proposed step that this node's first rank has passed, and the monotonic time at which it passed.
@@ -65,14 +58,12 @@ class Measurements:
         if seconds is None:
             return
         self._own_metrics = self._own_metrics.iteration(seconds, message.blocked_seconds)
-        values, self._own_metrics = self._own_metrics.due(message.at_seconds, self._sent_bytes(), self._usage())
+        values, self._own_metrics = self._own_metrics.due(message.at_seconds, self.sent_bytes(), self.usage())
         if not values:
             return
         self.newest = values
         # Only the node of rank 0 queues every point for the control plane. The agents of all nodes also send the newest
         # values in their periodic reports.
         if shard.rank == 0:
-            point = MetricPoint(
-                generation=self._generation, step=message.boundary, values=values, at_seconds=self._now()
-            )
-            self._outbox.add(self._run, [point])
+            point = MetricPoint(generation=self.generation, step=message.boundary, values=values, at_seconds=self.now())
+            self.outbox.add(self.run, [point])

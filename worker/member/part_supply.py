@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
@@ -41,33 +42,27 @@ node exceeds the limit.
 """
 
 
+@dataclass(eq=False, repr=False)
 class PartSupply:
-    """The parts of one payload (a shard or a shared S3 object) that another node has requested."""
+    """The parts of one payload (a shard or a shared S3 object) that another node has requested.
 
-    def __init__(
-        self,
-        parts: Parts,
-        read: Callable[[int, memoryview], Awaitable[None]],
-        room: asyncio.Semaphore,
-        *,
-        transfer: int,
-        is_ready: Callable[[int], Awaitable[None]] | None = None,
-    ) -> None:
-        """Create the object; `run` serves the requests.
+    Args:
+        parts: divides the payload into the parts that the other node may request.
+        read: fills memory of exactly one part with the bytes of the part with this number.
+        room: limits the number of parts in memory. All `PartSupply` objects of the generation share this semaphore.
+        transfer: number that identifies this transfer in the requests and the chunks.
+        is_ready: waits until `read` can read a part without waiting for other nodes. None if `read` never waits.
+    """
 
-        Args:
-            parts: divides the payload into the parts that the other node may request.
-            read: fills memory of exactly one part with the bytes of the part with this number.
-            room: limits the number of parts in memory. All `PartSupply` objects of the generation share this semaphore.
-            transfer: number that identifies this transfer in the requests and the chunks.
-            is_ready: waits until `read` can read a part without waiting for other nodes. None if `read` never waits.
-        """
-        self._parts = parts
-        self._read = read
-        self._room = room
-        self._transfer = transfer
-        self._is_ready = is_ready
-        self._buffers = _Buffers(parts.payload_bytes)
+    parts: Parts
+    read: Callable[[int, memoryview], Awaitable[None]]
+    room: asyncio.Semaphore
+    _: KW_ONLY
+    transfer: int
+    is_ready: Callable[[int], Awaitable[None]] | None = None
+
+    def __post_init__(self) -> None:
+        self._buffers = _Buffers(self.parts.payload_bytes)
         self._queue = _PartQueue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The task that reads and sends each part, by the part's number."""
@@ -104,9 +99,9 @@ class PartSupply:
             await send_chunks(
                 streams,
                 self._buffers,
-                self._transfer,
+                self.transfer,
                 self._queue,
-                payload_bytes=self._parts.payload_bytes,
+                payload_bytes=self.parts.payload_bytes,
                 pacer=None,
                 progress=lambda _: None,
             )
@@ -120,12 +115,12 @@ class PartSupply:
     async def _hear(self, session: Session) -> Message:
         """Begin to read each part that the other node requests. Return that node's first message of another type."""
         while isinstance(wanted := await session.receive(), ShardWanted):
-            is_valid = wanted.transfer == self._transfer and len(wanted.chunks) == 1
-            if not is_valid or not are_within(wanted.chunks, chunk_count(self._parts.payload_bytes)):
+            is_valid = wanted.transfer == self.transfer and len(wanted.chunks) == 1
+            if not is_valid or not are_within(wanted.chunks, chunk_count(self.parts.payload_bytes)):
                 raise MalformedMessage(f"chunks {wanted.chunks} requested, which do not form a part of the payload")
             ((first, count),) = wanted.chunks
-            number = self._parts.part_of(first)
-            if range(first, first + count) != self._parts.chunks(number) or number in self._tasks:
+            number = self.parts.part_of(first)
+            if range(first, first + count) != self.parts.chunks(number) or number in self._tasks:
                 raise MalformedMessage(f"chunks {wanted.chunks} requested twice, or without forming a part")
             if len(self._tasks) >= MAX_REQUESTED_PARTS:
                 raise MalformedMessage(f"more than {MAX_REQUESTED_PARTS} parts requested at a time")
@@ -133,25 +128,25 @@ class PartSupply:
         return wanted
 
     async def _serve(self, session: Session, number: int) -> None:
-        chunks = self._parts.chunks(number)
+        chunks = self.parts.chunks(number)
         try:
-            if self._is_ready is not None:
-                await self._is_ready(number)
-            async with self._room:
-                begin, stop = self._parts.bounds(number)
+            if self.is_ready is not None:
+                await self.is_ready(number)
+            async with self.room:
+                begin, stop = self.parts.bounds(number)
                 data = bytearray(stop - begin)
                 with memoryview(data) as target:
-                    await self._read(number, target)
+                    await self.read(number, target)
                 for chunk in chunks:
                     self._sent[chunk] = asyncio.Event()
-                    first, last = chunk_range(chunk, self._parts.payload_bytes)
+                    first, last = chunk_range(chunk, self.parts.payload_bytes)
                     self._buffers.chunks[chunk] = memoryview(data)[first - begin : last - begin]
                 self._queue.add(ranges(chunks))
                 for chunk in chunks:
                     await self._sent[chunk].wait()
         except StorageError as error:
             with suppress(PeerError):
-                await session.send(ShardRefused(transfer=self._transfer, reason=str(error)))
+                await session.send(ShardRefused(transfer=self.transfer, reason=str(error)))
             session.close()
         except Exception:
             log.exception("part %d of another node's shard could not be read or sent", number)

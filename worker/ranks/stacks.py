@@ -15,6 +15,7 @@ import logging
 import shutil
 import sysconfig
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import msgspec
@@ -149,35 +150,28 @@ def find_py_spy() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
+@dataclass(eq=False, repr=False)
 class StackWatch:
     """Samples the stacks of one generation's ranks.
 
     The agent owns the object and closes it at the end of the generation.
+
+    Args:
+        living: returns the generation's ranks that are alive.
+        on_change: called when a sample is complete.
+        monotonic: returns seconds of a monotonic clock.
+        gpu_percent: returns the load of a rank's GPU in percent, or None.
+        unborn: returns the ranks of the generation on this node that have no process yet.
     """
 
-    def __init__(
-        self,
-        living: Callable[[], Collection[RankRecord]],
-        *,
-        on_change: Callable[[], None],
-        monotonic: Callable[[], float],
-        gpu_percent: Callable[[Rank], float | None] = lambda _: None,
-        unborn: Callable[[], Collection[Rank]] = tuple,
-    ) -> None:
-        """Create the object; `ask` takes the first sample of the ranks' stacks.
+    living: Callable[[], Collection[RankRecord]]
+    _: KW_ONLY
+    on_change: Callable[[], None]
+    monotonic: Callable[[], float]
+    gpu_percent: Callable[[Rank], float | None] = lambda _: None
+    unborn: Callable[[], Collection[Rank]] = tuple
 
-        Args:
-            living: returns the generation's ranks that are alive.
-            on_change: called when a sample is complete.
-            monotonic: returns seconds of a monotonic clock.
-            gpu_percent: returns the load of a rank's GPU in percent, or None.
-            unborn: returns the ranks of the generation on this node that have no process yet.
-        """
-        self._living = living
-        self._on_change = on_change
-        self._monotonic = monotonic
-        self._gpu_percent = gpu_percent
-        self._unborn = unborn
+    def __post_init__(self) -> None:
         self._before: dict[int, Look] = {}
         """By pid: the first sample that showed the current stacks."""
         self._number = 0
@@ -190,14 +184,14 @@ class StackWatch:
 
         Each call keeps the last sample in the agent's reports for another `SHOWN_SECONDS`.
         """
-        self._asked_at = self._monotonic()
+        self._asked_at = self.monotonic()
         if number > self._number and (self._looking is None or self._looking.done()):
             self._number = number
             self._looking = asyncio.create_task(self._take(number), name=f"look {number} at what ranks do")
 
     def shown(self) -> tuple[RankStacks, ...]:
         """Return the last complete sample of the ranks' stacks; empty if nobody requested one for `SHOWN_SECONDS`."""
-        return self._taken if self._monotonic() - self._asked_at <= SHOWN_SECONDS else ()
+        return self._taken if self.monotonic() - self._asked_at <= SHOWN_SECONDS else ()
 
     async def close(self) -> None:
         """Cancel the sample of the ranks' stacks that is in progress, if any."""
@@ -207,12 +201,12 @@ class StackWatch:
         gate = asyncio.Semaphore(_AT_ONCE)
         unborn = [
             RankStacks(rank=rank, number=number, text="", same_seconds=0.0, cpu_seconds=0.0, error=_UNBORN)
-            for rank in self._unborn()
+            for rank in self.unborn()
         ]
-        taken = await asyncio.gather(*(self._one(record, number, gate) for record in self._living()))
+        taken = await asyncio.gather(*(self._one(record, number, gate) for record in self.living()))
         self._taken = tuple(sorted((*unborn, *taken), key=lambda each: each.rank))
         log.info("stack sample %d of the ranks: %s", number, "; ".join(_in_brief(each) for each in self._taken))
-        self._on_change()
+        self.on_change()
 
     async def _one(self, record: RankRecord, number: int, gate: asyncio.Semaphore) -> RankStacks:
         async with gate:
@@ -223,7 +217,7 @@ class StackWatch:
                 error = str(unreadable)
             used = await asyncio.to_thread(processes.tree_usage, record.pid)
         self._before[record.pid], same, cpu = compare(
-            self._before.get(record.pid), Look(text, self._monotonic(), used.cpu_seconds)
+            self._before.get(record.pid), Look(text, self.monotonic(), used.cpu_seconds)
         )
         return RankStacks(
             rank=record.rank,
@@ -232,7 +226,7 @@ class StackWatch:
             same_seconds=same,
             cpu_seconds=cpu,
             is_stopped=used.is_stopped,
-            gpu_percent=self._gpu_percent(record.rank),
+            gpu_percent=self.gpu_percent(record.rank),
             error=error,
         )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Generation, NodeId
@@ -56,36 +56,34 @@ class ReportDelays:
 REPORT_DELAYS = ReportDelays()
 
 
+@dataclass(eq=False, repr=False)
 class RoundMember:
     """Reports this node's state to its parent in the tree of agents, and relays messages of its parent and children.
 
     The generation's `Member` object owns it.
+
+    Args:
+        generation: the generation of these rounds.
+        node_id: this node.
+        tree: the generation's tree of agents. Nodes' reports travel up to the coordinator, its announcements down.
+        state: returns the newest state of each rank of this node.
+        hear: applies the coordinator's announcement on this node; called on the event loop, must not block.
+        deadline_seconds: time without a message after which a neighbour counts as silent.
+        on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
+        delays: how long the node may delay a report that is not urgent.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        node_id: NodeId,
-        *,
-        tree: RoundTree,
-        state: Callable[[], tuple[RankRound, ...]],
-        hear: Callable[[Announcement], None],
-        deadline_seconds: float,
-        on_silence: Callable[[], None] = lambda: None,
-        delays: ReportDelays = REPORT_DELAYS,
-    ) -> None:
-        """Create the object; `run` or `run_local` begins to exchange messages with the coordinator.
+    generation: Generation
+    node_id: NodeId
+    _: KW_ONLY
+    tree: RoundTree
+    state: Callable[[], tuple[RankRound, ...]]
+    hear: Callable[[Announcement], None]
+    deadline_seconds: float
+    on_silence: Callable[[], None] = lambda: None
+    delays: ReportDelays = REPORT_DELAYS
 
-        Args:
-            generation: the generation of these rounds.
-            node_id: this node.
-            tree: the generation's tree of agents. Nodes' reports travel up to the coordinator, its announcements down.
-            state: returns the newest state of each rank of this node.
-            hear: applies the coordinator's announcement on this node; called on the event loop, must not block.
-            deadline_seconds: time without a message after which a neighbour counts as silent.
-            on_silence: called when a neighbour has fallen silent, or has sent a message after a silence.
-            delays: how long the node may delay a report that is not urgent.
-        """
+    def __post_init__(self) -> None:
         self.changed = Signal()
         """Event for changes to report. Code that changes the state of this node's ranks must notify this event."""
         self.silent_since: float | None = None
@@ -94,23 +92,15 @@ class RoundMember:
         None while it is connected to a node above, even if that node cannot reach the coordinator. That node then
         reports the lost connection itself.
         """
-        self._generation = generation
-        self._node_id = node_id
-        self._tree = tree
-        self._ancestors = tree.ancestors(node_id)
-        self._members = tree.below(node_id)
-        self._state = state
-        self._hear = hear
+        self._ancestors = self.tree.ancestors(self.node_id)
+        self._members = self.tree.below(self.node_id)
         self._sequence = new_life()
         self._known = TreeReports()
-        self._deadline = deadline_seconds
-        self._on_silence = on_silence
-        self._delays = delays
         self.heard_at: dict[NodeId, float] = {}
         """Time at which this agent process received the last message of each neighbour, on the loop's clock."""
         self._silent: frozenset[NodeId] = frozenset()
         self._announced = Announcement(
-            generation=generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
+            generation=self.generation, term=NO_TERM, sequence=0, committed=NONE, proposed=NONE, is_silent=True
         )
         self._announcement_changed = Signal()
 
@@ -193,11 +183,11 @@ class RoundMember:
         """Call `_on_silence` when a neighbour (parent or child in the tree) falls silent, and when its silence ends."""
         now = asyncio.get_running_loop().time
         while True:
-            await asyncio.sleep(self._deadline / 10)
-            silent = frozenset(peer for peer, at in self.heard_at.items() if now() - at > self._deadline)
+            await asyncio.sleep(self.deadline_seconds / 10)
+            silent = frozenset(peer for peer, at in self.heard_at.items() if now() - at > self.deadline_seconds)
             if silent != self._silent:
                 self._silent = silent
-                self._on_silence()
+                self.on_silence()
 
     def _record_message(self, peer: NodeId) -> None:
         self.heard_at[peer] = asyncio.get_running_loop().time()
@@ -205,7 +195,7 @@ class RoundMember:
     async def _listen(self, session: Session) -> None:
         while True:
             message = await session.receive()
-            if not isinstance(message, Announcement) or message.generation != self._generation:
+            if not isinstance(message, Announcement) or message.generation != self.generation:
                 raise MalformedMessage(
                     f"{session.peer} sent {type(message).__name__}, not an announcement of this generation"
                 )
@@ -220,7 +210,7 @@ class RoundMember:
         self._begin_term(message.term)
         self._announced = message
         if not message.is_silent:
-            self._hear(message)
+            self.hear(message)
         self._announcement_changed.notify()
 
     def _begin_term(self, term: int) -> None:
@@ -237,19 +227,19 @@ class RoundMember:
         while True:
             seen = self._announcement_changed.version
             await session.send(self._announced)
-            await self._announcement_changed.wait(seen, self._deadline / 3)
+            await self._announcement_changed.wait(seen, self.deadline_seconds / 3)
 
     async def _collect(self, session: Session) -> None:
-        members = self._tree.below(session.peer)
+        members = self.tree.below(session.peer)
         while True:
             message = await session.receive()
-            if not isinstance(message, RoundReport) or message.generation != self._generation:
+            if not isinstance(message, RoundReport) or message.generation != self.generation:
                 raise MalformedMessage(f"{session.peer} sent {type(message).__name__}, not a report of this generation")
             self._record_message(session.peer)
             for each in message.nodes:
                 if (
                     each.node_id not in members
-                    or not {rank.rank for rank in each.ranks} <= self._tree.ranks[each.node_id]
+                    or not {rank.rank for rank in each.ranks} <= self.tree.ranks[each.node_id]
                 ):
                     raise MalformedMessage(f"{session.peer} may not report these ranks of {each.node_id}")
             self._known = self._known.take(*message.nodes)
@@ -257,18 +247,18 @@ class RoundMember:
 
     def newest_reports(self) -> TreeReports:
         """Return the newest commit report of this node and of each node below it in the tree of agents."""
-        ranks, own = self._state(), self._known.newest.get(self._node_id)
+        ranks, own = self.state(), self._known.newest.get(self.node_id)
         if self._known.term != NO_TERM and (own is None or own.ranks != ranks):
             self._sequence += 1
             self._known = self._known.take(
-                NodeReport(node_id=self._node_id, term=self._known.term, sequence=self._sequence, ranks=ranks)
+                NodeReport(node_id=self.node_id, term=self._known.term, sequence=self._sequence, ranks=ranks)
             )
         return self._known
 
     def _sender(self, session: Session) -> Send:
         async def send(reports: Sequence[NodeReport]) -> None:
             for nodes in messages(reports) if reports else [()]:
-                await session.send(RoundReport(generation=self._generation, nodes=nodes))
+                await session.send(RoundReport(generation=self.generation, nodes=nodes))
 
         return send
 
@@ -284,7 +274,7 @@ class RoundMember:
         """Time at which the oldest unsent change was noticed."""
         while True:
             seen, newest = self.changed.version, self.newest_reports()
-            due = reported_at + self._deadline / 3
+            due = reported_at + self.deadline_seconds / 3
             if news := newest.since(reported):
                 new_since = now() if new_since is None else new_since
                 due = min(due, new_since + self._patience(newest, reported))
@@ -301,5 +291,5 @@ class RoundMember:
         if newest.is_pressing(reported, self._members):
             return 0.0
         if not newest.is_progress(reported):
-            return self._delays.other_seconds
-        return min(self._delays.progress_seconds, self._delays.progress_ratio * self._deadline)
+            return self.delays.other_seconds
+        return min(self.delays.progress_seconds, self.delays.progress_ratio * self.deadline_seconds)

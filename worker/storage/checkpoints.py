@@ -17,6 +17,7 @@ import re
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -248,41 +249,34 @@ async def _run(work: Callable[[Callable[[], None]], T]) -> T:
     return result[0]
 
 
+@dataclass(eq=False, repr=False)
 class _Upload:
     """One attempt to upload the shard in a slot to S3: its own object, and the shared objects that the rank writes."""
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        slot: SlotFile,
-        chunk_digests: bytes,
-        where: ObjectReference,
-        world_size: int,
-        on_begun: Callable[[str, int], None],
-        on_stored: OnStored,
-    ) -> None:
-        self._objects = objects
-        self._slot = slot
-        self._chunk_digests = chunk_digests
-        self.where = where
-        self.entries = tensors_of(slot)
+    objects: ObjectStore
+    slot: SlotFile
+    chunk_digests: bytes
+    where: ObjectReference
+    world_size: int
+    on_begun: Callable[[str, int], None]
+    on_stored: OnStored
+
+    def __post_init__(self) -> None:
+        self.entries = tensors_of(self.slot)
         """All tensors of the slot, in the order of the payload."""
-        self._world_size = world_size
-        self._on_begun = on_begun
-        self._on_stored = on_stored
 
     def write(self, planned: Sequence[Planned], share: ShareOf | None, check: Callable[[], None]) -> UploadedShard:
         """Store the S3 objects that this rank writes for several ranks, then the shard's own object. Blocks."""
         self._write_missing([each for each in planned if each.is_own], check)
-        where, header, groups = self.where, self._slot.header, groups_of(planned)
-        content = ShardObject(self._slot, self._chunk_digests, piece_bytes=PIECE_BYTES, shared=groups)
-        self._on_begun(f"s3://{where.bucket}/{where.key}", content.bytes)
-        pieces, on_stored = content.verified_pieces(check), self._on_stored
+        where, header, groups = self.where, self.slot.header, groups_of(planned)
+        content = ShardObject(self.slot, self.chunk_digests, piece_bytes=PIECE_BYTES, shared=groups)
+        self.on_begun(f"s3://{where.bucket}/{where.key}", content.bytes)
+        pieces, on_stored = content.verified_pieces(check), self.on_stored
         if share is None:
-            stored = self._objects.put_stream(where, pieces, content.bytes, on_stored=on_stored)
+            stored = self.objects.put_stream(where, pieces, content.bytes, on_stored=on_stored)
         else:
             named = share.of(where, content.bytes, groups, check)
-            stored = self._objects.put_shared(
+            stored = self.objects.put_shared(
                 where, pieces, content.bytes, read=content.pieces, share=named, on_stored=on_stored
             )
         return UploadedShard(
@@ -323,7 +317,7 @@ class _Upload:
         left = needed
         for _ in range(1 + math.ceil(max(LEAST_PATIENCE_SECONDS, own_seconds) / OBJECT_POLL_SECONDS)):
             try:
-                left = await _run(lambda _: missing(self._objects, left))  # noqa: B023 - runs before the next iteration
+                left = await _run(lambda _: missing(self.objects, left))  # noqa: B023 - runs before the next iteration
             except StorageError as error:
                 if not error.retryable:
                     raise
@@ -338,13 +332,13 @@ class _Upload:
 
     def _write_missing(self, planned: Sequence[Planned], check: Callable[[], None]) -> None:
         write_missing(
-            self._objects,
-            self._slot,
+            self.objects,
+            self.slot,
             self.entries,
             planned,
-            world_size=self._world_size,
-            on_begun=self._on_begun,
-            on_stored=self._on_stored,
+            world_size=self.world_size,
+            on_begun=self.on_begun,
+            on_stored=self.on_stored,
             check=check,
         )
 

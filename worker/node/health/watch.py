@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,38 +33,30 @@ _SILENT = {"gpu": FaultCode.GPU_SILENT, "disk": FaultCode.DISK_SILENT}
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False, repr=False)
 class HealthWatch:
     """Reads the devices of one node periodically, and reports their faults to the agent.
 
     The agent calls `start` before all other methods, and `close` after them.
+
+    Args:
+        gpus: source of GPU readings; the watch closes it.
+        state: state directory of the agent, whose disk is watched.
+        slots: the node's tmpfs.
+        monotonic: returns seconds of a monotonic clock.
+        period_seconds: seconds between two readings.
+        close_seconds: maximum seconds for which `close` waits for a reading that does not end.
     """
 
-    def __init__(
-        self,
-        gpus: GpuReader,
-        *,
-        state: Path,
-        slots: Path,
-        monotonic: Callable[[], float] = time.monotonic,
-        period_seconds: float = PERIOD_SECONDS,
-        close_seconds: float = _CLOSE_SECONDS,
-    ) -> None:
-        """Create the object; `start` begins to read the devices.
+    gpus: GpuReader
+    _: KW_ONLY
+    state: Path
+    slots: Path
+    monotonic: Callable[[], float] = time.monotonic
+    period_seconds: float = PERIOD_SECONDS
+    close_seconds: float = _CLOSE_SECONDS
 
-        Args:
-            gpus: source of GPU readings; the watch closes it.
-            state: state directory of the agent, whose disk is watched.
-            slots: the node's tmpfs.
-            monotonic: returns seconds of a monotonic clock.
-            period_seconds: seconds between two readings.
-            close_seconds: maximum seconds for which `close` waits for a reading that does not end.
-        """
-        self._close_seconds = close_seconds
-        self._gpus = gpus
-        self._state = state
-        self._slots = slots
-        self._monotonic = monotonic
-        self._period_seconds = period_seconds
+    def __post_init__(self) -> None:
         self._health = NodeHealth()
         self._usage = NodeUsage()
         self._busy: dict[int, deque[float]] = {}
@@ -88,12 +81,12 @@ class HealthWatch:
         """
         self._ends.set()
         if self._thread is not None:
-            self._thread.join(self._close_seconds)
+            self._thread.join(self.close_seconds)
 
     def faults(self) -> tuple[NodeFault, ...]:
         """Return the current faults of the node's devices, for the agent's reports."""
         asked = self._asked
-        if asked is None or self._monotonic() - asked[1] <= DEVICE_SILENT_SECONDS:
+        if asked is None or self.monotonic() - asked[1] <= DEVICE_SILENT_SECONDS:
             return self._health.faults
         what = asked[0]
         words = f"the {what} has not answered for {DEVICE_SILENT_SECONDS:g} s"
@@ -109,7 +102,7 @@ class HealthWatch:
 
     def look(self) -> bool:
         """Read all devices once and derive the faults; return whether the faults have changed."""
-        gpus = self._ask("gpu", self._gpus.read)
+        gpus = self._ask("gpu", self.gpus.read)
         for gpu in gpus:
             readings = self._busy.setdefault(gpu.index, deque(maxlen=_BUSY_READINGS))
             if gpu.busy_percent is not None:
@@ -128,7 +121,7 @@ class HealthWatch:
             memory_limit_bytes=memory.limit_bytes,
         )
         facts = NodeFacts(
-            at=self._monotonic(),
+            at=self.monotonic(),
             gpus=gpus,
             links=links,
             disks=disks,
@@ -144,7 +137,7 @@ class HealthWatch:
 
     def _run(self, on_change: Callable[[], None]) -> None:
         trouble = ""
-        while not self._ends.wait(self._period_seconds):
+        while not self._ends.wait(self.period_seconds):
             try:
                 if self.look():
                     on_change()
@@ -152,15 +145,15 @@ class HealthWatch:
                 if str(error) != trouble:
                     trouble = str(error)
                     log.exception("the node's health cannot be read")
-        self._gpus.close()
+        self.gpus.close()
 
     def _ask(self, what: str, question: Callable[[], _T]) -> _T:
-        self._asked = (what, self._monotonic())
+        self._asked = (what, self.monotonic())
         try:
             return question()
         finally:
             self._asked = None
 
     def _disks(self) -> tuple[DiskFacts, ...]:
-        found = (devices.disk(self._state), devices.disk(self._slots, devices.LEAST_TMPFS_BYTES))
+        found = (devices.disk(self.state), devices.disk(self.slots, devices.LEAST_TMPFS_BYTES))
         return tuple(facts for facts in found if facts is not None)

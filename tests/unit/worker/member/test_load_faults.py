@@ -19,8 +19,8 @@ class FailingLoad(BaseLoading):
 
     def __init__(self, error: Exception, source: ShardSource) -> None:
         relayout = SimpleNamespace(shards={Rank(0): [source]})
-        self._plan = cast("GenerationPlan", SimpleNamespace(base_step=source.step, relayout=relayout))
-        self._here = cast("PlanNode", SimpleNamespace(node_id=NodeId("i-own")))
+        self.plan = cast("GenerationPlan", SimpleNamespace(base_step=source.step, relayout=relayout))
+        self.here = cast("PlanNode", SimpleNamespace(node_id=NodeId("i-own")))
         self._error = error
 
     async def _load_from_home(self, *_: object) -> bool:
