@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from alembic import context
-from control_plane.db.models import Base, PlainText, StoredValue, UtcDateTime
+from control_plane.db.models import Base, PlainText, StoredValue, UtcDateTime, ValueText
 from control_plane.db.session import Database
 
 
@@ -21,7 +21,7 @@ def plain_type(kind: str, item: Any, _context: object) -> str | Literal[False]:
         return False
     if isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
-    if isinstance(item, PlainText):
+    if isinstance(item, PlainText | ValueText):
         return "sa.Text()"
     return "sa.JSON()" if isinstance(item, StoredValue) else False
 

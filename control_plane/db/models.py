@@ -101,27 +101,30 @@ class PlainText(TypeDecorator[str]):
         return None if value is None else value.replace("\x00", "\ufffd")
 
 
-class ReasonText(TypeDecorator[Any]):
-    """A column type for a reason, or for several, stored as JSON text.
+class ValueText(TypeDecorator[Any]):
+    """A column type for a value such as a reason, or for several, stored as JSON text.
 
-    A reason that this version does not know, because a newer version stored it, becomes `Recorded`.
+    `Recorded` stands for every other text: the sentence of an earlier version, or a value of a class that only a newer
+    version has.
     """
 
     impl = Text
     cache_ok = True
 
-    def __init__(self, *, is_several: bool = False) -> None:
+    def __init__(self, kind: Any, *, is_several: bool = False) -> None:
         super().__init__()
+        self.kind = kind
         self.is_several = is_several
+        self._decoder = msgspec.json.Decoder[Any](tuple[kind, ...] if is_several else kind)
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
-        """Encode the reason or the reasons."""
+        """Encode the value or the values."""
         return None if value is None else msgspec.json.encode(value).decode()
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:  # noqa: ARG002
         """Decode a column's text."""
         try:
-            return None if value is None else (_reasons if self.is_several else _reason).decode(value)
+            return None if value is None else self._decoder.decode(value)
         except msgspec.MsgspecError:
             unknown = Recorded(text=value or "")
             return (unknown,) if self.is_several else unknown
@@ -148,8 +151,6 @@ class StoredValue(TypeDecorator[Any]):
         return None if value is None else self._convert(value)
 
 
-_reason = msgspec.json.Decoder(Reason)
-_reasons = msgspec.json.Decoder(tuple[Reason, ...])
 _BigId = BigInteger().with_variant(Integer, "sqlite")
 """Type of generated row ids: INTEGER on SQLite, BIGINT on other databases.
 
@@ -227,7 +228,7 @@ class FleetRow(Base):
     vacancies: Mapped[tuple[tuple[float, int], ...]] = mapped_column(default=())
     """Instances that the group lacks, as pairs: Unix time since which it lacks them, and their number."""
     drift: Mapped[tuple[str, ...]] = mapped_column(default=())
-    reasons: Mapped[tuple[Reason, ...]] = mapped_column(ReasonText(is_several=True), default=())
+    reasons: Mapped[tuple[Reason, ...]] = mapped_column(ValueText(Reason, is_several=True), default=())
     tags: Mapped[dict[str, str]] = mapped_column(default=dict)
     created_at: Mapped[datetime]
     idle_microseconds: Mapped[dict[str, int]] = mapped_column(default=dict)
@@ -293,7 +294,7 @@ class NodeRow(Base):
     availability_zone: Mapped[str] = mapped_column(default="")
     failure_domain: Mapped[str | None]
     """Innermost EC2 network node above the instance. None until AWS has reported this network node."""
-    reason: Mapped[Reason] = mapped_column(ReasonText, default=NOTHING)
+    reason: Mapped[Reason] = mapped_column(ValueText(Reason), default=NOTHING)
     hold: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     """Reason why the fleet loop keeps the node out of use (`core.observed.fleets.Hold`).
 
@@ -301,7 +302,7 @@ class NodeRow(Base):
     """
     release: Mapped[str] = mapped_column(String(NAME_LENGTH), default="")
     """A user's request to return or terminate a held node. Empty without a request."""
-    request: Mapped[Reason | None] = mapped_column(ReasonText)
+    request: Mapped[Reason | None] = mapped_column(ValueText(Reason))
     """A user's or a roll's request to drain, replace, reboot or hold the node (`Requested`)."""
     since: Mapped[datetime | None]
     """When the node entered its state."""
@@ -355,7 +356,7 @@ class ImplicationRow(Base):
     fleet_name: Mapped[str] = mapped_column(String(NAME_LENGTH), index=True)
     at: Mapped[datetime]
     what: Mapped[str] = mapped_column(String(NAME_LENGTH))
-    evidence: Mapped[Fact] = mapped_column(StoredValue(Fact))
+    evidence: Mapped[Fact] = mapped_column(ValueText(Fact))
     is_own_word: Mapped[bool]
     remedy: Mapped[str] = mapped_column(String(NAME_LENGTH))
 
@@ -632,7 +633,7 @@ class IncidentRow(Base):
     phase: Mapped[str] = mapped_column(String(NAME_LENGTH))
     cause: Mapped[str] = mapped_column(String(NAME_LENGTH))
     evidence: Mapped[tuple[Fact, ...]] = mapped_column(StoredValue(tuple[Fact, ...]), default=())
-    decision: Mapped[Response] = mapped_column(StoredValue(Response))
+    decision: Mapped[Response] = mapped_column(ValueText(Response))
     restore_source: Mapped[str | None] = mapped_column(String(NAME_LENGTH))
     from_step: Mapped[int | None]
     reached_step: Mapped[int | None]

@@ -37,14 +37,7 @@ DIGESTS = {
     "0004_rolls.py": "5ff84a0ed7198b1550ffaee7f5fee2762bcfc6e13f8775fb2b99a52f92267495",
     "0005_schema_support.py": "7deb8753f37d8676f542034ac02c14539a6e6c8ac95043db620dea418b6749ff",
     "0006_metric_breakdowns.py": "3704780c47872d82842d1dc62a8bee71cdecb3755d6e173086fc49d4ae61eff4",
-    "0007_typed_verdicts.py": "20d6e2602e37aeeda42c9eaeb33c0118fdd0a2a51396333ebeec3deba458a66f",
-    "0008_given_up_incidents.py": "ed97794bda3ba2e0e83dd5ed652a310daf3eef25754dbed1fd52ef00a6dd5e80",
-    "0009_job_spans.py": "7130115f77412b0e37ad707deb698c5de199b914b0fb485b1e5fd045e5ff8f0e",
-    "0010_reasons.py": "79ccf21018c4057e10fa21ef3899c18e97a361d914cfb241f11e905d84bd08a6",
-    "0011_trash.py": "2fca1eccc6f1c1d639b425f2d19d48cc848a948ac8fe312b7af98207d0e11a2e",
-    "0012_accepted_losses.py": "6f5c1c670bb5f42a680cd67b1760bfc6f391ab56009cae5cf42e3a6a4a45e885",
-    "0013_duties.py": "2c1e095ff7fc57f9827aef50833c8abcd51adad2a305400f9219038e50f6de3c",
-    "0014_facts_of_incidents.py": "31e56ba156be97d9e96e1b5e57098170d61574334ade0cb122ae9bf89fe5d2c2",
+    "0007_facts_trash_and_duties.py": "cb25771a946f943c7793369a66fd2cab5ee479ab878174c97aaf69a0e43dc130",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

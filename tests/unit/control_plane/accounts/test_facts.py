@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from control_plane.accounts.facts import sentence
-from control_plane.accounts.jobs import response as words_of
+from control_plane.accounts.jobs import response
+from control_plane.core.observed.drills import DrillKind
 from control_plane.core.observed.facts import (
     AgentSilent,
     Announced,
+    DrillOrdered,
     Fact,
     Faulty,
     InstanceEnded,
@@ -19,20 +21,35 @@ from control_plane.core.observed.facts import (
     Lemon,
     LostEachOther,
     NodeFaulty,
+    NodeRequest,
     RankEnded,
     RanksOnNodes,
+    Recorded,
+    Requested,
     Returned,
     SameStack,
+    ShardLoss,
+    ShardsLost,
     SilenceProof,
     Standstill,
     nodes_of,
     ranks_of,
 )
+from control_plane.core.observed.incidents import (
+    Change,
+    CheckpointWait,
+    CheckpointWaitKind,
+    GivesUp,
+    LeavesNodes,
+    Response,
+    RestartsRanks,
+    Shrinks,
+    Tries,
+)
 from everstep.protocol.agent_messages import ExitClass, FaultCode, NoticeKind
-from everstep.protocol.ids import NodeId, Rank
-from tests.unit.control_plane.accounts.values import facts, response
+from everstep.protocol.ids import NodeId, Rank, Step
+from tests.unit.control_plane.accounts.values import ABSENT, NODE
 
-NODE = NodeId("i-1")
 SENTENCES: tuple[tuple[Fact, str], ...] = (
     (
         RankEnded(rank=Rank(3), node_id=NODE, exit_class=ExitClass.CRASHED, code=-9),
@@ -61,6 +78,24 @@ SENTENCES: tuple[tuple[Fact, str], ...] = (
             besides=Announced(node_id=NODE, notice=NoticeKind.SPOT_INTERRUPTION, text="two minutes"),
         ),
         "i-1 returns to the fleet: for job b; AWS announced for i-1: spot interruption (two minutes)",
+    ),
+    (
+        AgentSilent(node_id=NODE, seconds=7.4, proof=SilenceProof.PEERS),
+        "the agent of i-1 was silent for 7.4 s and other nodes could not reach it",
+    ),
+    (
+        ShardsLost(ranks=(Rank(0), Rank(3)), how=ShardLoss.HOLDERS),
+        "every node that held the shard of rank 0, 3 is lost",
+    ),
+    (ShardsLost(ranks=(Rank(0),), how=ShardLoss.MEMORY), "no remaining node holds the shard of rank 0"),
+    (
+        DrillOrdered(drill_id="drl-1", by="ann", drill=DrillKind.KILL_RANK, node_id=NODE, rank=Rank(1)),
+        "a drill (drl-1): ann requested kill-rank on rank 1 on i-1",
+    ),
+    (ABSENT, "no control plane was running for 172 s, until 09:19:54 UTC"),
+    (
+        Requested(request=NodeRequest.DRAIN, node_id=NODE, by="ann", note="AWS announced for i-7 the same fault"),
+        "a user requested to drain i-1 (ann): AWS announced for i-7 the same fault",
     ),
 )
 
@@ -105,35 +140,24 @@ def test_facts_have_different_names():
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize(
-    "stored",
-    [
-        "rank 3 on i-1 ended: crashed, signal 9",
-        "EC2 reports i-1 as terminated (Client.UserInitiatedShutdown: User initiated shutdown)",
-        "the agent of i-1 was silent for 7.4 s",
-        "the agent of i-1 was silent for 7.4 s and other nodes could not reach it",
-        "AWS announced for i-1: spot interruption (two minutes)",
-        "every node that held the shard of rank 0, 3 is lost",
-        "no remaining node holds the shard of rank 0",
-        "a drill (drl-1): ann requested kill-rank on rank 1 on i-1",
-        "no control plane was running for 172 s, until 09:19:54 UTC",
-        "a user requested to drain i-1 (ann): AWS announced for i-7 the same fault",
-    ],
-)
-def test_a_migrated_sentence_reads_as_before(stored: str) -> None:
-    assert [sentence(fact) for fact in facts(stored)] == [stored]
-
-
-@pytest.mark.parametrize(
-    "stored",
-    [
-        "restart all ranks on the same nodes",
+RESPONSES: tuple[tuple[Response, str], ...] = (
+    (RestartsRanks(), "restart all ranks on the same nodes"),
+    (
+        GivesUp(after=RestartsRanks(replaced=(NODE, NodeId("i-2")))),
         "replace i-1, i-2 and restart all ranks; then give the job up",
-        "stop at an agreed step and return i-1",
+    ),
+    (LeavesNodes(node_ids=(NODE,), is_return=True), "stop at an agreed step and return i-1"),
+    (
+        LeavesNodes(node_ids=(NODE,), wait=CheckpointWait(why=CheckpointWaitKind.HELD_ELSEWHERE)),
         "stop at an agreed step and move the ranks of i-1 to other nodes; the remaining nodes hold its last step",
-        "continue on 3 of 4 nodes; grow when nodes return",
+    ),
+    (Shrinks(count=3, node_count=4), "continue on 3 of 4 nodes; grow when nodes return"),
+    (
+        Tries(change=Change(skipped_step=Step(12)), because=Recorded(text="the same failure")),
         "step 12 is skipped once, to find out whether the state or the script is at fault: the same failure",
-    ],
+    ),
 )
-def test_a_migrated_response_reads_as_before(stored: str) -> None:
-    assert words_of(response(stored)) == stored
+
+
+def test_a_response_has_its_sentence():
+    assert [response(value) for value, _ in RESPONSES] == [words for _, words in RESPONSES]

@@ -18,13 +18,15 @@ from control_plane.accounts.incidents import (
     outcome_of,
     verdict,
 )
+from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.fleets import Hold
+from control_plane.core.observed.incidents import RestartsRanks
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import Waits
 from control_plane.core.states import JobState
 from everstep.protocol.ids import Step
-from tests.unit.control_plane.accounts.values import facts, gave_up, response
+from tests.unit.control_plane.accounts.values import ABSENT, NODE, XID, ended, gave_up
 
 RECOVERED = Account(
     incident_id="inc-1",
@@ -33,8 +35,8 @@ RECOVERED = Account(
     fleet_name="main",
     cause=Cause.INSTANCE_TERMINATED,
     outcome=IncidentOutcome.RECOVERED,
-    evidence=facts("EC2 reports i-1 as terminated"),
-    decision=response("replace i-1 and restart all ranks"),
+    evidence=(ended(),),
+    decision=RestartsRanks(replaced=(NODE,)),
     job_reason="trains from step 10",
     reached_step=Step(12),
     from_step=Step(10),
@@ -161,19 +163,15 @@ def test_a_shortage_says_what_is_missing_and_when_the_next_attempt_is() -> None:
 
 
 def test_the_verdict_names_the_meaning_of_an_xid() -> None:
-    faulty = replace(
-        RECOVERED, cause=Cause.NODE_FAULT, evidence=facts("the agent of i-1 reports gpu_xid: gpu 5: Xid 79")
-    )
+    faulty = replace(RECOVERED, cause=Cause.NODE_FAULT, evidence=(XID,))
     assert verdict(faulty, 500.0).startswith("i-1 reported Xid 79 (the GPU has fallen off the bus). Everstep")
-    assert verdict(replace(faulty, evidence=facts("x")), 500.0).startswith("i-1 reported a fault. ")
+    assert verdict(replace(faulty, evidence=(Recorded(text="x"),)), 500.0).startswith("i-1 reported a fault. ")
 
 
 def test_an_absence_of_the_control_plane_is_part_of_the_verdict_and_of_the_steps() -> None:
-    absent = replace(
-        RECOVERED, evidence=facts("EC2 says so", "no control plane was running for 88 s, until 09:19:54 UTC")
-    )
+    absent = replace(RECOVERED, evidence=(ended(), ABSENT))
     assert verdict(absent, 500.0) == (
-        "i-1 was terminated while the control plane was down for 1 min 28 s. The control plane is up again, and "
+        "i-1 was terminated while the control plane was down for 2 min 52 s. The control plane is up again, and "
         "Everstep recovered the job; no step was lost."
     )
     assert "Everstep's log shows why the control plane was down: journalctl --unit everstep-server." in done(absent)
@@ -194,21 +192,18 @@ def test_the_moments_of_an_incident_use_the_words_of_its_card() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "cause", "outcome", "is_named"),
+    ("error", "cause", "outcome", "is_named"),
     [
-        ("error (1)\nTraceback\n[rank0]: KeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, True),
-        ("error (1)\nTraceback\nKeyError: 'labels'\n", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, True),
-        ("error (1)\nthe last line of a log", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, False),
-        ("KeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, False),
-        ("error (1)\nKeyError: 'labels'", Cause.HANG, IncidentOutcome.JOB_FAILED, False),
-        ("error (1)\nKeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.RECOVERED, False),
+        ("KeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, True),
+        (None, Cause.RANK_EXIT, IncidentOutcome.JOB_FAILED, False),
+        ("KeyError: 'labels'", Cause.HANG, IncidentOutcome.JOB_FAILED, False),
+        ("KeyError: 'labels'", Cause.RANK_EXIT, IncidentOutcome.RECOVERED, False),
     ],
 )
 def test_the_verdict_names_the_exception_with_which_a_script_ended_the_job(
-    reason: str, cause: Cause, outcome: IncidentOutcome, is_named: bool
+    error: str | None, cause: Cause, outcome: IncidentOutcome, is_named: bool
 ) -> None:
-    ended = gave_up(f"the same failure occurred 3 times after step 7: {reason}")
-    said = verdict(replace(FAILED, job_reason=ended, cause=cause, outcome=outcome), 500.0)
+    said = verdict(replace(FAILED, job_reason=gave_up(error), cause=cause, outcome=outcome), 500.0)
     assert said.startswith("The training script failed: KeyError: 'labels'. ") is is_named
     assert "KeyError" in said or not is_named
 

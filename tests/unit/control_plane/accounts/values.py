@@ -1,32 +1,33 @@
-"""Values of sentences, as the migration of stored sentences makes them."""
+"""Facts of incidents, and a reason of a failed job, for the tests of their sentences."""
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-from typing import Any
-
-import msgspec
-
-from control_plane.core.observed.facts import Fact
-from control_plane.core.observed.incidents import Response
+from control_plane.core.observed.facts import ControlPlaneAbsent, Faulty, InstanceEnded, NodeFaulty, RankEnded
+from control_plane.core.observed.incidents import FailureRecord, Repeated
 from control_plane.core.observed.reasons import GaveUp
+from everstep.protocol.agent_messages import ExitClass
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
 
-(_FILE,) = (Path(__file__).parents[4] / "alembic/versions").glob("*_facts_of_incidents.py")
-MIGRATION = runpy.run_path(str(_FILE))
-FAILURE = {"generation": 1, "step": 7, "exit_class": "error", "code": 1, "at": 90.0, "max_boundary": 1132}
-OPENED_AT = 1_772_356_794.0
-
-
-def facts(*sentences: str) -> tuple[Fact, ...]:
-    return msgspec.convert(MIGRATION["facts"](sentences, OPENED_AT), tuple[Fact, ...])
-
-
-def response(decision: str) -> Response:
-    return msgspec.convert(MIGRATION["response"](decision), Response)  # type: ignore[arg-type]
+NODE = NodeId("i-1")
+ABSENT = ControlPlaneAbsent(seconds=172, until=1_772_356_794.0)
+CRASHED = RankEnded(rank=Rank(3), node_id=NODE, exit_class=ExitClass.CRASHED, code=-11)
+EXITED = RankEnded(rank=Rank(3), node_id=NODE, exit_class=ExitClass.ERROR, code=1)
+XID = NodeFaulty(node_id=NODE, fault=Faulty(code="gpu_xid", text="gpu 5: Xid 79", xid=79, device="gpu 5"))
 
 
-def gave_up(reason: str, **failure: Any) -> GaveUp | str:
-    """Return the value of the reason for which Everstep gave up a job, or the sentence of any other reason."""
-    value = MIGRATION["gave_up"](reason, [{**FAILURE, **failure}])
-    return reason if value is None else msgspec.convert(value, GaveUp)
+def ended(text: str = "", *, code: str = "", state: str = "terminated") -> InstanceEnded:
+    return InstanceEnded(node_id=NODE, state=state, code=code, text=f"{code}: {text}" if code else text)
+
+
+def gave_up(error: str | None = "KeyError: 'labels'", *, count: int = 4, place: str | None = None) -> GaveUp:
+    failure = FailureRecord(
+        generation=Generation(1),
+        step=Step(7),
+        exit_class=ExitClass.ERROR,
+        code=1,
+        at=90.0,
+        max_boundary=Step(1132),
+        error=error,
+        error_place=place,
+    )
+    return GaveUp(because=Repeated(count=count, failure=failure))

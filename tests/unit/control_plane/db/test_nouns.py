@@ -238,7 +238,7 @@ def test_the_migration_finds_the_incidents_that_ended_with_their_job(database, j
     config.set_main_option("script_location", str(schema.migrations()))
     with database.migrating() as connection:
         config.attributes["connection"] = connection
-        command.downgrade(config, "0007")
+        command.downgrade(config, "0006")
         command.upgrade(config, "head")
     with database.read() as session:
         found = [incidents.get(session, f"inc-{number}").is_given_up for number in range(3)]

@@ -3,23 +3,34 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from alembic.config import Config
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Integer, text
+from sqlalchemy import JSON, Integer, MetaData, Table, bindparam, inspect, text
 
 from alembic import command
-from control_plane.accounts.reasons import sentence
-from control_plane.core.observed.facts import NodeRequest, Requested
+from control_plane.accounts import facts
+from control_plane.accounts.answers import why
+from control_plane.accounts.jobs import response
+from control_plane.accounts.reasons import sentence, sentences
+from control_plane.api import incident_reports
+from control_plane.core.incidents import absent_seconds
+from control_plane.core.observed.causes import GivenUp, Surplus
+from control_plane.core.observed.facts import Announced, NodeRequest, RankEnded, Recorded, Requested
+from control_plane.core.observed.incidents import RestartsRanks
+from control_plane.core.observed.nodes import Remedy
 from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind
-from control_plane.db import checkpoints, jobs, nodes, schema
+from control_plane.db import checkpoints, fleets, implications, incidents, jobs, nodes, rolls, schema
 from control_plane.db.errors import DanglingReferences, SchemaMismatch
 from control_plane.db.leases import Leaser
 from control_plane.db.session import Database
-from everstep.protocol.ids import NodeId
+from control_plane.loop import records
+from everstep.protocol.agent_messages import ExitClass, NoticeKind
+from everstep.protocol.ids import NodeId, Rank
 from tests.unit.control_plane.db.conftest import NOW, new_job
 from tests.unit.control_plane.db.test_nouns import checkpoint
 
@@ -191,10 +202,13 @@ def test_old_verdicts_become_records_and_old_damage_is_verified_again(empty):
     )
     assert [each.verify_requested_at for each in (one, two, three)] == [None, None, NOW]
     assert newest == two
+    missing = CheckpointVerdict.of(Damage(kind=DamageKind.MISSING, rank=1))
+    with empty.write() as session:
+        checkpoints.store_verdict(session, job.run_id, two, verdict=missing, now=NOW)
+        session.execute(text("UPDATE checkpoint SET state = 'trashed' WHERE step = 1"))
     _downgrade(empty, "0006")
-    with empty.engine.connect() as connection:
-        texts = connection.execute(text("SELECT verdict FROM checkpoint ORDER BY step")).scalars().all()
-    assert texts == ["", "", "rank 0: the token has expired"]
+    restored = [("complete", ""), ("complete", "Missing"), ("complete", "rank 0: the token has expired")]
+    assert [(each["state"], each["verdict"]) for each in rows(empty, "checkpoint")] == restored
 
 
 def migration_config():
@@ -210,70 +224,217 @@ def _downgrade(database, revision):
         command.downgrade(config, revision)
 
 
+def _upgrade(database, revision):
+    config = migration_config()
+    with database.migrating() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
+ANNOUNCED = Announced(node_id=NodeId("i-1"), notice=NoticeKind.SPOT_INTERRUPTION, text="two (2) minutes")
 OLD_REASONS = {
-    "surplus: the fleet needs 3 nodes": {"kind": "Surplus", "desired_count": 3},
-    "AWS announced for i-1: spot interruption (two minutes)": {
-        "kind": "Announced",
-        "node_id": "i-1",
-        "notice": "spot_interruption",
-        "text": "two minutes",
-    },
-    "the roll of the fleet replaces i-1 (ann): new image": {
-        "kind": "Requested",
-        "request": "replace",
-        "node_id": "i-1",
-        "by": "ann",
-        "note": "new image",
-        "is_roll": True,
-    },
-    "a user requested to drain i-1 (ann): AWS announced for i-7: the same (fault)": {
-        "kind": "Requested",
-        "request": "drain",
-        "node_id": "i-1",
-        "by": "ann",
-        "note": "AWS announced for i-7: the same (fault)",
-        "is_roll": False,
-    },
-    "excluded by gpt: AWS announced for i-1: maintenance (soon)": {
-        "kind": "GivenUp",
-        "job": "gpt",
-        "remedy": "let_go",
-        "because": {"kind": "Recorded", "text": "AWS announced for i-1: maintenance (soon)"},
-    },
-    "EC2: terminated": {"kind": "InstanceEnded", "node_id": "", "state": "terminated"},
-    "its agent is connected": {"kind": "Recorded", "text": "its agent is connected"},
-    "": {"kind": "Recorded", "text": ""},
+    "surplus: the fleet needs 3 nodes": Surplus(desired_count=3),
+    "AWS announced for i-1: spot interruption (two (2) minutes)": ANNOUNCED,
+    "excluded by gpt: AWS announced for i-1: spot interruption (two (2) minutes)": GivenUp(
+        job="gpt", remedy=Remedy.LET_GO, because=ANNOUNCED
+    ),
+    "the roll of the fleet replaces i-3 (ann (ops)): new image": Requested(
+        request=NodeRequest.REPLACE, node_id=NodeId("i-3"), by="ann (ops)", note="new image", is_roll=True
+    ),
+    "a user requested to drain i-4 (ann): AWS announced for i-7: the same (fault)": None,
+    "unreachable by gpt: the agent of i-5 was silent for 7.4 s": None,
+    "EC2: terminated": None,
+    "": None,
+}
+"""Reasons of nodes in an old database, each with its value. None: no decision depends on the sentence."""
+OLD_REQUESTS = {
+    "a user requested to drain i-1 (ann)": Requested(request=NodeRequest.DRAIN, node_id=NodeId("i-1"), by="ann"),
+    "the roll of the fleet reboots i-2 (ann): x: (y)": Requested(
+        request=NodeRequest.REBOOT, node_id=NodeId("i-2"), by="ann", note="x: (y)", is_roll=True
+    ),
+    "a user requested to replace i-3 (ann): a\nb": Requested(
+        request=NodeRequest.REPLACE, node_id=NodeId("i-3"), by="ann", note="a\nb"
+    ),
 }
 
 
-def test_the_sentences_of_old_rows_become_reasons(empty):
+def insert(connection, table_name, /, **values):
+    """Insert a row into a table of any revision. Columns without a value are empty."""
+    table = Table(table_name, MetaData(), autoload_with=connection, resolve_fks=False)
+    required = (each for each in table.columns if not each.nullable and each.server_default is None)
+    kinds = {each.name: list if isinstance(each.type, JSON) else each.type.python_type for each in required}
+    empty = {name: kind() for name, kind in kinds.items() if kind is not datetime}
+    connection.execute(table.insert().values({**empty, **values}))
+
+
+def rows(database, name):
+    with database.engine.connect() as connection:
+        table = Table(name, MetaData(), autoload_with=connection, resolve_fks=False)
+        return list(connection.execute(table.select().order_by(*table.primary_key)).mappings())
+
+
+def test_old_reasons_become_values_if_a_decision_depends_on_them(empty):
+    _upgrade(empty, "0006")
     with empty.migrating() as connection:
-        config = migration_config()
-        config.attributes["connection"] = connection
-        command.upgrade(config, "0009")
         for number, reason in enumerate(OLD_REASONS):
-            connection.execute(
-                text(
-                    "INSERT INTO node (id, fleet_name, state, address, peer_port, memory_bytes, agent_id, version, "
-                    "instance_type, availability_zone, reason, release, request, request_words, created_at) "
-                    "VALUES (:id, 'main', 'draining', '', 0, 0, '', '', '', '', :reason, '', :request, :words, :at)"
-                ),
-                {
-                    "id": f"i-{number}",
-                    "reason": reason,
-                    "request": "drain" if number == 1 else "",
-                    "words": "a user requested to drain i-1 (ann)" if number == 1 else "",
-                    "at": "2026-01-01 00:00:00",
-                },
-            )
+            insert(connection, "node", id=f"i-{number}", fleet_name="main", reason=reason, created_at=NOW)
     schema.migrate(empty)
     with empty.read() as session:
-        assert session.execute(text("SELECT id FROM node")).scalars().all()
-        rows = session.execute(text("SELECT reason, request FROM node ORDER BY id")).all()
-        found = nodes.of_fleet(session, "main")
-    assert [json.loads(row.reason) for row in rows] == list(OLD_REASONS.values())
-    assert [sentence(node.reason) for node in found] == list(OLD_REASONS)
-    assert [node.request for node in found] == [
-        Requested(request=NodeRequest.DRAIN, node_id=NodeId("i-1"), by="ann") if number == 1 else None
-        for number in range(len(OLD_REASONS))
-    ]
+        found = [node.reason for node in nodes.of_fleet(session, "main")]
+    assert [sentence(reason) for reason in found] == list(OLD_REASONS)
+    assert found == [Recorded(text=words) if value is None else value for words, value in OLD_REASONS.items()]
+
+
+def test_the_request_of_an_old_node_stays_open_in_both_directions(empty):
+    _upgrade(empty, "0006")
+    with empty.migrating() as connection:
+        for number, (words, value) in enumerate([*OLD_REQUESTS.items(), ("", None)], start=1):
+            request = "" if value is None else value.request.value
+            old = {"id": f"i-{number}", "request": request, "request_words": words}
+            insert(connection, "node", fleet_name="main", created_at=NOW, **old)
+    before = rows(empty, "node")
+    schema.migrate(empty)
+    with empty.read() as session:
+        found = [node.request for node in nodes.of_fleet(session, "main")]
+    assert found == [*OLD_REQUESTS.values(), None]
+    assert [sentence(request) for request in found if request is not None] == list(OLD_REQUESTS)
+    _downgrade(empty, "0006")
+    assert rows(empty, "node") == before
+
+
+def test_a_downgrade_restores_each_column(empty):
+    def columns():
+        with empty.engine.connect() as connection:
+            found = inspect(connection)
+            return {
+                table: {each["name"]: (str(each["type"]), each["nullable"]) for each in found.get_columns(table)}
+                for table in found.get_table_names()
+            }
+
+    _upgrade(empty, "0006")
+    before = columns()
+    schema.migrate(empty)
+    _downgrade(empty, "0006")
+    assert columns() == before
+
+
+ABSENT = "no control plane was running for 88 s, until 11:59:54 UTC"
+DAMAGED = "the GPU of i-2 failed: {gpu}"
+OLD_EVIDENCE = ["rank 1 on i-2 ended: crashed, signal 9", ABSENT]
+OLD_MEMO = {
+    "state_since": NOW.timestamp(),
+    "exclusions": [{"node_id": "i-2", "evidence": DAMAGED, "may_terminate": True, "remedy": "reboot"}],
+    "moves": [
+        {
+            "node_id": "i-3",
+            "evidence": "AWS announced for i-3: rebalance (soon)",
+            "cause": "notice",
+            "remedy": "let_go",
+            "may_terminate": True,
+        }
+    ],
+    "incident": {
+        "id": "inc-open",
+        "state": "replacing",
+        "cause": "rank_exit",
+        "evidence": OLD_EVIDENCE,
+        "decision": "replace i-2 and restart all ranks",
+        "generation_before": 2,
+        "failed_at": NOW.timestamp(),
+        "opened_at": NOW.timestamp(),
+        "reached_step": 12,
+    },
+}
+
+
+@pytest.fixture
+def old(empty):
+    """A database of revision 0006: a running job, its fleet in a roll, two incidents, and an entry of fault history."""
+    schema.migrate(empty)
+    with empty.write() as session:
+        job = jobs.create(session, new_job(), NOW)
+    _downgrade(empty, "0006")
+    with empty.migrating() as connection:
+        connection.execute(text("UPDATE job SET memo = :memo").bindparams(bindparam("memo", OLD_MEMO, JSON())))
+        progress = {
+            "roll_id": "r",
+            "requested": [],
+            "finished": [],
+            "reason": "waits: gpt is starting",
+            "ended_at": None,
+        }
+        insert(
+            connection,
+            "fleet",
+            name="main",
+            auto_scaling_group_name="asg",
+            created_at=NOW,
+            reason="keeps 4 nodes",
+            roll_progress=progress,
+        )
+        for incident_id, closed_at in (("inc-1", NOW), ("inc-open", None)):
+            insert(
+                connection,
+                "incident",
+                id=incident_id,
+                run_id=job.run_id,
+                job_name="gpt",
+                phase="detect" if closed_at is None else "closed",
+                cause="rank_exit",
+                evidence=OLD_EVIDENCE,
+                decision="replace i-2 and restart all ranks",
+                instance_ids=["i-2"],
+                failed_at=NOW,
+                opened_at=NOW,
+                closed_at=closed_at,
+            )
+        insert(connection, "implication", node_id="i-2", incident_id="inc-1", at=NOW, remedy="reboot", evidence=DAMAGED)
+    return empty
+
+
+def test_the_sentences_of_an_old_database_are_shown_after_an_upgrade_a_downgrade_and_another_upgrade(old):
+    tables = ("job", "fleet", "incident", "implication")
+    before = {name: rows(old, name) for name in tables}
+    for is_last in (False, True):
+        schema.migrate(old)
+        with old.read() as session:
+            job = jobs.get(session, "gpt")
+            found = [incidents.get(session, incident_id) for incident_id in ("inc-1", "inc-open")]
+            accounts = [incident_reports.account(session, each, NOW) for each in found]
+            (history,) = implications.of_node(session, "i-2")
+            fleet = fleets.get(session, "main")
+        record = records.job_record(job)
+        assert record.incident is not None
+        for each in (*found, record.incident):
+            assert [facts.sentence(fact) for fact in each.evidence] == OLD_EVIDENCE
+            assert absent_seconds(each.evidence) == 88
+            assert response(each.decision) == "replace i-2 and restart all ranks"
+        assert [why(account) for account in accounts] == [
+            "Cause unknown: rank 1 on i-2 ended: crashed, signal 9. Outage: cause unknown."
+        ] * 2
+        assert facts.sentence(history.evidence) == DAMAGED
+        assert [(each.node_id, each.evidence, each.is_to) for each in record.exclusions] == [
+            ("i-2", Recorded(text=DAMAGED), Remedy.REBOOT)
+        ]
+        assert [(facts.sentence(move.evidence), move.is_announced) for move in record.moves] == [
+            ("AWS announced for i-3: rebalance (soon)", True)
+        ]
+        assert sentences(fleet.reasons) == "keeps 4 nodes"
+        assert sentence(rolls.progress_of(fleet).reason) == "waits: gpt is starting"
+        if not is_last:
+            _downgrade(old, "0006")
+            assert {name: rows(old, name) for name in tables} == before
+
+
+def test_a_value_without_an_old_sentence_survives_a_downgrade_and_another_upgrade(old):
+    ended = RankEnded(rank=Rank(1), node_id=NodeId("i-2"), exit_class=ExitClass.CRASHED, code=-9)
+    schema.migrate(old)
+    with old.write() as session:
+        lease = Leaser("owner", 3.0, lambda: 0.0).claim(session, "job", new_job().run_id)
+        incidents.change(session, lease, "inc-1", evidence=(ended,), decision=RestartsRanks())
+    _downgrade(old, "0006")
+    assert [json.loads(each)["kind"] for each in rows(old, "incident")[0]["evidence"]] == ["RankEnded"]
+    schema.migrate(old)
+    with old.read() as session:
+        stored = incidents.get(session, "inc-1")
+    assert (stored.evidence, stored.decision) == ((ended,), RestartsRanks())
