@@ -131,6 +131,7 @@ class Life:
     """Whether the instance's host has crashed. EC2 may still report the instance as running."""
 
 
+@dataclass(eq=False, repr=False)
 class Ec2:
     """The engine of the simulated EC2: implements operations of its API, and advances the states of all instances.
 
@@ -145,21 +146,15 @@ class Ec2:
         answers: assumed or measured behaviour of AWS where its documentation is silent.
     """
 
-    def __init__(
-        self,
-        faults: Faults,
-        addresses: AddressPool,
-        announcements: Announcements,
-        monotonic: Callable[[], float],
-        answers: AwsAnswers,
-    ) -> None:
-        self.answers = answers
-        self._faults = faults
-        self._addresses = addresses
-        self._announcements = announcements
-        self._monotonic = monotonic
+    faults: Faults
+    addresses: AddressPool
+    announcements: Announcements
+    monotonic: Callable[[], float]
+    answers: AwsAnswers
+
+    def __post_init__(self) -> None:
         self._lives: dict[str, Life] = {}
-        self._visibility = Visibility(faults, monotonic)
+        self._visibility = Visibility(self.faults, self.monotonic)
 
     # The methods below implement operations of the EC2 API.
 
@@ -179,7 +174,7 @@ class Ec2:
 
     def launched(self, instance: Instance) -> None:
         """Assign an address to a new instance and start its first boot."""
-        life = self._lives[instance.id] = Life(self._addresses.take())
+        life = self._lives[instance.id] = Life(self.addresses.take())
         nic = instance.nics[0]
         nic.private_ip_address = life.address
         nic.private_ip_addresses = [{"Primary": True, "PrivateIpAddress": life.address}]
@@ -193,7 +188,7 @@ class Ec2:
         self._set_state(instance, PENDING)
         life = self._lives[instance.id]
         life.boot += 1
-        life.boots_at = self._monotonic() + self._faults.boot_delay()
+        life.boots_at = self.monotonic() + self.faults.boot_delay()
         life.has_crashed = False
         life.failed_checks = {}
 
@@ -205,8 +200,8 @@ class Ec2:
         """
         life = self._lives.get(instance.id)
         if life and life.ended_at is None:
-            life.ended_at = self._monotonic()
-            life.slot_free_at = life.ended_at + self._faults.slot_release_delay()
+            life.ended_at = self.monotonic()
+            life.slot_free_at = life.ended_at + self.faults.slot_release_delay()
 
     def status(self, instance: Instance, check: StatusCheck) -> dict[str, Any]:
         """Return one status check of an instance in the format of DescribeInstanceStatus."""
@@ -284,7 +279,7 @@ class Ec2:
         """
         _, _, life = self.find(instance_id)
         life.plan = Plan(
-            at=self._monotonic() + seconds,
+            at=self.monotonic() + seconds,
             at_time=datetime.now(UTC) + timedelta(seconds=seconds),
             how=how,
             reason=reason,
@@ -345,8 +340,8 @@ class Ec2:
 
         The local AWS calls this repeatedly from its main loop.
         """
-        now = self._monotonic()
-        memory = self._faults.conditions.remember_terminated_seconds
+        now = self.monotonic()
+        memory = self.faults.conditions.remember_terminated_seconds
         for backend, instance in list(self._all()):
             life = self._lives.get(instance.id)
             if life is None:
@@ -372,7 +367,7 @@ class Ec2:
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
             if state and state != life.announced_state:
-                self._announcements.put(state_change(self.owner(backend), instance.id, state))
+                self.announcements.put(state_change(self.owner(backend), instance.id, state))
         life.announced_state = instance.state
 
     def running(self) -> list[RunningInstance]:
@@ -390,10 +385,10 @@ class Ec2:
 
         An ended instance still occupies capacity for `slot_release_seconds`.
         """
-        limit = self._faults.conditions.capacity.get(instance_type)
+        limit = self.faults.conditions.capacity.get(instance_type)
         if limit is None:
             return wanted
-        now = self._monotonic()
+        now = self.monotonic()
         taken: int = sum(
             instance.instance_type == instance_type
             and (

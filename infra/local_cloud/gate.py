@@ -80,6 +80,7 @@ def read(service: str, body: bytes) -> AwsRequest:
     return AwsRequest(service, action, operation, parser.parse({"values": values}))
 
 
+@dataclass(eq=False, repr=False)
 class AwsGate:
     """Refuses calls as AWS does. The server holds its lock while it calls the gate.
 
@@ -90,17 +91,12 @@ class AwsGate:
         auto_scaling_rate: rate limit of all calls of Auto Scaling together.
     """
 
-    def __init__(
-        self,
-        faults: Faults,
-        zone_of: Callable[[str], str | None],
-        monotonic: Callable[[], float],
-        auto_scaling_rate: Rate,
-    ) -> None:
-        self._auto_scaling_rate = auto_scaling_rate
-        self._faults = faults
-        self._zone_of = zone_of
-        self._monotonic = monotonic
+    faults: Faults
+    zone_of: Callable[[str], str | None]
+    monotonic: Callable[[], float]
+    auto_scaling_rate: Rate
+
+    def __post_init__(self) -> None:
         self._buckets = Buckets()
         self._share: float | None = None
         self.wrong_calls: list[str] = []
@@ -123,15 +119,15 @@ class AwsGate:
         return None
 
     def _is_within_rate(self, request: AwsRequest) -> bool:
-        share = self._faults.conditions.api_rate_share
+        share = self.faults.conditions.api_rate_share
         if share != self._share:
             # After a change of the rate limits, all token buckets are full.
             self._share, self._buckets = share, Buckets()
-        family = family_of(request.service, request.action, request.parameters.keys(), self._auto_scaling_rate)
+        family = family_of(request.service, request.action, request.parameters.keys(), self.auto_scaling_rate)
         if share is None or family is None:
             return True
         name, rate = family
-        return self._buckets.take(name, Rate(rate.burst * share, rate.per_second * share), self._monotonic())
+        return self._buckets.take(name, Rate(rate.burst * share, rate.per_second * share), self.monotonic())
 
     def _is_disrupted(self, instance_ids: tuple[str, ...]) -> bool:
         """Return whether a Describe call fails because of a disrupted zone.
@@ -139,5 +135,5 @@ class AwsGate:
         A call without ids fails, and so does a call with the id of an instance in the zone. Source: Amazon EC2 API
         Reference, DescribeInstances.
         """
-        zones = self._faults.conditions.disrupted_zones
-        return bool(zones) and (not instance_ids or any(self._zone_of(each) in zones for each in instance_ids))
+        zones = self.faults.conditions.disrupted_zones
+        return bool(zones) and (not instance_ids or any(self.zone_of(each) in zones for each in instance_ids))

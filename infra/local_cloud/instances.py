@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 
 from infra.local_cloud.instance_init import exit_file, remove_memory
@@ -38,6 +38,7 @@ class RunningInstance:
     user_data: bytes
 
 
+@dataclass(eq=False, repr=False)
 class InstanceRunner:
     """Starts and ends process trees, so that exactly the processes of the wanted instances run.
 
@@ -49,18 +50,14 @@ class InstanceRunner:
         network: network with a namespace per instance. None: instances share this machine's loopback.
     """
 
-    def __init__(
-        self,
-        nodes_directory: Path,
-        environment: Mapping[str, str],
-        *,
-        metadata: MetadataService | None = None,
-        network: Network | None = None,
-    ) -> None:
-        self._nodes = nodes_directory
+    nodes_directory: Path
+    environment: InitVar[Mapping[str, str]]
+    _: KW_ONLY
+    metadata: MetadataService | None = None
+    network: Network | None = None
+
+    def __post_init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
-        self._metadata = metadata
-        self._network = network
         self._running: dict[str, tuple[RunningInstance, subprocess.Popen[bytes]]] = {}
 
     def reconcile(self, wanted: Iterable[RunningInstance]) -> None:
@@ -85,14 +82,14 @@ class InstanceRunner:
 
     def directory(self, instance_id: str) -> Path:
         """Return the directory with an instance's files."""
-        return self._nodes / instance_id
+        return self.nodes_directory / instance_id
 
     def end_all(self) -> None:
         """End the processes of every instance."""
         self.reconcile(())
 
     def _start(self, instance: RunningInstance) -> None:
-        directory = self._nodes / instance.instance_id
+        directory = self.nodes_directory / instance.instance_id
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         script = self._script(instance.instance_id)
         script.write_bytes(instance.user_data)
@@ -105,10 +102,10 @@ class InstanceRunner:
             "EVERSTEP_NVML_STUB": str(nvml_file(directory)),
         }
         write_gpus(directory, ())
-        namespace = self._network.attach(instance.instance_id, instance.address) if self._network else None
-        if self._metadata:
+        namespace = self.network.attach(instance.instance_id, instance.address) if self.network else None
+        if self.metadata:
             listening = listening_socket(instance.address, namespace)
-            environment["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = self._metadata.open(instance.instance_id, listening)
+            environment["AWS_EC2_METADATA_SERVICE_ENDPOINT"] = self.metadata.open(instance.instance_id, listening)
         with (directory / "console.log").open("ab") as console:
             process = subprocess.Popen(
                 [
@@ -148,14 +145,14 @@ class InstanceRunner:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if self._metadata:
-            self._metadata.close(instance_id)
-        if self._network:
-            self._network.detach(instance_id)
+        if self.metadata:
+            self.metadata.close(instance_id)
+        if self.network:
+            self.network.detach(instance_id)
         remove_memory(instance_id)
         # Remove the file with the exit code of the user data, because the code belongs to the ended instance.
         exit_file(self._script(instance_id)).unlink(missing_ok=True)
         log.info("%s is gone with %d processes", instance_id, count)
 
     def _script(self, instance_id: str) -> Path:
-        return self._nodes / instance_id / "user-data"
+        return self.nodes_directory / instance_id / "user-data"

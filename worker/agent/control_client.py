@@ -18,6 +18,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 
 import websockets
@@ -56,55 +57,46 @@ MAX_LINES_WAITING = 64
 MAX_ANSWERS_WAITING = 8
 
 
+@dataclass(eq=False, repr=False)
 class ControlClient:
-    """The agent's connection to the control plane; the agent runs `run` for its whole lifetime."""
+    """The agent's connection to the control plane; the agent runs `run` for its whole lifetime.
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        join_token: str,
-        token_path: Path,
-        attest: Callable[[str], str] | None = None,
-        tls: ssl.SSLContext | None = None,
-        hello: Callable[[], Hello],
-        report: Callable[[], AgentReport],
-        command: Callable[[Message], None],
-        welcomed: Callable[[Timeouts], None],
-    ) -> None:
-        """Create the client; `run` opens the connection to the control plane.
+    Args:
+        urls: http or https URLs of the control plane's servers. The client starts with a random URL and tries the
+            URLs in turn.
+        join_token: token from the instance's user data. The client uses it until the control plane has issued a
+            session token.
+        token_path: file with mode 0600 that stores the session token for this node's next agent process.
+        attest: obtains a session token by attestation from the server with the given URL; blocks. The client calls
+            it if it has no other token.
+        tls: context that verifies the control plane's certificate; None uses the system's certificates.
+        hello: returns the first message of a connection.
+        report: returns the newest state; called right before each send.
+        command: receives each message of the control plane; must not block.
+        welcomed: receives the control plane's timeouts at every new connection.
+    """
 
-        Args:
-            urls: http or https URLs of the control plane's servers. The client starts with a random URL and tries the
-                URLs in turn.
-            join_token: token from the instance's user data. The client uses it until the control plane has issued a
-                session token.
-            token_path: file with mode 0600 that stores the session token for this node's next agent process.
-            attest: obtains a session token by attestation from the server with the given URL; blocks. The client calls
-                it if it has no other token.
-            tls: context that verifies the control plane's certificate; None uses the system's certificates.
-            hello: returns the first message of a connection.
-            report: returns the newest state; called right before each send.
-            command: receives each message of the control plane; must not block.
-            welcomed: receives the control plane's timeouts at every new connection.
-        """
+    urls: InitVar[Sequence[str]]
+    _: KW_ONLY
+    join_token: str
+    token_path: Path
+    attest: Callable[[str], str] | None = None
+    tls: ssl.SSLContext | None = None
+    hello: Callable[[], Hello]
+    report: Callable[[], AgentReport]
+    command: Callable[[Message], None]
+    welcomed: Callable[[Timeouts], None]
+
+    def __post_init__(self, urls: Sequence[str]) -> None:
         self.changed = Signal()
         self._lines: deque[LogLines] = deque(maxlen=MAX_LINES_WAITING)
         self._answers: deque[CommandEnded | SnapshotHeld | SnapshotBytes] = deque(maxlen=MAX_ANSWERS_WAITING)
         self._lines_added = Signal()
         self.is_connected = False
         self._urls = itertools.cycle(random.sample(urls, len(urls)))
-        self._join_token = join_token
-        self._token_path = token_path
         self._session: str | None = None
         """The session token. Empty if the node has no session token; None until the token's file has been read."""
         self._is_kept = True
-        self._attest = attest
-        self._tls = tls
-        self._hello = hello
-        self._report = report
-        self._command = command
-        self._welcomed = welcomed
         self._interval_seconds = 1.0
         self._open_seconds = OPEN_SECONDS
         self._server_minor = 0
@@ -135,7 +127,7 @@ class ControlClient:
                 async with connect(
                     url,
                     additional_headers={"Authorization": f"Bearer {token}"},
-                    ssl=(self._tls or True) if url.startswith("wss:") else None,
+                    ssl=(self.tls or True) if url.startswith("wss:") else None,
                     max_size=MAX_MESSAGE_BYTES,
                     open_timeout=self._open_seconds,
                     ping_interval=None,
@@ -168,12 +160,12 @@ class ControlClient:
     async def _token(self, url: str) -> str:
         if self._session is None:
             with contextlib.suppress(FileNotFoundError):
-                self._session = self._token_path.read_text().strip()
+                self._session = self.token_path.read_text().strip()
         if self._session:
             return self._session
-        if self._join_token or self._attest is None:
-            return self._join_token
-        token = await asyncio.to_thread(self._attest, url)
+        if self.join_token or self.attest is None:
+            return self.join_token
+        token = await asyncio.to_thread(self.attest, url)
         self._keep(token)  # Store the token, so that the next connection needs no new attestation.
         return token
 
@@ -183,11 +175,11 @@ class ControlClient:
         If the disk refuses the write, only this process uses the token.
         """
         self._session = token
-        scratch = self._token_path.with_suffix(".new")
+        scratch = self.token_path.with_suffix(".new")
         try:
             scratch.touch(mode=0o600)
             scratch.write_text(token)
-            scratch.replace(self._token_path)
+            scratch.replace(self.token_path)
         except OSError as error:
             if self._is_kept:
                 log.warning("the session token cannot be stored for the next agent process of this node: %s", error)
@@ -196,7 +188,7 @@ class ControlClient:
             self._is_kept = True
 
     async def _speak(self, line: ClientConnection) -> None:
-        await line.send(encode(self._hello()))
+        await line.send(encode(self.hello()))
         async with asyncio.timeout(self._open_seconds):
             welcome = self._decode(await line.recv())
         if not isinstance(welcome, AgentWelcome):
@@ -205,7 +197,7 @@ class ControlClient:
         self._interval_seconds = welcome.timeouts.lease_seconds / 3
         self._open_seconds = welcome.timeouts.lease_seconds
         self._server_minor = welcome.protocol_minor
-        self._welcomed(welcome.timeouts)
+        self.welcomed(welcome.timeouts)
         tune(line.transport.get_extra_info("socket"), silence_seconds=welcome.timeouts.lease_seconds)
         self.is_connected = True
         log.info("connected to the control plane as a node of fleet %s", welcome.fleet)
@@ -216,7 +208,7 @@ class ControlClient:
         lists = SharedLists()
         while True:
             seen = self.changed.version
-            await line.send(encode(lists.shorten(self._report())))
+            await line.send(encode(lists.shorten(self.report())))
             await self.changed.wait(seen, self._interval_seconds)
 
     async def _ping(self, line: ClientConnection) -> None:
@@ -247,7 +239,7 @@ class ControlClient:
 
     async def _listen(self, line: ClientConnection) -> None:
         async for data in line:
-            self._command(self._decode(data))
+            self.command(self._decode(data))
 
     @staticmethod
     def _decode(data: str | bytes) -> Message:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from everstep.protocol.agent_messages import CommandEnded, RankStacks, RunCommand
@@ -27,32 +28,27 @@ from worker.ranks.stacks import StackWatch
 from worker.ranks.supervisor import Supervisor
 
 
+@dataclass(eq=False, repr=False)
 class RankInspection:
-    """Runs users' commands next to the processes of ranks, and samples the stacks of ranks."""
+    """Runs users' commands next to the processes of ranks, and samples the stacks of ranks.
 
-    def __init__(
-        self,
-        settings: AgentSettings,
-        supervisor: Supervisor,
-        usage: Usage,
-        *,
-        answer: Callable[[CommandEnded], None],
-        on_change: Callable[[], None],
-    ) -> None:
-        """Create the object; no user's command runs, and no stacks are sampled yet.
+    Args:
+        settings: names the node's folders and users.
+        supervisor: lists the processes of the ranks.
+        usage: returns the current load of a rank's GPU, which reports contain together with the rank's stack.
+        answer: called with the result of each command.
+        on_change: called when a sample is finished.
+    """
 
-        Args:
-            settings: names the node's folders and users.
-            supervisor: lists the processes of the ranks.
-            usage: returns the current load of a rank's GPU, which reports contain together with the rank's stack.
-            answer: called with the result of each command.
-            on_change: called when a sample is finished.
-        """
-        self._settings = settings
-        self._supervisor = supervisor
-        self._usage = usage
-        self._on_change = on_change
-        self._commands = RankCommands(self._environment, answer, self._user)
+    settings: AgentSettings
+    supervisor: Supervisor
+    usage: Usage
+    _: KW_ONLY
+    answer: Callable[[CommandEnded], None]
+    on_change: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._commands = RankCommands(self._environment, self.answer, self._user)
         self._stacks: StackWatch | None = None
         """Stack samples of the running ranks; created at the control plane's first request."""
 
@@ -68,7 +64,7 @@ class RankInspection:
         key = (command.run, command.generation, command.rank)
         living = (
             record
-            for record in (self._supervisor.records if is_current else ())
+            for record in (self.supervisor.records if is_current else ())
             if record.key == key and record.end is None
         )
         self._commands.take(command, next(living, None))
@@ -85,13 +81,13 @@ class RankInspection:
 
         def known() -> list[RankRecord]:
             key = (plan.run, plan.generation)
-            return [record for record in self._supervisor.records if (record.run, record.generation) == key]
+            return [record for record in self.supervisor.records if (record.run, record.generation) == key]
 
         self._stacks = self._stacks or StackWatch(
             lambda: [record for record in known() if record.end is None],
-            on_change=self._on_change,
+            on_change=self.on_change,
             monotonic=time.monotonic,
-            gpu_percent=partial(self._usage.gpu_percent, here),
+            gpu_percent=partial(self.usage.gpu_percent, here),
             unborn=lambda: set(here.ranks) - {record.rank for record in known()},
         )
         self._stacks.ask(number)
@@ -110,8 +106,8 @@ class RankInspection:
 
     def _environment(self, run: RunId) -> dict[str, str]:
         """Return the environment variables for a command that runs next to a rank of `run`."""
-        user, inherited = self._user(run), node_environment(os.environ, card_of(self._settings.address))
-        return inherited_as(make_home(self._settings.state, run, user) if user is not None else {}, inherited)
+        user, inherited = self._user(run), node_environment(os.environ, card_of(self.settings.address))
+        return inherited_as(make_home(self.settings.state, run, user) if user is not None else {}, inherited)
 
     def _user(self, run: RunId) -> RankUser | None:
-        return user_of(run, self._settings.state, self._settings.rank_user)
+        return user_of(run, self.settings.state, self.settings.rank_user)

@@ -20,7 +20,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -92,6 +92,7 @@ class _Chunk:
     stored: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class LogJournal:
     """The log lines of one node in one generation.
 
@@ -103,19 +104,14 @@ class LogJournal:
         limits: sizes at which the journal completes chunks and stops reading.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        node_id: NodeId,
-        streams: Mapping[StreamKey, Path],
-        now: Callable[[], float],
-        limits: JournalLimits = LIMITS,
-    ) -> None:
-        self._limits = limits
-        self._folder = folder
-        self._node_id = node_id
+    folder: Path
+    node_id: NodeId
+    streams: InitVar[Mapping[StreamKey, Path]]
+    now: Callable[[], float]
+    limits: JournalLimits = LIMITS
+
+    def __post_init__(self, streams: Mapping[StreamKey, Path]) -> None:
         self._streams = dict(streams)
-        self._now = now
         self._positions = dict.fromkeys(self._streams, 0)
         self._given_back = dict.fromkeys(self._streams, 0)
         self._chunks: list[_Chunk] = []
@@ -123,7 +119,7 @@ class LogJournal:
         self.count = 0
         """Number of lines in the journal, which is also the number of the next line."""
         self.is_ended = False
-        (folder / f"node={node_id}").mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.folder / f"node={self.node_id}").mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_up()
 
     def read(self) -> list[LogLine]:
@@ -202,11 +198,11 @@ class LogJournal:
         """Continue the log chunks that an earlier agent process of this node wrote."""
         found = sorted(
             name
-            for path in self._folder.glob("node=*/*.jsonl")
+            for path in self.folder.glob("node=*/*.jsonl")
             if (name := parse_name(f"{path.parent.name}/{path.name}")) is not None
         )
         for name in found:
-            path = self._folder / name.path
+            path = self.folder / name.path
             data = path.read_bytes()
             head, lines, good = decode_chunk(data)
             if head is None:
@@ -248,7 +244,7 @@ class LogJournal:
         return lines
 
     def _is_full(self) -> bool:
-        return sum(chunk.size for chunk in self._chunks if chunk.stored < chunk.size) > self._limits.journal_bytes
+        return sum(chunk.size for chunk in self._chunks if chunk.stored < chunk.size) > self.limits.journal_bytes
 
     def _new_lines(self, *, is_last: bool) -> Iterator[LogLine]:
         for (rank, stream), path in self._streams.items():
@@ -256,14 +252,14 @@ class LogJournal:
             size = _size(path)
             if size < self._positions[key]:
                 yield self._begun_anew(key)
-            if size - self._positions[key] > self._limits.behind_bytes:
-                yield self._gap(key, size - self._limits.behind_bytes // 2)
+            if size - self._positions[key] > self.limits.behind_bytes:
+                yield self._gap(key, size - self.limits.behind_bytes // 2)
             if self._is_full() or size <= self._positions[key]:
                 continue
             with path.open("rb") as file:
                 file.seek(self._positions[key])
-                data = file.read(self._limits.read_bytes)
-            for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < self._limits.read_bytes):
+                data = file.read(self.limits.read_bytes)
+            for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < self.limits.read_bytes):
                 self._positions[key] += size
                 yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
 
@@ -289,7 +285,7 @@ class LogJournal:
     def _line(
         self, rank: Rank, stream: str, text: str, end: int, *, is_piece: bool = False, is_gap: bool = False
     ) -> LogLine:
-        self._last_ms = max(self._last_ms, int(self._now() * 1000))
+        self._last_ms = max(self._last_ms, int(self.now() * 1000))
         return LogLine(
             at_ms=self._last_ms,
             rank=rank,
@@ -304,7 +300,7 @@ class LogJournal:
         newest = self._chunks[-1] if self._chunks else None
         if (
             newest is None
-            or newest.size >= self._limits.chunk_bytes
+            or newest.size >= self.limits.chunk_bytes
             or lines[0].at_ms - newest.name.at_ms >= CHUNK_MILLISECONDS
         ):
             newest = self._begin_chunk(lines[0].at_ms, before)
@@ -312,11 +308,11 @@ class LogJournal:
         self.count += len(lines)
 
     def _begin_chunk(self, at_ms: int, before: Mapping[StreamKey, int]) -> _Chunk:
-        name = ChunkName(self._node_id, self.count, at_ms)
+        name = ChunkName(self.node_id, self.count, at_ms)
         head = ChunkHead(
             first=self.count, positions={f"{rank}.{stream}": position for (rank, stream), position in before.items()}
         )
-        path = self._folder / name.path
+        path = self.folder / name.path
         try:
             chunk = _Chunk(name, path, _write(path, 0, encode_head(head)))
         except OSError:
@@ -332,7 +328,7 @@ class LogJournal:
         The rank continues to write at the end of the file.
         """
         upto = (self._positions[key] - TAIL_BYTES) // 4096 * 4096
-        if upto - self._given_back[key] < self._limits.freed_bytes:
+        if upto - self._given_back[key] < self.limits.freed_bytes:
             return
         self._given_back[key] = upto
         with path.open("r+b") as file:

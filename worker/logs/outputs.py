@@ -17,6 +17,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -74,37 +75,32 @@ class FileStore(Protocol):
         """
 
 
+@dataclass(eq=False, repr=False)
 class RankOutputs:
-    """Uploads this node's outputs, and deletes the files that ranks leave on the node. An agent has one object."""
+    """Uploads this node's outputs, and deletes the files that ranks leave on the node. An agent has one object.
 
-    def __init__(
-        self,
-        state: Path,
-        objects: FileStore,
-        user: RankUser | None = None,
-        monotonic: Callable[[], float] = time.monotonic,
-        *,
-        retry_seconds: float = OUTPUT_RETRY_SECONDS,
-    ) -> None:
-        """Create the object; no output file is uploaded yet.
+    Args:
+        state: state directory of the agent; the ranks' files are below it.
+        objects: object store that receives the uploads.
+        user: the Linux user or users of this node's ranks; None means the agent's own user.
+        monotonic: returns seconds of a monotonic clock.
+        retry_seconds: pause after the first failed upload of a file. Later pauses are multiples of it.
+    """
 
-        Args:
-            state: state directory of the agent; the ranks' files are below it.
-            objects: object store that receives the uploads.
-            user: the Linux user or users of this node's ranks; None means the agent's own user.
-            monotonic: returns seconds of a monotonic clock.
-            retry_seconds: pause after the first failed upload of a file. Later pauses are multiples of it.
-        """
-        self._retry_seconds = retry_seconds
-        self.monotonic = monotonic
+    state: InitVar[Path]
+    objects: FileStore
+    user: RankUser | None = None
+    monotonic: Callable[[], float] = time.monotonic
+    _: KW_ONLY
+    retry_seconds: float = OUTPUT_RETRY_SECONDS
+
+    def __post_init__(self, state: Path) -> None:
         self.poll_seconds = OUTPUT_POLL_SECONDS
         """Seconds between two checks of the progress of uploads."""
         self._moved_at = -math.inf
         self._under_way: dict[str, int] = {}
         """Size in bytes of each file that is being uploaded, by its key in the store."""
         self._state = state.absolute()
-        self._objects = objects
-        self._user = user
 
     async def upload_all(self, plan: GenerationPlan, here: PlanNode) -> tuple[Unstored, ...]:
         """Upload all outputs of this node's ended ranks. A repeated call stores the same objects.
@@ -118,7 +114,7 @@ class RankOutputs:
         """
         missing: list[Unstored] = []
         failure = partial(OutputFailure, generation=plan.generation)
-        user = user_of(plan.run, self._state, self._user)
+        user = user_of(plan.run, self._state, self.user)
         uid = os.getuid() if user is None else user.uid
         for rank in here.ranks:
             folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
@@ -190,7 +186,7 @@ class RankOutputs:
     async def _put(self, path: Path, reference: ObjectReference) -> tuple[OutputCause, Exception] | None:
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                await asyncio.to_thread(self._objects.put_file, reference, path)
+                await asyncio.to_thread(self.objects.put_file, reference, path)
             except OSError as error:
                 return OutputCause.UNREADABLE, error
             except StorageError as error:
@@ -199,7 +195,7 @@ class RankOutputs:
             else:
                 self._moved_at = self.monotonic()
                 return None
-            await asyncio.sleep(self._retry_seconds * attempt)
+            await asyncio.sleep(self.retry_seconds * attempt)
         raise AssertionError
 
 

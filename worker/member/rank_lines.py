@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.agent_messages import MetricPoint
 from everstep.protocol.codec import Message
@@ -64,81 +65,71 @@ FetchEarlier = Callable[[Rank, ReportedFaults], Awaitable[FetchedShard | None]]
 """Type of `EarlierShards.fetch`, which loads a shard of a launch with another number of ranks."""
 
 
+@dataclass(eq=False, repr=False)
 class RankLines:
     """Connects the ranks of one generation with their agent. Implements `RankEvents`.
 
     The generation's `Member` object owns it.
+
+    Args:
+        plan: plan of the running generation; never changes.
+        shards: shards of this node's ranks.
+        store: this node's slots.
+        keep: returns which steps of a shard this node must not overwrite.
+        on_change: called after a change that the agent reports to the control plane immediately.
+        on_round_change: called after a change that the agent reports to the coordinator.
+        traffic: measures the ranks' steps, snapshots and idle network time, to decide when snapshots are sent.
+        outbox: receives the values that rank 0 logs, and the measurements of its node.
+        slot_count: maximum number of slots per shard on this node.
+        now: returns Unix time in seconds.
+        usage: returns the use of the node's devices.
+        sent_bytes: returns the bytes sent to holders of this node's shards so far.
+        on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
+        earlier_layout: returns the base's layout if the base was captured by more or fewer ranks than this plan
+            has; otherwise None.
+        fetch_earlier: loads a shard of the launch that had another number of ranks; None if the number is
+            unchanged.
+        is_loading_earlier: returns whether a rank of this node still loads such shards.
     """
 
-    def __init__(
-        self,
-        plan: GenerationPlan,
-        shards: Mapping[Rank, OwnedShard],
-        store: SlotStore,
-        *,
-        keep: Callable[[Rank], Collection[Content]],
-        on_change: Callable[[], None],
-        on_round_change: Callable[[], None],
-        traffic: Traffic,
-        outbox: MetricOutbox,
-        slot_count: int,
-        now: Callable[[], float],
-        usage: Callable[[], NodeUsage],
-        sent_bytes: Callable[[], int],
-        on_snapshot: Callable[[float], None],
-        earlier_layout: Callable[[], EarlierLayout | None] = lambda: None,
-        fetch_earlier: FetchEarlier | None = None,
-        is_loading_earlier: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """Create the object before any rank has connected.
+    plan: GenerationPlan
+    shards: Mapping[Rank, OwnedShard]
+    store: SlotStore
+    _: KW_ONLY
+    keep: Callable[[Rank], Collection[Content]]
+    on_change: Callable[[], None]
+    on_round_change: Callable[[], None]
+    traffic: Traffic
+    outbox: MetricOutbox
+    slot_count: int
+    now: Callable[[], float]
+    usage: Callable[[], NodeUsage]
+    sent_bytes: Callable[[], int]
+    on_snapshot: Callable[[float], None]
+    earlier_layout: Callable[[], EarlierLayout | None] = lambda: None
+    fetch_earlier: FetchEarlier | None = None
+    is_loading_earlier: Callable[[], bool] = lambda: False
 
-        Args:
-            plan: plan of the running generation; never changes.
-            shards: shards of this node's ranks.
-            store: this node's slots.
-            keep: returns which steps of a shard this node must not overwrite.
-            on_change: called after a change that the agent reports to the control plane immediately.
-            on_round_change: called after a change that the agent reports to the coordinator.
-            traffic: measures the ranks' steps, snapshots and idle network time, to decide when snapshots are sent.
-            outbox: receives the values that rank 0 logs, and the measurements of its node.
-            slot_count: maximum number of slots per shard on this node.
-            now: returns Unix time in seconds.
-            usage: returns the use of the node's devices.
-            sent_bytes: returns the bytes sent to holders of this node's shards so far.
-            on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
-            earlier_layout: returns the base's layout if the base was captured by more or fewer ranks than this plan
-                has; otherwise None.
-            fetch_earlier: loads a shard of the launch that had another number of ranks; None if the number is
-                unchanged.
-            is_loading_earlier: returns whether a rank of this node still loads such shards.
-        """
-        self.faults = ReportedFaults(on_change)
-        self.measurements = Measurements(plan.run, plan.generation, outbox, now=now, usage=usage, sent_bytes=sent_bytes)
-        self.newest_values = NewestValues(plan.world_size)
+    def __post_init__(self) -> None:
+        self.faults = ReportedFaults(self.on_change)
+        self.measurements = Measurements(
+            self.plan.run, self.plan.generation, self.outbox, now=self.now, usage=self.usage, sent_bytes=self.sent_bytes
+        )
+        self.newest_values = NewestValues(self.plan.world_size)
         """The newest logged values of this node's ranks except rank 0."""
         self.background = Background()
         """Background tasks that create slots, and that compute digests of captured steps."""
         self.slots = RankSlots(
-            plan,
-            shards,
-            store,
-            keep=keep,
-            slot_count=slot_count,
+            self.plan,
+            self.shards,
+            self.store,
+            keep=self.keep,
+            slot_count=self.slot_count,
             send=self._send,
-            on_snapshot=on_snapshot,
+            on_snapshot=self.on_snapshot,
             faults=self.faults,
             background=self.background,
         )
-        self._plan = plan
-        self._shards = shards
-        self._store = store
-        self._on_change = on_change
-        self._on_round_change = on_round_change
-        self._earlier_layout = earlier_layout
-        self._fetch_earlier = fetch_earlier
-        self._is_loading_earlier = is_loading_earlier
-        self.traffic = traffic
-        self._outbox = outbox
         self._lines: dict[Rank, RankLine] = {}
         self._waiting: dict[Rank, RankLine] = {}
         """Connections of ranks that wait until every node has verified its shards."""
@@ -151,8 +142,8 @@ class RankLines:
         # Ranks may copy their shards while these still arrive, except during loads from S3. A rank that copies early
         # returns early from `init`, and then waits for the other ranks in a collective operation with a time limit. A
         # load from S3 can exceed this limit.
-        self._is_followed = bool(plan.base_step) and all(
-            rank.sources and rank.sources[0].kind != "s3" for rank in plan.ranks
+        self._is_followed = bool(self.plan.base_step) and all(
+            rank.sources and rank.sources[0].kind != "s3" for rank in self.plan.ranks
         )
         """True if ranks copy the verified part of their state while the rest of it still arrives."""
 
@@ -164,12 +155,12 @@ class RankLines:
     @property
     def run(self) -> RunId:
         """The run of the ranks that this object serves."""
-        return self._plan.run
+        return self.plan.run
 
     @property
     def generation(self) -> Generation:
         """The generation of the ranks that this object serves."""
-        return self._plan.generation
+        return self.plan.generation
 
     async def close(self) -> None:
         """End the background tasks of this object, and close the ranks' connections to this agent."""
@@ -179,7 +170,7 @@ class RankLines:
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
         """Accept the connection of a rank of this generation, and refuse other connections (see `RankEvents`)."""
-        shard = self._shards.get(hello.rank)
+        shard = self.shards.get(hello.rank)
         if shard is None or (hello.run, hello.generation) != (self.run, self.generation):
             return False
         if self._is_loaded:
@@ -192,7 +183,7 @@ class RankLines:
 
     def arrived(self, rank: Rank, file: SlotFile, header: SlotHeader, verified_bytes: int) -> None:
         """Record how many bytes of the state that a rank restores are verified in its slot, and notify the rank."""
-        shard = self._shards[rank]
+        shard = self.shards[rank]
         was_arriving = shard.arriving is not None
         shard.arrive(file, header, verified_bytes)
         line = self._waiting.get(rank)
@@ -206,26 +197,26 @@ class RankLines:
         """
         self._is_loaded = True
         for rank, line in self._waiting.items():
-            self._welcome(self._shards[rank], line)
+            self._welcome(self.shards[rank], line)
         self._waiting.clear()
-        if not self._is_loading_earlier():
+        if not self.is_loading_earlier():
             self._request_early()
 
     def _request_early(self) -> None:
         for rank, request in self._early.items():
-            self.slots.request(self._shards[rank], request)
+            self.slots.request(self.shards[rank], request)
         self._early.clear()
 
     def _welcome(self, shard: OwnedShard, line: RankLine) -> None:
         self._lines[shard.rank] = line
-        base = shard.slot(self._plan.base_step) if self._plan.base_step else None
+        base = shard.slot(self.plan.base_step) if self.plan.base_step else None
         line.send(
             Welcome(
                 generation=self.generation,
-                word_path=self._store.open_to_rank(shard.page.path),
-                base_step=self._plan.base_step,
-                base_slot_path=self._store.open_to_rank(base.file.path) if base is not None else None,
-                relayout=self._earlier_layout(),
+                word_path=self.store.open_to_rank(shard.page.path),
+                base_step=self.plan.base_step,
+                base_slot_path=self.store.open_to_rank(base.file.path) if base is not None else None,
+                relayout=self.earlier_layout(),
             )
         )
 
@@ -237,15 +228,15 @@ class RankLines:
 
     def message(self, rank: Rank, message: Message) -> None:
         """Handle one message of a rank, for example that it finished or captured a step (see `RankEvents`)."""
-        shard = self._shards[rank]
+        shard = self.shards[rank]
         if getattr(message, "generation", self.generation) != self.generation:
             return
-        is_loading = not self._is_loaded or self._is_loading_earlier()
+        is_loading = not self._is_loaded or self.is_loading_earlier()
         if not is_loading:
             self._request_early()
         match message:
-            case FetchShard() if self._fetch_earlier is not None:
-                self.background.begin(self._send_earlier(self._fetch_earlier, rank, message.owner_rank))
+            case FetchShard() if self.fetch_earlier is not None:
+                self.background.begin(self._send_earlier(self.fetch_earlier, rank, message.owner_rank))
             case SlotsRequest() if is_loading:
                 self._early[rank] = message
             case SlotsRequest():
@@ -263,7 +254,7 @@ class RankLines:
                 self.traffic.spans(rank, message)
             case Logged():
                 if rank == 0:
-                    self._outbox.add(self.run, self._points(message), message.dropped_count)
+                    self.outbox.add(self.run, self._points(message), message.dropped_count)
                 else:
                     self.newest_values.record(rank, message.records)
             case RankFault():
@@ -288,10 +279,10 @@ class RankLines:
         # the rank has finished it.
         if half.standing is not RankStanding.MOVING:
             self.slots.grant_if_due(shard)
-        if message.boundary <= self._plan.base_step + FIRST_STEPS:
-            self._on_change()
+        if message.boundary <= self.plan.base_step + FIRST_STEPS:
+            self.on_change()
         seconds = self.traffic.boundary(shard.rank, message, half, is_sending=shard.core.is_under_way)
-        if shard.rank == min(self._shards):  # The node's ranks have almost equal times, so one of them suffices.
+        if shard.rank == min(self.shards):  # The node's ranks have almost equal times, so one of them suffices.
             self.measurements.record(shard, message, seconds)
         shard.pass_boundary(message.boundary, message.at_seconds)
 
@@ -304,11 +295,11 @@ class RankLines:
     def hear(self, announcement: Announcement) -> None:
         """Apply the coordinator's announcement to shards and shared pages, notify waiting ranks, and grant slots."""
         self.traffic.hear(announcement.pacing)
-        for shard in self._shards.values():
+        for shard in self.shards.values():
             if shard.hear(announcement):
                 self._send(shard.rank, WordChanged())
             self.slots.grant_if_due(shard)
-        self._on_round_change()
+        self.on_round_change()
 
     def _send(self, rank: Rank, message: Message) -> None:
         line = self._lines.get(rank)

@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Rank, Step
@@ -57,49 +58,39 @@ log = logging.getLogger(__name__)
 NO_LAYOUT = "the rank's slots are not ready yet"
 
 
+@dataclass(eq=False, repr=False)
 class RankSlots:
-    """Creates, grants and seals the slots of this node's ranks in one generation. `RankLines` owns the object."""
+    """Creates, grants and seals the slots of this node's ranks in one generation. `RankLines` owns the object.
 
-    def __init__(
-        self,
-        plan: GenerationPlan,
-        shards: Mapping[Rank, OwnedShard],
-        store: SlotStore,
-        *,
-        keep: Callable[[Rank], Collection[Content]],
-        slot_count: int,
-        send: Callable[[Rank, Message], None],
-        on_snapshot: Callable[[float], None],
-        faults: ReportedFaults,
-        background: Background,
-    ) -> None:
-        """Create the object before any rank has requested slots.
+    Args:
+        plan: plan of the running generation; never changes.
+        shards: shards of this node's ranks.
+        store: this node's slots.
+        keep: returns the steps of a shard that must not be overwritten, each with its generation.
+        slot_count: maximum number of slots per shard on this node.
+        send: sends a message to a rank, if the rank is connected.
+        on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
+        faults: receives a fault if the node's memory is too small for the slots.
+        background: runs tasks that create slots and compute their digests.
+    """
 
-        Args:
-            plan: plan of the running generation; never changes.
-            shards: shards of this node's ranks.
-            store: this node's slots.
-            keep: returns the steps of a shard that must not be overwritten, each with its generation.
-            slot_count: maximum number of slots per shard on this node.
-            send: sends a message to a rank, if the rank is connected.
-            on_snapshot: called for every snapshot with the seconds from the end of its step to the end of its capture.
-            faults: receives a fault if the node's memory is too small for the slots.
-            background: runs tasks that create slots and compute their digests.
-        """
+    plan: GenerationPlan
+    shards: Mapping[Rank, OwnedShard]
+    store: SlotStore
+    _: KW_ONLY
+    keep: Callable[[Rank], Collection[Content]]
+    slot_count: int
+    send: Callable[[Rank, Message], None]
+    on_snapshot: Callable[[float], None]
+    faults: ReportedFaults
+    background: Background
+
+    def __post_init__(self) -> None:
         self.capacities: dict[Rank, int] = {}
         """Slot capacity of each rank in bytes.
 
         This is the capacity that the rank last requested, or after a refusal the last capacity that was granted.
         """
-        self._plan = plan
-        self._shards = shards
-        self._store = store
-        self._keep = keep
-        self._slot_count = slot_count
-        self._send = send
-        self._on_snapshot = on_snapshot
-        self._faults = faults
-        self._background = background
         self._layouts: dict[Rank, tuple[bytes, int]] = {}
         self._refused: dict[Rank, str] = {}
         """Reason why a rank's last slot request was permanently refused."""
@@ -116,20 +107,20 @@ class RankSlots:
 
     def request(self, shard: OwnedShard, request: SlotsRequest) -> None:
         """Create the slots that a rank has requested, in the background. Then grant a slot for the proposed step."""
-        self._background.begin(self._reserve(shard, request))
+        self.background.begin(self._reserve(shard, request))
 
     def grant_if_due(self, shard: OwnedShard) -> None:
         """Grant the rank a slot for the proposed step, unless the rank already has one.
 
         Called for each announcement of the coordinator, and when the upload of a slot has ended.
         """
-        if shard.core.proposed in (NONE, self._plan.base_step) or shard.granted_slot >= 0:
+        if shard.core.proposed in (NONE, self.plan.base_step) or shard.granted_slot >= 0:
             return
         # The rank's slots do not exist yet. `_reserve` grants a slot for this step after it has created the slots.
         if shard.rank not in self._layouts:
             self._unprepared[shard.rank] = shard.core.proposed
         unmet = self._unmet.pop(shard.rank, None)
-        self._background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
+        self.background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
     async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
         self._layouts.pop(shard.rank, None)
@@ -140,13 +131,13 @@ class RankSlots:
         self.capacities[shard.rank] = request.capacity_bytes
         needed = self._needed_bytes(self.capacities)
         try:
-            if needed > self._store.memory_bytes:
-                raise NoRoom(needed_bytes=needed, available_bytes=self._store.memory_bytes)
-            await self._store.reserve(
+            if needed > self.store.memory_bytes:
+                raise NoRoom(needed_bytes=needed, available_bytes=self.store.memory_bytes)
+            await self.store.reserve(
                 shard.rank,
                 capacity_bytes=request.capacity_bytes,
                 layout_hash=request.layout_hash,
-                slot_count=self._slot_count,
+                slot_count=self.slot_count,
             )
         except NoRoom as error:
             requested = dict(self.capacities)
@@ -161,15 +152,15 @@ class RankSlots:
             figures = self._figures(shard.rank, requested, request, error)
             self._refused[shard.rank] = figures
             shard.refuse(UnkeptCause.MEMORY, figures)
-            self._send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
+            self.send(shard.rank, SlotsRefused(layout_hash=request.layout_hash, reason=figures))
             # Without these slots, the rank takes no snapshots. A job that can be restored continues nevertheless. Any
             # other job would run unprotected, which is a fault.
-            if shard.core.foundation == NONE and self._plan.relayout is None:
-                self._faults.report("protection_does_not_fit", figures, is_permanent=True)
+            if shard.core.foundation == NONE and self.plan.relayout is None:
+                self.faults.report("protection_does_not_fit", figures, is_permanent=True)
             return
         shard.accept()
         shard.reserve(request.capacity_bytes, request.layout_hash)
-        self._send(
+        self.send(
             shard.rank,
             SlotsGranted(
                 layout_hash=request.layout_hash, capacity_bytes=request.capacity_bytes, paths=self._paths(shard)
@@ -186,30 +177,30 @@ class RankSlots:
 
         `capacities` contains the slot capacity of each local rank. Other nodes' ranks are assumed to need as much.
         """
-        plans = {rank: self._plan.ranks[rank] for rank in capacities}
+        plans = {rank: self.plan.ranks[rank] for rank in capacities}
         striped = [(Stripe(plan.stripe), capacities[rank]) for rank, plan in plans.items() if plan.stripe]
         shards = [capacities[rank] + HEADER_BYTES for rank, plan in plans.items() if not plan.stripe]
         copies = max(len(plan.copy_nodes) for plan in plans.values())
         return parity_bytes_per_node(
-            stripes=striped, header_bytes=HEADER_BYTES, slot_count=self._slot_count
-        ) + slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self._slot_count)
+            stripes=striped, header_bytes=HEADER_BYTES, slot_count=self.slot_count
+        ) + slot_bytes_per_node(copies=copies, shard_bytes=shards, slot_count=self.slot_count)
 
     def _figures(self, rank: Rank, capacities: Mapping[Rank, int], request: SlotsRequest, error: NoRoom) -> str:
         """Return the fault message with the sizes of the required and the available memory.
 
         The message assumes that a rank without a request needs as much as the refused request.
         """
-        each = {**dict.fromkeys(self._shards, request.capacity_bytes), **capacities}
+        each = {**dict.fromkeys(self.shards, request.capacity_bytes), **capacities}
         needed = self._needed_bytes(each)
         besides = ", with its other slots," if needed < error.needed_bytes else ""
-        plan, every = self._plan.ranks[rank], sum(each.values()) + len(each) * HEADER_BYTES
+        plan, every = self.plan.ranks[rank], sum(each.values()) + len(each) * HEADER_BYTES
         field, kept, advice = (
             ("ParityGroupSize", f"shards and shares in groups of {len(plan.stripe)} nodes", "larger groups")
             if plan.stripe
             else ("Copies", f"{len(plan.copy_nodes)} copies", "fewer copies")
         )
         return (
-            f"Protection.{field}: {self._slot_count} slots · {kept} · {every:,} bytes of shards per node{besides} "
+            f"Protection.{field}: {self.slot_count} slots · {kept} · {every:,} bytes of shards per node{besides} "
             f"need {max(needed, error.needed_bytes):,} bytes of host memory per node; {error.available_bytes:,} "
             f"are available. Use {advice}, more nodes, or an instance type with more memory."
         )
@@ -235,13 +226,13 @@ class RankSlots:
             self._settle(shard)
             before = self._files(shard)
             try:
-                index = await self._store.grant(
+                index = await self.store.grant(
                     shard.rank,
                     shard.content(step),
-                    keep=self._keep(shard.rank),
+                    keep=self.keep(shard.rank),
                     capacity_bytes=layout[1],
                     layout_hash=layout[0],
-                    slot_count=self._slot_count,
+                    slot_count=self.slot_count,
                 )
                 shard.accept()
                 if index is None:
@@ -254,23 +245,23 @@ class RankSlots:
             if index is None or shard.core.proposed != step:
                 return
             if self._files(shard) != before:  # The slot has a new file, which the rank must map.
-                self._send(
+                self.send(
                     shard.rank, SlotsGranted(layout_hash=layout[0], capacity_bytes=layout[1], paths=self._paths(shard))
                 )
             shard.grant(index)
             if shard.may_wait():
-                self._send(shard.rank, WordChanged())
+                self.send(shard.rank, WordChanged())
 
     def _settle(self, shard: OwnedShard) -> None:
         """Empty the slots in the state WRITING that an earlier agent process left, unless the rank still copies."""
         if shard.page.rank().copying == NONE:
-            self._store.settle_copiers(shard.rank)
+            self.store.settle_copiers(shard.rank)
 
     def _files(self, shard: OwnedShard) -> list[SlotFile]:
-        return [slot.file for slot in self._store.shards.get(shard.rank, [])]
+        return [slot.file for slot in self.store.shards.get(shard.rank, [])]
 
     def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
-        return tuple(self._store.open_to_rank(file.path) for file in self._files(shard))
+        return tuple(self.store.open_to_rank(file.path) for file in self._files(shard))
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
         """Digest the chunks that the rank has already written to the slot, and announce these chunks to the holders.
@@ -290,7 +281,7 @@ class RankSlots:
         slot = self._slot_of(shard, captured)
         if slot is None:
             # The agent has granted the slot for another step since the rank sent this message.
-            self._store.settle_copiers(shard.rank)
+            self.store.settle_copiers(shard.rank)
             return
         slot.is_busy = False
         if _is_of_another_file(captured, slot):
@@ -300,7 +291,7 @@ class RankSlots:
                 captured.step,
                 captured.slot,
             )
-            self._store.give_up(shard.rank, shard.content(captured.step))
+            self.store.give_up(shard.rank, shard.content(captured.step))
             shard.abandon(captured.step, UnkeptCause.LAYOUT, "the slot's file was replaced during the capture")
             return
         digests = self._follow(shard, slot, captured)
@@ -309,12 +300,12 @@ class RankSlots:
             if _may_stand(captured.chunk_digests, digests):
                 digests.add(captured.chunk_digests)
             digests.complete()
-            self._on_snapshot(captured.seconds)
+            self.on_snapshot(captured.seconds)
 
     def abandoned(self, shard: OwnedShard, abandoned: Abandoned) -> None:
         """Free the slot that was granted for a step which the rank does not capture, and vote ABANDON for this step."""
-        self._store.settle_copiers(shard.rank)
-        self._store.give_up(shard.rank, shard.content(abandoned.step))
+        self.store.settle_copiers(shard.rank)
+        self.store.give_up(shard.rank, shard.content(abandoned.step))
         cause, reason = abandoned.known_cause, abandoned.reason
         # LATE makes the coordinator propose steps earlier, which would not help if the agent had no slot for the step.
         if shard.refusal:
@@ -325,7 +316,7 @@ class RankSlots:
 
     def _slot_of(self, shard: OwnedShard, message: Capturing | Captured) -> Slot | None:
         """Return the slot that the rank's message names, or None if the rank may not write to this slot."""
-        slots = self._store.shards.get(shard.rank, [])
+        slots = self.store.shards.get(shard.rank, [])
         # A restarted agent may have marked the rank's granted slot as empty, but the rank may still write to it.
         is_granted = (message.step, message.slot) == (
             shard.core.proposed,
@@ -350,8 +341,8 @@ class RankSlots:
     def _follow(self, shard: OwnedShard, slot: Slot, message: Capturing | Captured) -> ChunkDigests:
         content = shard.content(message.step)
         header = SlotHeader(
-            job=self._store.job,
-            run=self._plan.run,
+            job=self.store.job,
+            run=self.plan.run,
             owner_rank=shard.rank,
             origin_generation=content.origin,
             step=content.step,
@@ -362,14 +353,14 @@ class RankSlots:
             index_bytes=message.index_bytes,
             layout_hash=message.layout_hash,
         )
-        digests, has_begun = self._store.follow(slot, header)
+        digests, has_begun = self.store.follow(slot, header)
         if has_begun:
-            self._background.begin(self._seal(shard, message.step, slot, digests))
+            self.background.begin(self._seal(shard, message.step, slot, digests))
         return digests
 
     async def _seal(self, shard: OwnedShard, step: Step, slot: Slot, digests: ChunkDigests) -> None:
         try:
-            if await self._store.seal_followed(slot, digests) is not None:
+            if await self.store.seal_followed(slot, digests) is not None:
                 shard.seal(step)
         finally:
             if self._sealing.get(shard.rank) == step:

@@ -20,6 +20,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import count
 from time import monotonic
@@ -46,35 +47,29 @@ from worker.tasks import Signal, end, finish, first_of
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class SharedReads:
     """One attempt to load, together with other nodes, the S3 objects that a shard shares with other nodes' shards.
 
     Implements `ObjectShare`. All methods run on the event loop.
+
+    Args:
+        readers: the nodes that share the reads.
+        dialler: opens sessions of kind load to a peer.
+        objects: the object store (S3).
+        load: the load whose slot receives the objects.
+        patience: returns for how many seconds the load waits for the other nodes after its own reads.
     """
 
-    def __init__(
-        self,
-        readers: ObjectReaders,
-        dialler: Callable[[NodeId], Dialler],
-        objects: ObjectStore,
-        load: NodeLoad,
-        *,
-        patience: Callable[[float], float] = patience_seconds,
-    ) -> None:
-        """Create the object; no session to another node is open yet.
+    readers: ObjectReaders
+    dialler: Callable[[NodeId], Dialler]
+    objects: ObjectStore
+    load: NodeLoad
+    _: KW_ONLY
+    patience: Callable[[float], float] = patience_seconds
 
-        Args:
-            readers: the nodes that share the reads.
-            dialler: opens sessions of kind load to a peer.
-            objects: the object store (S3).
-            load: the load whose slot receives the objects.
-            patience: returns for how many seconds the load waits for the other nodes after its own reads.
-        """
-        self._readers = readers
-        self._dialler = dialler
-        self._objects = objects
-        self._patience = patience
-        self._parts = sorted(load.objects.values(), key=lambda each: each.place.key)
+    def __post_init__(self) -> None:
+        self._parts = sorted(self.load.objects.values(), key=lambda each: each.place.key)
         self._absent_count = sum(each.count for each in self._parts)
         """Number of shared parts that the slot does not contain yet."""
         self._division: dict[NodeId, dict[ObjectParts, list[int]]] = {}
@@ -84,11 +79,11 @@ class SharedReads:
         self._tasks: list[asyncio.Task[None]] = []
         self._begun = 0.0
         """Monotonic time at which `read` began, in seconds."""
-        self._divide(readers)
+        self._divide(self.readers)
 
     def _divide(self, readers: ObjectReaders) -> None:
         """Assign each part that this node's slot still lacks to the node that reads the part from S3."""
-        self._readers, self._division = readers, {}
+        self.readers, self._division = readers, {}
         for each in self._parts:
             for number in each.numbers:
                 if number not in each.present:
@@ -113,22 +108,22 @@ class SharedReads:
         Implements `ObjectShare.read`.
         """
         self._begun = monotonic()
-        self._tasks = [asyncio.create_task(self._run(peer), name=f"objects of {peer}") for peer in self._readers.peers]
+        self._tasks = [asyncio.create_task(self._run(peer), name=f"objects of {peer}") for peer in self.readers.peers]
         await self._read_own()
 
     async def settle(self) -> None:
         """Wait for the object parts that other nodes read, and read those that do not arrive (see `ObjectShare`)."""
         now = monotonic()
-        until = now + self._patience(now - self._begun)
+        until = now + self.patience(now - self._begun)
         while self._absent_count:
             seen = self._changed.version
             await self._read_own()
             left = until - monotonic()
             if self._absent_count and left <= 0:
-                late = ", ".join(peer for peer in self._readers.peers if self._absent(peer))
+                late = ", ".join(peer for peer in self.readers.peers if self._absent(peer))
                 log.warning("shared objects: this node reads %d parts from S3 for %s", self._absent_count, late)
                 await self.close()
-                self._divide(self._readers.exclude(*self._readers.peers))
+                self._divide(self.readers.exclude(*self.readers.peers))
             elif self._absent_count:
                 await self._changed.wait(seen, left)
         await self.close()
@@ -138,11 +133,11 @@ class SharedReads:
         await end(*self._tasks)
 
     async def _read_own(self) -> None:
-        own = self._absent(self._readers.here)
+        own = self._absent(self.readers.here)
         loop = asyncio.get_running_loop()
 
         def read(parts: ObjectParts, number: int, cancelled: threading.Event) -> None:
-            parts.read(self._objects, number, cancelled.is_set)
+            parts.read(self.objects, number, cancelled.is_set)
             if not cancelled.is_set():
                 loop.call_soon_threadsafe(self._mark, parts, number)
 
@@ -159,9 +154,9 @@ class SharedReads:
         await self._until(lambda: bool(self._absent(peer)))
         streams, receiver = Streams(), Receiver()
         try:
-            session = await dial(self._dialler(peer))
+            session = await dial(self.dialler(peer))
             try:
-                streams.add(await self._dialler(peer).stream(session, 0))
+                streams.add(await self.dialler(peer).stream(session, 0))
                 (line,) = streams.lines
                 await first_of(self._request_all(session, peer, receiver), deliver(streams, line, receiver))
             finally:
@@ -181,7 +176,7 @@ class SharedReads:
         await streams.close()
         if incoming is not None:
             await incoming.close()
-        self._divide(self._readers.exclude(peer))
+        self._divide(self.readers.exclude(peer))
 
     async def _request_all(self, session: Session, peer: NodeId, receiver: Receiver) -> None:
         for transfer in count(1):
@@ -192,7 +187,7 @@ class SharedReads:
             if isinstance(answer, ReadyToLoad):
                 await self._request(session, peer, receiver, parts, transfer)
             elif isinstance(answer, ShardRefused):
-                self._divide(self._readers.lack(peer, parts.place.key))
+                self._divide(self.readers.lack(peer, parts.place.key))
             else:
                 raise MalformedMessage(f"{type(answer).__name__} received, expected ReadyToLoad")
 

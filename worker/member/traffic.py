@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.rank_messages import Boundary, IdleSpans, Phase, RankHalf, RankStanding
@@ -49,40 +49,34 @@ A pacing trial measures whether training is faster if snapshots are sent in idle
 """
 
 
+@dataclass(eq=False, repr=False)
 class Traffic:
     """Measures iterations and snapshots on one node, and decides on pacing and on the distance between snapshots.
 
     The generation's `Member` object owns it. All methods run on the agent's event loop.
+
+    Args:
+        ranks: ranks of this node; the first rank represents all ranks.
+        pacer: decides when the node's senders may send chunks.
+        replica_count: number of transfers per step: for each shard of this node, the number of its holders on other
+            nodes.
+        max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
+        on_distance: called with the new distance between proposed steps when it changes.
+        on_pacing: called when this node's measurements recommend another pacing mode (idle network time, or at
+            once).
     """
 
-    def __init__(
-        self,
-        ranks: Sequence[Rank],
-        pacer: NodePacer,
-        *,
-        replica_count: int,
-        max_slowdown: float,
-        on_distance: Callable[[int], None],
-        on_pacing: Callable[[Pacing], None],
-    ) -> None:
-        """Create the object; no iteration or snapshot is measured yet.
+    ranks: Sequence[Rank]
+    pacer: NodePacer
+    _: KW_ONLY
+    replica_count: int
+    max_slowdown: float
+    on_distance: Callable[[int], None]
+    on_pacing: Callable[[Pacing], None]
 
-        Args:
-            ranks: ranks of this node; the first rank represents all ranks.
-            pacer: decides when the node's senders may send chunks.
-            replica_count: number of transfers per step: for each shard of this node, the number of its holders on other
-                nodes.
-            max_slowdown: limit for the job's slowdown by snapshots, as a fraction of the iteration's duration.
-            on_distance: called with the new distance between proposed steps when it changes.
-            on_pacing: called when this node's measurements recommend another pacing mode (idle network time, or at
-                once).
-        """
-        self.budget = Budget(max_slowdown)
-        self._speaker = min(ranks)
-        self._pacer = pacer
-        self._replica_count = replica_count
-        self.on_distance = on_distance
-        self.on_pacing = on_pacing
+    def __post_init__(self) -> None:
+        self.budget = Budget(self.max_slowdown)
+        self._speaker = min(self.ranks)
         self._pacing = Pacing.AT_ONCE
         """The pacing mode in the coordinator's last announcement."""
         self._asked = Pacing.AT_ONCE
@@ -139,7 +133,7 @@ class Traffic:
         """
         if rank == self._speaker:
             self._profile, self._planned, self._trying = message, None, None
-            self._pacer.unpace()
+            self.pacer.unpace()
             tried, seconds = self._tried_seconds, message.iteration_seconds
             if tried is not None and not 1 / STALE_RATIO <= seconds / tried <= STALE_RATIO:
                 self._trials, self._tried_seconds, self._is_every_step = _untried(), None, True
@@ -162,13 +156,13 @@ class Traffic:
             return None
         if half.standing is not RankStanding.MOVING or half.phase is not Phase.TRAIN:
             self._passed_at = self._trying = None
-            self._pacer.pause()
+            self.pacer.pause()
         elif message.at_seconds > (self._passed_at or 0.0):
             seconds = self._iteration(message, is_sending=is_sending)
             self._plan()
             self._ask()
             self._pace(message.boundary)
-            self._pacer.boundary(message.at_seconds)
+            self.pacer.boundary(message.at_seconds)
             return seconds
         return None
 
@@ -247,11 +241,11 @@ class Traffic:
         The link's rate must have been measured. If the job takes a snapshot at every step, a snapshot must fit into the
         idle times of one iteration. Otherwise it would not arrive before the next snapshot.
         """
-        profile, rate = self._profile, self._pacer.bytes_per_second
+        profile, rate = self._profile, self.pacer.bytes_per_second
         if profile is None or rate is None or self._planned is not None:
             return
         least, idle = WORTH_RATIO * profile.iteration_seconds, sum(usable(span).seconds for span in profile.spans)
-        needed = self._replica_count * self._pacer.transfer_bytes / rate
+        needed = self.replica_count * self.pacer.transfer_bytes / rate
         is_worth = needed <= idle or self.budget.interval > 1 or self._pacing is not Pacing.AT_ONCE
         if min(needed, idle) >= least and is_worth:
             self._planned = SpanPacer(
@@ -279,7 +273,7 @@ class Traffic:
         """Choose whether the snapshot of `step` is sent at once or in idle network time."""
         self._was_paced, self._is_paced = self._is_paced, None if self._planned is None else self._waits(step)
         if self._planned is not None:
-            self._pacer.hold(self._planned if self._is_paced else UNPACED)
+            self.pacer.hold(self._planned if self._is_paced else UNPACED)
 
     def _waits(self, step: Step) -> bool:
         return is_tried_paced(step) if self._pacing is Pacing.TRIED else self._pacing is Pacing.IN_IDLE_SPANS

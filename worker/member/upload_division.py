@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
@@ -60,32 +60,26 @@ class _Gathering:
     divisions: dict[Rank, Division] = field(default_factory=dict[Rank, Division])
 
 
+@dataclass(eq=False, repr=False)
 class UploadDivision:
     """Lets the ranks of one generation agree on which rank uploads each tensor that several ranks hold.
 
     The generation's `Member` object owns it.
+
+    Args:
+        plan: plan of the running generation; never changes.
+        node_id: this node.
+        dial: opens a session of kind division to another member.
+        pause: waits so many seconds; asyncio.sleep, or a test's function.
     """
 
-    def __init__(
-        self,
-        plan: GenerationPlan,
-        node_id: NodeId,
-        dial: Callable[[NodeId], Awaitable[Session]],
-        *,
-        pause: Callable[[float], Coroutine[object, object, object]] = asyncio.sleep,
-    ) -> None:
-        """Create the object; no rank has listed its tensors yet.
+    plan: GenerationPlan
+    node_id: NodeId
+    dial: Callable[[NodeId], Awaitable[Session]]
+    _: KW_ONLY
+    pause: Callable[[float], Coroutine[object, object, object]] = asyncio.sleep
 
-        Args:
-            plan: plan of the running generation; never changes.
-            node_id: this node.
-            dial: opens a session of kind division to another member.
-            pause: waits so many seconds; asyncio.sleep, or a test's function.
-        """
-        self._plan = plan
-        self._node_id = node_id
-        self._dial = dial
-        self._pause = pause
+    def __post_init__(self) -> None:
         self._gatherings: dict[Step, _Gathering] = {}
         self._background = Background()
 
@@ -102,9 +96,9 @@ class UploadDivision:
         Returns:
             The listed tensors that the rank writes. None if the list is empty, or the ranks could not agree in time.
         """
-        if self._plan.world_size == 1:
+        if self.plan.world_size == 1:
             return None
-        if self._plan.coordinator == self._node_id:
+        if self.plan.coordinator == self.node_id:
             if items:
                 return await self._divide(rank, step, tuple(items))
             self._offer(step, rank, ())
@@ -127,7 +121,7 @@ class UploadDivision:
             PeerLost: the connection ended.
         """
         offer = await session.receive()
-        if not isinstance(offer, OfferTensors) or offer.owner_rank not in self._plan.node(session.peer).ranks:
+        if not isinstance(offer, OfferTensors) or offer.owner_rank not in self.plan.node(session.peer).ranks:
             raise MalformedMessage(f"{type(offer).__name__} received, expected the offer of a rank of {session.peer}")
         items = _items_of(offer)
         if not items:
@@ -148,7 +142,7 @@ class UploadDivision:
         await self._background.close()
 
     async def _ask(self, rank: Rank, step: Step, items: Sequence[Item]) -> Division | None:
-        session = await self._dial(self._plan.coordinator)
+        session = await self.dial(self.plan.coordinator)
         try:
             await session.send(
                 OfferTensors(
@@ -182,7 +176,7 @@ class UploadDivision:
             self._background.begin(self._settle(gathering), f"division of step {step}")
         if gathering.offers is not None and rank not in gathering.offers:
             gathering.offers[rank], gathering.hashes[rank] = items, hash(items)
-            if len(gathering.offers) == self._plan.world_size:
+            if len(gathering.offers) == self.plan.world_size:
                 gathering.complete.set()
 
     async def _divide(self, rank: Rank, step: Step, items: Items) -> Division | None:
@@ -200,9 +194,9 @@ class UploadDivision:
 
     async def _settle(self, gathering: _Gathering) -> None:
         try:
-            await first_of(gathering.complete.wait(), self._pause(GATHER_SECONDS))
+            await first_of(gathering.complete.wait(), self.pause(GATHER_SECONDS))
             if not gathering.complete.is_set():
-                log.info("%d of %d ranks offered tensors in time", len(gathering.hashes), self._plan.world_size)
+                log.info("%d of %d ranks offered tensors in time", len(gathering.hashes), self.plan.world_size)
             offers, gathering.offers = gathering.offers or {}, None
             gathering.divisions = await in_thread(lambda _: divide(offers))
         finally:

@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -95,6 +95,7 @@ class _Wanted:
 _index = msgspec.json.Decoder(tuple[IndexedFile, ...])
 
 
+@dataclass(eq=False, repr=False)
 class InputCache:
     """The cache of one node's inputs, owned by the agent. Only one fetch runs at a time.
 
@@ -105,20 +106,15 @@ class InputCache:
         retry_seconds: pause after the first failed attempt to fetch an object. Later pauses are multiples of it.
     """
 
-    def __init__(
-        self,
-        state: Path,
-        limit_bytes: int | None = None,
-        user: RankUser | None = None,
-        *,
-        retry_seconds: float = INPUT_RETRY_SECONDS,
-    ) -> None:
-        self._retry_seconds = retry_seconds
-        self._state = state
-        self._objects = state / "inputs" / "objects"
-        self._runs = state / "inputs" / "runs"
-        self._limit_bytes = limit_bytes
-        self._user = user
+    state: Path
+    limit_bytes: int | None = None
+    user: RankUser | None = None
+    _: KW_ONLY
+    retry_seconds: float = INPUT_RETRY_SECONDS
+
+    def __post_init__(self) -> None:
+        self._objects = self.state / "inputs" / "objects"
+        self._runs = self.state / "inputs" / "runs"
 
     def fetch(
         self,
@@ -149,11 +145,11 @@ class InputCache:
         found, listed = {}, {}
         if any(channel.prefix is not None for channel in channels):
             for way in (self._runs.parent, self._runs, self._runs / run):
-                make_way(way, self._user)
+                make_way(way, self.user)
         for channel in channels:
             try:
                 if channel.prefix is None:
-                    found[channel.name] = _present(Path(channel.directory), user_of(run, self._state, self._user))
+                    found[channel.name] = _present(Path(channel.directory), user_of(run, self.state, self.user))
                     continue
                 found[channel.name] = self._runs / run / channel.name
                 if not self._is_whole(run, channel):
@@ -206,7 +202,7 @@ class InputCache:
             status = path.stat()
             held.append(HeldFile(path.name, status.st_size, status.st_ctime, status.st_nlink > 1))
         wanted = {each.name: each.object.bytes for channel in listed.values() for each in channel}
-        limit_bytes = self._limit_bytes
+        limit_bytes = self.limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._objects)
             limit_bytes = (
@@ -259,7 +255,7 @@ class InputCache:
                     attempt,
                     error,
                 )
-                cancelled.wait(self._retry_seconds * attempt)
+                cancelled.wait(self.retry_seconds * attempt)
             else:
                 return
 

@@ -44,7 +44,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -117,6 +117,7 @@ class _Installed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _installed = msgspec.json.Decoder(_Installed)
 
 
+@dataclass(eq=False, repr=False)
 class PackageLayers:
     """Installs and stores package layers (folders of installed packages) on one node. The agent owns the object.
 
@@ -128,20 +129,15 @@ class PackageLayers:
         allows_builds: True if pip may build packages without a wheel; a build executes their code.
     """
 
-    def __init__(
-        self,
-        state: Path,
-        *,
-        seconds: float = INSTALL_SECONDS,
-        limit_bytes: int | None = None,
-        user: RankUser | None = None,
-        allows_builds: bool = False,
-    ) -> None:
-        self._folder = state / "packages"
-        self._seconds = seconds
-        self._limit_bytes = limit_bytes
-        self._user = user
-        self._allows_builds = allows_builds
+    state: Path
+    _: KW_ONLY
+    seconds: float = INSTALL_SECONDS
+    limit_bytes: int | None = None
+    user: RankUser | None = None
+    allows_builds: bool = False
+
+    def __post_init__(self) -> None:
+        self._folder = self.state / "packages"
 
     async def install(self, order: InstallationOrder) -> Packages:
         """Install the packages of a requirements file. Idempotent: a repeated call installs nothing.
@@ -157,9 +153,9 @@ class PackageLayers:
             OSError: the disk is full.
         """
         try:
-            make_way(self._folder, self._user)
-            async with asyncio.timeout(self._seconds):
-                layer = self._folder / await asyncio.to_thread(_key, order, self._allows_builds)
+            make_way(self._folder, self.user)
+            async with asyncio.timeout(self.seconds):
+                layer = self._folder / await asyncio.to_thread(_key, order, self.allows_builds)
                 if (packages := _found(layer)) is not None:
                     return packages
                 async with self._alone():
@@ -168,7 +164,7 @@ class PackageLayers:
                     return packages
         except TimeoutError:
             raise RequirementsRefused(
-                f"{order.requirements} is not installed after {self._seconds:g} s{_words(order.output)}"
+                f"{order.requirements} is not installed after {self.seconds:g} s{_words(order.output)}"
             ) from None
         except OSError as error:
             if full_disk_of(error) is not None:
@@ -193,7 +189,7 @@ class PackageLayers:
         work = scratch.with_name(f"{scratch.stem}.work.new")
         try:
             await asyncio.to_thread(_make_environment, scratch, order.user)
-            order = await asyncio.to_thread(_make_workplace, work, order, is_built=self._allows_builds)
+            order = await asyncio.to_thread(_make_workplace, work, order, is_built=self.allows_builds)
             try:
                 await self._pip(scratch, work, order)
             finally:
@@ -213,7 +209,7 @@ class PackageLayers:
         """Run pip to its end, or kill it on cancellation. On return, all processes that pip started have ended."""
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
-        pip = ["-m", "pip"] if self._allows_builds else [wheels_only.__file__]
+        pip = ["-m", "pip"] if self.allows_builds else [wheels_only.__file__]
         words = [
             "install",
             "--no-input",
@@ -222,7 +218,7 @@ class PackageLayers:
             "--progress-bar=off",
             "--disable-pip-version-check",
         ]
-        words += [] if self._allows_builds else ["--only-binary", ":all:"]
+        words += [] if self.allows_builds else ["--only-binary", ":all:"]
         with order.output.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-m", "worker.ranks.contained_program", beside.NONE, user),
@@ -254,7 +250,7 @@ class PackageLayers:
 
     def _bound(self, scratch: Path, order: InstallationOrder) -> None:
         """Delete the least recently used package folders (layers) until the new layer fits the size limit."""
-        limit_bytes = self._limit_bytes
+        limit_bytes = self.limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
             limit_bytes = int(LAYERS_PART * disk.f_blocks * disk.f_frsize)

@@ -12,6 +12,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from everstep.protocol.agent_messages import FaultCode
@@ -30,6 +31,7 @@ from worker.storage.aws import Aws, RoleKeys, RoleSession
 from worker.storage.object_store import ObjectStore
 
 
+@dataclass(eq=False, repr=False)
 class Supplies:
     """Prepares all inputs of a generation's ranks. The agent owns the object.
 
@@ -43,24 +45,19 @@ class Supplies:
         allows_builds: True if pip may build packages for a job.
     """
 
-    def __init__(
-        self,
-        state: Path,
-        objects: ObjectStore,
-        aws: Aws,
-        *,
-        now: Callable[[], float],
-        input_bytes: int | None = None,
-        user: RankUser | None = None,
-        allows_builds: bool = False,
-    ) -> None:
-        self._state = state
-        self._user = user
-        self._objects = objects
-        self._aws = aws
-        self._inputs = InputCache(state, input_bytes, user)
-        self._packages = PackageLayers(state, user=user, allows_builds=allows_builds)
-        self._credentials = RoleCredentials(state, aws, now)
+    state: Path
+    objects: ObjectStore
+    aws: Aws
+    _: KW_ONLY
+    now: Callable[[], float]
+    input_bytes: int | None = None
+    user: RankUser | None = None
+    allows_builds: bool = False
+
+    def __post_init__(self) -> None:
+        self._inputs = InputCache(self.state, self.input_bytes, self.user)
+        self._packages = PackageLayers(self.state, user=self.user, allows_builds=self.allows_builds)
+        self._credentials = RoleCredentials(self.state, self.aws, self.now)
 
     async def gather(self, plan: GenerationPlan, key: bytes, here: PlanNode, entry: Path) -> Supplied:
         """Prepare all inputs of a generation's ranks. A repeated call reuses the files on disk.
@@ -123,7 +120,7 @@ class Supplies:
                 if cancelled.is_set():
                     break
                 try:
-                    values[variable] = self._aws.secret(reference, keys)
+                    values[variable] = self.aws.secret(reference, keys)
                     if "\0" in values[variable]:
                         raise StoreRefused(
                             f"{reference} contains a zero byte, which an environment variable cannot contain"
@@ -144,7 +141,7 @@ class Supplies:
         def fetch(cancelled: threading.Event) -> dict[str, Path]:
             role = plan.script.role_arn
             session = RoleSession.of(project=plan.script.project, job=plan.job, run=plan.run)
-            objects = self._aws.objects(role, session) if role else self._objects
+            objects = self.aws.objects(role, session) if role else self.objects
             return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=role)
 
         try:
@@ -175,8 +172,8 @@ class Supplies:
             source_sha256=plan.script.source.sha256,
             requirements=plan.script.requirements,
             environment=os.environ,
-            user=user_of(plan.run, self._state, self._user),
-            output=RankFiles(self._state.absolute(), plan.run, plan.generation, here.ranks[0]).stdout,
+            user=user_of(plan.run, self.state, self.user),
+            output=RankFiles(self.state.absolute(), plan.run, plan.generation, here.ranks[0]).stdout,
         )
         try:
             return await self._packages.install(order)

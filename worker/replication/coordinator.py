@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 
 from everstep.protocol.agent_messages import CheckpointPace, RoundStatus
 from everstep.protocol.ids import Generation, Step
@@ -36,47 +37,38 @@ def new_life() -> int:
     return int(asyncio.get_running_loop().time() * 1e9)
 
 
+@dataclass(eq=False, repr=False)
 class RoundServer:
     """Applies reports to the pure `Coordinator`, and sends its state to the members as announcements.
 
     The `Member` object on the coordinator's node owns the server.
+
+    Args:
+        generation: the generation whose steps this coordinator commits.
+        core: a new coordinator, or a recovering coordinator after a restart of this agent.
+        final_round_seconds: maximum time for which ranks that have finished the final step wait for its commit.
+        now: returns Unix time, for timestamps that users see.
+        clock: returns monotonic time in seconds.
+        schedule: decides when a checkpoint is due by time; by default never.
+        node_bytes: returns the bytes of this node's committed shards, an estimate for every node.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        core: Coordinator,
-        *,
-        final_round_seconds: float,
-        now: Callable[[], float],
-        clock: Callable[[], float] = time.monotonic,
-        schedule: CheckpointSchedule | None = None,
-        node_bytes: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """Create the server for the commits of one generation. No step is proposed yet.
+    generation: Generation
+    core: Coordinator
+    _: KW_ONLY
+    final_round_seconds: float
+    now: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
+    schedule: CheckpointSchedule = field(default_factory=CheckpointSchedule)
+    node_bytes: Callable[[], int] = lambda: 0
 
-        Args:
-            generation: the generation whose steps this coordinator commits.
-            core: a new coordinator, or a recovering coordinator after a restart of this agent.
-            final_round_seconds: maximum time for which ranks that have finished the final step wait for its commit.
-            now: returns Unix time, for timestamps that users see.
-            clock: returns monotonic time in seconds.
-            schedule: decides when a checkpoint is due by time; None for no such checkpoints.
-            node_bytes: returns the bytes of this node's committed shards, an estimate for every node.
-        """
-        self.core = core
-        self.schedule = schedule or CheckpointSchedule()
+    def __post_init__(self) -> None:
         self.term = new_life()
         self.committed_at_seconds = 0.0
         self.changed = Signal()
         self._known = TreeReports(self.term)
-        self._generation = generation
-        self._final_round_seconds = final_round_seconds
-        self._now = now
-        self._clock = clock
-        self._unix_offset = now() - clock()
+        self._unix_offset = self.now() - self.clock()
         """Unix time at which the node's monotonic clock was 0, to convert times for users."""
-        self._node_bytes = node_bytes
         self._final_timer: asyncio.TimerHandle | None = None
         self._pacing = Pacing.AT_ONCE
         self._refused: list[str] = []
@@ -86,7 +78,7 @@ class RoundServer:
         """Return the coordinator's current state as a message for the members."""
         core = self.core
         return Announcement(
-            generation=self._generation,
+            generation=self.generation,
             term=self.term,
             sequence=self.changed.version,
             committed=core.committed,
@@ -180,26 +172,26 @@ class RoundServer:
         The check needs no timer: only a commit can become a checkpoint, and commits result from reports.
         """
         core = self.core
-        if core.wanted > core.persist or not self.schedule.is_due(self._clock()):
+        if core.wanted > core.persist or not self.schedule.is_due(self.clock()):
             return core
         return core.request_checkpoint(Step(max(core.committed, core.stored) + 1))
 
     def _apply(self, core: Coordinator) -> None:
         before, self.core = self.core, core
         self.schedule = self.schedule.observe(
-            self._clock(),
+            self.clock(),
             boundary=core.highest_boundary if core.highest_boundary > core.base else NONE,
             persist=core.persist,
             is_uploading=core.is_uploading,
             stored=core.stored_by_all,
-            node_bytes=self._node_bytes() if self.schedule.max_bytes_per_second else 0,
+            node_bytes=self.node_bytes() if self.schedule.max_bytes_per_second else 0,
         )
         if core.committed != before.committed:
-            self.committed_at_seconds = self._now()
+            self.committed_at_seconds = self.now()
         if core.final != NONE and self._final_timer is None:
             loop = asyncio.get_running_loop()
             self._final_timer = loop.call_later(
-                self._final_round_seconds, lambda: self._apply(self.core.end_final_round())
+                self.final_round_seconds, lambda: self._apply(self.core.end_final_round())
             )
         if _spoken(core) != _spoken(before):
             self.changed.notify()

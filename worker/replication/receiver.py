@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
@@ -77,46 +77,39 @@ class _Open:
         raise self.error
 
 
+@dataclass(eq=False, repr=False)
 class ReplicaReceiver:
     """Accepts the sessions in which other nodes send replicas to this node or fetch shards from it, with their streams.
 
     The generation's `Member` object owns it.
+
+    Args:
+        store: this node's slots.
+        held_ranks: owners of the shards that the plan places on this node. The receiver rejects replica sessions of
+            other owners.
+        keep: returns which steps of a shard this node must not overwrite, given the newest committed step that the
+            shard's owner has reported.
+        slot_count: maximum number of slots per shard on this node.
+        take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
+        shares: the shares of this node, which accept contributions of other ranks; None without parity.
+        load_earlier: loads the shard of a rank of the launch that saved the base. Called when another node requests
+            the shard and no slot of this node contains it. None unless the number of ranks has changed.
     """
 
-    def __init__(
-        self,
-        store: SlotStore,
-        *,
-        held_ranks: Collection[Rank],
-        keep: Callable[[Rank, Step], Collection[Content]],
-        slot_count: int,
-        take_lines: Callable[[NodeId, PrintedLines], Awaitable[None]] | None = None,
-        shares: Shares | None = None,
-        load_earlier: Callable[[Rank], Coroutine[object, object, None]] | None = None,
-    ) -> None:
-        """Create the object that serves the sessions of other nodes in one generation.
+    store: SlotStore
+    _: KW_ONLY
+    held_ranks: Collection[Rank]
+    keep: Callable[[Rank, Step], Collection[Content]]
+    slot_count: int
+    take_lines: Callable[[NodeId, PrintedLines], Awaitable[None]] | None = None
+    shares: Shares | None = None
+    load_earlier: Callable[[Rank], Coroutine[object, object, None]] | None = None
 
-        Args:
-            store: this node's slots.
-            held_ranks: owners of the shards that the plan places on this node. The receiver rejects replica sessions of
-                other owners.
-            keep: returns which steps of a shard this node must not overwrite, given the newest committed step that the
-                shard's owner has reported.
-            slot_count: maximum number of slots per shard on this node.
-            take_lines: stores log lines that an owner's ranks have printed. With None, the lines are discarded.
-            shares: the shares of this node, which accept contributions of other ranks; None without parity.
-            load_earlier: loads the shard of a rank of the launch that saved the base. Called when another node requests
-                the shard and no slot of this node contains it. None unless the number of ranks has changed.
-        """
-        self._load_earlier = load_earlier
+    def __post_init__(self) -> None:
         self.preparing_seconds = PREPARING_SECONDS
         """Interval of progress messages while this node creates slots or loads a shard."""
-        self._contributions = Contributions(shares) if shares is not None else None
-        self._take_lines = take_lines
-        self._store = store
-        self._held = frozenset(held_ranks)
-        self._keep = keep
-        self._slot_count = slot_count
+        self._contributions = Contributions(self.shares) if self.shares is not None else None
+        self._held = frozenset(self.held_ranks)
         self._sessions: dict[Rank, asyncio.Task[None]] = {}
         self._open: dict[bytes, _Open] = {}
         self.rejected_count = 0
@@ -224,7 +217,7 @@ class ReplicaReceiver:
         slot_owner = rank if parity is None else parity.slot_owner(rank)
         sealed = tuple(
             (record.origin_generation, record.step, record.digest)
-            for record in self._store.inventory()
+            for record in self.store.inventory()
             if record.owner_rank == rank
         )
         await session.send(
@@ -253,8 +246,8 @@ class ReplicaReceiver:
                     case PreparingShard() if parity is not None:
                         parity.progress(rank)
                     case PrintedLines():
-                        if self._take_lines is not None:
-                            await self._take_lines(session.peer, message)
+                        if self.take_lines is not None:
+                            await self.take_lines(session.peer, message)
                     case CancelShard():
                         if message.transfer == number:
                             await end(taking)
@@ -286,10 +279,10 @@ class ReplicaReceiver:
         Without progress messages, the owner would drop this holder from the view.
         """
         while True:
-            if not self._store.is_making(slot_owner):
-                await self._store.making.wait(self._store.making.version)
+            if not self.store.is_making(slot_owner):
+                await self.store.making.wait(self.store.making.version)
             await asyncio.sleep(self.preparing_seconds)
-            if self._store.is_making(slot_owner):
+            if self.store.is_making(slot_owner):
                 await session.send(PreparingShard())
 
     async def _reserve(self, session: Session, rank: Rank, wanted: ReserveShard) -> None:
@@ -298,11 +291,11 @@ class ReplicaReceiver:
             if parity is not None:
                 await parity.shares.reserve(rank, wanted.capacity_bytes)
             else:
-                await self._store.reserve(
+                await self.store.reserve(
                     rank,
                     capacity_bytes=wanted.capacity_bytes,
                     layout_hash=wanted.layout_hash,
-                    slot_count=self._slot_count,
+                    slot_count=self.slot_count,
                 )
         except NoRoom as error:
             # When the owner sends the shard, this node refuses it with the same reason.
@@ -328,9 +321,9 @@ class ReplicaReceiver:
                     owner.receiver,
                     begin,
                     next_message,
-                    self._store,
-                    keep=self._keep(begin.owner_rank, begin.committed),
-                    slot_count=self._slot_count,
+                    self.store,
+                    keep=self.keep(begin.owner_rank, begin.committed),
+                    slot_count=self.slot_count,
                     silence_seconds=None,
                 )
             )
@@ -370,15 +363,15 @@ class ReplicaReceiver:
                 raise MalformedMessage(f"{type(wanted).__name__} received on a fetch session, expected a request")
             number += 1
             content = Content(wanted.origin_generation, wanted.step)
-            slot = self._store.sealed(wanted.owner_rank, content)
-            if slot is None and self._load_earlier is not None:
-                await self._preparing(session, self._load_earlier(wanted.owner_rank))
-                slot = self._store.sealed(wanted.owner_rank, content)
+            slot = self.store.sealed(wanted.owner_rank, content)
+            if slot is None and self.load_earlier is not None:
+                await self._preparing(session, self.load_earlier(wanted.owner_rank))
+                slot = self.store.sealed(wanted.owner_rank, content)
             digests = None
             if slot is not None and slot.file.header.payload_digest == wanted.digest:
                 slot.pins += 1
                 try:
-                    digests = await self._store.digests(slot)
+                    digests = await self.store.digests(slot)
                     if digests is not None:
                         begin = announcement(slot.file.header, transfer=number, committed=Step(-1))
                         answer = partial(_answer, session)

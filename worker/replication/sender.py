@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Step
@@ -75,49 +76,39 @@ Printed = Callable[[int], Awaitable[Tail]]
 """Type of a function that returns the log lines of this node's ranks, from the given line number on."""
 
 
+@dataclass(eq=False, repr=False)
 class ReplicaSender:
-    """Sends one shard to one holder. The generation's `Member` object owns the sender and runs `run` as a task."""
+    """Sends one shard to one holder. The generation's `Member` object owns the sender and runs `run` as a task.
 
-    def __init__(
-        self,
-        shard: OwnedShard,
-        peer: NodeId,
-        dialler: Dialler,
-        store: SlotStore,
-        pacer: NodePacer,
-        *,
-        holder_deadline_seconds: float,
-        printed: Printed | None = None,
-        retry_seconds: Sequence[float] = HOLDER_PAUSES_SECONDS,
-        measured_bytes: int = MEASURED_TRANSFER_BYTES,
-    ) -> None:
-        """Create the sender of a shard to one holder; `run` connects to the holder.
+    Args:
+        shard: the owned shard to send.
+        peer: node that holds a copy of the shard or, with parity, a share with a part of the shard.
+        dialler: opens connections to the holder.
+        store: this node's slots.
+        pacer: decides when chunks may be sent; shared by all senders of the node.
+        holder_deadline_seconds: maximum seconds without progress, while the holder lacks data.
+        printed: returns log lines of this node's ranks, which the holder receives before the end of a shard. With
+            None, no lines are sent.
+        retry_seconds: pauses before the first, second and further attempts to connect. The last value repeats.
+        measured_bytes: minimum size of a transfer whose rate is measured.
+    """
 
-        Args:
-            shard: the owned shard to send.
-            peer: node that holds a copy of the shard or, with parity, a share with a part of the shard.
-            dialler: opens connections to the holder.
-            store: this node's slots.
-            pacer: decides when chunks may be sent; shared by all senders of the node.
-            holder_deadline_seconds: maximum seconds without progress, while the holder lacks data.
-            printed: returns log lines of this node's ranks, which the holder receives before the end of a shard. With
-                None, no lines are sent.
-            retry_seconds: pauses before the first, second and further attempts to connect. The last value repeats.
-            measured_bytes: minimum size of a transfer whose rate is measured.
-        """
-        self._retry_seconds = retry_seconds
-        self._measured_bytes = measured_bytes
-        self._printed = printed
+    shard: OwnedShard
+    peer: NodeId
+    dialler: Dialler
+    store: SlotStore
+    pacer: NodePacer
+    _: KW_ONLY
+    holder_deadline_seconds: float
+    printed: Printed | None = None
+    retry_seconds: Sequence[float] = HOLDER_PAUSES_SECONDS
+    measured_bytes: int = MEASURED_TRANSFER_BYTES
+
+    def __post_init__(self) -> None:
         self._held_lines = 0
         """Number of the next log line of this node's ranks to send to the holder. Each session begins with line 0."""
         self.stream_count = StreamCount(limit=OWN_STREAMS)
-        self._shard = shard
-        self._store = store
-        self._peer = peer
-        self._dialler = dialler
-        self._pacer = pacer
-        self._deadline = holder_deadline_seconds
-        self.silence = HolderSilence(holder_deadline_seconds / LOOKS_PER_DEADLINE)
+        self.silence = HolderSilence(self.holder_deadline_seconds / LOOKS_PER_DEADLINE)
         """Measures how long the holder has been silent."""
         self._paused_count = 0
         """Number of streams that are being opened or that wait until they may send a chunk (see `Pacer`).
@@ -157,7 +148,7 @@ class ReplicaSender:
             streams = self.streams = Streams()
             self._most_streams = self.stream_count.limit
             try:
-                session = await self._dialler.session()
+                session = await self.dialler.session()
                 failures = 0
                 try:
                     await self._serve(session)
@@ -169,21 +160,21 @@ class ReplicaSender:
                     await finish(streams.close())
             except (PeerError, ProtocolError) as error:
                 self._failed(str(error))
-                log.debug("replica session of rank %d to %s: %s", self._shard.rank, self._peer, error)
+                log.debug("replica session of rank %d to %s: %s", self.shard.rank, self.peer, error)
             except Exception as error:  # Commits would stop if an unexpected exception ended the sender.
                 self._failed(f"sending to this holder raised {error!r}")
-                failures = len(self._retry_seconds)
-                log.exception("replica session of rank %d to %s", self._shard.rank, self._peer)
-            await asyncio.sleep(self._retry_seconds[min(failures, len(self._retry_seconds) - 1)])
+                failures = len(self.retry_seconds)
+                log.exception("replica session of rank %d to %s", self.shard.rank, self.peer)
+            await asyncio.sleep(self.retry_seconds[min(failures, len(self.retry_seconds) - 1)])
             failures += 1
 
     async def _serve(self, session: Session) -> None:
         self._held_lines = 0
         first = await session.receive()
-        if not isinstance(first, HolderInventory) or first.owner_rank != self._shard.rank:
+        if not isinstance(first, HolderInventory) or first.owner_rank != self.shard.rank:
             raise MalformedMessage("the holder's first message is not its inventory")
         self._progress()
-        self._shard.inventory(self._peer, first.sealed)
+        self.shard.inventory(self.peer, first.sealed)
         answers: asyncio.Queue[Answer] = asyncio.Queue()
         await first_of(self._listen(session, answers), self._feed(session, answers))
 
@@ -194,7 +185,7 @@ class ReplicaSender:
                 case ShardWanted() | ShardSealed() | ShardRefused():
                     answers.put_nowait(message)
                 case ShardReserved():
-                    self._shard.ready(self._peer, message.capacity_bytes, message.layout_hash)
+                    self.shard.ready(self.peer, message.capacity_bytes, message.layout_hash)
                 case PreparingShard():
                     self._progress()
                 case _:
@@ -205,7 +196,7 @@ class ReplicaSender:
 
         If the rank has requested slots of a new size or layout, first ask the holder to create such slots.
         """
-        shard = self._shard
+        shard = self.shard
         reserved: tuple[int, bytes] | None = None
         while True:
             seen = shard.changed.version
@@ -215,19 +206,19 @@ class ReplicaSender:
             await self._fit(session)
             # No await may separate the choice of the slot from its use, because the slot could be granted for another
             # step.
-            step = shard.core.wanted(self._peer)
+            step = shard.core.wanted(self.peer)
             slot = shard.source(step) if step != NONE else None
             if slot is None:
                 await shard.changed.wait(seen)
                 continue
             self._transfer += 1
-            outcome = await self._store.reading(slot, self._send(session, answers, step, slot, self._transfer))
+            outcome = await self.store.reading(slot, self._send(session, answers, step, slot, self._transfer))
             if not outcome:
                 await session.send(CancelShard(transfer=self._transfer))
             elif isinstance(outcome, ShardSealed):
                 self.silence = self.silence.succeeded()
                 self._tell_of(self.line.arrived(step))
-                shard.acknowledge(self._peer, shard.content(step))
+                shard.acknowledge(self.peer, shard.content(step))
             elif (
                 isinstance(outcome, ShardRefused)
                 and outcome.is_damaged
@@ -242,7 +233,7 @@ class ReplicaSender:
                 shard.give_up_damaged(step)
             elif isinstance(outcome, ShardRefused):
                 self._failed(f"it refuses step {step}: {outcome.reason}")
-                log.info("%s rejects step %d of rank %d: %s", self._peer, step, shard.rank, outcome.reason)
+                log.info("%s rejects step %d of rank %d: %s", self.peer, step, shard.rank, outcome.reason)
                 await asyncio.sleep(REFUSED_SECONDS)
 
     async def _send(
@@ -254,7 +245,7 @@ class ReplicaSender:
         """
         self._is_verifying = True
         try:
-            digests = await self._store.digests(slot)
+            digests = await self.store.digests(slot)
         finally:
             self._is_verifying = False
         if digests is None:
@@ -265,18 +256,18 @@ class ReplicaSender:
                 continue
             return found
 
-        begin = announcement(digests.header, transfer=transfer, committed=self._shard.core.committed)
-        pacer = None if isinstance(self._pacer.current, Unpaced) else self._pacer
+        begin = announcement(digests.header, transfer=transfer, committed=self.shard.core.committed)
+        pacer = None if isinstance(self.pacer.current, Unpaced) else self.pacer
         self._held_to(self.link.next_transfer())
         self._filled = None
-        queue = self.queue = ChunkQueue(asyncio.get_running_loop().time, self._pacer.link)
+        queue = self.queue = ChunkQueue(asyncio.get_running_loop().time, self.pacer.link)
         outcome: ShardSealed | ShardRefused | bool = False
         held_lines = self._held_lines
 
         async def before_end() -> list[PrintedLines]:
             # The slot is sealed, so the rank has printed all lines of its step, and `_printed` reads them.
             nonlocal held_lines
-            lines = await self._printed(self._held_lines) if self._printed is not None else Tail()
+            lines = await self.printed(self._held_lines) if self.printed is not None else Tail()
             held_lines = max(self._held_lines, lines.end)
             return [PrintedLines(first=part.first, lines=b"".join(part.rows)) for part in lines.batches()]
 
@@ -296,9 +287,9 @@ class ReplicaSender:
                 before_end=before_end,
             )
 
-        with self._pacer.counted(queue):
+        with self.pacer.counted(queue):
             try:
-                if self._shard.core.has_parity:
+                if self.shard.core.has_parity:
                     await first_of(send(), self._unwanted(step), self._say_sending(session, queue))
                 elif digests.is_decided:
                     await send()
@@ -313,8 +304,8 @@ class ReplicaSender:
         if isinstance(outcome, ShardSealed):
             self._held_lines = held_lines
         if isinstance(outcome, ShardSealed) and not self.is_slow(queue):
-            self._shard.record_slow_link(self._peer, "")
-            if self.link.carries and not self._crawls(queue, SUSPECT_RATIO * self._deadline):
+            self.shard.record_slow_link(self.peer, "")
+            if self.link.carries and not self._crawls(queue, SUSPECT_RATIO * self.holder_deadline_seconds):
                 self._held_to(SlowLink())
                 # Close the streams, because the kernel continues to pace a connection that once had a limit.
                 self.streams.shrink(0)
@@ -327,22 +318,22 @@ class ReplicaSender:
         """
         self._is_verifying = True
         try:
-            return await self._store.verify(slot) is False
+            return await self.store.verify(slot) is False
         finally:
             self._is_verifying = False
 
     async def _dropped(self, step: Step, digests: ChunkDigests) -> None:
         """Wait until the rank has given up the capture of `step`. The caller then ends the transfer of the step."""
-        while self._shard.core.capturing == step or digests.is_decided:
-            await self._shard.changed.wait(self._shard.changed.version)
+        while self.shard.core.capturing == step or digests.is_decided:
+            await self.shard.changed.wait(self.shard.changed.version)
 
     async def _unwanted(self, step: Step) -> None:
         """Wait until the holder's parity share no longer needs this shard at `step`.
 
         This happens when the step is neither committed nor proposed.
         """
-        while self._shard.core.wanted(self._peer) == step:
-            await self._shard.changed.wait(self._shard.changed.version)
+        while self.shard.core.wanted(self.peer) == step:
+            await self.shard.changed.wait(self.shard.changed.version)
 
     async def _say_sending(self, session: Session, queue: ChunkQueue) -> None:
         """Send progress messages to the holder of a parity share while this node sends its contribution or delays it.
@@ -359,7 +350,7 @@ class ReplicaSender:
 
     def is_slow(self, queue: ChunkQueue) -> bool:
         """Return whether the transfer has been slow for longer than `holder_deadline_seconds`."""
-        return self._crawls(queue, self._deadline)
+        return self._crawls(queue, self.holder_deadline_seconds)
 
     def _crawls(self, queue: ChunkQueue, seconds: float) -> bool:
         """Return whether the transfer has been sending for more than `seconds`, at a slow rate.
@@ -376,7 +367,7 @@ class ReplicaSender:
         share the limit equally.
         """
         self.link = link
-        self.streams.limit(None if link.limit is None else link.limit / self._pacer.link.sharer_count)
+        self.streams.limit(None if link.limit is None else link.limit / self.pacer.link.sharer_count)
 
     async def _fit(self, session: Session) -> None:
         """Open or close streams, until their number is the best one by measurement.
@@ -391,15 +382,15 @@ class ReplicaSender:
             beside = int(count > 0)
             self._paused(beside)
             try:
-                streams.add(await self._dialler.stream(session, count))
+                streams.add(await self.dialler.stream(session, count))
             except PeerError as error:
                 if not count:
                     raise
                 several = "s" if count > 1 else ""
                 log.warning(
                     "rank %d sends to %s over only %d stream%s: %s",
-                    self._shard.rank,
-                    self._peer,
+                    self.shard.rank,
+                    self.peer,
                     count,
                     several,
                     error,
@@ -411,8 +402,8 @@ class ReplicaSender:
 
     def _measured(self, queue: ChunkQueue) -> None:
         size, seconds = queue.taken_bytes, queue.busy_seconds
-        self._pacer.measured(queue)
-        if size >= self._measured_bytes and seconds > 0:
+        self.pacer.measured(queue)
+        if size >= self.measured_bytes and seconds > 0:
             self._best_rate = max(self._best_rate, size / seconds)
             # Do not record the rate for `stream_count` streams if some of these streams could not be opened.
             if self.stream_count.count <= self._most_streams:
@@ -420,22 +411,22 @@ class ReplicaSender:
 
     def _progress(self, _taken_bytes: int = 0) -> None:
         self.silence = self.silence.progressed()
-        if not self._shard.awaits(self._peer) and self.silence.may_return:
+        if not self.shard.awaits(self.peer) and self.silence.may_return:
             self.silence = self.silence.answered()
-            self._shard.answer(self._peer)
+            self.shard.answer(self.peer)
 
     def _failed(self, reason: str) -> None:
-        self._shard.holder_troubles[self._peer] = reason
+        self.shard.holder_troubles[self.peer] = reason
         self.silence = self.silence.failed(asyncio.get_running_loop().time())
 
     def _cut_short(self, words: str) -> None:
         """Record that the connection to the holder broke before a step was sent completely; `words` is the error."""
-        if (step := self._shard.core.wanted(self._peer)) != NONE:
+        if (step := self.shard.core.wanted(self.peer)) != NONE:
             self._tell_of(self.line.cut_short(step, words))
 
     def _tell_of(self, line: BrokenLine) -> None:
         self.line = line
-        self._shard.record_broken_connection(self._peer, line.trouble)
+        self.shard.record_broken_connection(self.peer, line.trouble)
 
     def _paused(self, count: int) -> None:
         self._paused_count += count
@@ -446,11 +437,15 @@ class ReplicaSender:
         link, filled = self.link, self._filled
         if filled is None and queue.busy_seconds >= self.silence.period_seconds:
             self._filled = sent, seconds
-        if filled is not None and seconds > filled[1] and self._crawls(queue, SUSPECT_RATIO * self._deadline):
+        if (
+            filled is not None
+            and seconds > filled[1]
+            and self._crawls(queue, SUSPECT_RATIO * self.holder_deadline_seconds)
+        ):
             link = link.found((sent - filled[0]) / (seconds - filled[1]), sent, seconds)
         if link.carries and self.is_slow(queue):
-            self._shard.record_slow_link(
-                self._peer,
+            self.shard.record_slow_link(
+                self.peer,
                 f"its link carries {link.carries / 1e6:.3g} MB/s; a step has taken {queue.busy_seconds:.0f} s "
                 "of sending so far",
             )
@@ -469,17 +464,17 @@ class ReplicaSender:
         """
         self.silence = self.silence.checked(
             now,
-            is_owed=self._shard.is_owed(self._peer),
+            is_owed=self.shard.is_owed(self.peer),
             is_asked=not self._paused_count,
             is_occupied=self._is_verifying,
         )
         if self.queue is not None:
             self.check_link(self.queue)
         seconds = self.silence.seconds
-        if seconds > self._deadline and self._shard.awaits(self._peer):
-            trouble = self._shard.holder_troubles.setdefault(self._peer, "it does not answer")
+        if seconds > self.holder_deadline_seconds and self.shard.awaits(self.peer):
+            trouble = self.shard.holder_troubles.setdefault(self.peer, "it does not answer")
             log.warning(
-                "rank %d: holder %s leaves the view after %.1f s: %s", self._shard.rank, self._peer, seconds, trouble
+                "rank %d: holder %s leaves the view after %.1f s: %s", self.shard.rank, self.peer, seconds, trouble
             )
             self.silence = self.silence.given_up()
-            self._shard.drop(self._peer)
+            self.shard.drop(self.peer)

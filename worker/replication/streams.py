@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from everstep.protocol.errors import MalformedMessage
@@ -519,31 +520,27 @@ def send_all(line: socket.socket, header: bytes, data: memoryview, taken: Callab
             taken(sent - before)
 
 
+@dataclass(eq=False, repr=False)
 class IncomingShard:
     """Tracks one incoming transfer: which chunks are missing, and which chunks threads are writing.
 
     A thread claims a chunk before it writes the chunk into the slot, and releases the claim afterwards. The creator of
     the object waits for the chunks and closes the object.
+
+    Args:
+        target: the slot that was granted for this content.
+        transfer: number of the transfer in `BeginShard`.
+        payload_bytes: size of the payload.
+        on_land: called in a stream's thread with each complete chunk's index, and whether the chunk is intact.
     """
 
-    def __init__(
-        self,
-        target: Payload,
-        *,
-        transfer: int,
-        payload_bytes: int,
-        on_land: Callable[[int, bool], None] = lambda _index, _is_good: None,
-    ) -> None:
-        """Create the object for one incoming transfer of a shard.
+    target: Payload
+    _: KW_ONLY
+    transfer: int
+    payload_bytes: int
+    on_land: Callable[[int, bool], None] = lambda _index, _is_good: None
 
-        Args:
-            target: the slot that was granted for this content.
-            transfer: number of the transfer in `BeginShard`.
-            payload_bytes: size of the payload.
-            on_land: called in a stream's thread with each complete chunk's index, and whether the chunk is intact.
-        """
-        self.transfer = transfer
-        self.payload_bytes = payload_bytes
+    def __post_init__(self) -> None:
         self.chunk_digests = b""
         """Expected digests of the chunks that the sender has announced, from the first chunk on."""
         self.missing: set[int] = set()
@@ -553,8 +550,6 @@ class IncomingShard:
         self.landed_count = 0
         self.come_bytes = 0
         """Received bytes of all claimed chunks, including incomplete and unverified chunks."""
-        self._target = target
-        self._on_land = on_land
         self._lock = threading.Lock()
         self._claimed: set[int] = set()
         self._is_closed = False
@@ -632,7 +627,7 @@ class IncomingShard:
         with self._lock:
             if self._is_closed or index not in self.missing or index in self._claimed:
                 return None
-            memory = self._target.payload(start, stop)
+            memory = self.target.payload(start, stop)
             self._claimed.add(index)
             return memory
 
@@ -665,7 +660,7 @@ class IncomingShard:
                     self.damaged.add(index)
                 is_news = len(self.missing) == len(self.damaged) or self._is_closed
             if is_whole:
-                self._on_land(index, is_good)
+                self.on_land(index, is_good)
             if is_news:
                 self._loop.call_soon_threadsafe(self._event.set)
         if is_good and self._index is not None:

@@ -16,6 +16,7 @@ for every event.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass
 from time import monotonic
 
 from msgspec.structs import replace
@@ -47,45 +48,39 @@ Single abandoned steps are normal, for example after a change of the layout of a
 """
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class OwnedShard:
     """Keeps the state, slots and shared page of one rank's shard consistent.
 
     The generation's `Member` object owns one object per local rank.
+
+    Args:
+        rank: the rank that owns the shard.
+        generation: number of the running generation.
+        core: initial state of the shard in the commit protocol.
+        base: the content that the generation was restored from; None without a restore, or if the number of ranks
+            has changed since (a relayout).
+        base_step: step that the generation starts from; used only if `base` is None.
+        store: this node's slots.
+        page: the memory page that the rank and its agent share.
+        now: returns Unix time, for timestamps that users see.
+        on_change: called after every change that the agent must report to the coordinator or the control plane.
+        on_progress: called when the rank finishes a step. The agent reports this only to the coordinator.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: Rank,
-        generation: Generation,
-        core: Shard,
-        base: Content | None,
-        base_step: Step = FIRST_STEP,
-        store: SlotStore,
-        page: RankPage,
-        now: Callable[[], float],
-        on_change: Callable[[], None],
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Create the object for one rank's shard, whose state in the commit protocol begins with `core`.
+    rank: Rank
+    generation: Generation
+    core: Shard
+    """The shard's state in the commit protocol, which each event replaces."""
+    base: Content | None
+    base_step: InitVar[Step] = FIRST_STEP
+    store: SlotStore
+    page: RankPage
+    now: Callable[[], float]
+    on_change: Callable[[], None]
+    on_progress: Callable[[], None] = lambda: None
 
-        Args:
-            rank: the rank that owns the shard.
-            generation: number of the running generation.
-            core: initial state of the shard in the commit protocol.
-            base: the content that the generation was restored from; None without a restore, or if the number of ranks
-                has changed since (a relayout).
-            base_step: step that the generation starts from; used only if `base` is None.
-            store: this node's slots.
-            page: the memory page that the rank and its agent share.
-            now: returns Unix time, for timestamps that users see.
-            on_change: called after every change that the agent must report to the coordinator or the control plane.
-            on_progress: called when the rank finishes a step. The agent reports this only to the coordinator.
-        """
-        self.rank = rank
-        self.generation = generation
-        self.base = base
-        self.page = page
+    def __post_init__(self, base_step: Step) -> None:
         self.changed = Signal()
         self.pinned: frozenset[Step] = frozenset()
         """Steps that the agent is uploading to S3. The slots of these steps must not be overwritten."""
@@ -129,10 +124,7 @@ class OwnedShard:
         """The last step that the rank finished, and the Unix time at which the rank began the next step."""
         self.first_passed_at = 0.0
         """Unix time at which the rank finished its first step of this generation; 0 until `note_first` sets it."""
-        self.core = core
-        """The shard's state in the commit protocol, which each event replaces."""
-        self._base_step = base_step if base is None else base.step
-        self._now = now
+        self._base_step = base_step if self.base is None else self.base.step
         self._given_up: list[str] = []
         """Reasons of the newest abandoned steps, at most `TROUBLE_COUNT`; empty after a commit.
 
@@ -140,10 +132,7 @@ class OwnedShard:
         """
         self._unkept: UnkeptCause | None = None
         """Cause of the newest abandoned step since the last commit, or None."""
-        self._store = store
-        self._on_change = on_change
-        self._on_progress = on_progress
-        self._note(None, core.sealed)
+        self._note(None, self.core.sealed)
 
     @property
     def trouble(self) -> str:
@@ -225,7 +214,7 @@ class OwnedShard:
 
     def slot(self, step: Step) -> Slot | None:
         """Return the slot of this node in which the shard's state at `step` is sealed, or None."""
-        return self._store.sealed(self.rank, self.content(step))
+        return self.store.sealed(self.rank, self.content(step))
 
     def source(self, step: Step) -> Slot | None:
         """Return the slot of this node from which `step` can be sent to holders, or None.
@@ -234,7 +223,7 @@ class OwnedShard:
         rank has finished.
         """
         content = self.content(step)
-        slots = self._store.shards.get(self.rank, [])
+        slots = self.store.shards.get(self.rank, [])
         return self.slot(step) or next(
             (slot for slot in slots if slot.digests is not None and slot.is_written_with(content)), None
         )
@@ -244,7 +233,7 @@ class OwnedShard:
         half = self.page.agent
         sealed = frozenset(
             record.step
-            for record in self._store.inventory()
+            for record in self.store.inventory()
             if record.owner_rank == self.rank
             and Content(record.origin_generation, record.step) == self.content(record.step)
         )
@@ -328,7 +317,7 @@ class OwnedShard:
         """
         if at_seconds:
             self.passed = boundary, self._unix(at_seconds)
-        self._on_progress()
+        self.on_progress()
 
     def note_first(self, half: RankHalf) -> None:
         """Record when the rank finished its first step.
@@ -343,7 +332,7 @@ class OwnedShard:
             self.first_passed_at = self._unix(min(half.first_passed / 1e6, monotonic()))
 
     def _unix(self, at_seconds: float) -> float:
-        return self._now() - (monotonic() - at_seconds)
+        return self.now() - (monotonic() - at_seconds)
 
     def capture(self, step: Step) -> None:
         """Record that the rank has begun to copy its state at `step` into the granted slot."""
@@ -413,7 +402,7 @@ class OwnedShard:
         """Record the newest of `steps` as the verified step of `holder` (None: this node)."""
         newest = max(steps, default=NONE)
         if newest != self.verified.get(holder, (NONE, 0.0))[0]:
-            self.verified[holder] = newest, self._now()
+            self.verified[holder] = newest, self.now()
 
     def record_slow_link(self, peer: NodeId, trouble: str) -> None:
         """Record a description of the slow link to `peer`. An empty description removes the record."""
@@ -431,7 +420,7 @@ class OwnedShard:
         if trouble:
             troubles[peer] = trouble
         if bool(was_troubled) != bool(trouble):
-            self._on_change()
+            self.on_change()
 
     def inventory(self, peer: NodeId, sealed: tuple[tuple[Generation, Step, bytes], ...]) -> None:
         """Record the sealed slots that `peer` has reported when it connected.
@@ -440,7 +429,7 @@ class OwnedShard:
         """
         steps = set()
         for origin, step, digest in sealed:
-            slot = self._store.sealed(self.rank, Content(origin, step))
+            slot = self.store.sealed(self.rank, Content(origin, step))
             if (
                 self.content(step) == Content(origin, step)
                 and slot is not None
@@ -528,7 +517,7 @@ class OwnedShard:
         self.core = core
         self._publish(announcement)
         self.changed.notify()
-        self._on_change()
+        self.on_change()
 
     def _publish(self, announcement: Announcement | None = None) -> None:
         """Write the agent's half of the rank's shared page.

@@ -26,7 +26,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -101,32 +101,26 @@ class Slot:
         return SlotView(self.file.header.state, self.file.content, is_pinned=self.pins > 0, is_busy=self.is_busy)
 
 
+@dataclass(eq=False, repr=False)
 class SlotStore:
-    """The slots of one run. The agent owns the store, and calls every method on its event loop."""
+    """The slots of one run. The agent owns the store, and calls every method on its event loop.
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        memory_bytes: int,
-        user: RankUser | None = None,
-        inline_digest_bytes: int = INLINE_DIGEST_BYTES,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Create the store and its folder.
+    Args:
+        root: folder on tmpfs for this node alone; created if missing.
+        memory_bytes: maximum memory of all slots together.
+        user: the user that ranks run as; None means this process's user.
+        inline_digest_bytes: size up to which a payload is digested on the event loop, without a thread.
+        now: returns the present time in seconds of a clock that does not jump.
+    """
 
-        Args:
-            root: folder on tmpfs for this node alone; created if missing.
-            memory_bytes: maximum memory of all slots together.
-            user: the user that ranks run as; None means this process's user.
-            inline_digest_bytes: size up to which a payload is digested on the event loop, without a thread.
-            now: returns the present time in seconds of a clock that does not jump.
-        """
-        self._now = now
-        self._inline_digest_bytes = inline_digest_bytes
-        self.root = root
-        self._user = user
-        self.memory_bytes = memory_bytes
+    root: Path
+    _: KW_ONLY
+    memory_bytes: int
+    user: RankUser | None = None
+    inline_digest_bytes: int = INLINE_DIGEST_BYTES
+    now: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self.run: RunId | None = None
         self.job = JobName("")
         self.shards: dict[Rank, list[Slot]] = {}
@@ -144,7 +138,7 @@ class SlotStore:
         """Size of the file that a thread is creating, by the rank that owns the shard."""
         self._refused_at: dict[Rank, float] = {}
         """Time at which this node first refused a slot, by the rank that still waits for the slot."""
-        make_way(root, user)
+        make_way(self.root, self.user)
 
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
@@ -160,7 +154,7 @@ class SlotStore:
             if other.name != run:
                 shutil.rmtree(other)
         folder = self.root / run
-        make_way(folder, self._user)
+        make_way(folder, self.user)
         for unfinished in folder.glob("rank-*.slot-*.new"):
             unfinished.unlink()
         found = [match for path in folder.iterdir() if (match := _SLOT_NAME.fullmatch(path.name))]
@@ -233,7 +227,7 @@ class SlotStore:
 
     def open_to_rank(self, path: Path) -> str:
         """Allow the ranks' user to read and write one file of the store, and return the file's path."""
-        share(path, self._user)
+        share(path, self.user)
         return str(path)
 
     def page_path(self, rank: Rank) -> Path:
@@ -457,7 +451,7 @@ class SlotStore:
         leaving = [each for each in strays if self._makes_way(*each)]
         used_bytes = self.used_bytes() + sum(self._creating.values())
         leaving_bytes = sum(slot.file.header.capacity_bytes for _, slot in leaving)
-        now = self._now()
+        now = self.now()
         ahead = self.strays.slots_ahead(rank, self._contents(), waited_seconds=now - self._refused_at.get(rank, now))
         needed_bytes = used_bytes + (1 + ahead) * capacity_bytes
         if needed_bytes - leaving_bytes > self.memory_bytes:
@@ -651,7 +645,7 @@ class SlotStore:
 
     async def _digest_at_once(self, slot: Slot, digests: ChunkDigests, threads: int, is_pressing: bool) -> ChunkDigests:
         size = digests.header.payload_bytes
-        if size <= self._inline_digest_bytes:
+        if size <= self.inline_digest_bytes:
             digests.add(_digest_chunks(slot.file, size, range(digests.chunk_count), threading.Event()))
             return digests
         each = -(-digests.chunk_count // threads)
@@ -674,7 +668,7 @@ class SlotStore:
                 await digests.changed.wait(digests.changed.version)
                 continue
             work = partial(_digest_chunks, slot.file, size, range(first, min(due, first + at_once)))
-            digests.add(work(threading.Event()) if size <= self._inline_digest_bytes else await in_thread(work))
+            digests.add(work(threading.Event()) if size <= self.inline_digest_bytes else await in_thread(work))
         return digests
 
     @staticmethod

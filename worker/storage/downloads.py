@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -304,23 +305,19 @@ def _check(plan: Restore, source: ShardSource, where: ObjectReference) -> None:
         )
 
 
+@dataclass(eq=False, repr=False)
 class _Filling:
     """Reads parts of a shard's S3 object into a slot and verifies them, in several threads. All methods block.
 
     Other nodes may read some of the parts in place of this node.
     """
 
-    def __init__(
-        self,
-        objects: ObjectStore,
-        reader: ObjectReader,
-        parts: ShardParts,
-        slot: SlotFile,
-    ) -> None:
-        self._objects = objects
-        self._reader = reader
-        self._parts = parts
-        self._slot = slot
+    objects: ObjectStore
+    reader: ObjectReader
+    parts: ShardParts
+    slot: SlotFile
+
+    def __post_init__(self) -> None:
         self._ready: int | None = None
         """Number of payload bytes in S3's first response; None before the first `fill`."""
         self._ready_end = 0
@@ -350,12 +347,12 @@ class _Filling:
         try:
             if self._ready is None:
                 self._ready = self._begin(check)
-            after = self._parts.data_begin + self._ready
+            after = self.parts.data_begin + self._ready
             read = partial(self._read, after=after, share=share, present=present, cancelled=cancelled)
             claimed = 0
             if share is not None:
                 # S3's first response contains bytes of the first part, so no helper node should read this part again.
-                if self._parts.bounds(numbers[0])[0] < self._ready_end and share.claim(numbers[0]):
+                if self.parts.bounds(numbers[0])[0] < self._ready_end and share.claim(numbers[0]):
                     claimed = numbers[0]
                 share.begin(check)
             try:
@@ -371,20 +368,20 @@ class _Filling:
 
         Copy the payload bytes of S3's first response into the slot, and return their number.
         """
-        for place, size in self._parts.shared.items():
+        for place, size in self.parts.shared.items():
             check()
-            found = self._objects.head(place)
+            found = self.objects.head(place)
             if found is None:
-                require_missing(self._objects, place)
+                require_missing(self.objects, place)
                 raise ObjectMissing(f"s3://{place.bucket}/{place.key} does not exist")
             if found.bytes != size:
                 raise CorruptCheckpoint(f"s3://{place.bucket}/{place.key} has {found.bytes} bytes, not {size}")
-        plan = self._parts.plan
-        ready = min(self._reader.ready_bytes, plan.data_bytes)
+        plan = self.parts.plan
+        ready = min(self.reader.ready_bytes, plan.data_bytes)
         if ready:
             spans = next(cut(plan.spans, ready))
-            with self._slot.payload(0, plan.payload_bytes) as payload:
-                self._reader.read_into(payload, spans)
+            with self.slot.payload(0, plan.payload_bytes) as payload:
+                self.reader.read_into(payload, spans)
             self._ready_end = spans[-1][1]
         return ready
 
@@ -402,17 +399,17 @@ class _Filling:
         If a chunk is wrong and another load or node may have written bytes of the part, read the whole part again from
         S3.
         """
-        parts, is_cancelled = self._parts, cancelled.is_set
+        parts, is_cancelled = self.parts, cancelled.is_set
         has_others_bytes = bool(present) or (share is not None and after > parts.data_begin)
         try:
-            with self._slot.payload(*parts.bounds(number)) as target:
+            with self.slot.payload(*parts.bounds(number)) as target:
                 try:
-                    parts.read(self._objects, number, target, after=after, present=present, is_cancelled=is_cancelled)
+                    parts.read(self.objects, number, target, after=after, present=present, is_cancelled=is_cancelled)
                 except CorruptCheckpoint as error:
                     if not has_others_bytes:
                         raise
                     log.warning("this node reads part %d of a shard again from S3: %s", number, error)
-                    parts.read(self._objects, number, target, is_cancelled=is_cancelled)
+                    parts.read(self.objects, number, target, is_cancelled=is_cancelled)
         finally:
             if share is not None:
                 share.ended(number)

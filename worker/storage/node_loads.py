@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from everstep.protocol.ids import Rank
 from everstep.protocol.plan import ObjectReference
@@ -78,43 +79,37 @@ class NodeLoads:
         self._readers = {place: load for place, load in self._readers.items() if load is not failed}
 
 
+@dataclass(eq=False, repr=False)
 class NodeLoad:
-    """One load of a shard from S3. It copies the shared tensors that an earlier load of this node reads from S3."""
+    """One load of a shard from S3. It copies the shared tensors that an earlier load of this node reads from S3.
 
-    def __init__(
-        self,
-        store: SlotStore,
-        rank: Rank,
-        content: Content,
-        parts: ShardParts,
-        slot: Slot,
-        readers: dict[ObjectReference, NodeLoad | None],
-    ) -> None:
-        """Create the load; `NodeLoads.join` calls this.
+    Args:
+        store: this node's slots.
+        rank: owner of the shard.
+        content: generation and step that the load seals in a slot.
+        parts: the ranges in which the shard is read from S3.
+        slot: the slot that receives the shard.
+        readers: for each shared object of the shard, the earlier load that reads it; None if this load reads it.
+    """
 
-        Args:
-            store: this node's slots.
-            rank: owner of the shard.
-            content: generation and step that the load seals in a slot.
-            parts: the ranges in which the shard is read from S3.
-            slot: the slot that receives the shard.
-            readers: for each shared object of the shard, the earlier load that reads it; None if this load reads it.
-        """
-        self.rank = rank
-        self.content = content
-        self.parts = parts
-        self.awaited = {place: load for place, load in readers.items() if load is not None}
+    store: SlotStore
+    rank: Rank
+    content: Content
+    parts: ShardParts
+    slot: Slot
+    readers: dict[ObjectReference, NodeLoad | None]
+
+    def __post_init__(self) -> None:
+        self.awaited = {place: load for place, load in self.readers.items() if load is not None}
         """By shared object of this shard: the earlier load of this node that reads the object from S3."""
         self.objects = {
-            place: ObjectParts(place, parts.data_begins[place], parts.spans_of(place), slot.file)
-            for place, load in readers.items()
+            place: ObjectParts(place, self.parts.data_begins[place], self.parts.spans_of(place), self.slot.file)
+            for place, load in self.readers.items()
             if load is None
         }
         """The shared objects that this load reads for all loads of its node: by object, the object's parts."""
         self.ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         """Done when the load has ended; True if its shard is sealed."""
-        self._store = store
-        self._slot = slot
 
     def parts_with(self, places: Collection[ObjectReference]) -> frozenset[int]:
         """Return the numbers of the shard's parts that contain bytes of these objects."""
@@ -156,7 +151,7 @@ class NodeLoad:
 
     @property
     def _is_sealed(self) -> bool:
-        return self.ended.result() and self._store.sealed(self.rank, self.content) is self._slot
+        return self.ended.result() and self.store.sealed(self.rank, self.content) is self.slot
 
     async def copy_awaited(self, target: SlotFile) -> frozenset[ObjectReference]:
         """Wait for earlier loads of this node that read shared objects of this shard, and copy the tensors they loaded.
@@ -172,7 +167,7 @@ class NodeLoad:
         copied: set[ObjectReference] = set()
         for place, load in self.awaited.items():
             is_loaded = await asyncio.shield(load.ended)
-            source = self._store.sealed(load.rank, load.content) if is_loaded else None
+            source = self.store.sealed(load.rank, load.content) if is_loaded else None
             there, here = load.parts.spans_of(place), self.parts.spans_of(place)
             if source is not None and [end - begin for begin, end in there] == [end - begin for begin, end in here]:
                 await self._copy(source, there, target, here)

@@ -156,7 +156,7 @@ async def test_lines_that_the_disk_does_not_take_name_the_disk(fleet: Fleet, mon
     read = LogJournal.read
 
     def full(journal: LogJournal, *arguments: Any) -> Any:
-        if Path(journal._folder).is_relative_to(folder):
+        if Path(journal.folder).is_relative_to(folder):
             raise OSError(errno.ENOSPC, "No space left on device", str(folder / "journal"))
         return read(journal, *arguments)
 

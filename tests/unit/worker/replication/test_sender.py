@@ -90,7 +90,7 @@ async def test_a_watch_that_a_bug_ends_ends_its_sender_which_begins_again(monkey
 
     monkeypatch.setattr(ReplicaSender, "_watch", watch)
     broken = sender(Wire(FLOW_BYTES_PER_SECOND))
-    broken._dialler = cast(Any, Unanswered())
+    broken.dialler = cast(Any, Unanswered())
     with pytest.raises(LookupError):
         await broken.run()
 
