@@ -41,6 +41,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 from everstep.training import rng
 from everstep.training.agent_link import NullLink
 from everstep.training.capture import CapturePlan, SlotMemory
+from everstep.training.copier import Copies, copy_now
 from everstep.training.determinism import calls, passes
 from everstep.training.determinism.digests import digest_of
 from everstep.training.determinism.passes import PASS_COUNT, PASS_VARIABLE, Pass
@@ -245,9 +246,7 @@ class DeterminismCheck:
         with self._pass.state.open("r+b") as file:
             file.truncate(HEADER_BYTES + capacity)
         memory = SlotMemory(self._pass.state, capacity)
-        with torch.no_grad():
-            for view, item in zip(memory.views(plan), observed.tensors, strict=True):
-                view.copy_(item.tensor)
+        copy_now(Copies([item.tensor for item in observed.tensors], memory.views(plan)))
         index_bytes = memory.write_values(plan, observed.values)
         header = SlotHeader(
             job=JobName(self.environment.job or "check"),
