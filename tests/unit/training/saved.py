@@ -30,10 +30,15 @@ class Saved(SavedTensors):
         return len(self._tensors)
 
 
-def carry(source: RankState, target: RankState) -> None:
-    """Copy one rank's state into another rank's, as a save and a restore would."""
+def snapshot_of(source: RankState) -> Snapshot:
+    """Return a copy of a rank's state, as a save makes it."""
     observed = source.observe()
     values = msgspec.msgpack.decode(observed.values, type=SlotValues)
-    snapshot = Snapshot(Step(1), Saved({item.name: item.tensor.detach().clone() for item in observed.tensors}), values)
+    return Snapshot(Step(1), Saved({item.name: item.tensor.detach().clone() for item in observed.tensors}), values)
+
+
+def carry(source: RankState, target: RankState) -> None:
+    """Copy one rank's state into another rank's, as a save and a restore would."""
+    snapshot = snapshot_of(source)
     target.load(snapshot)
     target.complete(snapshot)

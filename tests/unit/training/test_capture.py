@@ -91,6 +91,16 @@ def test_copies_land_where_the_plan_says(tmp_path: Path) -> None:
     assert data[begin + size :].startswith(b"\xff")
 
 
+def test_prefault_allocates_the_pages_of_a_slot_and_keeps_their_content(tmp_path: Path) -> None:
+    path, capacity = tmp_path / "slot", 64 * ALIGNMENT
+    with path.open("wb") as file:
+        file.write(b"header")
+        file.truncate(HEADER_BYTES + capacity)
+    SlotMemory(path, capacity).prefault()
+    assert path.stat().st_blocks * 512 >= HEADER_BYTES + capacity
+    assert path.read_bytes() == b"header".ljust(HEADER_BYTES + capacity, b"\0")
+
+
 def test_a_slot_of_one_plan_taken_over_by_another_holds_nothing_of_the_first(tmp_path: Path) -> None:
     first, second = CapturePlan.make(states(torch.ones(40))), CapturePlan.make(states(torch.ones(3), torch.ones(3)))
     path = tmp_path / "slot"

@@ -14,7 +14,7 @@ from torch import nn
 
 from everstep.protocol.ids import Step
 from everstep.training.adapters import deepspeed
-from everstep.training.capture import StateTensor
+from everstep.training.capture import CapturePlan, StateTensor
 from everstep.training.earlier import EarlierState
 from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
 from everstep.training.registration import _adapters
@@ -223,6 +223,23 @@ def test_slices_of_tensor_parallelism_in_deepspeed_have_no_boxes(changes: dict[s
 def earlier_values(adapter: Any, step: int, **others: Any) -> EarlierState:
     """Return the adapter's values as an `EarlierState`, which a launch with another layout reads."""
     return EarlierState(Step(step), adapter.facts(), adapter.observe().values, {"objects": others})
+
+
+def test_an_engine_foresees_the_state_after_its_first_step_if_its_optimizer_is_of_a_known_class() -> None:
+    engine = make()
+    master = engine.optimizer.single_partition_of_fp32_groups[0]
+    engine.optimizer.optimizer = torch.optim.Adam([master])
+    (adapter,) = _adapters({}, {}, {"": engine}, ())
+    foreseen = adapter.foresee()
+    assert foreseen is not None
+    plan = CapturePlan.make(foreseen.tensors)
+    assert not plan.fits(adapter.observe().tensors)
+    master.grad = torch.ones_like(master)
+    engine.optimizer.optimizer.step()
+    assert plan.fits(adapter.observe().tensors)
+    engine.optimizer.optimizer = torch.optim.Rprop([master])
+    (unforeseen,) = _adapters({}, {}, {"": engine}, ())
+    assert unforeseen.foresee() is None
 
 
 def test_an_engine_counts_its_micro_batches_anew_when_its_accumulation_changes() -> None:

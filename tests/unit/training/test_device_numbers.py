@@ -18,12 +18,20 @@ from everstep.training.metrics import MetricRing
 from tests.unit.training.test_cuda_copier import FakeDevice
 
 
+class OnOther(torch.Tensor):
+    """A tensor of the script's other device."""
+
+    def get_device(self) -> int:
+        return 1
+
+
 class Script:
     """A script that logs values. `sent` receives the records that are sent to the agent."""
 
     def __init__(self) -> None:
         self.device = FakeDevice()
         self.host: list[torch.Tensor] = []
+        self.other = FakeDevice()
         self.sent: list[Logged] = []
         self.now = 100.0
         self.ring = MetricRing(Generation(1), self.sent.append, now=lambda: self.now)
@@ -34,7 +42,9 @@ class Script:
         self.numbers = DeviceNumbers(self.ring, self.device_of, lambda: self.now, **options)
 
     def device_of(self, tensor: torch.Tensor):
-        return None if any(tensor is each for each in self.host) else self.device
+        if any(tensor is each for each in self.host):
+            return None
+        return self.other if isinstance(tensor, OnOther) else self.device
 
     def there(self) -> list[tuple[int, dict[str, float]]]:
         """Return the records in the ring of logged values, in order."""
@@ -103,6 +113,18 @@ def test_a_graph_that_is_captured_contains_nothing_of_what_is_logged(script: Scr
     script.numbers.add(Step(3), {"lr": 0.5})
     script.ring.flush()
     assert sum(message.dropped_count for message in script.sent) == 1
+
+
+def test_no_event_is_queried_while_one_of_two_devices_captures_a_graph(script: Script) -> None:
+    script.numbers.add(Step(1), {"loss": torch.tensor(1.0), "other": torch.tensor(2.0).as_subclass(OnOther)})
+    for device in (script.device, script.other):
+        device.catch_up()
+    script.other.is_capturing_now = True
+    script.numbers.settle()
+    assert script.there() == []
+    script.other.is_capturing_now = False
+    script.numbers.settle()
+    assert script.there() == [(1, {"loss": 1.0, "other": 2.0})]
 
 
 def test_what_lies_on_the_host_is_given_on_at_once(script: Script) -> None:

@@ -135,3 +135,10 @@ def test_shapes_that_differ_are_refused_before_a_byte_is_moved() -> None:
     with pytest.raises(RuntimeError, match="size"):
         copy_into_live(Copies([torch.ones(5, 4)], [target]))
     assert target.eq(0).all()
+
+
+def test_a_source_without_a_target_is_rejected_before_any_copy() -> None:
+    target = torch.zeros(4)
+    with pytest.raises(ValueError, match="shorter"):
+        copy_into_live(Copies([torch.ones(4), torch.ones(4)], [target]))
+    assert target.eq(0).all()

@@ -14,7 +14,7 @@ from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, Logged, LogRecord
 from everstep.training import metrics
 from everstep.training.errors import SessionMisuse
-from everstep.training.metrics import MESSAGE_BYTES, MetricRing, numbers
+from everstep.training.metrics import MESSAGE_BYTES, MetricRing, check_values, numbers
 
 
 def test_a_full_ring_drops_and_counts() -> None:
@@ -200,3 +200,9 @@ def test_a_name_that_no_message_can_hold_is_refused() -> None:
 def test_names_that_everstep_logs_itself_are_refused() -> None:
     with pytest.raises(SessionMisuse, match="everstep/step_seconds"):
         numbers({"everstep/step_seconds": 1.0})
+
+
+def test_check_values_does_not_read_values_of_a_device() -> None:
+    check_values({"loss": torch.empty((), device="meta"), "lr": 0.1})  # Reading a tensor of this device raises.
+    with pytest.raises(SessionMisuse, match=r"log\(loss=…\): .*shape \[2\]"):
+        check_values({"loss": torch.empty(2, device="meta")})

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -365,10 +366,26 @@ def test_a_state_that_shrinks_again_is_asked_slots_for() -> None:
         snapshotter.prepare()
     assert len(link.sent) == 1, "nobody asks again for what was refused"
     state.lists = small
-    for _ in range(ASK_AGAIN_BOUNDARIES):
+    for _ in range(ASK_AGAIN_BOUNDARIES - 1):
         snapshotter.prepare()
+    assert len(link.sent) == 1, "the rank observes a refused state rarely, because this takes time"
+    snapshotter.prepare()
     first, second = link.sent
     assert isinstance(first, SlotsRequest)
     assert isinstance(second, SlotsRequest)
     assert second.capacity_bytes < first.capacity_bytes
+    snapshotter.close()
+
+
+def test_draining_waits_for_the_mapping_and_the_copy_for_at_most_the_limit_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copier, limits = CpuCopier(), list[float]()
+    snapshotter = Snapshotter(State(), Link(), copier, Guard(), lambda _: None, is_crowded=True)  # type: ignore[arg-type]
+    monkeypatch.setattr(copier, "drain", lambda limit_seconds: limits.append(limit_seconds) or True)
+    for limit_seconds in (5.0, 1.0):
+        clock = SimpleNamespace(monotonic=iter((100.0, 102.0)).__next__)  # The wait for the mapping takes 2 s.
+        monkeypatch.setattr("everstep.training.snapshots.time", clock)
+        snapshotter.drain(limit_seconds)
+    assert limits == [3.0, 0.0]
     snapshotter.close()

@@ -14,7 +14,7 @@ from everstep.training.restore import SlotValues
 from everstep.training.script import Environment
 from everstep.training.state import FORMAT, RankState
 from everstep.training.state_tree import decode
-from tests.unit.training.saved import carry
+from tests.unit.training.saved import carry, snapshot_of
 from tests.unit.training.test_deepspeed_adapter import make as make_engine
 
 
@@ -111,3 +111,10 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
         {"late", "ties", "device", "elsewhere"},
         {"groups", "plain", "shared"},
     ]
+
+
+def test_a_snapshot_without_values_for_an_adapter_is_not_loaded() -> None:
+    adapters = [PlainAdapter({name: small()}, {}) for name in ("student", "teacher")]
+    saved = snapshot_of(RankState(adapters[:1], {}, {}, Environment.read({})))
+    with pytest.raises(ValueError, match="shorter"):
+        RankState(adapters, {}, {}, Environment.read({})).load(saved)

@@ -249,6 +249,16 @@ def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
         files(**options)
 
 
+@pytest.mark.parametrize(("ranks", "workers", "is_shared"), [(4, 1, False), (2, 2, False), (3, 0, True), (1, 3, True)])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+def test_the_log_reports_workers_that_read_the_same_files(
+    ranks: int, workers: int, is_shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        DataStream("data", loader(workers, open_files=4, num_replicas=ranks), 1)
+    assert caplog.text.count("data: 4 open files for 3 workers of all ranks") == len(caplog.records) == is_shared
+
+
 def test_a_loader_that_batches_again_is_refused() -> None:
     with pytest.raises(CannotResume, match="batch_size=None"):
         DataStream("data", DataLoader(files(), batch_size=2), 1)
