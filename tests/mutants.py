@@ -31,6 +31,7 @@ import signal
 import struct
 import subprocess
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -247,7 +248,11 @@ def change(path: str, tree: ast.Module, marks: mmap.mmap | None = None) -> None:
             if marks is not None:
                 each.__globals__[MARKS] = marks
     for each in [each for each in gc.get_objects() if type(each) is functools._lru_cache_wrapper]:
-        each.cache_clear()  # A result from before the change would hide it.
+        # A cached result from before the change would hide it. Caches of installed packages stay: torch's compiler uses
+        # caches as registries, and fails when they are empty.
+        wrapped = each.__wrapped__
+        if type(wrapped) is FunctionType and not wrapped.__code__.co_filename.startswith(sysconfig.get_path("purelib")):
+            each.cache_clear()
 
 
 @dataclass(eq=False)  # pytest hashes its plugins

@@ -6,10 +6,13 @@ import ast
 import importlib
 import mmap
 import sys
+import sysconfig
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -101,6 +104,28 @@ def test_a_loaded_function_gets_the_code_of_a_mutant_and_its_own_again(rooms: Mo
     assert not allowed(6, names=["one"])
     change("rooms.py", ast.parse(SOURCE))
     assert allowed(6, names=["one"])
+
+
+CACHED = """
+import functools
+
+@functools.cache
+def objects():
+    return [object()]
+"""
+
+
+def test_a_change_clears_the_caches_of_the_product_and_keeps_those_of_installed_packages(rooms: ModuleType) -> None:
+    def cached(path: str) -> Callable[[], object]:
+        names: dict[str, Any] = {}
+        exec(compile(CACHED, path, "exec"), names)
+        return names["objects"]
+
+    own, installed = cached("rooms.py"), cached(f"{sysconfig.get_path('purelib')}/installed.py")
+    before = own(), installed()
+    change("rooms.py", ast.parse(SOURCE))
+    assert own() is not before[0]
+    assert installed() is before[1]
 
 
 def test_marks_are_set_where_a_mutant_is_reached(rooms: ModuleType) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ import torch._dynamo
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.rank_messages import Phase, RankHalf, RankStanding
 from everstep.training import session as sessions
-from everstep.training import step_watch
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
@@ -50,6 +49,18 @@ def adapter_of(optimizer: type[torch.optim.Optimizer] = torch.optim.SGD) -> Plai
     return PlainAdapter({"": model}, {"": optimizer(model.parameters())})  # type: ignore[call-arg]
 
 
+_sessions: list[TrainingSession] = []
+"""Sessions of the running test."""
+
+
+@pytest.fixture(autouse=True)
+def _close_sessions() -> Iterator[None]:
+    """Close the test's sessions, also after a failure, because an open session changes the results of later tests."""
+    yield
+    while _sessions:
+        _sessions.pop().close()
+
+
 def session_of(
     link: Link, adapter: PlainAdapter | None = None, *, world_size: int = 1, local_rank: int = 0, **options: Any
 ) -> TrainingSession:
@@ -65,7 +76,8 @@ def session_of(
         local_rank=local_rank,
     )
     state = RankState([adapter or adapter_of()], {}, {}, environment)
-    return TrainingSession(state, link, environment, CpuCopier(), **options)
+    _sessions.append(TrainingSession(state, link, environment, CpuCopier(), **options))
+    return _sessions[-1]
 
 
 def test_what_a_signal_handler_publishes_in_the_middle_of_something_else_stays() -> None:
@@ -87,17 +99,14 @@ def test_the_network_is_profiled_by_the_rank_that_speaks_for_its_node(
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_with_the_reason() -> None:
     """A compiled Adafactor step with `fullgraph` is refused at its first call.
 
     The test uses Adafactor, because the steps of most other optimizers of torch never compile to a single graph.
     """
-    monkeypatch.setattr(step_watch, "_watches", ())  # remove the checks of sessions that other tests left open
     torch._dynamo.reset()
     adapter = adapter_of(torch.optim.Adafactor)
-    session = session_of(Link(), adapter)
+    session_of(Link(), adapter)
     optimizer = adapter.optimizers()[""]
     step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
     with pytest.raises(
@@ -105,20 +114,18 @@ def test_a_compiled_step_that_must_be_one_graph_is_refused_at_its_first_call_wit
         match=r"reason: Everstep waits here for the copy of the state: compile optimizer\.step",
     ):
         step()
-    session.close()
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_the_check_of_an_unregistered_optimizer_in_one_graph_is_refused_with_the_reason() -> None:
     torch._dynamo.reset()
     adapter = adapter_of(torch.optim.SGD)
-    session = session_of(Link(), adapter)
+    session_of(Link(), adapter)
     (model,) = adapter.modules()
     forgotten = torch.optim.Adafactor(model.parameters())
     step = torch.compile(forgotten.step, backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported, match="reason: Everstep checks here whether this optimizer"):
         step()
-    session.close()
 
 
 def test_a_container_of_registered_optimizers_may_step() -> None:
@@ -137,13 +144,12 @@ def test_a_container_of_registered_optimizers_may_step() -> None:
                 optimizer.step()
 
     adapter = adapter_of(torch.optim.SGD)
-    session = session_of(Link(), adapter)
+    session_of(Link(), adapter)
     (registered,), (model,) = adapter.optimizers().values(), adapter.modules()
     Container(model, registered).step()
     for refused in (Container(model, registered, torch.optim.SGD(model.parameters())), Container(model)):
         with pytest.raises(CannotResume, match="was not given this optimizer"):
             refused.step()
-    session.close()
 
 
 # torch imports a module with this warning when it compiles
@@ -156,14 +162,13 @@ def test_the_guard_waits_in_every_compiled_step(
     adapter = adapter_of(optimizer)
     reached: list[None] = []
     monkeypatch.setattr(Guard, "reach", lambda _: reached.append(None))
-    session = session_of(Link(), adapter)
+    session_of(Link(), adapter)
     (model,) = adapter.modules()
     step = torch.compile(adapter.optimizers()[""].step, backend="eager")
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
         step()
     assert len(reached) == 3
-    session.close()
 
 
 @pytest.mark.parametrize("place", ["alone", "under an agent", "closed"])
@@ -191,7 +196,6 @@ def test_log_refuses_the_same_values_everywhere(place: str, name: str, value: An
     with pytest.raises(SessionMisuse, match=reason):
         session.log(**{name: value})
     session.log(loss=float("nan"), tensor=torch.ones(1, requires_grad=True), whole=3)
-    session.close()
 
 
 def test_the_page_keeps_the_moment_of_the_first_step_that_a_launch_made() -> None:
@@ -203,7 +207,6 @@ def test_the_page_keeps_the_moment_of_the_first_step_that_a_launch_made() -> Non
     for boundary in (1, 2):
         session.boundary()
         assert (link.published[-1].boundary, link.published[-1].first_passed) == (boundary, 7_500_000)
-    session.close()
 
 
 def test_a_process_with_a_session_waits_for_gloos_threads_also_after_close(monkeypatch: pytest.MonkeyPatch) -> None:
