@@ -143,9 +143,7 @@ def _incident_of(
     before = view.record.incident
     if before is not None and before.state not in (IncidentState.REWORKING, IncidentState.CLOSED):
         again = incidents.moved(before, IncidentEvent.FAILED_AGAIN, view.now)
-        again = incidents.with_faults(
-            again, tuple(replace(fault, at=max(fault.at, before.failed_at)) for fault in found)
-        )
+        again = incidents.with_faults(again, tuple(replace(fault, at=before.failed_at) for fault in found))
         # A planned departure loses no shard, because the departing node has replicated its last step.
         if view.seen.plan is not None and not again.cause.is_planned:
             again = with_group_loss(again, view.seen.plan)

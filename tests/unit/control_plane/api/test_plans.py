@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from control_plane.core.forecast import expected
 from control_plane.db import incidents, jobs, nodes
 from control_plane.db.tokens import Role
 from everstep.protocol.agent_messages import Hello
@@ -203,13 +202,3 @@ def test_cost_and_ettr_come_from_the_fleet_alone(service, client, fleet, source,
 def test_what_cannot_run_is_refused_as_ever(client, fleet, wanted):
     with refused("ValidationException", match="NodeCount"):
         client.create_training_job(**{**wanted, "NodeCount": 9})
-
-
-def test_twice_the_nodes_fail_twice_as_often():
-    few = expected(4, node_seconds=8000.0, failure_count=2, mean_recovery_seconds=10.0)
-    many = expected(8, node_seconds=8000.0, failure_count=2, mean_recovery_seconds=10.0)
-    assert few is not None
-    assert many is not None
-    assert (few.mttf_seconds, many.mttf_seconds) == (1000.0, 500.0)
-    assert few.ettr_ratio == 1000 / 1010
-    assert expected(4, node_seconds=0.0, failure_count=2, mean_recovery_seconds=10.0) is None

@@ -145,6 +145,30 @@ def test_the_forecast_names_every_size() -> None:
     assert accounts.forecast_words(replace(SPEC, min_node_count=4, max_node_count=6)) == "may grow to 6 nodes"
 
 
+def test_a_waiting_job_names_its_smallest_size_only_if_it_can_start_with_fewer_nodes() -> None:
+    assert elastic.start_words(SPEC) == "starts on at least 2 nodes after 20 s"
+    assert elastic.start_words(replace(SPEC, min_node_count=4)) == ""
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "quota", "fields"),
+    [
+        (None, None, None, []),
+        (4, 4, 6, []),
+        (5, 6, 6, ["MinNodeCount"]),
+        (None, 3, None, ["MaxNodeCount"]),
+        (None, 6, 5, ["MaxNodeCount"]),
+        (None, 7, None, ["MaxNodeCount"]),
+    ],
+)
+def test_an_elastic_config_must_contain_its_node_count_and_fit_the_limits(
+    least: int | None, most: int | None, quota: int | None, fields: list[str]
+) -> None:
+    limits = elastic.NodeLimits(group="asg", fleet="main", max_size=6, project="default", quota=quota)
+    found = [field for field, _ in elastic.contradictions(4, least, most, limits)]
+    assert found == [f"ElasticConfig.{field}" for field in fields]
+
+
 def test_members_of_another_number_of_nodes_keep_their_order() -> None:
     plan = rank_plan(addresses=("a", "b", "c", "d"))
     assert members.places(plan, nodes("i-0", "i-2", "i-3"), 3) == nodes("i-0", "i-2", "i-3")

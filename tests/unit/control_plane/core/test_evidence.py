@@ -345,6 +345,13 @@ def test_an_impairment_is_followed_as_long_as_it_lasts_and_the_agent_is_heard() 
     assert follow((impairment(30),), node(faults=(LOST,)), 5)[0].since == NOW, "another thing is wrong now"
 
 
+def test_a_member_without_an_impairment_does_not_hide_those_of_later_members() -> None:
+    ended, healthy, faulty = (replace(node(), node_id=NodeId(name)) for name in ("i-1", "i-2", "i-3"))
+    ended, faulty = replace(ended, instance=InstanceCondition.ENDED), replace(faulty, faults=(LOST,))
+    found = evidence.track_impairments((), (ended, healthy, faulty), set(), {}, NOW, LADDER)
+    assert [each.node_id for each in found] == ["i-3"]
+
+
 def test_two_boundaries_during_an_impairment_show_that_steps_advance_one_does_not() -> None:
     assert follow((impairment(30, stepped=30),), node(), 6)[0].stepped_at == NOW - 30
     assert follow((impairment(30, stepped=30),), node(), 7)[0].stepped_at == NOW

@@ -515,7 +515,8 @@ def test_working_nodes_are_never_surplus() -> None:
 
 def test_drift_and_blindness_freeze_what_ends_nodes() -> None:
     rows = [row(f"i{n}") for n in range(1, 6)]
-    assert decide(seen(rows, [], desired=5, drift=("AZRebalance is on.",))).actions == ()
+    drifted = decide(seen(rows, [], desired=5, drift=("AZRebalance is on.",)))
+    assert (drifted.actions, sentences(drifted.reasons)) == ((), "frozen: AZRebalance is on.")
     blind = decide(seen(rows, [], desired=5, silent=("i1", "i2", "i3")))
     assert blind.actions == ()
     assert blind.is_frozen

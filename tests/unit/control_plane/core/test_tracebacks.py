@@ -1,0 +1,34 @@
+"""Tests which exception and which line of the job's own code a traceback names."""
+
+from __future__ import annotations
+
+import pytest
+
+from control_plane.core.tracebacks import exception, place
+
+LIBRARY = "/venv/lib/python3.11/site-packages/torch/nn/linear.py"
+
+
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        ("Traceback\n[rank0]: KeyError: 'labels'", "KeyError: 'labels'"),
+        ("Traceback\ntorch.OutOfMemoryError: full\n", "torch.OutOfMemoryError: full"),
+        ("KeyError: 'labels'\nthe last line of a log", None),
+    ],
+)
+def test_the_exception_is_the_last_line_of_a_traceback(lines: str, error: str | None) -> None:
+    assert exception(lines) == error
+
+
+@pytest.mark.parametrize(
+    ("paths", "found"),
+    [
+        (("/nodes/i-1/sources/ab/train.py", "/nodes/i-1/sources/ab/data.py"), "data.py:2"),
+        (("/nodes/i-1/sources/ab/train.py", LIBRARY), "train.py:1"),
+        ((LIBRARY, "<frozen runpy>"), None),
+    ],
+)
+def test_the_place_is_the_innermost_line_of_the_jobs_own_code(paths: tuple[str, ...], found: str | None) -> None:
+    lines = "\n".join(f'[rank3]:   File "{path}", line {line}, in main' for line, path in enumerate(paths, 1))
+    assert place(lines) == found
