@@ -1,14 +1,17 @@
 """Finds objects of one kind inside other objects, such as random generators inside a dataset.
 
-The search follows attributes, lists, dicts, closures and methods, a few levels deep. If a function uses a global
-variable, the search includes the variable's value only if it is a wanted object or another function of the script.
+The search follows attributes, slots, lists, dicts, closures, methods, and the attributes of the script's classes. If a
+function uses a global variable, or a class has an attribute, the search includes the value only if it is a wanted
+object or another function of the script.
 
 Callers pass the function that recognizes wanted objects.
 """
 
 from __future__ import annotations
 
+import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -18,52 +21,65 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 
-SEARCH_DEPTH: Final = 4
+SEARCH_DEPTH: Final = 12
+MAX_OBJECTS: Final = 20_000
+"""Maximum number of objects that one search looks into."""
+OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
+"""Attributes in which torch keeps a module's parameters, buffers, modules, hooks and mode."""
+_LEAVES: Final = (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None))
 MAX_PARTS: Final = 64
 """Length of the longest list or dict that `find` searches. It skips longer ones, because they usually hold samples."""
-_LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 """Directories of Python's standard library and of installed packages.
 
 The search follows no method and no function in them, because their code uses no global object of the script.
 """
 
 
-def find(roots: Iterable[object], is_wanted: Callable[[object], bool]) -> list[Any]:
+def find(roots: Iterable[object], is_wanted: Callable[[object], bool], *, depth: int = SEARCH_DEPTH) -> list[Any]:
     """Return each wanted object inside these objects once, in a fixed order.
 
     Args:
         roots: samplers, datasets, functions or other objects.
         is_wanted: returns whether an object belongs to the result. The search does not look inside such an object.
+        depth: number of levels, counted from the roots.
 
     Returns:
         The wanted objects.
     """
     found: dict[int, object] = {}
-    seen: dict[int, int] = {}
-    """The largest number of further levels to which the search has followed an object, by the object's id.
-
-    The search follows an object again only if more levels remain than before.
-    """
-
-    def search(value: object, depth: int) -> None:
+    seen: dict[int, object] = {}  # keeps each object alive, so that no other object gets its id
+    waiting = deque((root, depth) for root in roots)
+    while waiting and len(seen) < MAX_OBJECTS:
+        value, left = waiting.popleft()
+        if id(value) in seen or isinstance(value, _LEAVES):
+            continue
+        seen[id(value)] = value
         if is_wanted(value):
-            found.setdefault(id(value), value)
-        elif depth > seen.get(id(value), 0) and not isinstance(
-            value, (torch.Tensor, np.ndarray, str, bytes, type, torch.nn.Module)
-        ):
-            seen[id(value)] = depth
-            for part in _parts(value, is_wanted):
-                search(part, depth - 1)
-
-    for root in roots:
-        search(root, SEARCH_DEPTH)
+            found[id(value)] = value
+        elif left > 1:
+            waiting += ((part, left - 1) for part in _parts(value, is_wanted))
     return list(found.values())
+
+
+def values_of(value: object) -> list[object]:
+    """Return the values of an object's attributes. Those of a module omit its parameters, buffers and hooks."""
+    if isinstance(value, torch.nn.Module):
+        own = (each for key, each in vars(value).items() if key not in OF_MODULES)
+        return [*value._modules.values(), *own]
+    slots = (name for kind in type(value).__mro__ for name in _slots(kind))
+    return [*getattr(value, "__dict__", {}).values(), *(getattr(value, name) for name in slots if hasattr(value, name))]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ()) if _is_class_of_script(kind) else ()
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _parts(value: object, is_wanted: Callable[[object], bool]) -> Iterable[object]:
     if isinstance(value, Mapping):
         return list(value.values()) if len(value) <= MAX_PARTS else ()
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return value if len(value) <= MAX_PARTS else ()
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values()]
@@ -77,10 +93,8 @@ def _parts(value: object, is_wanted: Callable[[object], bool]) -> Iterable[objec
             *(value.__kwdefaults__ or {}).values(),
             *(each for each in used if _is_of_script(each) or is_wanted(each)),
         ]
-    if not hasattr(value, "__dict__"):
-        return ()
-    methods = (each for kind in type(value).__mro__ for each in vars(kind).values() if _is_of_script(each))
-    return [*vars(value).values(), *methods]
+    of_kinds = (each for kind in type(value).__mro__ if _is_class_of_script(kind) for each in vars(kind).values())
+    return [*values_of(value), *(each for each in of_kinds if _is_of_script(each) or is_wanted(each))]
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -91,8 +105,14 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
+def _is_class_of_script(kind: type) -> bool:
+    """Return whether a class is defined by the script, and not in a library or in Python."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ != "builtins" and not (file or "").startswith(LIBRARIES)
+
+
 def _is_of_script(value: object) -> bool:
-    return isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(_LIBRARIES)
+    return isinstance(value, FunctionType) and not value.__code__.co_filename.startswith(LIBRARIES)
 
 
 def _cells(function: FunctionType) -> Iterator[object]:

@@ -128,4 +128,4 @@ def _is_equal_there(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
 
 def same_tensors(one: Collection[torch.Tensor], other: Collection[torch.Tensor]) -> bool:
     """Return whether two lists contain the same tensor objects in the same order."""
-    return len(one) == len(other) and all(map(operator.is_, one, other))
+    return one is other or (len(one) == len(other) and all(map(operator.is_, one, other)))

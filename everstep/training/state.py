@@ -8,6 +8,7 @@ follow. The session calls `observe` before the first step, so state that cannot 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,13 +25,15 @@ from everstep.protocol.slot_values import SlotValues
 from everstep.training import rng
 from everstep.training.adapters.base import Adapter, AdapterState
 from everstep.training.arena import Arena
+from everstep.training.attributes import Attributes
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
+from everstep.training.module_tree import places_of
 from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
-FORMAT = 4
+FORMAT = 5
 """Version of the values that adapters and sessions store in a slot.
 
 Developers must increase it whenever the form of these values changes. A restore rejects slots of other versions before
@@ -99,7 +102,9 @@ class RankState:
         self.objects = objects
         self.streams = streams
         self._pretrained = dict(pretrained or {})
-        self._modules = [list(root.modules()) for adapter in adapters for root in adapter.modules()]
+        self._modules = [of_root for adapter in adapters for of_root in adapter.trees()]
+        self._attributes = Attributes(places_of(self._modules))
+        self.generators = rng.find_generators(chain.from_iterable(self._modules))
         self._kept: dict[str, Tree] | None = None
         """Training modes, data positions and generator states that `keep_passing` has recorded.
 
@@ -112,6 +117,7 @@ class RankState:
             "world size": str(environment.world_size),
             "objects": str(sorted(objects)),
             "data": str(sorted(streams)),
+            "generators": str(len(self.generators)),
         }
         for adapter in adapters:
             self.facts |= adapter.facts()
@@ -127,7 +133,11 @@ class RankState:
         return {name: parameter for adapter in self.adapters for name, parameter in adapter.parameters().items()}
 
     def modules(self) -> Sequence[Sequence[torch.nn.Module]]:
-        """Return, for each registered model, the model and all of its submodules."""
+        """Return, for each registered model, the model and all of its present submodules."""
+        modules = [of_root for adapter in self.adapters for of_root in adapter.trees()]
+        if not all(map(operator.is_, modules, self._modules)):
+            self._modules = modules
+            self._attributes.follow(places_of(modules))
         return self._modules
 
     def companions(self) -> Sequence[object]:
@@ -234,7 +244,9 @@ class RankState:
             item.load_state_dict(tree["objects"][name])
         for name, stream in self.streams.items():
             stream.load_state_dict(tree["data"][name])
-        for modules, modes in zip(self._modules, tree["modes"], strict=True):
+        self._attributes.load(tree["attributes"])
+        rng.set_generator_states(self.generators, tree["generators"])
+        for modules, modes in zip(self.modules(), tree["modes"], strict=True):
             # Skip the training modes if the numbers of modules differ: this launch then wraps the modules in a
             # different way than the launch that saved the step.
             if len(modules) == len(modes):
@@ -288,12 +300,15 @@ class RankState:
     def _passing(self) -> dict[str, Tree]:
         """Return the part of the state that an evaluation may change.
 
-        It consists of the training mode of every module, the position of every loader, and the states of the process's
-        random generators.
+        It consists of the training mode and the changed attributes of every module, the position of every loader, and
+        the states of random generators.
         """
+        modules = self.modules()
         return {
-            "modes": [bytes(map(attrgetter("training"), modules)) for modules in self._modules],
+            "modes": [bytes(map(attrgetter("training"), of_model)) for of_model in modules],
+            "attributes": self._attributes.observe(),
             "data": {name: stream.state_dict() for name, stream in self.streams.items()},
+            "generators": rng.generator_states(self.generators),
             "rng": rng.observe(),
         }
 

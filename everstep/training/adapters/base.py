@@ -200,6 +200,10 @@ class Adapter(Protocol):
         """Return the root modules that the script registered."""
         ...
 
+    def trees(self) -> Sequence[Sequence[torch.nn.Module]]:
+        """Return the present modules of each root. A list is the same object until a module of its root is replaced."""
+        ...
+
     def steps_made(self) -> int | None:
         """Return the framework's count of optimizer steps.
 
@@ -580,6 +584,10 @@ class ExtraStates:
     def names(self) -> Sequence[str]:
         """Names under which a snapshot stores the results of `get_extra_state`, one per registered module."""
         return list(self._modules)
+
+    def follow(self, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
+        """Use other modules in place of those that the script has replaced by them."""
+        self._modules = {name: replaced.get(module, module) for name, module in self._modules.items()}
 
     def observe(self) -> dict[str, Tree]:
         """Return the result of each module's `get_extra_state`, by name. Called for every snapshot."""

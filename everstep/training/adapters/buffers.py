@@ -11,7 +11,7 @@ that referred to one tensor when the snapshot was taken refer to one tensor agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import cast
@@ -87,6 +87,11 @@ class Buffers:
         places = [(prefix + name, owner, key) for name, (_, owner, key) in zip(names, buffers_of(model), strict=True)]
         self._check(places)
         self._places += places
+
+    def follow(self, replaced: Mapping[torch.nn.Module, torch.nn.Module]) -> None:
+        """Use other modules in place of those that the script has replaced by them."""
+        self._modules = {path: [replaced.get(each, each) for each in held] for path, held in self._modules.items()}
+        self._places = [(name, replaced.get(owner, owner), key) for name, owner, key in self._places]
 
     def check(self) -> None:
         """Check that buffers registered after `init` can be copied as bytes.

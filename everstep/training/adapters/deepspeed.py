@@ -46,6 +46,7 @@ from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
+from everstep.training.module_tree import ModuleTree
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, dtype_name, dtype_of
 
@@ -113,6 +114,7 @@ class DeepSpeedAdapter:
         self._extra = ExtraStates()
         self._extra.add("", self._engine.module)
         check_distinct([*(called for called, _ in (*self._masters, *self._others)), *of_buffers, *self._extra.names])
+        self._tree = ModuleTree({"": self._engine.module})
         self._listed = NamedTensors()
         self._betas: tuple[float, ...] = tuple(base.param_groups[0].get("betas", ()))
         self.check()
@@ -352,6 +354,9 @@ class DeepSpeedAdapter:
 
     def modules(self) -> Sequence[torch.nn.Module]:
         return [self._engine.module]
+
+    def trees(self) -> Sequence[Sequence[torch.nn.Module]]:
+        return self._tree.modules
 
     def steps_made(self) -> int | None:
         return int(self._engine.global_steps)

@@ -105,6 +105,10 @@ class FSDPAdapter(PlainAdapter):
             for group in module._get_fsdp_state()._fsdp_param_groups
         ]
 
+    def _follow(self) -> CannotResume | None:
+        """Return None: torch itself exchanges the parameters while a step computes with whole ones."""
+        return None
+
     def check(self) -> None:
         super().check()
         for name, group in self._groups:

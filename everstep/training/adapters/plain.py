@@ -37,6 +37,7 @@ from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
+from everstep.training.module_tree import ModuleTree, difference
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
@@ -72,6 +73,9 @@ class PlainAdapter:
         self, models: Mapping[str, torch.nn.Module], optimizers: Mapping[str, Optimizer], trusted: Sequence[type] = ()
     ) -> None:
         self._models = dict(models)
+        self._tree = ModuleTree(self._models)
+        self._obstacle: CannotResume | None = None
+        """Why no restarted script could restore the modules that the last `observe` found."""
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._buffers = Buffers(self.local)
         self._extra = ExtraStates()
@@ -80,8 +84,12 @@ class PlainAdapter:
         for name, model in self._models.items():
             self._list(f"{name}." if name else "", model)
             self._extra.add(f"{name}." if name else "", model)
+        self._of_models = self._parameters.keys() | set()
+        """Names of the parameters of modules. Others belong only to an optimizer."""
         self._optimizers = [self._named(name, optimizer, trusted) for name, optimizer in optimizers.items()]
         check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
+        self._live: list[torch.Tensor] = list(self._parameters.values())
+        """The parameters. The same list until one is replaced, so that a boundary need not compare it."""
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
@@ -107,6 +115,8 @@ class PlainAdapter:
         return self._facts
 
     def check(self) -> None:
+        if self._obstacle is not None:
+            raise self._obstacle
         self._buffers.check()
         for named in self._optimizers:
             live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
@@ -131,6 +141,7 @@ class PlainAdapter:
                 )
 
     def observe(self) -> AdapterState:
+        self._obstacle = self._follow() if self._tree.has_changed() else None
         observed = [(named.name, *named.observe()) for named in self._optimizers]
         return self._state([tensors for _, tensors, _ in observed], {name: values for name, _, values in observed})
 
@@ -144,9 +155,8 @@ class PlainAdapter:
         )
 
     def _state(self, of_optimizers: Sequence[list[StateTensor]], values: Mapping[str, Tree]) -> AdapterState:
-        parameters: list[torch.Tensor] = list(self._parameters.values())
-        flags = bytes(map(attrgetter("requires_grad"), parameters))
-        listed = self._listed.of(local_tensors(parameters, self.local), flags, self._named_parameters)
+        flags = bytes(map(attrgetter("requires_grad"), self._live))
+        listed = self._listed.of(local_tensors(self._live, self.local), flags, self._named_parameters)
         fresh, buffers = self._buffers.observe()
         gradients = self._gradients(fresh)
         plain = {
@@ -274,6 +284,9 @@ class PlainAdapter:
     def modules(self) -> Sequence[torch.nn.Module]:
         return list(self._models.values())
 
+    def trees(self) -> Sequence[Sequence[torch.nn.Module]]:
+        return self._tree.modules
+
     def steps_made(self) -> int | None:
         return None
 
@@ -317,19 +330,73 @@ class PlainAdapter:
             CannotResume: a restored gradient would differ from the current one.
         """
 
-    def _list(self, prefix: str, model: torch.nn.Module) -> None:
+    def _follow(self) -> CannotResume | None:
+        """Use the modules and frozen parameters by which the script has replaced those of the last boundary.
+
+        Return an error, and change nothing, if a restarted script would build other modules or parameters.
+        """
+        tree = ModuleTree(self._models)
+        if (found := difference(self._tree, tree)) is not None:
+            path, how = found
+            return CannotResume(
+                f"model/{path}", f"{how} after init(), and a restarted script restores into the model of init()"
+            )
+        names: dict[int, str] = {}
+        parameters: dict[str, torch.nn.Parameter] = {}
+        ties: dict[str, str] = {}
+        for name, model in self._models.items():
+            for called, parameter in self._named_tensors(f"{name}." if name else "", model)[0]:
+                known = names.setdefault(id(parameter), called)
+                if known == called:
+                    parameters[called] = parameter
+                else:
+                    ties[called] = known
+        for name in sorted((self._of_models ^ parameters.keys()) | dict(ties.items() ^ self._ties.items()).keys()):
+            return CannotResume(
+                f"model/{name}",
+                "this parameter was added, removed, or tied to another after init(). Do so before init(), and set "
+                "requires_grad=False on parameters that are frozen at first",
+            )
+        for name, parameter in parameters.items():
+            held = self._parameters[name]
+            local, of_held = self.local(parameter), self.local(held)
+            is_alike = (local.shape, local.dtype) == (of_held.shape, of_held.dtype)
+            if parameter is not held and (id(held) in self._owner or not is_alike):
+                return CannotResume(
+                    f"model/{name}",
+                    "this parameter was replaced after init(). Change it in place: "
+                    "with torch.no_grad(): parameter.copy_(…)",
+                )
+        replaced = {self._tree.paths[path]: module for path, module in tree.paths.items()}
+        self._tree = tree
+        self._parameters |= parameters
+        self._live = list(self._parameters.values())
+        self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
+        self._buffers.follow(replaced)
+        self._extra.follow(replaced)
+        return None
+
+    def _named_tensors(
+        self, prefix: str, model: torch.nn.Module
+    ) -> tuple[list[tuple[str, torch.nn.Parameter]], list[str]]:
+        """Return the parameters of a model, a tied one once per name, and the names of the model's buffers."""
         parameters = list(model.named_parameters(remove_duplicate=False))
         buffers = buffers_of(model)
         names = tensor_names(
             [*((raw, id(p)) for raw, p in parameters), *((raw, (id(module), key)) for raw, module, key in buffers)]
         )
-        for name, (_, parameter) in zip((prefix + name for name in names), parameters, strict=False):
+        named = [(prefix + name, parameter) for name, (_, parameter) in zip(names, parameters, strict=False)]
+        return named, names[len(parameters) :]
+
+    def _list(self, prefix: str, model: torch.nn.Module) -> None:
+        parameters, of_buffers = self._named_tensors(prefix, model)
+        for name, parameter in parameters:
             known = self._names.get(id(parameter))
             if known is None:
                 self._add(name, parameter)
             elif known != name:
                 self._ties[name] = known
-        self._buffers.add(prefix, model, names[len(parameters) :])
+        self._buffers.add(prefix, model, of_buffers)
 
     def _add(self, name: str, parameter: torch.nn.Parameter) -> None:
         check_parameter(f"model/{name}", self.local(parameter))

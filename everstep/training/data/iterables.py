@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import cast
+from typing import Any, cast
 
 from everstep.training import rng
+from everstep.training.attributes import Attributes, objects_of_script
 from everstep.training.data.protocols import Order, Stateful, set_epoch
 from everstep.training.data.walks import Place, Walk
 from everstep.training.state_tree import Tree
@@ -67,6 +68,7 @@ class Replayed:
         self.generators = [] if isinstance(iterable, (list, tuple)) else rng.find_generators([iterable])
         self.order: Order | None = None
         self._skip_count = 0
+        self._attributes = Attributes(objects_of_script([iterable]))
         self._place: Place | None = None
         """Progress of this epoch's walk (pass through the iterable); None between two epochs."""
 
@@ -75,8 +77,9 @@ class Replayed:
         set_epoch(getattr(self._iterable, "dataset", None), epoch)
         count, self._skip_count = self._skip_count, 0
         if count == 0:
-            self._place = Place(rng.states(self.generators))
+            self._place = Place(rng.states(self.generators), attributes=self._attributes.copy())
         assert self._place is not None
+        self._attributes.load(cast("dict[str, Any]", self._place.attributes) if count else {})
         walk = Walk(self._iterable, self.generators, self._place)
         if count:
             if not isinstance(self._iterable, (list, tuple)):
@@ -89,8 +92,13 @@ class Replayed:
 
     def state_dict(self) -> dict[str, Tree]:
         place = None if self._place is None else self._place.tree()
-        return {"place": place, "present": rng.generator_states(self.generators)}
+        return {
+            "place": place,
+            "present": rng.generator_states(self.generators),
+            "attributes": self._attributes.observe() if place is None else {},
+        }
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._place, self._skip_count = Place.of(state["place"]), consumed_count
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
+        self._attributes.load(cast("dict[str, Any]", state["attributes"]))

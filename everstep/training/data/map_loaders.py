@@ -9,6 +9,7 @@ from typing import Any, cast
 from torch.utils.data import DataLoader
 
 from everstep.training import rng
+from everstep.training.attributes import Attributes, objects_of_script
 from everstep.training.data.protocols import Order, Stateful, set_epoch
 from everstep.training.data.sample_order import SampleOrder, rest_of
 from everstep.training.data.walks import Place, Walk
@@ -49,7 +50,12 @@ class MapLoader:
         # generators and seed them for each batch.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
         self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
-        self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None)
+        in_dataset = [loader.dataset, loader.collate_fn]
+        # A sampler often holds the dataset, whose attributes change with each sample and not with the sampler.
+        of_samplers = objects_of_script(self._all_samplers, besides=in_dataset)
+        attributes = Attributes(of_samplers, max_items=MAX_INDEXES)
+        self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None, attributes)
+        self._attributes = Attributes([] if has_workers else objects_of_script(in_dataset))
         self._loader = _rebuild(loader, self._sampler, is_traced=is_traced)
         self._has_begun = False
         """True after the first call of `begin` in this process."""
@@ -94,6 +100,8 @@ class MapLoader:
             "held": held,
             "place": None if place is None else place.tree(),
             "present": rng.generator_states(self.generators),
+            "attributes": self._attributes.observe(),
+            "samplers": self._sampler.attributes.observe() if place is None else {},
             "begin": self._sampler.begin,
             "order": None if self.order is None else self.order.tree(),
         }
@@ -103,8 +111,12 @@ class MapLoader:
         self._sampler.resume(Place.of(state["place"]), consumed_count)
         self._loaded = cast("list[Tree]", state["held"]) if self._held else None
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
+        self._attributes.load(cast("dict[str, Any]", state["attributes"]))
+        self._sampler.attributes.load(cast("dict[str, Any]", state["samplers"]))
 
 
+MAX_INDEXES = 1_000_000
+"""Length of the longest list that a snapshot contains of a sampler's attributes, such as shuffled indexes."""
 _RANKS = ("rank", "process_index")
 """Attributes in which samplers of torch and of accelerate store their rank."""
 
@@ -129,9 +141,17 @@ class PlacedSampler:
         inner: the user's sampler, which decides the order of the samples.
         generators: generators that the sampler may draw from, in addition to the global generators of the process.
         seeding: derives the seed that each batch carries to the workers. None without workers.
+        attributes: finds what the sampler keeps in its attributes, such as a number of epochs.
     """
 
-    def __init__(self, inner: Iterable[object], generators: Sequence[rng.Generator], seeding: Seeding | None) -> None:
+    def __init__(
+        self,
+        inner: Iterable[object],
+        generators: Sequence[rng.Generator],
+        seeding: Seeding | None,
+        attributes: Attributes,
+    ) -> None:
+        self.attributes = attributes
         self._generators = generators
         self._inner = inner
         self._seeding = seeding
@@ -181,8 +201,10 @@ class PlacedSampler:
             if self._held is not None:
                 rng.set_states(self._generators, self._held)
                 self._held = None
-            self.place = Place(rng.states(self._generators))
+            self.place = Place(rng.states(self._generators), attributes=self.attributes.copy())
         assert self.place is not None
+        if skip_count:
+            self.attributes.load(cast("dict[str, Any]", self.place.attributes))
         begin = self.begin
         walk = Walk(rest_of(self._inner, begin), self._generators, self.place)
         items = itertools.chain(walk.repeat(skip_count), walk) if skip_count else walk

@@ -13,6 +13,8 @@ from everstep.training import rng
 from everstep.training.parts import find
 from everstep.training.state_tree import Tree
 
+STATEFUL_DEPTH = 4
+"""Number of levels of the search for objects with a state. A deeper search would find a dataset's trainer."""
 END = object()
 """Returned by `next(iterator, END)` at the end of an iterator."""
 
@@ -35,7 +37,7 @@ def find_stateful(roots: Iterable[object]) -> list[Stateful]:
     Returns:
         The outermost such objects, because the state of an object contains the states inside it.
     """
-    return find(roots, has_state)
+    return find(roots, has_state, depth=STATEFUL_DEPTH)
 
 
 def has_state(value: object) -> bool:

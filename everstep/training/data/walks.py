@@ -154,11 +154,18 @@ class Place:
     If workers prefetch, the loader requests more items than the script receives.
     """
     forks: list[Fork] = field(default_factory=list)
+    attributes: Tree = field(default_factory=dict)
+    """Changed attributes of the sampler or iterable when the pass through it began (`Attributes.observe`)."""
 
     def tree(self) -> Tree:
         """Return the progress of the pass through the sampler as a state tree, for a snapshot."""
         forks: list[Tree] = [(fork.number, fork.index, fork.found) for fork in self.forks]
-        return {"began": list(self.began), "walked": self.walked_count, "forks": forks}
+        return {
+            "began": list(self.began),
+            "walked": self.walked_count,
+            "forks": forks,
+            "attributes": self.attributes,
+        }
 
     @classmethod
     def of(cls, tree: Tree) -> Place | None:
@@ -166,7 +173,8 @@ class Place:
         values = cast("dict[str, Any] | None", tree)
         if values is None:
             return None
-        return cls(list(values["began"]), values["walked"], [Fork(*fork) for fork in values["forks"]])
+        forks = [Fork(*fork) for fork in values["forks"]]
+        return cls(list(values["began"]), values["walked"], forks, values["attributes"])
 
 
 @dataclass(frozen=True, slots=True)

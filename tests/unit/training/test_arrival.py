@@ -384,6 +384,6 @@ def test_what_an_earlier_library_kept_is_refused_before_anything_is_written(
     fresh = Trained(seed=2, steps=0)
     before = fresh.bytes()
     agent.words = iter([lambda: agent.verified(agent.slot.ends()[-1]), agent.start])
-    with pytest.raises(RestoreMismatch, match="format was absent, is 4"):
+    with pytest.raises(RestoreMismatch, match="format was absent, is 5"):
         open_session(fresh).restore()
     assert fresh.bytes() == before

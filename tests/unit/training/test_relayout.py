@@ -350,7 +350,7 @@ def test_a_target_that_no_earlier_shard_fills_is_named(tmp_path: Path) -> None:
 def test_a_plain_model_takes_over_the_scheduler_of_an_engine() -> None:
     engine: Any = SimpleNamespace(is_of_engine=True, scheduler=lambda: {"count": 4})
     state = state_of()
-    saved = {"objects": {}, "modes": [None] * len(state.modules()), "data": {}}
+    saved = {"objects": {}, "modes": [None] * len(state.modules()), "data": {}, "generators": []}
     values = _Values(state, [engine], saved)
     assert _others(values, state, Rank(0), earlier_size=1, world_size=1)["objects"] == {"scheduler": {"count": 4}}
 

@@ -94,7 +94,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     values = msgspec.msgpack.decode(state.observe().values, type=SlotValues)
     of_adapters, others = (decode(data, torch.empty) for data in (values.adapters, values.others))  # type: ignore[arg-type]
     engine, plain = of_adapters  # type: ignore[misc]
-    assert FORMAT == 4
+    assert FORMAT == 5
     assert set(DataStream("data", [1], 0).state_dict()) == {
         "epoch",
         "consumed",
@@ -105,7 +105,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [set(tree) for tree in (plain, engine, others)] == [
         {"optimizers", "buffers", "gradients", "requires_grad", "extra_states"},
         {"optimizer", "buffers", "extra_states", "engine", "zero", "scaler", "scheduler"},
-        {"objects", "data", "modes", "rng"},
+        {"objects", "data", "modes", "attributes", "generators", "rng"},
     ]
     assert [set(tree) for tree in (plain["buffers"], engine["optimizer"])] == [
         {"late", "ties", "device", "elsewhere"},

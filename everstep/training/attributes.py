@@ -1,0 +1,210 @@
+"""Finds the values that a script's objects keep in their attributes, and that change while it trains.
+
+Examples are the hidden state of a module, a dropout rate, and the epoch of a sampler.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, compress
+from operator import itemgetter
+from typing import Any, Final, TypeAlias, cast
+
+import torch
+
+from everstep.training.parts import LIBRARIES, MAX_PARTS, OF_MODULES, find, values_of
+from everstep.training.state_tree import PLAIN_CLASSES, Tree
+
+MAX_ATTRIBUTE_BYTES: Final = 16 * 1024 * 1024
+"""Size of the largest tensor in an attribute that a snapshot contains. Larger ones are usually caches."""
+_NEUTRAL: Final = ("torch.nn.modules.", "torch.ao.nn.", "torch.utils.data.", "torch.distributed.fsdp.")
+"""Modules whose classes do not tell whether a subclass is the script's."""
+_SCALARS: Final = (bool, int, float, str)
+_LATE: Final = object()
+"""Mark of an attribute that an object got after `init`."""
+_Kinds: TypeAlias = tuple[type, ...]
+_TORCH: Final[_Kinds] = (float, type(None))
+_LIBRARY: Final[_Kinds] = (float, list, tuple, torch.Tensor)
+_SCRIPT: Final[_Kinds] = (*_LIBRARY, bool, int, str, type(None))
+"""Kinds of values that are watched in modules of a torch class, of a library's class, and of the script's class."""
+
+
+class Attributes:
+    """The attributes that changed since this object was created: plain values, and tensors that are not buffers.
+
+    Attributes with other values, such as objects of the script, are not included. Of modules of torch and of libraries,
+    only numbers, tensors and their lists are included; of torch's wrappers and of libraries' other objects, nothing is.
+
+    Args:
+        objects: modules or other objects, each by a name that is the same in each launch.
+        max_items: length of the longest list that a snapshot contains.
+    """
+
+    def __init__(self, objects: Iterable[tuple[str, object]], *, max_items: int = MAX_PARTS) -> None:
+        self._max_items = max_items
+        self._initial: dict[tuple[str, str], object] = {}
+        """Mark of each watched attribute at the creation, by the object's name and the attribute's."""
+        self._watch(dict(objects), is_first=True)
+
+    def follow(self, objects: Iterable[tuple[str, object]]) -> None:
+        """Watch other objects of the same names, by which the script has replaced the earlier ones."""
+        self._watch(dict(objects), is_first=False)
+
+    def observe(self) -> dict[str, Tree]:
+        """Return the changed attributes by the object's name. Called for every snapshot."""
+        if sum(map(len, self._growing)) != self._count:
+            self._watch(self._objects, is_first=False)
+        try:
+            values = self._values()
+        except KeyError:  # The script has deleted an attribute.
+            self._watch(self._objects, is_first=False)
+            values = self._values()
+        with suppress(Exception):  # A value of the script may refuse the comparison.
+            if values == self._marks:
+                return {}
+        suspected = compress(range(len(values)), map(operator.is_not, values, self._marks))
+        changed = [number for number in suspected if not _is_same(values[number], self._marks[number])]
+        changed = [number for number in changed if _is_kept(values[number], self._max_items)]
+        found: dict[str, Any] = {}
+        if any(map(_has_tensor, map(values.__getitem__, changed))):
+            held = {*chain.from_iterable(map(_storages, self._objects.values()))}
+            changed = [number for number in changed if not _shares(values[number], held)]
+        for number in changed:
+            place, key = self._places[number]
+            found.setdefault(place, {})[key] = values[number]
+        return found
+
+    def copy(self) -> dict[str, Tree]:
+        """Return copies of the changed attributes, which later changes do not affect."""
+        return {
+            place: {key: _copied(value) for key, value in cast("dict[str, Any]", values).items()}
+            for place, values in self.observe().items()
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Set the attributes that `observe` returned."""
+        for place, values in saved.items():
+            held = self._objects.get(place)
+            for key, value in values.items() if held is not None else ():
+                vars(held)[key] = _copied(value)
+
+    def _values(self) -> list[object]:
+        return [*chain.from_iterable(map(operator.call, self._getters, self._dicts))]
+
+    def _watch(self, objects: dict[str, object], *, is_first: bool) -> None:
+        self._objects = objects
+        self._places: list[tuple[str, str]] = []
+        self._dicts: list[dict[str, Any]] = []
+        self._getters: list[Callable[[dict[str, Any]], tuple[Any, ...]]] = []
+        self._growing: list[dict[str, Any]] = []
+        for place, each in objects.items():
+            origin = _origin(type(each)) if hasattr(each, "__dict__") else None
+            if origin is None:
+                continue
+            held = vars(each)
+            if origin is _SCRIPT:
+                self._growing.append(held)
+            keys = [
+                key
+                for key, value in held.items()
+                if isinstance(value, origin)
+                and not (isinstance(each, torch.nn.Module) and key in OF_MODULES)
+                and (origin is _SCRIPT or not key.startswith("_"))
+            ]
+            if keys:
+                keys = keys if len(keys) > 1 else keys * 2  # With one name, `itemgetter` returns no tuple.
+                self._places += [(place, key) for key in keys]
+                self._dicts.append(held)
+                self._getters.append(itemgetter(*keys))
+            if is_first:
+                self._initial |= {(place, key): _mark(held[key]) for key in keys}
+        self._marks = [self._initial.get(place, _LATE) for place in self._places]
+        self._count = sum(map(len, self._growing))
+
+
+def objects_of_script(roots: Iterable[object], *, besides: Iterable[object] = ()) -> list[tuple[str, object]]:
+    """Return the objects of the script's classes inside these objects, such as transforms. Their names are numbers."""
+    others = {id(each) for _, each in objects_of_script(besides)} if besides else ()
+    found: dict[int, object] = {}
+    waiting = [*roots]
+    while waiting and len(found) < MAX_PARTS:
+        fresh = [each for each in find(waiting, _is_of_script) if id(each) not in found and id(each) not in others]
+        found |= {id(each): each for each in fresh}
+        waiting = [value for each in fresh for value in values_of(each)]
+    return [(str(number), each) for number, each in enumerate(found.values())]
+
+
+def _is_of_script(value: object) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, type) and _origin(type(value)) is _SCRIPT
+
+
+def _origin(kind: type) -> _Kinds | None:
+    """Return which kinds of values are watched in objects of a class. None for wrappers and objects of libraries."""
+    own = [each for each in kind.__mro__ if each not in (object, torch.nn.Module)]
+    others = [each for each in own if not each.__module__.startswith((*_NEUTRAL, "typing", "abc", "builtins"))]
+    if any(each.__module__.startswith("torch.") for each in others):
+        return None
+    files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in others)
+    is_library = any(file.startswith(LIBRARIES) for file in files)
+    if not issubclass(kind, torch.nn.Module):
+        return _SCRIPT if others and not is_library else None
+    return _TORCH if not others else _LIBRARY if is_library else _SCRIPT
+
+
+def _mark(value: object) -> object:
+    """Return what shows whether a value is still the same."""
+    if isinstance(value, torch.Tensor):
+        return _TensorMark(value, 0 if value.is_inference() else value._version)
+    return [*map(_mark, value)] if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TensorMark:
+    tensor: torch.Tensor
+    version: int
+
+
+def _is_same(value: object, mark: object) -> bool:
+    if isinstance(mark, _TensorMark):
+        return value is mark.tensor and (mark.tensor.is_inference() or mark.version == mark.tensor._version)
+    if isinstance(value, (list, tuple)):
+        return isinstance(mark, list) and len(value) == len(mark) and all(map(_is_same, value, mark))
+    return value is mark or (isinstance(value, _SCALARS) and type(value) is type(mark) and value == mark)
+
+
+def _is_kept(value: object, max_items: int) -> bool:
+    """Return whether a snapshot can contain a value. A tensor with a graph is computed again by the next step."""
+    if isinstance(value, torch.Tensor):
+        return type(value) is torch.Tensor and value.grad_fn is None and value.nbytes <= MAX_ATTRIBUTE_BYTES
+    if isinstance(value, (list, tuple)):
+        is_short = type(value) in (list, tuple) and len(value) <= max_items
+        return is_short and all(_is_kept(each, max_items) for each in value)
+    return value is None or type(value) in _SCALARS
+
+
+def _has_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) or (isinstance(value, (list, tuple)) and any(map(_has_tensor, value)))
+
+
+def _storages(value: object) -> Iterable[int]:
+    tensors = (*value._parameters.values(), *value._buffers.values()) if isinstance(value, torch.nn.Module) else ()
+    for tensor in tensors:
+        if tensor is not None and type(tensor) in PLAIN_CLASSES:
+            yield tensor.untyped_storage().data_ptr()
+
+
+def _shares(value: object, storages: Collection[int]) -> bool:
+    """Return whether a value is a view of a parameter or buffer, which the snapshot contains anyway."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() > 0 and value.untyped_storage().data_ptr() in storages
+    return isinstance(value, (list, tuple)) and any(_shares(each, storages) for each in value)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return type(value)(map(_copied, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,62 @@
+"""Follows the modules of registered models, which a script may replace while it trains."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from everstep.training.adapters.base import canonical_name
+
+
+class ModuleTree:
+    """The modules and parameters that models had when this object was created.
+
+    Args:
+        models: root modules by name. A single module has the empty name.
+    """
+
+    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+        self.modules = [list(model.modules()) for model in models.values()]
+        """All modules of each model, in the order of `Module.modules`."""
+        self.paths = {
+            f"{prefix}.{path}".strip("."): module
+            for prefix, model in models.items()
+            for path, module in model.named_modules()
+        }
+        found = list(chain.from_iterable(self.modules))
+        dicts: list[dict[str, Any]] = [*(each._modules for each in found), *(each._parameters for each in found)]
+        self._views = [each.values() for each in dicts if each]  # live views, so that a look needs no call per module
+        self._empty = [each for each in dicts if not each]
+        self._seen = [*chain.from_iterable(self._views)]
+
+    def has_changed(self) -> bool:
+        """Return whether a module or parameter was added, removed or replaced since this object was created."""
+        now = [*chain.from_iterable(self._views)]
+        return len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)) or any(self._empty)
+
+
+def difference(before: ModuleTree, now: ModuleTree) -> tuple[str, str] | None:
+    """Return the path of a module that a restarted script would build differently, and what happened to it, or None.
+
+    A module that was replaced by one of the same class at the same path is no difference.
+    """
+    for path in before.paths.keys() - now.paths.keys():
+        return path, "this module was removed"
+    for path, module in now.paths.items():
+        known = before.paths.get(path)
+        if known is None:
+            return path, "this module was added"
+        if type(module) is not type(known):
+            return path, f"this module was replaced by a {type(module).__qualname__}"
+    return None
+
+
+def places_of(modules: Sequence[Sequence[torch.nn.Module]]) -> Iterable[tuple[str, torch.nn.Module]]:
+    """Yield each module by the number of its model and its path, without the names of wrappers."""
+    for number, (root, *_) in enumerate(modules):
+        for path, module in root.named_modules():
+            yield f"{number}/{canonical_name(path)}", module
