@@ -21,7 +21,10 @@ from everstep.training.state_tree import PLAIN_CLASSES, Tree
 
 MAX_ATTRIBUTE_BYTES: Final = 16 * 1024 * 1024
 """Size of the largest tensor in an attribute that a snapshot contains. Larger ones are usually caches."""
-_NEUTRAL: Final = ("torch.nn.modules.", "torch.ao.nn.", "torch.utils.data.", "torch.distributed.fsdp.")
+_NEUTRAL: Final = (
+    *("torch.nn.modules.", "torch.ao.nn.", "torch.utils.data.", "torch.distributed.fsdp."),
+    *("abc", "builtins", "collections.abc", "typing"),
+)
 """Modules whose classes do not tell whether a subclass is the script's."""
 _SCALARS: Final = (bool, int, float, str)
 _LATE: Final = object()
@@ -145,7 +148,7 @@ def _is_of_script(value: object) -> bool:
 def _origin(kind: type) -> _Kinds | None:
     """Return which kinds of values are watched in objects of a class. None for wrappers and objects of libraries."""
     own = [each for each in kind.__mro__ if each not in (object, torch.nn.Module)]
-    others = [each for each in own if not each.__module__.startswith((*_NEUTRAL, "typing", "abc", "builtins"))]
+    others = [each for each in own if not each.__module__.startswith(_NEUTRAL)]
     if any(each.__module__.startswith("torch.") for each in others):
         return None
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in others)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -73,4 +74,43 @@ def test_generators_are_found_where_transforms_keep_them() -> None:
     root.samples = [random.Random(number) for number in range(1000)]  # type: ignore[attr-defined]
     root.itself = root  # type: ignore[attr-defined]
     found = rng.find_generators([root, shared])
-    assert [type(item) for item in found] == [np.random.Generator, random.Random, torch.Generator]
+    assert [type(item) for item in found] == [random.Random, np.random.Generator, torch.Generator]
+
+
+def test_generators_are_found_in_modules_slots_and_the_scripts_classes_and_far_inside() -> None:
+    class Slotted:
+        __slots__ = ("empty", "rng")
+
+    class Noise(torch.nn.Module):
+        of_class = random.Random(1)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = torch.Generator()
+
+    slotted = Slotted()
+    slotted.rng = np.random.default_rng(1)
+    far: object = np.random.RandomState(1)
+    for _ in range(8):
+        far = {"inner": [far]}[next(iter({"inner"}))]
+    roots = [torch.nn.Sequential(torch.nn.Sequential(Noise())), slotted, deque([far])]
+    assert {type(each) for each in rng.find_generators(roots)} == {
+        torch.Generator,
+        random.Random,
+        np.random.Generator,
+        np.random.RandomState,
+    }
+
+
+def test_a_search_ends_although_objects_make_further_objects() -> None:
+    class Endless:
+        def __getattr__(self, name: str) -> object:
+            raise AttributeError(name)
+
+        @property
+        def further(self) -> Endless:
+            return Endless()
+
+    inner: dict[str, object] = {}
+    inner["itself"] = inner
+    assert rng.find_generators([Endless(), inner]) == []
