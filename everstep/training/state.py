@@ -174,6 +174,8 @@ class RankState:
         Raises:
             CannotResume: a part of the state cannot be restored.
         """
+        for stream in self.streams.values():
+            stream.check()
         return self._observed([_checked(adapter) for adapter in self.adapters])
 
     def foresee(self) -> Observed | None:

@@ -443,7 +443,10 @@ class NamedOptimizer:
         return StateTensor(place, torch.empty(local.shape, dtype=local.dtype, device="meta"), is_deferred=True)
 
     def _named(self) -> list[StateTensor]:
-        return [state for name, parameter in self.members for state in self._named_of(name, parameter)]
+        """Return the state tensors in the order in which the optimizer made them, which a restore makes again."""
+        places = {id(parameter): place for place, parameter in enumerate(self.optimizer.state)}
+        members = sorted(self.members, key=lambda member: places.get(id(member[1]), -1))
+        return [state for name, parameter in members for state in self._named_of(name, parameter)]
 
     def _named_of(self, name: str, parameter: torch.Tensor) -> list[StateTensor]:
         return [
@@ -503,6 +506,9 @@ class NamedOptimizer:
         for name, parameter in self.members:
             self._load_parameter(parameter, tensors, saved.get(name, {}), values["plain"].get(name, {}), options[name])
         state = cast("dict[object, Any]", self.optimizer.state)
+        members = dict(self.members)
+        for parameter in (members[name] for name in saved if members[name] in state):
+            state[parameter] = state.pop(parameter)
         for key in self._shared():
             del state[key]
         state.update(values["shared"])

@@ -50,7 +50,7 @@ for some steps, because each addition or removal of tensors requires a new captu
 snapshots copy). After a single skipped step, the limit ends the copies of gradients.
 """
 
-_NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT = 0, 1, 2
+_NO_GRADIENT, _ZERO_GRADIENT, _LIVE_GRADIENT, _SPARSE_GRADIENT = 0, 1, 2, 3
 
 
 class PlainAdapter:
@@ -90,6 +90,13 @@ class PlainAdapter:
         check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
         self._live: list[torch.Tensor] = list(self._parameters.values())
         """The parameters. The same list until one is replaced, so that a boundary need not compare it."""
+        embeddings = {
+            id(each.weight)
+            for each in chain.from_iterable(self._tree.modules)
+            if isinstance(each, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and each.sparse
+        }
+        self._sparse = [number for number, parameter in enumerate(self._live) if id(parameter) in embeddings]
+        """Indexes of the parameters whose gradients are sparse."""
         self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
         self._listed = NamedTensors()
         self._used: dict[str, list[_GradientMark]] = {}
@@ -98,6 +105,8 @@ class PlainAdapter:
         A gradient that changed later no longer matches its mark. Only optimizers that made a step since the last
         boundary have an entry.
         """
+        self._adds_up: set[str] = set()
+        """Optimizers whose gradients the script does not clear by `zero_grad`: they add up over the steps."""
         self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
         self._accumulating: dict[str | None, int] = {}
         """Number of further steps for which snapshots contain each optimizer's gradients.
@@ -212,7 +221,7 @@ class PlainAdapter:
         made = (
             local
             for (_, parameter), state in gradients
-            if state != _NO_GRADIENT and _is_of_host(local := self.local(parameter))
+            if state in (_ZERO_GRADIENT, _LIVE_GRADIENT) and _is_of_host(local := self.local(parameter))
         )
         arena = Arena(sum(align(local.nbytes) for local in made))
         for (name, parameter), state in gradients:
@@ -295,6 +304,9 @@ class PlainAdapter:
 
     def end_step(self) -> None:
         for named in self._optimizers:
+            if named.name in self._adds_up:
+                self._keep_place(named.name, True)
+                continue
             gradients = [parameter.grad for _, parameter in named.members]
             used = self._used.get(named.name, repeat(None))
             self._keep_place(named.name, not all(map(_is_used, gradients, used)))
@@ -442,9 +454,15 @@ class PlainAdapter:
     def _watch_gradients(self, named: NamedOptimizer) -> None:
         """Install hooks that record which gradients an optimizer's step used or cleared."""
         clear = named.optimizer.zero_grad
+        left: list[weakref.ref[torch.Tensor]] = []
+        """The first gradient that the last step used, while the script has not cleared it."""
 
         def mark(*_: object) -> None:
-            self._used[named.name] = [_mark(parameter.grad) for _, parameter in named.members]
+            marks = self._used[named.name] = [_mark(parameter.grad) for _, parameter in named.members]
+            first = next((each for each in marks if each is not None), None)
+            if left and first is not None and first[0]() is left[0]():
+                self._adds_up.add(named.name)
+            left[:] = [] if first is None else [first[0]]
 
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
@@ -452,6 +470,7 @@ class PlainAdapter:
                 # Record the gradients' versions again, because `zero_grad` has just changed them. Otherwise the next
                 # snapshot would contain the zeros as gradients that the script changed after the step.
                 mark()
+            left.clear()
 
         named.optimizer.register_step_post_hook(mark)
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
@@ -474,7 +493,11 @@ class PlainAdapter:
         optimizer step.
         """
         if not self._accumulating:
-            return bytes(map(operator.is_not, map(attrgetter("grad"), self._parameters.values()), repeat(None)))
+            states = bytearray(map(operator.is_not, map(attrgetter("grad"), self._live), repeat(None)))
+            for number in self._sparse:
+                if states[number] and self._live[number].grad.is_sparse:  # type: ignore[union-attr]
+                    states[number] = _SPARSE_GRADIENT
+            return bytes(states)
         states = bytearray()
         for name, parameter in self._parameters.items():
             gradient, owner = parameter.grad, self._owner.get(id(parameter))
@@ -492,6 +515,9 @@ class PlainAdapter:
     ) -> None:
         if state == _NO_GRADIENT:
             parameter.grad = None
+            return
+        if state == _SPARSE_GRADIENT:
+            parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
             return
         local = self.local(parameter).detach()
         fresh = arena.empty(local.shape, local.dtype) if _is_of_host(local) else None

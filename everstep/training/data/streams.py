@@ -13,12 +13,15 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
+import numpy as np
+
 from everstep.training.data import hugging_face
 from everstep.training.data.iterables import OwnState
 from everstep.training.data.loaders import find_source
 from everstep.training.data.protocols import END, Order, Resumable
 from everstep.training.data.stateful_datasets import StatefulDatasetLoader
 from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
+from everstep.training.parts import find
 from everstep.training.state_tree import Tree
 
 
@@ -43,6 +46,8 @@ class DataStream:
         It records an item of the loader under the loader's name, and returns the batch.
         """
         self._source = find_source(name, loader, seed, is_traced=is_traced)
+        seeds = find([loader], lambda value: isinstance(value, np.random.SeedSequence))
+        self._spawned = [(seed, seed.n_children_spawned) for seed in seeds]
         self._fingerprint = hugging_face.fingerprint(loader)
         self._iterator: Iterator[object] | None = None
         self.epoch = 0
@@ -126,6 +131,15 @@ class DataStream:
             "fingerprint": self._fingerprint,
             "samples_per_step": self.samples_per_step,
         }
+
+    def check(self) -> None:
+        """Raise CannotResume if a seed sequence of the loader has made seeds, because numpy cannot restore it."""
+        if any(seed.n_children_spawned != count for seed, count in self._spawned):
+            raise CannotResume(
+                self.name,
+                "the loader calls spawn() of a numpy SeedSequence, whose position cannot be restored. Draw seeds from "
+                "a numpy Generator, which Everstep restores",
+            )
 
     @property
     def samples_per_step(self) -> int:

@@ -492,6 +492,60 @@ def test_a_step_that_was_skipped_does_not_make_gradients_state_for_ever() -> Non
     assert not any(found[2 + GRADIENT_BOUNDARIES :])
 
 
+@pytest.mark.parametrize(
+    ("clear", "adds_up"),
+    [
+        (lambda model, own: None, True),
+        (lambda model, own: [parameter.grad.mul_(0.5) for parameter in model.parameters()], True),
+        (lambda model, own: own.zero_grad(), False),
+        (lambda model, own: own.zero_grad(set_to_none=False), False),
+        (lambda model, own: model.zero_grad(), False),
+    ],
+    ids=["never", "by half", "to None", "to zero", "by the model"],
+)
+def test_gradients_that_the_script_does_not_clear_are_state(
+    clear: Callable[[nn.Module, torch.optim.Optimizer], object], adds_up: bool
+) -> None:
+    model, own = make(optimizer=torch.optim.SGD)
+    adapter = PlainAdapter({"": model}, {"": own})
+    found = []
+    for step in range(GRADIENT_BOUNDARIES + 4):
+        if step:
+            clear(model, own)
+        model(torch.randn(5, 3)).sum().backward()
+        own.step()
+        adapter.end_step()
+        found.append(bool(gradients(adapter)))
+    assert found[2:] == [adds_up] * (GRADIENT_BOUNDARIES + 2)
+
+
+def test_a_gradient_that_was_sparse_is_sparse_again() -> None:
+    model, twin = (nn.Embedding(6, 3, sparse=True) for _ in range(2))
+    own, other = (torch.optim.SparseAdam(list(each.parameters())) for each in (model, twin))
+    adapters = [PlainAdapter({"": model}, {"": own}), PlainAdapter({"": twin}, {"": other})]
+    model(torch.tensor([1, 2])).sum().backward()
+    own.step()
+    carry(*adapters)
+    assert twin.weight.grad is not None
+    assert twin.weight.grad.is_sparse
+    other.zero_grad(set_to_none=False)
+    twin(torch.tensor([1, 2])).sum().backward()
+    other.step()
+
+
+def test_the_state_of_an_optimizer_comes_back_in_its_order() -> None:
+    model, twin = (nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3)) for _ in range(2))
+    own, other = (torch.optim.AdamW(each.parameters()) for each in (model, twin))
+    adapters = [PlainAdapter({"": model}, {"": own}), PlainAdapter({"": twin}, {"": other})]
+    for used in (2, 0, 1):
+        own.zero_grad()
+        model[used](torch.ones(1)).backward()
+        own.step()
+    carry(*adapters)
+    places = {id(parameter): number for number, parameter in enumerate(twin.parameters())}
+    assert [places[id(parameter)] for parameter in other.state] == [2, 0, 1]
+
+
 @pytest.mark.parametrize("every", [2, 3, 3 * GRADIENT_BOUNDARIES])
 def test_accumulating_across_boundaries_keeps_one_plan(every: int) -> None:
     model, own = make(optimizer=torch.optim.SGD)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from everstep.training.adapters import deepspeed
 from everstep.training.adapters.plain import PlainAdapter
@@ -118,3 +120,21 @@ def test_a_snapshot_without_values_for_an_adapter_is_not_loaded() -> None:
     saved = snapshot_of(RankState(adapters[:1], {}, {}, Environment.read({})))
     with pytest.raises(ValueError, match="shorter"):
         RankState(adapters, {}, {}, Environment.read({})).load(saved)
+
+
+def test_a_loader_that_makes_seeds_of_a_seed_sequence_ends_the_snapshots_by_name() -> None:
+    class Seeded(Dataset[float]):
+        seeds = np.random.SeedSequence(3)
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> float:
+            return float(np.random.default_rng(self.seeds.spawn(1)[0]).random())
+
+    stream = DataStream("data", DataLoader(Seeded()), 0)
+    state = RankState([PlainAdapter({"": small()}, {})], {}, {"data": stream}, Environment.read({}))
+    stream.next()
+    state.keep_passing()  # never fails, because the script's loop has just ended
+    with pytest.raises(CannotResume, match=r"^data: the loader calls spawn\(\) of a numpy SeedSequence"):
+        state.observe()
