@@ -457,12 +457,15 @@ class PlainAdapter:
         left: list[weakref.ref[torch.Tensor]] = []
         """The first gradient that the last step used, while the script has not cleared it."""
 
-        def mark(*_: object) -> None:
-            marks = self._used[named.name] = [_mark(parameter.grad) for _, parameter in named.members]
-            first = next((each for each in marks if each is not None), None)
-            if left and first is not None and first[0]() is left[0]():
+        def mark() -> None:
+            self._used[named.name] = [_mark(parameter.grad) for _, parameter in named.members]
+
+        def use(*_: object) -> None:
+            mark()
+            first = next((each[0] for each in self._used[named.name] if each is not None), None)
+            if left and first is not None and first() is left[0]():
                 self._adds_up.add(named.name)
-            left[:] = [] if first is None else [first[0]]
+            left[:] = [] if first is None else [first]
 
         def clear_and_mark(set_to_none: bool = True) -> None:
             clear(set_to_none)
@@ -472,7 +475,7 @@ class PlainAdapter:
                 mark()
             left.clear()
 
-        named.optimizer.register_step_post_hook(mark)
+        named.optimizer.register_step_post_hook(use)
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
     def _gradients(self, tensors: list[StateTensor]) -> bytes:
