@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import torch
 
+from everstep.training import rng
 from everstep.training.parts import LIBRARIES, MAX_PARTS, OF_MODULES, find, values_of
 from everstep.training.state_tree import PLAIN_CLASSES, Tree
 
@@ -26,6 +27,9 @@ _NEUTRAL: Final = (
     *("abc", "builtins", "collections.abc", "typing"),
 )
 """Modules whose classes do not tell whether a subclass is the script's."""
+_SEARCHED: Final = (*rng.GENERATORS, list, tuple, dict)
+MODULE_DEPTH: Final = 4
+"""Number of levels below a module's attribute that the search for random generators follows."""
 _SCALARS: Final = (bool, int, float, str)
 _LATE: Final = object()
 """Mark of an attribute that an object got after `init`."""
@@ -139,6 +143,22 @@ def objects_of_script(roots: Iterable[object], *, besides: Iterable[object] = ()
         found |= {id(each): each for each in fresh}
         waiting = [value for each in fresh for value in values_of(each)]
     return [(str(number), each) for number, each in enumerate(found.values())]
+
+
+def generators_of(modules: Iterable[torch.nn.Module]) -> list[rng.Generator]:
+    """Return the random generators that modules hold, also in lists, in objects of the script, and in its classes.
+
+    Other objects of libraries are not searched, because they hold generators of their own, for example of process
+    groups.
+    """
+    values = (each for module in modules for each in (*values_of(module), *_of_class(type(module))))
+    roots = [each for each in values if isinstance(each, _SEARCHED) or _is_of_script(each)]
+    return rng.find_generators([each for each in roots if not isinstance(each, torch.nn.Module)], depth=MODULE_DEPTH)
+
+
+def _of_class(kind: type) -> Iterable[object]:
+    of_script = (each for each in kind.__mro__ if _origin(each) is _SCRIPT)
+    return (value for each in of_script for value in vars(each).values() if isinstance(value, rng.GENERATORS))
 
 
 def _is_of_script(value: object) -> bool:

@@ -21,12 +21,15 @@ from typing import Any, Final, cast
 import numpy as np
 import torch
 
-SEARCH_DEPTH: Final = 12
+SEARCH_DEPTH: Final = 16
+LIBRARY_DEPTH: Final = 3
+"""Number of levels for which an object of a library counts. Far inside, libraries keep generators of their own."""
 MAX_OBJECTS: Final = 20_000
 """Maximum number of objects that one search looks into."""
 OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes in which torch keeps a module's parameters, buffers, modules, hooks and mode."""
 _LEAVES: Final = (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None))
+_CONTAINERS: Final = (Mapping, list, tuple, deque, partial, MethodType, FunctionType)
 MAX_PARTS: Final = 64
 """Length of the longest list or dict that `find` searches. It skips longer ones, because they usually hold samples."""
 LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -58,7 +61,8 @@ def find(roots: Iterable[object], is_wanted: Callable[[object], bool], *, depth:
         if is_wanted(value):
             found[id(value)] = value
         elif left > 1:
-            waiting += ((part, left - 1) for part in _parts(value, is_wanted))
+            levels = 1 if isinstance(value, _CONTAINERS) or _is_class_of_script(type(value)) else LIBRARY_DEPTH
+            waiting += ((part, left - levels) for part in _parts(value, is_wanted))
     return list(found.values())
 
 

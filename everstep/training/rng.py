@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
-from everstep.training.parts import find
+from everstep.training.parts import SEARCH_DEPTH, find
 from everstep.training.state_tree import Tree
 
 RandomState: TypeAlias = dict[str, Tree]
@@ -33,7 +33,7 @@ The first item contains the states of all generators of the process. Each furthe
 generator, such as an attribute of a sampler.
 """
 
-_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON_WORDS = struct.Struct("<625I")
 
 
@@ -125,20 +125,21 @@ def derived(state: RandomState, number: int) -> RandomState:
         restore(before)
 
 
-def find_generators(roots: Iterable[object]) -> list[Generator]:
+def find_generators(roots: Iterable[object], *, depth: int = SEARCH_DEPTH) -> list[Generator]:
     """Return each random generator inside these objects once, in a fixed order.
 
     Args:
         roots: samplers, datasets or functions, as in `parts.find`.
+        depth: number of levels, counted from the roots.
 
     Returns:
         Generators of torch, numpy and Python.
     """
-    return find(roots, _is_generator)
+    return find(roots, _is_generator, depth=depth)
 
 
 def _is_generator(value: object) -> bool:
-    return isinstance(value, _GENERATORS)
+    return isinstance(value, GENERATORS)
 
 
 def states(generators: Sequence[Generator]) -> States:

@@ -25,7 +25,7 @@ from everstep.protocol.slot_values import SlotValues
 from everstep.training import rng
 from everstep.training.adapters.base import Adapter, AdapterState
 from everstep.training.arena import Arena
-from everstep.training.attributes import Attributes
+from everstep.training.attributes import Attributes, generators_of
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
 from everstep.training.module_tree import places_of
@@ -104,7 +104,7 @@ class RankState:
         self._pretrained = dict(pretrained or {})
         self._modules = [of_root for adapter in adapters for of_root in adapter.trees()]
         self._attributes = Attributes(places_of(self._modules))
-        self.generators = rng.find_generators(chain.from_iterable(self._modules))
+        self.generators = generators_of(chain.from_iterable(self._modules))
         self._kept: dict[str, Tree] | None = None
         """Training modes, data positions and generator states that `keep_passing` has recorded.
 
