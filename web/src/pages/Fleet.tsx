@@ -13,7 +13,7 @@ import { fleetFigures, hook, shown, type FleetFigures } from '../model/figures'
 import { changesOf, fleetVerdict, formOf, spares } from '../model/fleets'
 import { count, dollars, plural, sentence } from '../model/format'
 import { exposures, nodeNotices, noticesIn } from '../model/nodes'
-import { Ago, Empty, FactList, NodeLink, Problem, Shown, Status, useIsStale, type Fact } from '../parts/Basics'
+import { Ago, Empty, FactList, Form, NodeLink, Problem, Shown, Status, useIsStale, type Fact } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { ConfirmButton } from '../parts/ConfirmButton'
 import { FleetNodes } from '../parts/FleetNodes'
@@ -225,13 +225,7 @@ function Change({ fleet }: { fleet: Fleet }) {
     />
   )
   return (
-    <form
-      className="row fields"
-      onSubmit={(event) => {
-        event.preventDefault()
-        request.mutate()
-      }}
-    >
+    <Form className="row fields" onSubmit={() => request.mutate()}>
       {field('spares', 110)}
       {field('least', 150)}
       <Button type="submit" size="xs" disabled={isMissing || !Object.keys(changes).length}>
@@ -239,6 +233,6 @@ function Change({ fleet }: { fleet: Fleet }) {
       </Button>
       {!isCounted && <span className="dim">{FLEET.change.policy(spares(fleet))}</span>}
       {request.error && <Problem error={request.error} title={FLEET.change.failed} />}
-    </form>
+    </Form>
   )
 }

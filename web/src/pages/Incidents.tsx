@@ -39,7 +39,7 @@ function verdictOf(incidents: readonly Incident[]): VerdictLine {
 }
 
 function List({ incidents }: { incidents: Incident[] }) {
-  const [search, set] = useAddress()
+  const [search, set, field] = useAddress()
   const filter: IncidentFilter = {
     text: search.get('q') ?? '',
     state: (search.get('state') ?? '') as IncidentFilter['state'],
@@ -65,8 +65,7 @@ function List({ incidents }: { incidents: Incident[] }) {
         <NativeSelect
           size="xs"
           aria-label={WORDS.cause}
-          value={filter.cause}
-          onChange={(event) => set({ cause: event.currentTarget.value })}
+          {...field('cause')}
           data={[
             { value: '', label: WORDS.everyCause },
             ...valuesOf(incidents, 'Cause').map((cause) => ({ value: cause, label: causeTitle(cause) })),
@@ -75,16 +74,14 @@ function List({ incidents }: { incidents: Incident[] }) {
         <NativeSelect
           size="xs"
           aria-label={WORDS.owner}
-          value={filter.owner}
-          onChange={(event) => set({ owner: event.currentTarget.value })}
+          {...field('owner')}
           data={[{ value: '', label: WORDS.everyOwner }, { value: NO_OWNER, label: WORDS.noOwner }, ...owners]}
         />
         {projects.length > 1 && (
           <NativeSelect
             size="xs"
             aria-label={WORDS.project}
-            value={filter.project}
-            onChange={(event) => set({ project: event.currentTarget.value })}
+            {...field('project')}
             data={[{ value: '', label: WORDS.everyProject }, ...projects]}
           />
         )}

@@ -1,7 +1,7 @@
 /** One job. The Overview tab begins with the verdict (the job's state, what to do). Other tabs show it in one line. */
 import { useDocumentTitle } from '@mantine/hooks'
 import { useQuery } from '@tanstack/react-query'
-import { Suspense } from 'react'
+import { Suspense, type ComponentType } from 'react'
 import { Link, NavLink, useParams } from 'react-router'
 
 import { call } from '../api/client'
@@ -20,15 +20,17 @@ import { StatusStrip } from '../parts/StatusStrip'
 import { JOB } from '../words/job'
 import { useVerdict, type JobVerdict } from './useVerdict'
 
-const JobOverview = lazyPart(() => import('./JobOverview'))
-const CheckpointsTab = lazyPart(() => import('./JobCheckpoints'))
-const EventsTab = lazyPart(async () => ({ default: (await import('./JobTabs')).EventsTab }))
-const ProtectionTab = lazyPart(async () => ({ default: (await import('./JobTabs')).ProtectionTab }))
-const LogsTab = lazyPart(() => import('./JobLogs'))
-const SpecTab = lazyPart(() => import('./JobSpec'))
-const MetricsTab = lazyPart(() => import('./JobMetrics'))
-const OutputsTab = lazyPart(() => import('./JobOutputs'))
-const TABS = ['overview', 'metrics', 'logs', 'protection', 'checkpoints', 'outputs', 'events', 'spec'] as const
+const TABS = {
+  overview: lazyPart(() => import('./JobOverview')),
+  metrics: lazyPart(() => import('./JobMetrics')),
+  logs: lazyPart(() => import('./JobLogs')),
+  protection: lazyPart(async () => ({ default: (await import('./JobTabs')).ProtectionTab })),
+  checkpoints: lazyPart(() => import('./JobCheckpoints')),
+  outputs: lazyPart(() => import('./JobOutputs')),
+  events: lazyPart(async () => ({ default: (await import('./JobTabs')).EventsTab })),
+  spec: lazyPart(() => import('./JobSpec')),
+}
+const NAMES = Object.keys(TABS) as (keyof typeof TABS)[]
 
 export default function JobPage() {
   const { name = '' } = useParams()
@@ -49,6 +51,8 @@ function Sections({ job, dataUpdatedAt, error }: { job: TrainingJob; dataUpdated
   const known = useVerdict(job, dataUpdatedAt, error)
   const rate = known.progress?.rate ?? known.progress?.usualRate
   const isTraining = job.SecondaryStatus === 'Training'
+  const name = NAMES.find((each) => each === tab)
+  const Part: ComponentType<{ job: TrainingJob; known: JobVerdict }> | undefined = name && TABS[name]
   return (
     <div className={`stack job${tab === 'overview' ? '' : ' has-strip'}`}>
       {tab === 'overview' ? (
@@ -62,7 +66,7 @@ function Sections({ job, dataUpdatedAt, error }: { job: TrainingJob; dataUpdated
       )}
       <Tabs />
       <Suspense fallback={<Loading />}>
-        <Tab tab={tab} job={job} known={known} />
+        {Part ? <Part job={job} known={known} /> : <Empty title={JOB.noTab} />}
       </Suspense>
     </div>
   )
@@ -73,36 +77,13 @@ function Tabs() {
   const path = `/jobs/${encodeURIComponent(name)}`
   return (
     <nav className="tabs" aria-label={JOB.tabsLabel}>
-      {TABS.map((each) => (
+      {NAMES.map((each) => (
         <NavLink key={each} to={each === 'overview' ? path : `${path}/${each}`} end preventScrollReset>
           {JOB.tabs[each]}
         </NavLink>
       ))}
     </nav>
   )
-}
-
-function Tab({ tab, job, known }: { tab: string; job: TrainingJob; known: JobVerdict }) {
-  switch (tab) {
-    case 'overview':
-      return <JobOverview job={job} known={known} />
-    case 'metrics':
-      return <MetricsTab job={job} />
-    case 'logs':
-      return <LogsTab job={job} />
-    case 'protection':
-      return <ProtectionTab job={job} />
-    case 'checkpoints':
-      return <CheckpointsTab job={job} />
-    case 'outputs':
-      return <OutputsTab job={job} />
-    case 'events':
-      return <EventsTab job={job} />
-    case 'spec':
-      return <SpecTab job={job} />
-    default:
-      return <Empty title={JOB.noTab} />
-  }
 }
 
 function JobHead({ job, known: { verdict } }: { job: TrainingJob; known: JobVerdict }) {

@@ -51,7 +51,7 @@ export default function SpecTab({ job }: { job: TrainingJob }) {
 }
 
 function Revisions({ job, all }: { job: TrainingJob; all: TrainingJobRevision[] }) {
-  const [search, set] = useAddress()
+  const [search, , field] = useAddress()
   const newest = all.at(-1)!.Revision
   const chosen = (key: string, otherwise: number) =>
     all.find((each) => String(each.Revision) === search.get(key))?.Revision ?? otherwise
@@ -64,19 +64,9 @@ function Revisions({ job, all }: { job: TrainingJob; all: TrainingJobRevision[] 
   return (
     <div className="stack">
       <div className="row">
-        <NativeSelect
-          aria-label={SPEC.from}
-          value={from}
-          data={choices}
-          onChange={(event) => set({ from: event.currentTarget.value })}
-        />
+        <NativeSelect aria-label={SPEC.from} data={choices} {...field('from')} value={from} />
         <span>→</span>
-        <NativeSelect
-          aria-label={SPEC.to}
-          value={to}
-          data={choices}
-          onChange={(event) => set({ to: event.currentTarget.value })}
-        />
+        <NativeSelect aria-label={SPEC.to} data={choices} {...field('to')} value={to} />
         <span className="dim">
           {SPEC.differ(plural(changes.length, 'field'), changes.length === 1)} {SPEC.made(to)} <Ago at={last?.Time} />.
           {planned !== undefined && planned < newest ? ` ${SPEC.planned(planned)}` : ''}

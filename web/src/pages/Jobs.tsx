@@ -89,7 +89,7 @@ function verdictOf(jobs: readonly TrainingJobSummary[]): VerdictLine | undefined
 const isUrgent = (jobs: readonly TrainingJobSummary[]) => jobs.some((job) => job.Duty?.Urgency === 'Now')
 
 function JobList({ jobs }: { jobs: TrainingJobSummary[] }) {
-  const [search, set] = useAddress()
+  const [search, set, field] = useAddress()
   const { mayRun } = useRole()
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set())
   const text = search.get('q') ?? ''
@@ -117,9 +117,8 @@ function JobList({ jobs }: { jobs: TrainingJobSummary[] }) {
           <Filter {...JOBS.filter} value={text} onChange={(value) => set({ q: value })} />
           <NativeSelect
             aria-label={JOBS.fleet.label}
-            value={fleet}
             data={[{ value: '', label: JOBS.fleet.any }, ...fleets]}
-            onChange={(event) => set({ fleet: event.currentTarget.value })}
+            {...field('fleet')}
           />
           {canStop.length > 0 && <BulkActions jobs={canStop} onDone={() => setChosen(new Set())} />}
         </div>

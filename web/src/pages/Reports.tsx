@@ -77,7 +77,7 @@ function verdictOf(report: Report): VerdictLine {
 }
 
 function Filters({ report }: { report?: Report }) {
-  const [search, set] = useAddress()
+  const [search, set, field] = useAddress()
   const project = search.get('project') ?? ''
   const fleet = search.get('fleet') ?? ''
   const jobs = useQuery({ ...jobsQuery, refetchInterval: false }).data ?? []
@@ -101,42 +101,27 @@ function Filters({ report }: { report?: Report }) {
       />
       {isCustom && (
         <>
-          <TextInput
-            type="date"
-            size="xs"
-            aria-label={REPORTS.range.from}
-            value={search.get('from') ?? ''}
-            onChange={(event) => set({ from: event.currentTarget.value })}
-          />
-          <TextInput
-            type="date"
-            size="xs"
-            aria-label={REPORTS.range.to}
-            value={search.get('to') ?? ''}
-            onChange={(event) => set({ to: event.currentTarget.value })}
-          />
+          <TextInput type="date" size="xs" aria-label={REPORTS.range.from} {...field('from')} />
+          <TextInput type="date" size="xs" aria-label={REPORTS.range.to} {...field('to')} />
         </>
       )}
       <NativeSelect
         size="xs"
         aria-label={REPORTS.period.label}
-        value={search.get('period') ?? ''}
         data={Object.entries(REPORTS.period.names).map(([value, label]) => ({ value, label }))}
-        onChange={(event) => set({ period: event.currentTarget.value })}
+        {...field('period')}
       />
       <NativeSelect
         size="xs"
         aria-label={REPORTS.project.label}
-        value={project}
         data={[{ value: '', label: REPORTS.project.any }, ...projects.filter(Boolean)]}
-        onChange={(event) => set({ project: event.currentTarget.value })}
+        {...field('project')}
       />
       <NativeSelect
         size="xs"
         aria-label={REPORTS.fleet.label}
-        value={fleet}
         data={[{ value: '', label: REPORTS.fleet.any }, ...names]}
-        onChange={(event) => set({ fleet: event.currentTarget.value })}
+        {...field('fleet')}
       />
       {report && (
         <span className="dim">

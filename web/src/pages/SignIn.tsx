@@ -7,7 +7,7 @@ import { useState } from 'react'
 import { useNavigate, useSearchParams } from 'react-router'
 
 import { session } from '../api/client'
-import { Problem } from '../parts/Basics'
+import { Form, Problem } from '../parts/Basics'
 import { SIGN_IN } from '../words/settings'
 
 export default function SignInPage() {
@@ -30,13 +30,7 @@ export default function SignInPage() {
         <img src="/favicon.svg" width="30" height="30" alt="" />
         <h1>Everstep</h1>
       </div>
-      <form
-        className="card stack"
-        onSubmit={(event) => {
-          event.preventDefault()
-          request.mutate()
-        }}
-      >
+      <Form className="card stack" onSubmit={() => request.mutate()}>
         <PasswordInput
           label={SIGN_IN.token.label}
           description={SIGN_IN.token.text}
@@ -53,7 +47,7 @@ export default function SignInPage() {
         <p className="dim">
           {SIGN_IN.first} <code>admin_token</code>. {SIGN_IN.local} <code>everstep local env</code>
         </p>
-      </form>
+      </Form>
       {request.error && <Problem error={request.error} title={SIGN_IN.failed} />}
     </main>
   )

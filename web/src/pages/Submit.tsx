@@ -13,7 +13,7 @@ import { planned } from '../model/plan'
 import type { VerdictLine } from '../model/standing'
 import { asCommand, asYaml, fromYaml, NotASpec, requestOf, shortest, type Draft } from '../model/spec'
 import { hyperparametersOf, problems, withParity } from '../model/submit'
-import { Command, Empty, FactList, Problem } from '../parts/Basics'
+import { Command, Empty, FactList, Form, Problem } from '../parts/Basics'
 import { Card } from '../parts/Card'
 import { PageHead, Verdict } from '../parts/PageHead'
 import { SUBMIT } from '../words/submit'
@@ -131,13 +131,7 @@ function SubmitForm() {
   }
   const wrong = isTried ? Object.entries(found) : []
   return (
-    <form
-      className="stack"
-      onSubmit={(event) => {
-        event.preventDefault()
-        send(false)
-      }}
-    >
+    <Form className="stack" onSubmit={() => send(false)}>
       <PageHead title={SUBMIT.title} verdict={verdictOf(wrong.length, plan !== undefined)} />
       <div className="split">
         <Card label={SUBMIT.form}>
@@ -190,7 +184,7 @@ function SubmitForm() {
         <summary>{SUBMIT.command}</summary>
         <Command text={asCommand(draft)} />
       </details>
-    </form>
+    </Form>
   )
 }
 

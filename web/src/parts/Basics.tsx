@@ -258,6 +258,25 @@ export const NodeLink = ({ id, fleet }: { id: string; fleet?: string }) =>
     <span className="mono">{id}</span>
   )
 
+interface FormProps {
+  className: string
+  onSubmit: () => void
+  children: ReactNode
+}
+
+/** A form whose submission, by Enter or by its button, opens no other page. */
+export const Form = ({ className, onSubmit, children }: FormProps) => (
+  <form
+    className={className}
+    onSubmit={(event) => {
+      event.preventDefault()
+      onSubmit()
+    }}
+  >
+    {children}
+  </form>
+)
+
 interface FilterProps {
   label: string
   placeholder: string

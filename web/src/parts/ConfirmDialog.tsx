@@ -3,7 +3,7 @@ import { useMutation, useQueryClient } from '@tanstack/react-query'
 import { useState, type ReactNode } from 'react'
 
 import { DIALOGS } from '../words/dialogs'
-import { Problem, useIsStale } from './Basics'
+import { Form, Problem, useIsStale } from './Basics'
 import { Dialog } from './Dialog'
 
 export interface Confirmation {
@@ -30,13 +30,7 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
   const isStale = useIsStale()
   return (
     <Dialog onClose={onClose} title={DIALOGS.question(verb, name)}>
-      <form
-        className="stack"
-        onSubmit={(event) => {
-          event.preventDefault()
-          if (typed === name && !request.isPending) request.mutate()
-        }}
-      >
+      <Form className="stack" onSubmit={() => typed === name && !request.isPending && request.mutate()}>
         <div>{children}</div>
         <TextInput
           label={DIALOGS.confirm(name)}
@@ -55,7 +49,7 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
             {verb}
           </Button>
         </div>
-      </form>
+      </Form>
     </Dialog>
   )
 }

@@ -2,6 +2,11 @@
 import { CopyButton } from '@mantine/core'
 import type { ReactNode } from 'react'
 
+import { Icon } from './Basics'
+
+const COPY = 'M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z'
+const COPIED = 'M3 8.5l3.2 3.2L13 4.8'
+
 /** `children` replaces the id as the visible text, for example a link. */
 export function CopyId({ id, children }: { id: string; children?: ReactNode }) {
   return (
@@ -16,17 +21,7 @@ export function CopyId({ id, children }: { id: string; children?: ReactNode }) {
             aria-label={copied ? `Copied ${id}` : `Copy ${id}`}
             title="Copy"
           >
-            <svg
-              width="14"
-              height="14"
-              viewBox="0 0 16 16"
-              fill="none"
-              stroke="currentColor"
-              strokeWidth="1.5"
-              aria-hidden="true"
-            >
-              {copied ? <path d="M3 8.5l3.2 3.2L13 4.8" /> : <path d="M5.5 5.5v-3h8v8h-3M2.5 5.5h8v8h-8z" />}
-            </svg>
+            <Icon size={14} path={copied ? COPIED : COPY} />
           </button>
         )}
       </CopyButton>

@@ -9,7 +9,7 @@ import type { TrainingJob } from '../contract'
 import { isOver } from '../model/standing'
 import { NOTES } from '../words/incident'
 import { JOB_PEOPLE } from '../words/people'
-import { Problem, Shown } from './Basics'
+import { Form, Problem, Shown } from './Basics'
 import { Card } from './Card'
 import { Notes } from './Notes'
 
@@ -86,17 +86,12 @@ function Tags({ job }: { job: TrainingJob }) {
 function NewTag({ add }: { add: (tag: [string, string], done: () => void) => void }) {
   const [key, setKey] = useState('')
   const [value, setValue] = useState('')
+  const clear = () => {
+    setKey('')
+    setValue('')
+  }
   return (
-    <form
-      className="row"
-      onSubmit={(event) => {
-        event.preventDefault()
-        add([key.trim(), value.trim()], () => {
-          setKey('')
-          setValue('')
-        })
-      }}
-    >
+    <Form className="row" onSubmit={() => add([key.trim(), value.trim()], clear)}>
       <TextInput
         size="xs"
         aria-label={JOB_PEOPLE.key}
@@ -118,6 +113,6 @@ function NewTag({ add }: { add: (tag: [string, string], done: () => void) => voi
       <Button type="submit" size="xs" variant="default" disabled={!key.trim()}>
         {JOB_PEOPLE.add}
       </Button>
-    </form>
+    </Form>
   )
 }

@@ -10,7 +10,7 @@ import type { Node } from '../contract'
 import { actionsOf, preselectedVerb, recommendedVerb, type NodeAction, type NodeOperation } from '../model/nodes'
 import { DIALOGS } from '../words/dialogs'
 import { NODES } from '../words/nodes'
-import { Problem, useIsStale } from './Basics'
+import { Form, Problem, useIsStale } from './Basics'
 import { Dialog } from './Dialog'
 
 interface Props {
@@ -46,15 +46,10 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
       onClose()
     },
   })
+  const isConfirmed = action !== undefined && typed === node.NodeId
   return (
     <Dialog onClose={onClose} title={words.title(node.NodeId)}>
-      <form
-        className="stack"
-        onSubmit={(event) => {
-          event.preventDefault()
-          if (action !== undefined && typed === node.NodeId && !request.isPending) request.mutate(action)
-        }}
-      >
+      <Form className="stack" onSubmit={() => isConfirmed && !request.isPending && request.mutate(action)}>
         <Radio.Group label={words.action} value={action?.verb ?? ''} onChange={setVerb}>
           {actions.map((each) => (
             <Radio
@@ -87,16 +82,11 @@ export default function NodeDialog({ node, operation, onClose }: Props) {
           <Button variant="default" onClick={onClose}>
             {DIALOGS.cancel}
           </Button>
-          <Button
-            type="submit"
-            color="red"
-            disabled={action === undefined || typed !== node.NodeId || isStale}
-            loading={request.isPending}
-          >
+          <Button type="submit" color="red" disabled={!isConfirmed || isStale} loading={request.isPending}>
             {action?.verb ?? words.choose}
           </Button>
         </div>
-      </form>
+      </Form>
     </Dialog>
   )
 }

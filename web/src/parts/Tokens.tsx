@@ -9,7 +9,7 @@ import { tokensQuery } from '../api/queries'
 import type { CreateTokenRequest, Token } from '../contract'
 import { utc } from '../model/format'
 import { TOKENS } from '../words/settings'
-import { Ago, Command, Problem, Shown, Status, useNow } from './Basics'
+import { Ago, Command, Form, Problem, Shown, Status, useNow } from './Basics'
 import { Card } from './Card'
 import { ConfirmButton } from './ConfirmButton'
 import { CopyId } from './CopyId'
@@ -64,13 +64,7 @@ function CreateToken() {
   const words = TOKENS.form
   if (secret) return <Secret secret={secret} onDone={() => setSecret('')} />
   return (
-    <form
-      className="row fields"
-      onSubmit={(event) => {
-        event.preventDefault()
-        request.mutate()
-      }}
-    >
+    <Form className="row fields" onSubmit={() => request.mutate()}>
       <NativeSelect
         size="xs"
         label={words.role}
@@ -106,7 +100,7 @@ function CreateToken() {
         {words.create}
       </Button>
       {request.error && <Problem error={request.error} title={words.failed} />}
-    </form>
+    </Form>
   )
 }
 

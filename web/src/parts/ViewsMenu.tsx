@@ -6,6 +6,7 @@ import { useNavigate } from 'react-router'
 import { viewsOf, withView, type SavedView } from '../model/jobs'
 import { DIALOGS } from '../words/dialogs'
 import { JOBS } from '../words/jobs'
+import { Form } from './Basics'
 import { Dialog } from './Dialog'
 
 const KEY = 'everstep-job-views'
@@ -74,17 +75,14 @@ export default function ViewsMenu({ search, onClose, children }: Props) {
 function SaveDialog({ onClose, onSave }: { onClose: () => void; onSave: (name: string) => void }) {
   const [name, setName] = useState('')
   const words = JOBS.menus
+  const save = () => {
+    if (!name.trim()) return
+    onSave(name.trim())
+    onClose()
+  }
   return (
     <Dialog title={words.saveTitle} onClose={onClose}>
-      <form
-        className="stack"
-        onSubmit={(event) => {
-          event.preventDefault()
-          if (!name.trim()) return
-          onSave(name.trim())
-          onClose()
-        }}
-      >
+      <Form className="stack" onSubmit={save}>
         <TextInput
           label={words.name}
           description={words.saveText}
@@ -102,7 +100,7 @@ function SaveDialog({ onClose, onSave }: { onClose: () => void; onSave: (name: s
             {words.confirm}
           </Button>
         </div>
-      </form>
+      </Form>
     </Dialog>
   )
 }

@@ -1,16 +1,22 @@
-import { useCallback, useRef } from 'react'
+import { useCallback, useRef, type ChangeEvent } from 'react'
 import { useSearchParams } from 'react-router'
 
 type Changes = Record<string, string>
+type AddressField = (key: string) => {
+  value: string
+  onChange: (event: ChangeEvent<HTMLInputElement | HTMLSelectElement>) => void
+}
 export type SetAddress = (changes: Changes | ((newest: URLSearchParams) => Changes)) => void
 
 /**
  * Return the query of the page's URL, and a function that changes it. An empty value removes its key.
  *
+ * The third result returns the attributes of an input element that shows and changes one key.
+ *
  * The URL changes only a moment after a call. The function therefore applies a call to the result of earlier calls,
  * from which changes that depend on it are computed.
  */
-export function useAddress(): [URLSearchParams, SetAddress] {
+export function useAddress(): [URLSearchParams, SetAddress, AddressField] {
   const [search, setSearch] = useSearchParams()
   const newest = useRef(search)
   const seen = useRef(search)
@@ -31,7 +37,11 @@ export function useAddress(): [URLSearchParams, SetAddress] {
     pending.current.push(next.toString())
     navigate.current(next, { replace: true, preventScrollReset: true })
   }, [])
-  return [search, set]
+  const field = (key: string) => ({
+    value: search.get(key) ?? '',
+    onChange: (event: ChangeEvent<HTMLInputElement | HTMLSelectElement>) => set({ [key]: event.currentTarget.value }),
+  })
+  return [search, set, field]
 }
 
 /** Return the list without an item that it has, or with one that it lacks. */
