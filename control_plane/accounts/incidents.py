@@ -20,8 +20,8 @@ from control_plane.accounts.held_nodes import hourly
 from control_plane.accounts.occurrences import listed, occurrence
 from control_plane.core.duties import HeldNode
 from control_plane.core.incidents import absent_seconds, phase_moments
-from control_plane.core.observed.facts import Fact, RankEnded
-from control_plane.core.observed.incidents import GivesUp, Repeated, Response
+from control_plane.core.observed.facts import RankEnded
+from control_plane.core.observed.incidents import GivesUp, IncidentCourse, Repeated, Response
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import GaveUp, JobReason
@@ -79,41 +79,27 @@ def outcome_of(closed_at: float | None, job: JobCourse) -> IncidentOutcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(IncidentCourse):
     """The stored facts about an incident, its job and its nodes. Times are Unix seconds."""
 
     incident_id: str
     job_name: str
     project: str
     fleet_name: str
-    cause: Cause
     outcome: IncidentOutcome
-    evidence: tuple[Fact, ...]
-    decision: Response
     job_reason: JobReason
     """Reason of the job's current state. For a failed job, this is the reason of the failure."""
     taken_over_by: str = ""
     """The person who controls the job. Empty while Everstep controls it."""
     reached_step: Step | None = None
     """Newest step before the failure. For a job that ended during the incident: the newest step of any generation."""
-    from_step: Step | None = None
     repeated_steps: int | None = None
     """Steps that training repeated. None until the control plane has chosen the step to restore."""
     kept_step: Step | None = None
     """Step of the job's newest complete checkpoint in S3. None without a checkpoint."""
     first_step: Step = FIRST_STEP
     """Step from which the job started: that of its InitialCheckpoint, or 0."""
-    restore_source: str | None = None
-    instance_ids: tuple[str, ...] = ()
-    """Instances that the job lost."""
-    faulted_instance_ids: tuple[str, ...] = ()
-    replacement_instance_ids: tuple[str, ...] = ()
     held: tuple[HeldNode, ...] = ()
-    failed_at: float
-    opened_at: float
-    replaced_at: float | None = None
-    restored_at: float | None = None
-    closed_at: float | None = None
     cost_usd: float | None = None
     wait: CapacityWait | None = None
     """The wait for instances whose launches fail. None for a closed incident and while launches succeed."""
@@ -131,13 +117,9 @@ class Account:
     """Number of nodes that the job requests."""
     least_node_count: int = 0
     """Smallest number of nodes on which the job may continue."""
-    node_count_before: int = 0
-    node_count_after: int = 0
-    """Number of nodes of the newest generation of the recovery. 0 until that generation has a plan."""
     terminated_ids: tuple[str, ...] = ()
     """Lost instances that Everstep itself terminated."""
     generation_before: int = 0
-    generation_after: int | None = None
 
     @property
     def failed_rank(self) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import accumulate
 from typing import Any, Final
 
@@ -20,12 +20,11 @@ from control_plane.accounts import jobs as job_accounts
 from control_plane.accounts.duties import Action, Subject
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.incidents import Account, IncidentOutcome
-from control_plane.api.alike import alike
+from control_plane.api.alike import alike, shaped
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
 from control_plane.api.schemas import drills as drills_schemas
 from control_plane.api.schemas import duties as duties_schemas
-from control_plane.api.schemas import events as events_schemas
 from control_plane.api.schemas import fleets as fleets_schemas
 from control_plane.api.schemas import health as health_schemas
 from control_plane.api.schemas import incidents as incidents_schemas
@@ -37,7 +36,6 @@ from control_plane.api.schemas import results as results_schemas
 from control_plane.api.schemas import tokens as tokens_schemas
 from control_plane.api.schemas.common import Shape
 from control_plane.api.spec_fields import configured
-from control_plane.cloud import contract
 from control_plane.core import (
     accounting,
     domain_loss,
@@ -52,7 +50,6 @@ from control_plane.core.checkpoints import CheckpointStatus, Verification, polic
 from control_plane.core.duties import PersonDuty
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incidents import absent_seconds
-from control_plane.core.observed.drills import DrillKind, DrillState
 from control_plane.core.observed.facts import (
     Fact,
     Faulty,
@@ -76,14 +73,12 @@ from control_plane.core.states import (
     NodeState,
     ProtectionState,
 )
-from control_plane.core.verification import Blocked
 from control_plane.db import checkpoints
 from control_plane.db import rolls as db_rolls
 from control_plane.db.checkpoints import SavedCheckpoint
 from control_plane.db.descriptions import JobDescription
 from control_plane.db.disk_watch import FullDisk
 from control_plane.db.drills import DrillRecord
-from control_plane.db.events import EventRecord
 from control_plane.db.fleets import FleetRecord
 from control_plane.db.implications import ImplicationRecord
 from control_plane.db.incidents import IncidentTotals, SavedIncident
@@ -91,7 +86,6 @@ from control_plane.db.jobs import JobInput, JobTotals, SavedJob
 from control_plane.db.nodes import SavedNode
 from control_plane.db.notes import NoteRecord
 from control_plane.db.protection import ShardRecord
-from control_plane.db.tokens import TokenRecord
 from control_plane.errors import TooManyCases
 from control_plane.loop import memos, records
 from control_plane.loop.agents import AgentView
@@ -322,6 +316,7 @@ def job(
         The description.
     """
     job, plan, incidents = found.job, found.plan, found.incidents
+    stored = memos.store_wait_of(job)
     spec = job.spec
     return jobs_schemas.TrainingJob(
         **alike(spec, jobs_schemas.TrainingJob),
@@ -331,7 +326,7 @@ def job(
         **_unstored_outputs(job),
         repeat_choice=_repeat_choice(job),
         capacity_wait=wait,
-        store_wait=store_wait(memos.store_wait_of(job)),
+        store_wait=None if stored is None else shaped(stored, common_schemas.StoreWait),
         failure_reason=job.reason if job.state == JobState.FAILED else None,
         conditions=list(conditions),
         source=jobs_schemas.SourceConfig(source_id=spec.source_sha256),
@@ -347,11 +342,7 @@ def job(
             else spec.store_patience_seconds,
         ),
         checkpoint_activity=_checkpoint_activity(job),
-        initial_checkpoint=None
-        if spec.initial is None
-        else jobs_schemas.InitialCheckpoint(
-            training_job_name=spec.initial.job_name, run_id=spec.initial.run_id, step=spec.initial.step
-        ),
+        initial_checkpoint=None if spec.initial is None else shaped(spec.initial, jobs_schemas.InitialCheckpoint),
         input_data_config=[_channel(each) for each in spec.inputs],
         output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=configured(jobs_schemas.StoppingCondition, spec),
@@ -394,10 +385,9 @@ def _checkpoint_activity(job: SavedJob) -> jobs_schemas.CheckpointActivity:
         last_upload_cost_seconds=pace.cost_seconds if pace.upload_seconds else None,
         upload=None
         if upload is None
-        else jobs_schemas.CheckpointUpload(
-            step=upload.step,
-            stored_bytes=upload.stored_bytes,
-            total_bytes=upload.total_bytes,
+        else shaped(
+            upload,
+            jobs_schemas.CheckpointUpload,
             slowest_rank=upload.slowest.rank,
             slowest_object=upload.slowest.object_name or None,
             slowest_stored_bytes=upload.slowest.stored_bytes,
@@ -437,8 +427,9 @@ def protection(
     state, reason = _protection_state(job, current)
     losses = _fatal_losses(job, current)
     known_domains = {NodeId(node_id): domain for node_id, domain in domains.items()}
-    return checkpoints_schemas.DescribeProtectionResponse(
-        **alike(job, checkpoints_schemas.DescribeProtectionResponse, "boundary", "reason"),
+    return shaped(
+        job,
+        checkpoints_schemas.DescribeProtectionResponse,
         boundary=_boundary(job),
         copies=job.spec.copies,
         parity_group_size=job.spec.parity_group_size,
@@ -456,12 +447,10 @@ def protection(
         else [],
         fatal_domains=list(domain_loss.fatal_domains(losses, known_domains)),
         shards=[
-            checkpoints_schemas.ShardProtection(
-                **alike(shard, checkpoints_schemas.ShardProtection, "holders"), holders=_holders(job, shard, domains)
-            )
+            shaped(shard, checkpoints_schemas.ShardProtection, holders=_holders(job, shard, domains))
             for shard in current
         ],
-        last_checkpoint=None if checkpoint is None else _last_checkpoint(checkpoint),
+        last_checkpoint=None if checkpoint is None else shaped(checkpoint, checkpoints_schemas.LastCheckpoint),
     )
 
 
@@ -469,14 +458,7 @@ def lapse_view(job: SavedJob) -> checkpoints_schemas.ProtectionLapse | None:
     """Return the time in which the job's training goes on and nodes keep no further step, or None."""
     if (lapse := lapse_of(job)) is None:
         return None
-    return checkpoints_schemas.ProtectionLapse(
-        cause=lapse.cause,
-        kept_step=lapse.kept,
-        unkept_steps=max(0, job.boundary - lapse.kept),
-        since=records.at(lapse.since),
-        rank=lapse.rank,
-        node_id=lapse.node_id,
-    )
+    return shaped(lapse, checkpoints_schemas.ProtectionLapse, unkept_steps=max(0, job.boundary - lapse.kept))
 
 
 def _holders(job: SavedJob, shard: ShardRecord, domains: Mapping[str, str]) -> list[checkpoints_schemas.Holder]:
@@ -553,8 +535,9 @@ def time_span(span: JobSpan, end: int, job: SavedJob) -> jobs_schemas.TimeSpan:
 
 def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:
     """Convert the record of a checkpoint into its response model."""
-    return checkpoints_schemas.Checkpoint(
-        **alike(record, checkpoints_schemas.Checkpoint),
+    return shaped(
+        record,
+        checkpoints_schemas.Checkpoint,
         status=_CHECKPOINT_STATUS.get(
             record.state, CheckpointStatus.UPLOADING if record.completed_at is None else CheckpointStatus.COMPLETE
         ),
@@ -562,7 +545,7 @@ def checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.Checkpoint:
         is_pinned=record.pinned_at is not None,
         verification=_verification(record),
         verification_message=_verification_message(record),
-        verification_waiting_since=datetime.fromtimestamp(record.blocked.since, UTC) if record.blocked else None,
+        verification_waiting_since=record.blocked.since if record.blocked else None,
     )
 
 
@@ -590,11 +573,6 @@ def _verification_message(record: SavedCheckpoint) -> str | None:
         return str(record.verdict or "") or None
     why = f"{_OBSTACLES[record.blocked.obstacle]}: {record.blocked.detail}"
     return f"the verification waits and tries again, because {why}"
-
-
-def note(record: NoteRecord) -> notes_schemas.Note:
-    """Convert the record of a note into its response model."""
-    return notes_schemas.Note(**alike(record, notes_schemas.Note))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -650,23 +628,12 @@ def incident(
             "continuing_cost": accounts.continuing_cost(detail.account, detail.now) or None,
             "duty_sentence": duties.sentence(detail.duty),
             "actions": [_action(duties.action(each, detail.subject)) for each in detail.duty.actions],
-            "milestones": [
-                incidents_schemas.Milestone(kind=each.kind, time=records.at(each.at), description=each.words)
-                for each in accounts.milestones(detail.account)
-            ],
-            "notes": [note(each) for each in detail.notes],
+            "milestones": [shaped(each, incidents_schemas.Milestone) for each in accounts.milestones(detail.account)],
+            "notes": [shaped(each, notes_schemas.Note) for each in detail.notes],
         }
-    return incidents_schemas.Incident(
-        **alike(
-            record,
-            incidents_schemas.Incident,
-            "cost_usd",
-            "evidence",
-            "decision",
-            "rank_sources",
-            "node_count_before",
-            "node_count_after",
-        ),
+    return shaped(
+        record,
+        incidents_schemas.Incident,
         evidence=[sentence(fact) for fact in record.evidence],
         evidence_facts=[_evidence_fact(fact) for fact in record.evidence],
         decision=job_accounts.response(record.decision),
@@ -701,35 +668,29 @@ def _repeat_choice(job: SavedJob) -> jobs_schemas.RepeatChoice | None:
     choice = memos.repeat_choice_of(job)
     if choice is None:
         return None
-    return jobs_schemas.RepeatChoice(
-        base_step=choice.base_step,
-        newest_step=choice.newest_step,
-        repeated_seconds=choice.seconds,
-        start_time=records.at(choice.since),
+    return shaped(
+        choice,
+        jobs_schemas.RepeatChoice,
         ended_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.ENDED],
         silent_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.SILENT],
-        damaged_steps=[*choice.wrong_steps],
-        unknown_steps=[*choice.unknown_steps],
         is_store_listed=choice.listing is not None and choice.listing.obstacle is None,
-        is_total_loss=choice.is_total,
     )
 
 
 def duty(standing: Standing) -> duties_schemas.Duty:
     """Return the duty of a job or fleet, in the words that all pages, commands and notifications show."""
     found, subject = standing.duty, standing.subject
-    return duties_schemas.Duty(
-        kind=found.kind,
-        urgency=found.urgency,
+    return shaped(
+        found,
+        duties_schemas.Duty,
         sentence=duties.sentence(found),
         explanation=duties.explanation(found, subject) or None,
-        since=None if found.since is None else records.at(found.since),
         actions=[_action(duties.action(each, subject)) for each in found.actions],
     )
 
 
 def _action(action: Action) -> duties_schemas.DutyAction:
-    return duties_schemas.DutyAction(**alike(action, duties_schemas.DutyAction))
+    return shaped(action, duties_schemas.DutyAction)
 
 
 def capacity_wait(
@@ -738,38 +699,18 @@ def capacity_wait(
     """Return the description of a job's wait for instances of a fleet, or None without such a wait."""
     if wait is None:
         return None
-    return common_schemas.CapacityWait(
-        missing_node_count=wait.missing_count,
-        instance_type=instance_type,
-        availability_zone=availability_zone,
-        message=wait.message,
-        is_out_of_capacity=wait.is_shortage,
-        failed_attempt_count=wait.failed_count,
-        next_attempt_time=records.at(wait.next_attempt_at),
-    )
-
-
-def store_wait(wait: Blocked | None) -> common_schemas.StoreWait | None:
-    """Return the description of a job's wait for S3, IAM or KMS, or None without such a wait."""
-    if wait is None:
-        return None
-    return common_schemas.StoreWait(
-        obstacle=wait.obstacle,
-        message=wait.detail,
-        since=records.at(wait.since),
-        attempt_count=wait.attempt_count,
-        next_attempt_time=records.at(wait.next_attempt_at),
-    )
+    return shaped(wait, common_schemas.CapacityWait, instance_type=instance_type, availability_zone=availability_zone)
 
 
 def similar_incident(found: Similar) -> incidents_schemas.SimilarIncident:
     """Convert a similar incident into its response model."""
-    return incidents_schemas.SimilarIncident(
-        **alike(found.record, incidents_schemas.SimilarIncident, "decision"),
+    return shaped(
+        found.record,
+        incidents_schemas.SimilarIncident,
         decision=job_accounts.response(found.record.decision),
         fleet_name=found.fleet_name,
         outcome=found.outcome,
-        likeness=list(found.likeness),
+        likeness=found.likeness,
     )
 
 
@@ -787,33 +728,7 @@ def _rank_sources(record: SavedIncident) -> list[incidents_schemas.RankSource]:
 
 def drill(record: DrillRecord) -> drills_schemas.Drill:
     """Convert the record of a drill (a fault that a person injects) into its response model."""
-    return drills_schemas.Drill(
-        **alike(record, drills_schemas.Drill),
-        drill_type=DrillKind(record.kind),
-        drill_status=DrillState(record.state),
-    )
-
-
-def token(record: TokenRecord) -> tokens_schemas.Token:
-    """Convert the record of a token into its response model, without the secret."""
-    return tokens_schemas.Token(**alike(record, tokens_schemas.Token))
-
-
-def event(record: EventRecord) -> events_schemas.Event:
-    """Convert the record of an event into its response model."""
-    return events_schemas.Event(**alike(record, events_schemas.Event))
-
-
-def group_check(check: contract.Check) -> fleets_schemas.GroupCheck:
-    """Convert a requirement on an Auto Scaling group into its response model."""
-    return fleets_schemas.GroupCheck(setting=check.setting, message=check.words)
-
-
-def group_change(change: contract.Change) -> fleets_schemas.GroupChange:
-    """Convert a change that CreateFleet makes to an Auto Scaling group into its response model."""
-    return fleets_schemas.GroupChange(
-        setting=change.setting, before=change.before, after=change.after, reason=change.why, applies="Now"
-    )
+    return shaped(record, drills_schemas.Drill)
 
 
 def fleet(
@@ -832,8 +747,9 @@ def fleet(
         The description.
     """
     connected = {view.node_id for view in agents if view.is_connected}
-    return fleets_schemas.Fleet(
-        **alike(record, fleets_schemas.Fleet, "roll"),
+    return shaped(
+        record,
+        fleets_schemas.Fleet,
         reason=reasons.sentences(record.reasons),
         encrypts_replicas=encryption.is_needed(
             ReplicaEncryption(record.replica_encryption),
@@ -861,18 +777,15 @@ def _roll(record: FleetRecord) -> fleets_schemas.FleetRoll | None:
     if newest is None:
         return None
     roll, progress = newest
-    return fleets_schemas.FleetRoll(
+    return shaped(
+        roll,
+        fleets_schemas.FleetRoll,
         roll_status=rolls.status(roll, progress),
         status_reason=reasons.sentence(progress.reason),
-        reboot=roll.reboots,
-        max_unavailable=roll.max_unavailable,
         node_count=len(roll.node_ids),
         finished_node_count=len(progress.finished),
-        current_node_ids=list(progress.current),
-        requested_by=roll.requested_by,
-        reason=roll.reason,
-        start_time=datetime.fromtimestamp(roll.started_at, UTC),
-        end_time=None if progress.ended_at is None else datetime.fromtimestamp(progress.ended_at, UTC),
+        current_node_ids=progress.current,
+        end_time=progress.ended_at,
     )
 
 
@@ -901,12 +814,11 @@ def node(
         The description.
     """
     request = record.request if isinstance(record.request, Requested) else None
-    return nodes_schemas.Node(
-        **alike(record, nodes_schemas.Node, "hold", "request", "reason"),
+    return shaped(
+        record,
+        nodes_schemas.Node,
         reason=reasons.sentence(record.reason) if with_reasons else "",
         hold_advice=_hold_advice(record, price_usd_per_hour),
-        node_status=NodeState(record.state),
-        hold=None if record.hold is None else Hold(record.hold),
         request=request.request if request is not None else None,
         request_reason=reasons.sentence(request) if request is not None and with_reasons else None,
         connected=agent is not None and agent.is_connected,
@@ -914,12 +826,7 @@ def node(
         training_job_name=job_name,
         memory=_memory(agent, with_ranks=job_name is not None),
         conditions=_conditions(agent, with_member=job_name is not None),
-        incidents=[
-            nodes_schemas.NodeIncident(
-                **alike(line, nodes_schemas.NodeIncident, "evidence"), cause=line.what, evidence=sentence(line.evidence)
-            )
-            for line in history
-        ],
+        incidents=[shaped(line, nodes_schemas.NodeIncident, evidence=sentence(line.evidence)) for line in history],
         refused_message_count=refused_message_count,
         refused_session_count=agent.report.refused_count if agent is not None and agent.report is not None else 0,
         exposure=(agent.report.exposure or None) if agent is not None and agent.report is not None else None,
@@ -930,25 +837,18 @@ def _hold_advice(record: SavedNode, price_usd_per_hour: float | None) -> nodes_s
     if record.hold is None or record.state != NodeState.HELD:
         return None
     found = held_nodes.advice(record.id, Hold(record.hold), record.reason, price_usd_per_hour)
-    return nodes_schemas.HoldAdvice(**alike(found, nodes_schemas.HoldAdvice))
+    return shaped(found, nodes_schemas.HoldAdvice)
 
 
 def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeMemory | None:
     memory = agent.report.memory if agent is not None and agent.is_connected and agent.report is not None else None
     if memory is None:
         return None
-    return nodes_schemas.NodeMemory(
+    return shaped(
+        memory,
+        nodes_schemas.NodeMemory,
         used_bytes=memory.total_bytes - memory.available_bytes,
-        available_bytes=memory.available_bytes,
-        total_bytes=memory.total_bytes,
-        cgroup_limit_bytes=memory.limit_bytes,
-        ranks=[
-            fleets_schemas.RankMemory(
-                rank=each.rank, resident_bytes=each.resident_bytes, peak_resident_bytes=each.peak_bytes
-            )
-            for each in memory.ranks
-            if with_ranks
-        ],
+        ranks=[shaped(each, fleets_schemas.RankMemory) for each in memory.ranks if with_ranks],
     )
 
 
@@ -1060,8 +960,3 @@ def _incomplete_groups(shards: Sequence[ShardRecord]) -> str:
 
 def _refusal(shard: ShardRecord) -> str:
     return f"Rank {shard.rank}: {shard.reason}"
-
-
-def _last_checkpoint(record: SavedCheckpoint) -> checkpoints_schemas.LastCheckpoint:
-    assert record.completed_at is not None
-    return checkpoints_schemas.LastCheckpoint(**alike(record, checkpoints_schemas.LastCheckpoint))

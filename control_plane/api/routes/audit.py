@@ -8,7 +8,7 @@ from fastapi import Query
 from pydantic import AwareDatetime
 
 from control_plane.api import page_tokens
-from control_plane.api.alike import alike
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Admin
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_of
 from control_plane.api.router import Router
@@ -50,7 +50,7 @@ def list_audit_entries(
 
 
 def _shown(record: AuditRecord) -> audit_schemas.AuditEntry:
-    return audit_schemas.AuditEntry(**alike(record, audit_schemas.AuditEntry), outcome=_outcome(record.status_code))
+    return shaped(record, audit_schemas.AuditEntry, outcome=_outcome(record.status_code))
 
 
 def _outcome(status_code: int | None) -> Literal["Succeeded", "Refused", "Failed", "Unfinished"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import ServicesDep
 from control_plane.api.router import Router
@@ -58,6 +59,4 @@ def resume_automation(caller: Admin, services: ServicesDep) -> automation_schema
 def _shown(pause: PauseRecord | None) -> automation_schemas.Automation:
     if pause is None:
         return automation_schemas.Automation(is_paused=False)
-    return automation_schemas.Automation(
-        is_paused=True, reason=pause.reason, paused_by=pause.paused_by, pause_time=pause.paused_at
-    )
+    return shaped(pause, automation_schemas.Automation, is_paused=True)

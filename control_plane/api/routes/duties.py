@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from control_plane.api import views
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Reader
 from control_plane.api.deps import ServicesDep
 from control_plane.api.router import Router
@@ -35,14 +36,5 @@ def describe_duties(caller: Reader, services: ServicesDep) -> duties_schemas.Des
     order = tuple(Urgency)
     shown.sort(key=lambda each: (order.index(each.duty.urgency), -(each.duty.since or now)))
     return duties_schemas.DescribeDutiesResponse(
-        duties=[
-            duties_schemas.SubjectDuty(
-                training_job_name=each.job_name or None,
-                run_id=each.run_id or None,
-                fleet_name=each.fleet_name,
-                project=each.project,
-                duty=views.duty(each),
-            )
-            for each in shown
-        ]
+        duties=[shaped(each, duties_schemas.SubjectDuty, duty=views.duty(each)) for each in shown]
     )

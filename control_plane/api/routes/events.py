@@ -25,7 +25,8 @@ from fastapi import Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
-from control_plane.api import errors, page_tokens, views
+from control_plane.api import errors, page_tokens
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import (
     MaxResults,
@@ -95,7 +96,9 @@ def list_events(
         )
         page = events.page(session, which, limit=max_results + 1, is_ascending=is_ascending)
     shown, more = page_of(page, max_results, lambda record: (sort_order, record.id))
-    return events_schemas.ListEventsResponse(events=[views.event(record) for record in shown], next_token=more)
+    return events_schemas.ListEventsResponse(
+        events=[shaped(record, events_schemas.Event) for record in shown], next_token=more
+    )
 
 
 @router.get(
@@ -171,7 +174,7 @@ async def _frames(first: Batch | End, rest: AsyncGenerator[Batch | End, None]) -
             for record in batch.events:
                 yield (
                     f"id: {record.id}\ndata: "
-                    f"{views.event(record).model_dump_json(by_alias=True, exclude_none=True)}\n\n"
+                    f"{shaped(record, events_schemas.Event).model_dump_json(by_alias=True, exclude_none=True)}\n\n"
                 ).encode()
                 position = record.id
             if batch.position != position:

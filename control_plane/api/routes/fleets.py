@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from control_plane.api import page_tokens, views
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import FleetNamePath, MaxResults, NextToken, Services, ServicesDep, page_of
 from control_plane.api.errors import InUse, invalid
@@ -190,8 +191,11 @@ def _answer(
     return fleets_schemas.CreateFleetResponse(
         fleet_name=request.fleet_name,
         fleet=fleet,
-        checks=[views.group_check(check) for check in contract.checks(group)],
-        changes=[*(views.group_change(change) for change in changes), *_later(request, group)],
+        checks=[shaped(check, fleets_schemas.GroupCheck) for check in contract.checks(group)],
+        changes=[
+            *(shaped(change, fleets_schemas.GroupChange, applies="Now") for change in changes),
+            *_later(request, group),
+        ],
     )
 
 

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens, plans, views
 from control_plane.api.admission import admit
+from control_plane.api.alike import shaped
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import (
@@ -235,11 +236,7 @@ def list_training_job_nodes(
     found = [span for span in spans if after is None or (span.start.timestamp(), span.node_id) > after]
     shown, more = page_of(found, max_results, lambda span: (span.start.timestamp(), span.node_id))
     return jobs_schemas.ListTrainingJobNodesResponse(
-        nodes=[
-            jobs_schemas.TrainingJobNode(node_id=span.node_id, start_time=span.start, end_time=span.end)
-            for span in shown
-        ],
-        next_token=more,
+        nodes=[shaped(span, jobs_schemas.TrainingJobNode) for span in shown], next_token=more
     )
 
 

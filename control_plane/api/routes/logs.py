@@ -22,6 +22,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime
 
 from control_plane.api import log_tokens
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Caller, Reader
 from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import Throttled
@@ -304,11 +305,4 @@ def _filter(
 
 
 def _event(event: LogEvent) -> logs_schemas.LogEvent:
-    return logs_schemas.LogEvent(
-        timestamp=datetime.fromtimestamp(event.at_ms / 1000, UTC),
-        generation=event.generation,
-        node_id=event.node_id,
-        rank=event.rank,
-        stream=event.kind,  # type: ignore[arg-type]  # the reader returns only these three values
-        message=event.text,
-    )
+    return shaped(event, logs_schemas.LogEvent, timestamp=datetime.fromtimestamp(event.at_ms / 1000, UTC))

@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 from fastapi import Query
 
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Reader
 from control_plane.api.deps import ServicesDep
 from control_plane.api.router import Router
@@ -34,10 +35,5 @@ def batch_get_loss_curves(
     with services.database.read() as session:
         found = loss_curves.read(session, run_ids.split(","), caller.project_filter, max_points)
     return metrics_schemas.BatchGetLossCurvesResponse(
-        loss_curves=[
-            metrics_schemas.LossCurve(
-                run_id=each.run_id, metric_name=each.name, steps=list(each.steps), values=list(each.values)
-            )
-            for each in found
-        ]
+        loss_curves=[shaped(each, metrics_schemas.LossCurve) for each in found]
     )

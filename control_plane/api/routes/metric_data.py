@@ -11,6 +11,7 @@ from typing import Annotated
 from fastapi import Query
 from pydantic import AwareDatetime
 
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Reader
 from control_plane.api.changes import compared
 from control_plane.api.deps import ChangesSince, ServicesDep, TrainingJobNamePath
@@ -40,13 +41,7 @@ def list_metrics(
         job = find_job(session, training_job_name, caller)
         found, dropped = metrics.names(session, job.run_id), metrics.dropped_count(session, job.run_id)
     return metrics_schemas.ListMetricsResponse(
-        metrics=[
-            metrics_schemas.Metric(
-                metric_name=each.name, last_step=each.last_step, last_time=each.last_at, last_value=each.last_value
-            )
-            for each in found
-        ],
-        dropped_count=dropped,
+        metrics=[shaped(each, metrics_schemas.Metric) for each in found], dropped_count=dropped
     )
 
 

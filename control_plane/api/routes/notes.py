@@ -10,7 +10,7 @@ from datetime import datetime
 
 from sqlalchemy.orm import Session
 
-from control_plane.api import views
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.deps import IncidentIdPath, ServicesDep, TrainingJobNamePath
 from control_plane.api.router import Router
@@ -39,7 +39,7 @@ def create_incident_note(
         record = incidents.get(session, incident_id)
         caller.require_sight("incident", incident_id, record.project)
         job = jobs.get_run(session, record.run_id)
-        return views.note(_create(session, job, incident_id, request, caller, now))
+        return shaped(_create(session, job, incident_id, request, caller, now), notes_schemas.Note)
 
 
 @router.post(
@@ -61,7 +61,7 @@ def create_training_job_note(
     now = services.now()
     with services.database.write() as session:
         job = find_job(session, training_job_name, caller)
-        return views.note(_create(session, job, None, request, caller, now))
+        return shaped(_create(session, job, None, request, caller, now), notes_schemas.Note)
 
 
 @router.get("/training-jobs/{TrainingJobName}/notes", operation_id="ListTrainingJobNotes", tags=["TrainingJobs"])
@@ -72,7 +72,7 @@ def list_training_job_notes(
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         found = notes.about(session, job.run_id, None)
-    return notes_schemas.ListTrainingJobNotesResponse(notes=[views.note(record) for record in found])
+    return notes_schemas.ListTrainingJobNotesResponse(notes=[shaped(record, notes_schemas.Note) for record in found])
 
 
 def _create(

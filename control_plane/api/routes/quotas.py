@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Path
 
 from control_plane.api import page_tokens
-from control_plane.api.alike import alike
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, page_of
 from control_plane.api.router import Router
@@ -73,4 +73,4 @@ def _named(quota: QuotaRecord) -> str:
 
 
 def _shown(quota: QuotaRecord) -> quotas_schemas.ProjectQuota:
-    return quotas_schemas.ProjectQuota(**alike(quota, quotas_schemas.ProjectQuota))
+    return shaped(quota, quotas_schemas.ProjectQuota)

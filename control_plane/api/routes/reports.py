@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import Query
 from pydantic import AwareDatetime
 
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Reader
 from control_plane.api.deps import ServicesDep
 from control_plane.api.errors import invalid
@@ -94,16 +95,7 @@ def _shown(found: reports.Report, bounds: tuple[int, ...]) -> reports_schemas.Re
         fleets=[
             reports_schemas.FleetReport(fleet_name=name, figures=_figures(figures)) for name, figures in found.fleets
         ],
-        jobs=[
-            reports_schemas.JobReport(
-                training_job_name=entry.job.name,
-                run_id=entry.job.run_id,
-                project=entry.job.project,
-                fleet_name=entry.job.fleet_name,
-                figures=_figures(entry.figures),
-            )
-            for entry in found.jobs
-        ],
+        jobs=[shaped(entry.job, reports_schemas.JobReport, figures=_figures(entry.figures)) for entry in found.jobs],
         other_jobs=_figures(found.other_jobs) if found.job_count > len(found.jobs) else None,
         job_count=found.job_count,
         causes=[
@@ -135,11 +127,10 @@ def _figures(figures: Figures) -> reports_schemas.ReportFigures:
 
 
 def _incidents(figures: IncidentFigures) -> reports_schemas.ReportIncidents:
-    return reports_schemas.ReportIncidents(
-        count=figures.count,
-        recovered_count=figures.recovered_count,
+    return shaped(
+        figures,
+        reports_schemas.ReportIncidents,
         recovery_seconds=figures.recovery_microseconds / _MICRO,
-        recomputed_steps=figures.recomputed_steps,
         cost_usd=_usd(figures.cost_micro_usd),
     )
 

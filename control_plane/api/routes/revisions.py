@@ -5,6 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens
+from control_plane.api.alike import shaped
 from control_plane.api.allowance import allowance_of
 from control_plane.api.auth import Reader, User
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TrainingJobNamePath, page_of
@@ -49,12 +50,8 @@ def update_training_job(
             )
             message = f"{job.name} has revision {job.revision}: {'; '.join(_words(change) for change in new.changes)}."
             events.append_for_job(session, job, "TrainingJobUpdated", message, now)
-    return revisions_schemas.UpdateTrainingJobResponse(
-        training_job_name=job.name,
-        run_id=job.run_id,
-        revision=job.revision,
-        changes=[_shown(change) for change in new.changes],
-    )
+    changes = [_shown(change) for change in new.changes]
+    return shaped(job, revisions_schemas.UpdateTrainingJobResponse, changes=changes)
 
 
 @router.get("/revisions", operation_id="ListTrainingJobRevisions")
@@ -73,9 +70,7 @@ def list_training_job_revisions(
     shown, more = page_of(page, max_results, lambda each: (each.number,))
     return revisions_schemas.ListTrainingJobRevisionsResponse(
         revisions=[
-            revisions_schemas.TrainingJobRevision(
-                revision=each.number, time=each.at, changes=[_shown(change) for change in each.changes]
-            )
+            shaped(each, revisions_schemas.TrainingJobRevision, changes=[_shown(change) for change in each.changes])
             for each in shown
         ],
         next_token=more,
@@ -102,12 +97,8 @@ def _around(session: Session, job: SavedJob) -> Surroundings:
 
 
 def _shown(change: Change) -> revisions_schemas.FieldChange:
-    return revisions_schemas.FieldChange(
-        field=change.field,
-        before=change.before,
-        after=change.after,
-        applies="NextGeneration" if change.needs_generation else "Now",
-    )
+    applies = "NextGeneration" if change.needs_generation else "Now"
+    return shaped(change, revisions_schemas.FieldChange, applies=applies)
 
 
 def _words(change: Change) -> str:

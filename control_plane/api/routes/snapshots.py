@@ -27,6 +27,7 @@ from fastapi import Path, Query
 from fastapi.responses import Response
 
 from control_plane.api import deps
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Caller, User
 from control_plane.api.deps import Services, ServicesDep, TrainingJobNamePath
 from control_plane.api.errors import InUse, Unavailable, invalid
@@ -112,11 +113,9 @@ async def hold_snapshot(
         hold_in_seconds=int(HOLD_SECONDS),
         max_read_bytes=MAX_SNAPSHOT_READ_BYTES,
         shards=[
-            snapshots_schemas.HeldShard(
-                rank=shard.rank,
-                origin_generation=shard.origin_generation,
-                object_bytes=shard.object_bytes,
-                payload_bytes=shard.payload_bytes,
+            shaped(
+                shard,
+                snapshots_schemas.HeldShard,
                 payload_digest=shard.payload_digest.hex(),
                 layout_hash=shard.layout_hash.hex(),
             )

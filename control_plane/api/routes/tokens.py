@@ -11,7 +11,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from control_plane.api import page_tokens, views
+from control_plane.api import page_tokens
+from control_plane.api.alike import shaped
 from control_plane.api.auth import Admin, Reader
 from control_plane.api.deps import MaxResults, NextToken, ServicesDep, TokenIdPath, page_of
 from control_plane.api.errors import invalid
@@ -46,7 +47,7 @@ def create_token(
         scope = f"of the project {record.project}" if record.project else "of every project"
         message = f"The token {record.id} was created with the token {caller.token.id}: {record.role} {scope}."
         events.add(session, "TokenCreated", message, now)
-    return tokens_schemas.CreateTokenResponse(secret=secret, token=views.token(record))
+    return tokens_schemas.CreateTokenResponse(secret=secret, token=shaped(record, tokens_schemas.Token))
 
 
 @router.get("/tokens", operation_id="ListTokens")
@@ -65,7 +66,9 @@ def list_tokens(
             session, project=project, with_ended=include_ended, now=services.now(), after=after, limit=max_results + 1
         )
     shown, more = page_of(page, max_results, lambda record: (record.created_at.isoformat(), record.id))
-    return tokens_schemas.ListTokensResponse(tokens=[views.token(record) for record in shown], next_token=more)
+    return tokens_schemas.ListTokensResponse(
+        tokens=[shaped(record, tokens_schemas.Token) for record in shown], next_token=more
+    )
 
 
 @router.post("/tokens/{TokenId}/revoke", operation_id="RevokeToken", status_code=202)
@@ -83,19 +86,16 @@ def revoke_token(token_id: TokenIdPath, caller: Admin, services: ServicesDep) ->
         if tokens.revoke(session, token_id, now):
             message = f"The token {token_id} ({before.role}) was revoked with the token {caller.token.id}."
             events.add(session, "TokenRevoked", message, now, fleet_name=before.fleet_name)
-        return views.token(tokens.get(session, token_id))
+        return shaped(tokens.get(session, token_id), tokens_schemas.Token)
 
 
 @router.get("/caller-identity", operation_id="GetCallerIdentity")
 def get_caller_identity(caller: Reader, services: ServicesDep) -> tokens_schemas.GetCallerIdentityResponse:
     """Return the caller's token: its role, project and expiry."""
-    return tokens_schemas.GetCallerIdentityResponse(
-        token_id=caller.token.id,
-        role=caller.role.value,  # type: ignore[arg-type]  # `reader` rejects agents' tokens before this route runs
+    return shaped(
+        caller.token,
+        tokens_schemas.GetCallerIdentityResponse,
         project=caller.project or None,
-        description=caller.token.description,
-        creation_time=caller.token.created_at,
-        expiration_time=caller.token.expires_at,
         server_version=version("everstep"),
         server_time=services.now(),
     )

@@ -159,24 +159,14 @@ Response: TypeAlias = Recorded | RestartsRanks | LeavesNodes | Tries | Shrinks |
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IncidentRecord:
-    """A failure and its recovery, as the control plane stores them."""
+class IncidentCourse:
+    """A failure and its recovery so far. Times are Unix seconds."""
 
-    id: str
-    state: IncidentState
     cause: Cause
     evidence: tuple[Fact, ...]
     decision: Response
-    generation_before: Generation
     failed_at: float
     opened_at: float
-    reached_step: Step
-    """The newest step that training had finished before the failure."""
-    earliest_failure_at: float = 0.0
-    """Lower bound of `failed_at` in Unix seconds: the end of the job's previous incident, or the start of the job.
-
-    The incidents of a job therefore never overlap.
-    """
     generation_after: Generation | None = None
     from_step: Step | None = None
     """The step from which training resumed."""
@@ -186,21 +176,37 @@ class IncidentRecord:
     """The nodes that failed, that AWS took, or that the job gave up in this incident."""
     faulted_instance_ids: tuple[NodeId, ...] = ()
     """The nodes on which the failure occurred, whether or not the job gave these nodes up."""
-    lost_node_count: int = 0
-    """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
     node_count_before: int = 0
     """Number of nodes of the generation that the incident ended. 0 until the next generation has a plan."""
     node_count_after: int = 0
     """Number of nodes of the newest generation of this recovery. 0 until that generation has a plan."""
+    replacement_instance_ids: tuple[NodeId, ...] = ()
+    replaced_at: float | None = None
+    restored_at: float | None = None
+    closed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentRecord(IncidentCourse):
+    """A failure and its recovery, as the control plane stores them."""
+
+    id: str
+    state: IncidentState
+    generation_before: Generation
+    reached_step: Step
+    """The newest step that training had finished before the failure."""
+    earliest_failure_at: float = 0.0
+    """Lower bound of `failed_at` in Unix seconds: the end of the job's previous incident, or the start of the job.
+
+    The incidents of a job therefore never overlap.
+    """
+    lost_node_count: int = 0
+    """Number of nodes in `instance_ids` that failed or that AWS reclaimed."""
     kept_instance_ids: tuple[NodeId, ...] = ()
     """Faulty nodes that the job kept for the next generation.
 
     Without them, the job would have lost a committed step.
     """
-    replacement_instance_ids: tuple[NodeId, ...] = ()
-    replaced_at: float | None = None
-    restored_at: float | None = None
-    closed_at: float | None = None
     is_given_up: bool = False
     """Whether the job ended or was paused before training had caught up, so this recovery was not completed."""
     rank_sources: tuple[tuple[str, int], ...] = ()
