@@ -20,10 +20,10 @@ from pathlib import Path
 
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from control_plane import options
 from control_plane.app import Server, create_app, server_config
-from control_plane.cloud.connection import CloudMode, Connection
+from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError, NoCredentials
-from control_plane.cloud.region import find_region
 from control_plane.core.timeouts import explained, ladder, rungs
 from control_plane.db import schema
 from control_plane.db.errors import SchemaMismatch
@@ -34,7 +34,7 @@ from control_plane.gate import MAX_STRANGERS, Gate, raise_open_files
 from control_plane.secrets import ADMIN_TOKEN, SecretFiles, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
 from control_plane.tracing import TracingUnavailable
-from everstep.protocol.local_keys import LocalKeys, UnusableKeys
+from everstep.protocol.local_keys import UnusableKeys
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, TextFormatter
 from everstep.protocol.service_manager import ServiceManager
 
@@ -89,7 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if start.is_migrating:
             _migrate(settings)
         return _serve(settings, start.ready_file)
-    except (InvalidSettings, InvalidTimeouts, SchemaMismatch, CloudError, ArgumentError, TracingUnavailable) as error:
+    except (
+        InvalidSettings,
+        InvalidTimeouts,
+        SchemaMismatch,
+        CloudError,
+        ArgumentError,
+        TracingUnavailable,
+        UnusableKeys,
+    ) as error:
         log.error("not started: %s", error)
         return EXIT_REFUSED
     except OperationalError as error:
@@ -104,21 +112,11 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
     parser = argparse.ArgumentParser(
         prog="everstep server",
         description="The control plane of Everstep: REST API, agents' connections, job and fleet loops.",
+        parents=[options.of_the_database(), options.of_the_cloud()],
     )
     env = os.environ.get
     parser.add_argument(
-        "--state-dir",
-        type=Path,
-        default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")),
-        help="directory for secrets and the embedded database (default %(default)s)",
-    )
-    parser.add_argument(
         "--migrate", action="store_true", help="migrate the database to this version's schema before serving"
-    )
-    parser.add_argument(
-        "--database-url",
-        default=env("EVERSTEP_DATABASE_URL", ""),
-        help="SQLAlchemy URL; default: SQLite in the state directory",
     )
     parser.add_argument(
         "--secrets-prefix",
@@ -158,30 +156,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         metavar="CIDR,…",
         help="addresses and networks of the proxies in front of this server, separated by commas; the server believes "
         "their X-Forwarded-For and X-Forwarded-Proto (default %(default)s)",
-    )
-    parser.add_argument(
-        "--mode",
-        choices=[mode.value for mode in CloudMode],
-        default=env("EVERSTEP_MODE", "aws"),
-        help="cloud that the server manages: aws or local (default %(default)s)",
-    )
-    parser.add_argument(
-        "--region",
-        default=env("EVERSTEP_AWS_REGION", ""),
-        help="AWS region (default: EVERSTEP_AWS_REGION, AWS_REGION, AWS_DEFAULT_REGION, the AWS profile, or the "
-        "instance's metadata)",
-    )
-    parser.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
-    parser.add_argument(
-        "--aws-s3-endpoint-url",
-        metavar="URL",
-        help="URL of another S3 server (default: the S3 of --aws-endpoint-url)",
-    )
-    parser.add_argument(
-        "--aws-keys-file",
-        type=Path,
-        default=env("EVERSTEP_AWS_KEYS_FILE"),
-        help="file with the local cloud's access key, which `everstep local up` creates",
     )
     parser.add_argument(
         "--events-queue-url",
@@ -254,13 +228,14 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         help="file that the server writes once it accepts requests: JSON with url, pid and admin_token_path",
     )
     given = parser.parse_args(arguments)
+    cloud = options.cloud(given)
     same = {field.name for field in fields(Settings)} & vars(given).keys() - {"mode", "region", "trusted_proxies"}
     settings = Settings(
         **{name: getattr(given, name) for name in same},
         state_directory=given.state_dir.resolve(),
-        mode=CloudMode(given.mode),
-        region=given.region or (find_region() if given.mode == CloudMode.AWS else ""),
-        aws_keys=_keys(given.aws_keys_file),
+        mode=cloud.mode,
+        region=cloud.region,
+        aws_keys=cloud.keys,
         event_exports=tuple(given.export_events),
         webhooks=tuple(given.webhook),
         webhook_receivers=tuple(given.allow_webhook),
@@ -279,14 +254,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         is_asked_for_timeouts=given.print_timeouts,
         log_format=given.log_format,
     )
-
-
-def _keys(file: Path | None) -> LocalKeys | None:
-    """Read the access key of the simulated AWS (the local cloud) from `file`. None without a file, as on real AWS."""
-    try:
-        return LocalKeys.read(Path(file)) if file else None
-    except UnusableKeys as error:
-        raise InvalidSettings(f"--aws-keys-file: {error}") from error
 
 
 def _retention(given: Sequence[str]) -> RowRetention:

@@ -12,16 +12,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
+from control_plane import options
+from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError
 from control_plane.cloud.objects import ObjectInfo, ServiceStore, require_missing
-from control_plane.cloud.region import find_region
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.core.checkpoints import TrashMark
 from control_plane.core.database_restore import (
@@ -48,7 +47,7 @@ from control_plane.settings import embedded_database
 from control_plane.steady_clock import steady_now
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.local_keys import LocalKeys, UnusableKeys
+from everstep.protocol.local_keys import UnusableKeys
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 from everstep.protocol.plan import ObjectReference
 
@@ -108,45 +107,20 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="everstep db", description="Back up, restore, check and migrate the control plane's database."
     )
-    env = os.environ.get
-    place = argparse.ArgumentParser(add_help=False)
-    place.add_argument(
-        "--state-dir",
-        type=Path,
-        default=Path(env("EVERSTEP_STATE_DIR", ".everstep/server")),
-        help="the server's state directory (default %(default)s)",
-    )
-    place.add_argument(
-        "--database-url",
-        default=env("EVERSTEP_DATABASE_URL", ""),
-        help="SQLAlchemy URL of the database; default: SQLite in the state directory",
-    )
+    place = options.of_the_database()
     commands = parser.add_subparsers(dest="command", required=True)
     backup = commands.add_parser("backup", parents=[place], help="write the database to a file; servers may run")
     backup.add_argument("file", type=Path, help="new file; only its owner can read it")
     restore = commands.add_parser(
-        "restore", parents=[place], help="restore a backup to an empty database; all servers must be stopped"
+        "restore",
+        parents=[place, options.of_the_cloud()],
+        help="restore a backup to an empty database; all servers must be stopped",
     )
     restore.add_argument("file", type=Path, help="file of `everstep db backup`")
     restore.add_argument(
         "--without-checkpoints",
         action="store_true",
         help="do not ask S3 for newer checkpoints, pins and deletions. No job restores from such checkpoints",
-    )
-    restore.add_argument(
-        "--mode",
-        choices=[mode.value for mode in CloudMode],
-        default=env("EVERSTEP_MODE", "aws"),
-        help="cloud of the bucket (default %(default)s)",
-    )
-    restore.add_argument("--region", default=env("EVERSTEP_AWS_REGION", ""), help="AWS region of the bucket")
-    restore.add_argument("--aws-endpoint-url", default=env("EVERSTEP_AWS_ENDPOINT_URL"), help="URL of the local cloud")
-    restore.add_argument("--aws-s3-endpoint-url", help="URL of another S3 server")
-    restore.add_argument(
-        "--aws-keys-file",
-        type=Path,
-        default=env("EVERSTEP_AWS_KEYS_FILE"),
-        help="file with the local cloud's access key",
     )
     restored = commands.add_parser(
         "restored", parents=[place], help="show what a restore changed; until --accept, nothing is deleted from S3"
@@ -188,7 +162,7 @@ def _restore(given: argparse.Namespace) -> int:
     if is_in_use(given.state_dir):
         log.error("a server runs with the state directory %s: stop all servers, then restore again", given.state_dir)
         return EXIT_REFUSED
-    connect = None if given.without_checkpoints else partial(_objects, given)
+    connect = None if given.without_checkpoints else lambda: S3ServiceStore(Connection(options.cloud(given)))
     first, changes = restore(given.file, _url(given), connect, steady_now())
     found = sum(len(each.changes.checkpoints) for each in changes.values())
     lost = sum(len(each.changes.missing) for each in changes.values())
@@ -260,23 +234,6 @@ def restore(
     finally:
         backups.discard(database)
     return first, changes
-
-
-def _objects(given: argparse.Namespace) -> ServiceStore:
-    mode = CloudMode(given.mode)
-    keys = LocalKeys.read(Path(given.aws_keys_file)) if given.aws_keys_file else None
-    region = given.region or (find_region() if mode is CloudMode.AWS else "")
-    return S3ServiceStore(
-        Connection(
-            CloudSettings(
-                mode=mode,
-                region=region,
-                endpoint_url=given.aws_endpoint_url,
-                s3_endpoint_url=given.aws_s3_endpoint_url,
-                keys=keys,
-            )
-        )
-    )
 
 
 def found_in_s3(objects: ServiceStore, run: RestoredRun) -> RunChanges:

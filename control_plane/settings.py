@@ -91,27 +91,21 @@ class Settings:
             raise InvalidSettings("a bucket is needed for sources, logs, outputs and checkpoints: --bucket NAME")
         if self.mode is CloudMode.LOCAL and not self.aws_endpoint_url:
             raise InvalidSettings("local mode needs --aws-endpoint-url on this machine (127.0.0.0/8 or ::1)")
-        for option, url in (
-            ("--aws-endpoint-url", self.aws_endpoint_url),
-            ("--aws-s3-endpoint-url", self.aws_s3_endpoint_url),
+        for option, url, is_of_cloud in (
+            ("--aws-endpoint-url", self.aws_endpoint_url, True),
+            ("--aws-s3-endpoint-url", self.aws_s3_endpoint_url, True),
+            ("--events-queue-url", self.events_queue_url, True),
+            ("--replica-url", self.replica_url, False),
+            ("--otlp-endpoint", self.otlp_endpoint, False),
         ):
-            if self.mode is CloudMode.LOCAL and url and not is_loopback(url):
+            if self.mode is CloudMode.LOCAL and is_of_cloud and url and not is_loopback(url):
                 raise InvalidSettings(f"local mode needs {option} on this machine (127.0.0.0/8 or ::1), not {url!r}")
             if url and not url_host(url):
                 raise InvalidSettings(f"{option} {url!r} is not an http or https URL")
-        if self.events_queue_url and not url_host(self.events_queue_url):
-            raise InvalidSettings(f"--events-queue-url {self.events_queue_url!r} is not an http or https URL")
-        if self.replica_url and not url_host(self.replica_url):
-            raise InvalidSettings(f"--replica-url {self.replica_url!r} is not an http or https URL")
         if self.mode is not CloudMode.LOCAL and self.aws_keys is not None:
             raise InvalidSettings(
                 "--aws-keys-file is for --mode local: on AWS the server uses the credentials of its instance or "
                 "environment"
-            )
-        if self.mode is CloudMode.LOCAL and self.events_queue_url and not is_loopback(self.events_queue_url):
-            raise InvalidSettings(
-                "local mode needs --events-queue-url on this machine (127.0.0.0/8 or ::1), not "
-                f"{self.events_queue_url!r}"
             )
         if self.mode is CloudMode.LOCAL:
             object.__setattr__(self, "region", self.region or LOCAL_REGION)
@@ -137,8 +131,6 @@ class Settings:
             raise InvalidSettings("--webhook needs a secret that signs the messages: EVERSTEP_WEBHOOK_SECRET")
         if len(set(self.webhooks)) != len(self.webhooks):
             raise InvalidSettings("--webhook contains the same URL twice")
-        if self.otlp_endpoint and not url_host(self.otlp_endpoint):
-            raise InvalidSettings(f"--otlp-endpoint {self.otlp_endpoint!r} is not an http or https URL")
         if self.server_id and re.fullmatch(r"[0-9a-f]{32}", self.server_id) is None:
             raise InvalidSettings(f"--server-id {self.server_id!r} does not consist of 32 hexadecimal digits")
         if self.server_secret and re.fullmatch(r"[0-9a-fA-F]{64}", self.server_secret) is None:

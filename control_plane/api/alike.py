@@ -30,7 +30,6 @@ _STORED_AS: Final[Mapping[str, tuple[str, ...]]] = {
     "fleet_name": ("name",),
     "instance_id": ("node_id",),
     "is_out_of_capacity": ("is_shortage",),
-    "is_total_loss": ("is_total",),
     "kept_step": ("kept",),
     "last_modified_time": ("modified_at",),
     "last_time": ("last_at",),

@@ -673,6 +673,8 @@ def _repeat_choice(job: SavedJob) -> jobs_schemas.RepeatChoice | None:
         jobs_schemas.RepeatChoice,
         ended_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.ENDED],
         silent_node_ids=[each.node_id for each in choice.holders if each.state is HolderState.SILENT],
+        unknown_steps=choice.unknown_steps,
+        is_total_loss=choice.is_total,
         is_store_listed=choice.listing is not None and choice.listing.obstacle is None,
     )
 
