@@ -4,7 +4,7 @@
                       created the job, also days later, after a restart, and on another server
     spans             requests, changes of the job's state, messages to agents, calls to AWS, recoveries
 
-`Tracer` records nothing. `otlp_tracer` returns a tracer that exports over OTLP/HTTP, if the extra `otel` is installed.
+`otlp_tracer` returns a tracer that exports over OTLP/HTTP, if the extra `otel` is installed.
 
 Invariant: a span contains names, ids and reasons only. Tracing never delays a background loop, because another thread
 exports the spans.
@@ -27,12 +27,18 @@ class TracingUnavailable(Exception):
 
 
 class Tracer:
-    """A tracer that records nothing. `ExportingTracer` overrides its methods.
+    """Exports spans with the OpenTelemetry SDK. Without a provider, it records nothing.
 
-    The server uses this class if the settings name no endpoint for traces.
+    The tracer owns its SDK provider, and stops it in `close`.
     """
 
-    is_recording = False
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        self._provider = provider
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether `record` exports its spans."""
+        return self._provider is not None
 
     def record(
         self,
@@ -53,33 +59,8 @@ class Tracer:
             attributes: further facts. Their names get the prefix `everstep.`.
             failure: why the described work failed. Empty after a success.
         """
-
-    def close(self) -> None:
-        """Export the remaining spans. Blocks for at most a few seconds."""
-
-
-class ExportingTracer(Tracer):
-    """A tracer that exports spans with the OpenTelemetry SDK.
-
-    The tracer owns its SDK provider, and stops it in `close`.
-    """
-
-    is_recording = True
-
-    def __init__(self, provider: TracerProvider) -> None:
-        self._provider = provider
-        self._tracer = provider.get_tracer("everstep")
-
-    def record(
-        self,
-        name: str,
-        run_id: str,
-        begun_at: float,
-        ended_at: float,
-        attributes: Mapping[str, str | int],
-        failure: str = "",
-    ) -> None:
-        """Record a span in the trace of a job (see `Tracer.record`)."""
+        if self._provider is None or len(run_id) != 32:
+            return
         from opentelemetry.trace import (
             NonRecordingSpan,
             SpanContext,
@@ -89,11 +70,9 @@ class ExportingTracer(Tracer):
             set_span_in_context,
         )
 
-        if len(run_id) != 32:
-            return
         # The parent has no span of its own. Its id is derived from the RunId, so all spans of a job are siblings.
         root = SpanContext(int(run_id, 16), int(run_id[:16], 16) or 1, is_remote=True, trace_flags=TraceFlags(1))
-        span = self._tracer.start_span(
+        span = self._provider.get_tracer("everstep").start_span(
             name,
             set_span_in_context(NonRecordingSpan(root)),
             attributes={f"everstep.{key}": value for key, value in {"run_id": run_id, **attributes}.items()},
@@ -104,8 +83,9 @@ class ExportingTracer(Tracer):
         span.end(int(max(begun_at, ended_at) * 1e9))
 
     def close(self) -> None:
-        """Export the remaining spans, and stop the exporting thread."""
-        self._provider.shutdown()
+        """Export the remaining spans, and stop the exporting thread. Blocks for at most a few seconds."""
+        if self._provider is not None:
+            self._provider.shutdown()
 
 
 def otlp_tracer(endpoint: str, version: str) -> Tracer:
@@ -135,4 +115,4 @@ def otlp_tracer(endpoint: str, version: str) -> Tracer:
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=EXPORT_SECONDS)
     provider.add_span_processor(BatchSpanProcessor(exporter))
-    return ExportingTracer(provider)
+    return Tracer(provider)

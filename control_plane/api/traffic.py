@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -34,8 +33,6 @@ LEVEL: Final = 4
 """Level of gzip. Source: measured on ListTrainingJobs of 1,000 jobs; higher levels save little and take much longer."""
 ETAG_BYTES: Final = 12
 
-Change = Callable[[Message, bytes], Awaitable[bytes]]
-
 
 def accepts_gzip(scope: Scope) -> bool:
     """Return whether the client of a request accepts a response that is compressed with gzip."""
@@ -47,78 +44,72 @@ def accepts_gzip(scope: Scope) -> bool:
     return False
 
 
-class Compression:
+class _Changing:
+    """ASGI middleware that changes complete JSON responses to GET."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
+        if scope["type"] == "http" and scope["method"] == "GET" and scope["path"].startswith("/v1/"):
+            send = self._changing(scope, send)
+        await self._app(scope, receive, send)
+
+    async def _changed(self, scope: Scope, start: Message, body: bytes) -> bytes:
+        """Return the new body of a response. May modify the headers of the start message."""
+        raise NotImplementedError
+
+    def _changing(self, scope: Scope, send: Send) -> Send:
+        start: Message | None = None
+
+        async def send_changed(message: Message) -> None:
+            nonlocal start
+            if message["type"] == "http.response.start" and _is_json(message):
+                start = {**message, "headers": list(message["headers"])}
+                return
+            if start is not None:
+                begun, start = start, None
+                if message["type"] == "http.response.body" and not message.get("more_body"):
+                    body = await self._changed(scope, begun, message.get("body", b""))
+                    headers = MutableHeaders(raw=begun["headers"])
+                    del headers["content-length"]
+                    if begun["status"] != 304:
+                        headers["content-length"] = str(len(body))
+                    message = {**message, "body": body}
+                await send(begun)
+            await send(message)
+
+        return send_changed
+
+
+class Compression(_Changing):
     """ASGI middleware that compresses JSON responses."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
-
-        async def compress(start: Message, body: bytes) -> bytes:
-            headers = MutableHeaders(raw=start["headers"])
-            if len(body) < MIN_BYTES or "content-encoding" in headers:
-                return body
-            headers.add_vary_header("accept-encoding")
-            if not accepts_gzip(scope):
-                return body
-            headers["content-encoding"] = "gzip"
-            return await asyncio.to_thread(_packed, body) if len(body) > THREAD_BYTES else _packed(body)
-
-        await self._app(scope, receive, _changing(scope, send, compress))
+    async def _changed(self, scope: Scope, start: Message, body: bytes) -> bytes:
+        headers = MutableHeaders(raw=start["headers"])
+        if len(body) < MIN_BYTES or "content-encoding" in headers:
+            return body
+        headers.add_vary_header("accept-encoding")
+        if not accepts_gzip(scope):
+            return body
+        headers["content-encoding"] = "gzip"
+        return await asyncio.to_thread(_packed, body) if len(body) > THREAD_BYTES else _packed(body)
 
 
-class Conditional:
+class Conditional(_Changing):
     """ASGI middleware that answers 304 if the client already has the response."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one ASGI request. The HTTP server calls this method for each request."""
-
-        async def compare(start: Message, body: bytes) -> bytes:
-            headers = MutableHeaders(raw=start["headers"])
-            tag = f'"{hashlib.blake2b(body, digest_size=ETAG_BYTES).hexdigest()}"'
-            headers["etag"] = tag
-            if tag not in (each.strip() for each in Headers(scope=scope).get("if-none-match", "").split(",")):
-                return body
-            start["status"] = 304
-            for name in ("content-type", "content-encoding"):
-                del headers[name]
-            return b""
-
-        await self._app(scope, receive, _changing(scope, send, compare))
-
-
-def _changing(scope: Scope, send: Send, change: Change) -> Send:
-    """Return a `send` that applies `change` to a complete JSON response to GET.
-
-    `change` receives the start message, whose headers it may modify, and the body. It returns the new body.
-    """
-    if scope["type"] != "http" or scope["method"] != "GET" or not scope["path"].startswith("/v1/"):
-        return send
-    start: Message | None = None
-
-    async def send_changed(message: Message) -> None:
-        nonlocal start
-        if message["type"] == "http.response.start" and _is_json(message):
-            start = {**message, "headers": list(message["headers"])}
-            return
-        if start is not None:
-            begun, start = start, None
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                body = await change(begun, message.get("body", b""))
-                headers = MutableHeaders(raw=begun["headers"])
-                del headers["content-length"]
-                if begun["status"] != 304:
-                    headers["content-length"] = str(len(body))
-                message = {**message, "body": body}
-            await send(begun)
-        await send(message)
-
-    return send_changed
+    async def _changed(self, scope: Scope, start: Message, body: bytes) -> bytes:
+        headers = MutableHeaders(raw=start["headers"])
+        tag = f'"{hashlib.blake2b(body, digest_size=ETAG_BYTES).hexdigest()}"'
+        headers["etag"] = tag
+        if tag not in (each.strip() for each in Headers(scope=scope).get("if-none-match", "").split(",")):
+            return body
+        start["status"] = 304
+        for name in ("content-type", "content-encoding"):
+            del headers[name]
+        return b""
 
 
 def _is_json(start: Message) -> bool:

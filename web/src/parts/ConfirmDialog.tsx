@@ -10,6 +10,10 @@ export interface Confirmation {
   /** The text that a person types to confirm. */
   name: string
   verb: string
+  /** The default is a question with verb and name. Another title means that other fields come first. */
+  title?: string
+  /** Whether the other fields permit the request. */
+  isReady?: boolean
   onClose: () => void
   /** Sends the request. After it, all queries are renewed. */
   onConfirm: () => Promise<unknown>
@@ -17,7 +21,8 @@ export interface Confirmation {
 }
 
 /** The dialog of `ConfirmButton`, in a file of its own because most visits need no dialog. */
-export default function ConfirmDialog({ name, verb, onClose, onConfirm, children }: Confirmation) {
+export default function ConfirmDialog({ name, verb, title, isReady = true, ...rest }: Confirmation) {
+  const { onClose, onConfirm, children } = rest
   const [typed, setTyped] = useState('')
   const client = useQueryClient()
   const request = useMutation({
@@ -28,15 +33,16 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
     },
   })
   const isStale = useIsStale()
+  const isConfirmed = isReady && typed === name
   return (
-    <Dialog onClose={onClose} title={DIALOGS.question(verb, name)}>
-      <Form className="stack" onSubmit={() => typed === name && !request.isPending && request.mutate()}>
+    <Dialog onClose={onClose} title={title ?? DIALOGS.question(verb, name)}>
+      <Form className="stack" onSubmit={() => isConfirmed && !request.isPending && request.mutate()}>
         <div>{children}</div>
         <TextInput
           label={DIALOGS.confirm(name)}
           value={typed}
           onChange={(event) => setTyped(event.currentTarget.value)}
-          data-autofocus
+          data-autofocus={title === undefined || undefined}
           autoComplete="off"
           spellCheck={false}
         />
@@ -45,7 +51,7 @@ export default function ConfirmDialog({ name, verb, onClose, onConfirm, children
           <Button variant="default" onClick={onClose}>
             {DIALOGS.cancel}
           </Button>
-          <Button type="submit" color="red" disabled={typed !== name || isStale} loading={request.isPending}>
+          <Button type="submit" color="red" disabled={!isConfirmed || isStale} loading={request.isPending}>
             {verb}
           </Button>
         </div>

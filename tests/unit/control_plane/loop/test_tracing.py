@@ -12,15 +12,15 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from control_plane.core.states import JobState
 from control_plane.loop.runner import Runner
-from control_plane.tracing import ExportingTracer, Tracer, TracingUnavailable, otlp_tracer
+from control_plane.tracing import Tracer, TracingUnavailable, otlp_tracer
 from everstep.protocol.agent_messages import NodeFault
 from tests.unit.control_plane.loop.world import World
 
 
-def recording() -> tuple[ExportingTracer, InMemorySpanExporter]:
+def recording() -> tuple[Tracer, InMemorySpanExporter]:
     exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    return ExportingTracer(provider), exporter
+    return Tracer(provider), exporter
 
 
 async def test_a_recovery_is_in_the_trace_of_the_jobs_run_also_after_a_restart(world: World) -> None:
