@@ -540,12 +540,12 @@ class FollowLogsStream(TypedDict):
 class GetCallerIdentityResponse(TypedDict):
     """The token of the caller, with its role and project."""
     TokenId: str
-    Role: Literal["admin", "submitter", "viewer"]
     Project: NotRequired[str]
     """The project of the token. Absent if the token can access every project."""
     Description: str
     CreationTime: datetime
     ExpirationTime: NotRequired[datetime]
+    Role: Literal["admin", "submitter", "viewer"]
     ServerVersion: str
     ServerTime: datetime
     """Current time of the service's clock."""
@@ -645,25 +645,31 @@ class Holder(TypedDict):
 
 class Incident(TypedDict):
     """A failure and its recovery."""
+    TrainingJobName: str
+    RunId: str
     IncidentId: str
+    Decision: str
+    LostSteps: NotRequired[int]
+    """Number of steps that training had to repeat: ReachedStep − FromStep."""
+    FaultedInstanceIds: list[str]
+    """Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances."""
+    OpenedAt: datetime
+    ClosedAt: NotRequired[datetime]
+    Outcome: Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]
+    """How the incident ended."""
     Headline: str
     """What failed, in a few words without a full stop."""
-    TrainingJobName: str
     Project: str
-    RunId: str
     Cause: Literal["notice", "requested", "grown", "returned", "pause_failed", "drill", "load_failed", "rank_exit", "hang", "agent_lost", "node_unreachable", "node_fault", "instance_terminated", "shrunk", "group_lost"]
     Phase: Literal["replace", "restore", "rework", "closed"]
     Evidence: list[str]
     EvidenceFacts: list[EvidenceFact]
     """The values of each sentence of Evidence, in the same order."""
-    Decision: str
     Reason: str
     RestoreSource: NotRequired[Literal["local", "peer", "parity", "s3"]]
     """The most distant source from which any rank was restored. The order is the own node, a peer, parity (shards and shares of several peers), and S3."""
     FromStep: NotRequired[int]
     ReachedStep: NotRequired[int]
-    LostSteps: NotRequired[int]
-    """Number of steps that training had to repeat: ReachedStep − FromStep."""
     GenerationBefore: int
     GenerationAfter: NotRequired[int]
     NodeCountBefore: NotRequired[int]
@@ -675,14 +681,10 @@ class Incident(TypedDict):
     ReplacementInstanceId: NotRequired[str]
     InstanceIds: list[str]
     """Instances that the job lost or gave up, for any reason."""
-    FaultedInstanceIds: list[str]
-    """Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances."""
     ReplacementInstanceIds: list[str]
     FailedAt: datetime
-    OpenedAt: datetime
     RestoredAt: NotRequired[datetime]
     """When training ran again after the failure. Absent until then."""
-    ClosedAt: NotRequired[datetime]
     DetectSeconds: NotRequired[float]
     ReplaceSeconds: NotRequired[float]
     RestoreSeconds: NotRequired[float]
@@ -702,8 +704,6 @@ class Incident(TypedDict):
     """The note of the person who acknowledged the incident."""
     Owner: NotRequired[str]
     """The person who takes care of the incident, as UpdateIncident sets it."""
-    Outcome: Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]
-    """How the incident ended."""
     Verdict: NotRequired[str]
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     Why: NotRequired[str]
@@ -1241,18 +1241,19 @@ class ShardProtection(TypedDict):
 
 class SimilarIncident(TypedDict):
     """An incident that is similar to a given incident, with the same cause and project."""
-    IncidentId: str
     TrainingJobName: str
     RunId: str
-    FleetName: str
+    IncidentId: str
+    Decision: str
+    LostSteps: NotRequired[int]
+    """Number of steps that training had to repeat: ReachedStep − FromStep."""
+    FaultedInstanceIds: list[str]
+    """Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances."""
     OpenedAt: datetime
     ClosedAt: NotRequired[datetime]
     Outcome: Literal["Open", "Recovered", "JobPaused", "JobCompleted", "JobFailed", "JobStopped"]
     """How the incident ended."""
-    Decision: str
-    LostSteps: NotRequired[int]
-    """Number of steps that training had to repeat."""
-    FaultedInstanceIds: list[str]
+    FleetName: str
     Likeness: list[Literal["Instance", "InstanceType", "Fleet"]]
     """Properties that both incidents share in addition to cause and project, the most significant first."""
 
@@ -1323,16 +1324,16 @@ class TimeSpan(TypedDict):
 class Token(TypedDict):
     """A token without its secret."""
     TokenId: str
-    Kind: Literal["user", "join"]
-    """Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet."""
-    Role: Literal["admin", "submitter", "viewer", "agent"]
     Project: NotRequired[str]
     """The project of the token. Absent if the token can access every project."""
-    FleetName: NotRequired[str]
-    """The fleet of a join token. Absent for other tokens."""
     Description: str
     CreationTime: datetime
     ExpirationTime: NotRequired[datetime]
+    Kind: Literal["user", "join"]
+    """Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet."""
+    Role: Literal["admin", "submitter", "viewer", "agent"]
+    FleetName: NotRequired[str]
+    """The fleet of a join token. Absent for other tokens."""
     RevocationTime: NotRequired[datetime]
 
 class TrainingJob(TypedDict):
@@ -1341,20 +1342,45 @@ class TrainingJob(TypedDict):
     RunId: str
     FleetName: str
     """The fleet in which the job runs or waits."""
-    AlternativeFleetNames: list[str]
-    """The other fleets in which the job may start."""
     Project: str
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
     SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "CompletedWithOlderCheckpoint", "Failed", "Stopped"]
+    FinalCheckpointStep: NotRequired[int]
+    """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end."""
+    Reason: str
+    """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
+    NodeCount: int
+    GenerationNodeCount: int
+    """Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation."""
+    Priority: int
+    CreationTime: datetime
+    LastModifiedTime: datetime
+    """Time when the job last changed its state, or when a user last changed the job."""
+    TrainingStartTime: NotRequired[datetime]
+    TrainingEndTime: NotRequired[datetime]
+    PurgeTime: NotRequired[datetime]
+    """Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it."""
+    Generation: int
+    """Number of the current launch of all ranks; 0 before the first launch."""
+    CommittedStep: int
+    """The newest step that all holders in view have verified; -1 before the first such step."""
+    Boundary: int
+    """Number of steps that the ranks of the current generation have finished; -1 before they start."""
+    MaxBoundary: int
+    """The highest Boundary of any generation: the largest number of steps that the ranks have ever finished."""
+    TargetStep: NotRequired[int]
+    """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
+    EstimatedRemainingSeconds: NotRequired[float]
+    """Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended."""
+    CostUsd: NotRequired[float]
+    """Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price."""
+    AlternativeFleetNames: list[str]
+    """The other fleets in which the job may start."""
     SecondaryStatusTransitions: list[SecondaryStatusTransition]
     UnstoredOutputs: list[UnstoredOutput]
     """Outputs of the ranks that are not in S3, at most 50."""
     UnstoredOutputCount: int
     """Number of outputs that are not in S3, including those that UnstoredOutputs does not name."""
-    FinalCheckpointStep: NotRequired[int]
-    """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end."""
-    Reason: str
-    """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     Duty: Duty
     """What a person has to do for the job."""
     RepeatChoice: NotRequired[RepeatChoice]
@@ -1375,7 +1401,6 @@ class TrainingJob(TypedDict):
     Secrets: dict[str, str]
     """The location in AWS of each environment variable's value. The values are never shown."""
     RoleArn: NotRequired[str]
-    NodeCount: int
     RanksPerNode: int
     Protection: ProtectionConfig
     CheckpointConfig: CheckpointConfig
@@ -1387,22 +1412,12 @@ class TrainingJob(TypedDict):
     StoppingCondition: StoppingCondition
     RetryStrategy: RetryStrategy
     ElasticConfig: ElasticConfig
-    GenerationNodeCount: int
-    """Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation."""
-    Priority: int
     Preemptible: bool
     QueuePosition: NotRequired[int]
     """Position in the fleet's queue, from 1. Absent while the job is not in the queue."""
     QueuedBehind: list[str]
     """Names of the jobs ahead of this job in the queue."""
     Tags: dict[str, str]
-    CreationTime: datetime
-    LastModifiedTime: datetime
-    """Time when the job last changed its state, or when a user last changed the job."""
-    TrainingStartTime: NotRequired[datetime]
-    TrainingEndTime: NotRequired[datetime]
-    PurgeTime: NotRequired[datetime]
-    """Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it."""
     StopRequestedTime: NotRequired[datetime]
     PauseRequestedTime: NotRequired[datetime]
     """Time when a person paused the job. Absent after the job was resumed."""
@@ -1413,20 +1428,8 @@ class TrainingJob(TypedDict):
     TakenOverTime: NotRequired[datetime]
     """Time when a person took control of the job. Everstep only observes the job until the hand-back. Absent if Everstep controls the job."""
     TakenOverBy: NotRequired[str]
-    Generation: int
-    """Number of the current launch of all ranks; 0 before the first launch."""
     BaseStep: int
     """The step from which the current generation resumed."""
-    CommittedStep: int
-    """The newest step that all holders in view have verified; -1 before the first such step."""
-    Boundary: int
-    """Number of steps that the ranks of the current generation have finished; -1 before they start."""
-    MaxBoundary: int
-    """The highest Boundary of any generation: the largest number of steps that the ranks have ever finished."""
-    TargetStep: NotRequired[int]
-    """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
-    EstimatedRemainingSeconds: NotRequired[float]
-    """Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended."""
     HealthyNodeCount: int
     """Number of the job's nodes that are connected and report no fault of their own."""
     AssignedNodeCount: int
@@ -1446,8 +1449,6 @@ class TrainingJob(TypedDict):
     Reliability: Reliability
     NodeSeconds: float
     """Total time that nodes have worked for the job."""
-    CostUsd: NotRequired[float]
-    """Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price."""
 
 class TrainingJobNode(TypedDict):
     """A period in which a node worked for a job."""
@@ -1513,36 +1514,41 @@ class TrainingJobSummary(TypedDict):
     TrainingJobName: str
     RunId: str
     FleetName: str
+    """The fleet in which the job runs or waits."""
     Project: str
     TrainingJobStatus: Literal["InProgress", "Completed", "Failed", "Stopping", "Stopped"]
     SecondaryStatus: Literal["Pending", "Starting", "Downloading", "Training", "Restarting", "Interrupted", "Pausing", "Paused", "Stopping", "Completed", "CompletedWithOlderCheckpoint", "Failed", "Stopped"]
+    FinalCheckpointStep: NotRequired[int]
+    """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end."""
     Reason: str
-    Priority: int
+    """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     NodeCount: int
     GenerationNodeCount: int
-    """Number of nodes of the current generation, as in TrainingJob."""
-    Generation: int
-    CommittedStep: int
-    Boundary: int
-    MaxBoundary: int
-    """The highest number of steps that any generation has finished, as in TrainingJob."""
-    TargetStep: NotRequired[int]
-    """The step at which the script ends, as in TrainingJob."""
-    FinalCheckpointStep: NotRequired[int]
-    """Step of the final checkpoint, as in TrainingJob."""
-    EstimatedRemainingSeconds: NotRequired[float]
-    """Estimated time until the ranks reach TargetStep, as in TrainingJob."""
+    """Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation."""
+    Priority: int
     CreationTime: datetime
     LastModifiedTime: datetime
-    """When the job last changed its state, or a user last changed the job."""
+    """Time when the job last changed its state, or when a user last changed the job."""
     TrainingStartTime: NotRequired[datetime]
     TrainingEndTime: NotRequired[datetime]
     PurgeTime: NotRequired[datetime]
-    """PurgeTime of the job, as in TrainingJob."""
+    """Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it."""
+    Generation: int
+    """Number of the current launch of all ranks; 0 before the first launch."""
+    CommittedStep: int
+    """The newest step that all holders in view have verified; -1 before the first such step."""
+    Boundary: int
+    """Number of steps that the ranks of the current generation have finished; -1 before they start."""
+    MaxBoundary: int
+    """The highest Boundary of any generation: the largest number of steps that the ranks have ever finished."""
+    TargetStep: NotRequired[int]
+    """The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none."""
+    EstimatedRemainingSeconds: NotRequired[float]
+    """Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended."""
+    CostUsd: NotRequired[float]
+    """Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price."""
     EttrRatio: NotRequired[float]
     """Effective training time ratio, as in Reliability. Absent before the job has started."""
-    CostUsd: NotRequired[float]
-    """Cost of the job's nodes so far. Absent if the fleet has no price."""
     ProtectionState: NotRequired[Literal["Protected", "Degraded", "Unprotected"]]
     """Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end."""
     SurvivesNodeLoss: NotRequired[bool]

@@ -832,12 +832,12 @@ export interface FollowLogsStream {
 /** The token of the caller, with its role and project. */
 export interface GetCallerIdentityResponse {
   TokenId: string
-  Role: 'admin' | 'submitter' | 'viewer'
   /** The project of the token. Absent if the token can access every project. */
   Project?: string
   Description: string
   CreationTime: Timestamp
   ExpirationTime?: Timestamp
+  Role: 'admin' | 'submitter' | 'viewer'
   ServerVersion: string
   /** Current time of the service's clock. */
   ServerTime: Timestamp
@@ -1024,25 +1024,31 @@ export interface Holder {
 
 /** A failure and its recovery. */
 export interface Incident {
+  TrainingJobName: string
+  RunId: string
   IncidentId: string
+  Decision: string
+  /** Number of steps that training had to repeat: ReachedStep − FromStep. */
+  LostSteps?: number
+  /** Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances. */
+  FaultedInstanceIds: string[]
+  OpenedAt: Timestamp
+  ClosedAt?: Timestamp
+  /** How the incident ended. */
+  Outcome: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
   /** What failed, in a few words without a full stop. */
   Headline: string
-  TrainingJobName: string
   Project: string
-  RunId: string
   Cause: 'notice' | 'requested' | 'grown' | 'returned' | 'pause_failed' | 'drill' | 'load_failed' | 'rank_exit' | 'hang' | 'agent_lost' | 'node_unreachable' | 'node_fault' | 'instance_terminated' | 'shrunk' | 'group_lost'
   Phase: 'replace' | 'restore' | 'rework' | 'closed'
   Evidence: string[]
   /** The values of each sentence of Evidence, in the same order. */
   EvidenceFacts: EvidenceFact[]
-  Decision: string
   Reason: string
   /** The most distant source from which any rank was restored. The order is the own node, a peer, parity (shards and shares of several peers), and S3. */
   RestoreSource?: 'local' | 'peer' | 'parity' | 's3'
   FromStep?: number
   ReachedStep?: number
-  /** Number of steps that training had to repeat: ReachedStep − FromStep. */
-  LostSteps?: number
   GenerationBefore: number
   GenerationAfter?: number
   /** Number of nodes of the generation that failed or stopped. The control plane stores this number together with NodeCountAfter, once the next generation has a plan. Absent until then. */
@@ -1054,14 +1060,10 @@ export interface Incident {
   ReplacementInstanceId?: string
   /** Instances that the job lost or gave up, for any reason. */
   InstanceIds: string[]
-  /** Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances. */
-  FaultedInstanceIds: string[]
   ReplacementInstanceIds: string[]
   FailedAt: Timestamp
-  OpenedAt: Timestamp
   /** When training ran again after the failure. Absent until then. */
   RestoredAt?: Timestamp
-  ClosedAt?: Timestamp
   DetectSeconds?: number
   ReplaceSeconds?: number
   RestoreSeconds?: number
@@ -1081,8 +1083,6 @@ export interface Incident {
   Acknowledgement?: string
   /** The person who takes care of the incident, as UpdateIncident sets it. */
   Owner?: string
-  /** How the incident ended. */
-  Outcome: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
   /** What failed, and the state of the job now, in two short sentences. Only in DescribeIncident. */
   Verdict?: string
   /** The exception of the script, the reported fault, or a sentence about the cause. The text begins with "Cause unknown" if no stored fact explains the failure. It ends with "Outage: cause unknown." if the control plane was down when the failure occurred. Only in DescribeIncident. */
@@ -1927,18 +1927,19 @@ export interface ShardProtection {
 
 /** An incident that is similar to a given incident, with the same cause and project. */
 export interface SimilarIncident {
-  IncidentId: string
   TrainingJobName: string
   RunId: string
-  FleetName: string
+  IncidentId: string
+  Decision: string
+  /** Number of steps that training had to repeat: ReachedStep − FromStep. */
+  LostSteps?: number
+  /** Instances on which the failure occurred, whether or not the job lost them. Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a maintenance of the instance. Empty if Everstep cannot determine the instances. */
+  FaultedInstanceIds: string[]
   OpenedAt: Timestamp
   ClosedAt?: Timestamp
   /** How the incident ended. */
   Outcome: 'Open' | 'Recovered' | 'JobPaused' | 'JobCompleted' | 'JobFailed' | 'JobStopped'
-  Decision: string
-  /** Number of steps that training had to repeat. */
-  LostSteps?: number
-  FaultedInstanceIds: string[]
+  FleetName: string
   /** Properties that both incidents share in addition to cause and project, the most significant first. */
   Likeness: ('Instance' | 'InstanceType' | 'Fleet')[]
 }
@@ -2057,16 +2058,16 @@ export interface TimeSpan {
 /** A token without its secret. */
 export interface Token {
   TokenId: string
-  /** Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet. */
-  Kind: 'user' | 'join'
-  Role: 'admin' | 'submitter' | 'viewer' | 'agent'
   /** The project of the token. Absent if the token can access every project. */
   Project?: string
-  /** The fleet of a join token. Absent for other tokens. */
-  FleetName?: string
   Description: string
   CreationTime: Timestamp
   ExpirationTime?: Timestamp
+  /** Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet. */
+  Kind: 'user' | 'join'
+  Role: 'admin' | 'submitter' | 'viewer' | 'agent'
+  /** The fleet of a join token. Absent for other tokens. */
+  FleetName?: string
   RevocationTime?: Timestamp
 }
 
@@ -2076,20 +2077,45 @@ export interface TrainingJob {
   RunId: string
   /** The fleet in which the job runs or waits. */
   FleetName: string
-  /** The other fleets in which the job may start. */
-  AlternativeFleetNames: string[]
   Project: string
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'CompletedWithOlderCheckpoint' | 'Failed' | 'Stopped'
+  /** Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end. */
+  FinalCheckpointStep?: number
+  /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
+  Reason: string
+  NodeCount: number
+  /** Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation. */
+  GenerationNodeCount: number
+  Priority: number
+  CreationTime: Timestamp
+  /** Time when the job last changed its state, or when a user last changed the job. */
+  LastModifiedTime: Timestamp
+  TrainingStartTime?: Timestamp
+  TrainingEndTime?: Timestamp
+  /** Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it. */
+  PurgeTime?: Timestamp
+  /** Number of the current launch of all ranks; 0 before the first launch. */
+  Generation: number
+  /** The newest step that all holders in view have verified; -1 before the first such step. */
+  CommittedStep: number
+  /** Number of steps that the ranks of the current generation have finished; -1 before they start. */
+  Boundary: number
+  /** The highest Boundary of any generation: the largest number of steps that the ranks have ever finished. */
+  MaxBoundary: number
+  /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
+  TargetStep?: number
+  /** Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended. */
+  EstimatedRemainingSeconds?: number
+  /** Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price. */
+  CostUsd?: number
+  /** The other fleets in which the job may start. */
+  AlternativeFleetNames: string[]
   SecondaryStatusTransitions: SecondaryStatusTransition[]
   /** Outputs of the ranks that are not in S3, at most 50. */
   UnstoredOutputs: UnstoredOutput[]
   /** Number of outputs that are not in S3, including those that UnstoredOutputs does not name. */
   UnstoredOutputCount: number
-  /** Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end. */
-  FinalCheckpointStep?: number
-  /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
-  Reason: string
   /** What a person has to do for the job. */
   Duty: Duty
   /** Absent unless the job waits for AcceptLoss. */
@@ -2110,7 +2136,6 @@ export interface TrainingJob {
   /** The location in AWS of each environment variable's value. The values are never shown. */
   Secrets: Record<string, string>
   RoleArn?: string
-  NodeCount: number
   RanksPerNode: number
   Protection: ProtectionConfig
   CheckpointConfig: CheckpointConfig
@@ -2122,22 +2147,12 @@ export interface TrainingJob {
   StoppingCondition: StoppingCondition
   RetryStrategy: RetryStrategy
   ElasticConfig: ElasticConfig
-  /** Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation. */
-  GenerationNodeCount: number
-  Priority: number
   Preemptible: boolean
   /** Position in the fleet's queue, from 1. Absent while the job is not in the queue. */
   QueuePosition?: number
   /** Names of the jobs ahead of this job in the queue. */
   QueuedBehind: string[]
   Tags: Record<string, string>
-  CreationTime: Timestamp
-  /** Time when the job last changed its state, or when a user last changed the job. */
-  LastModifiedTime: Timestamp
-  TrainingStartTime?: Timestamp
-  TrainingEndTime?: Timestamp
-  /** Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it. */
-  PurgeTime?: Timestamp
   StopRequestedTime?: Timestamp
   /** Time when a person paused the job. Absent after the job was resumed. */
   PauseRequestedTime?: Timestamp
@@ -2148,20 +2163,8 @@ export interface TrainingJob {
   /** Time when a person took control of the job. Everstep only observes the job until the hand-back. Absent if Everstep controls the job. */
   TakenOverTime?: Timestamp
   TakenOverBy?: string
-  /** Number of the current launch of all ranks; 0 before the first launch. */
-  Generation: number
   /** The step from which the current generation resumed. */
   BaseStep: number
-  /** The newest step that all holders in view have verified; -1 before the first such step. */
-  CommittedStep: number
-  /** Number of steps that the ranks of the current generation have finished; -1 before they start. */
-  Boundary: number
-  /** The highest Boundary of any generation: the largest number of steps that the ranks have ever finished. */
-  MaxBoundary: number
-  /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
-  TargetStep?: number
-  /** Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended. */
-  EstimatedRemainingSeconds?: number
   /** Number of the job's nodes that are connected and report no fault of their own. */
   HealthyNodeCount: number
   /** Number of nodes assigned to the job. After the job's end, it is the number of nodes that still hold resources of the job. The job can be deleted once the number is 0. */
@@ -2181,8 +2184,6 @@ export interface TrainingJob {
   Reliability: Reliability
   /** Total time that nodes have worked for the job. */
   NodeSeconds: number
-  /** Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price. */
-  CostUsd?: number
 }
 
 /** A period in which a node worked for a job. */
@@ -2251,37 +2252,42 @@ export interface TrainingJobRevision {
 export interface TrainingJobSummary {
   TrainingJobName: string
   RunId: string
+  /** The fleet in which the job runs or waits. */
   FleetName: string
   Project: string
   TrainingJobStatus: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
   SecondaryStatus: 'Pending' | 'Starting' | 'Downloading' | 'Training' | 'Restarting' | 'Interrupted' | 'Pausing' | 'Paused' | 'Stopping' | 'Completed' | 'CompletedWithOlderCheckpoint' | 'Failed' | 'Stopped'
-  Reason: string
-  Priority: number
-  NodeCount: number
-  /** Number of nodes of the current generation, as in TrainingJob. */
-  GenerationNodeCount: number
-  Generation: number
-  CommittedStep: number
-  Boundary: number
-  /** The highest number of steps that any generation has finished, as in TrainingJob. */
-  MaxBoundary: number
-  /** The step at which the script ends, as in TrainingJob. */
-  TargetStep?: number
-  /** Step of the final checkpoint, as in TrainingJob. */
+  /** Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint. If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent before the end, and for a job that makes no checkpoint at its end. */
   FinalCheckpointStep?: number
-  /** Estimated time until the ranks reach TargetStep, as in TrainingJob. */
-  EstimatedRemainingSeconds?: number
+  /** Reason for the job's state, for example the event that the job waits for, or the cause of its end. */
+  Reason: string
+  NodeCount: number
+  /** Number of nodes of the current generation. With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has grown. Equals NodeCount before the first generation. */
+  GenerationNodeCount: number
+  Priority: number
   CreationTime: Timestamp
-  /** When the job last changed its state, or a user last changed the job. */
+  /** Time when the job last changed its state, or when a user last changed the job. */
   LastModifiedTime: Timestamp
   TrainingStartTime?: Timestamp
   TrainingEndTime?: Timestamp
-  /** PurgeTime of the job, as in TrainingJob. */
+  /** Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it. */
   PurgeTime?: Timestamp
+  /** Number of the current launch of all ranks; 0 before the first launch. */
+  Generation: number
+  /** The newest step that all holders in view have verified; -1 before the first such step. */
+  CommittedStep: number
+  /** Number of steps that the ranks of the current generation have finished; -1 before they start. */
+  Boundary: number
+  /** The highest Boundary of any generation: the largest number of steps that the ranks have ever finished. */
+  MaxBoundary: number
+  /** The step at which the script ends, as passed to `session.batches(until_step=…)`. Absent if the script passes none. */
+  TargetStep?: number
+  /** Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait. Absent if the pace or the target is unknown, and once the job has ended. */
+  EstimatedRemainingSeconds?: number
+  /** Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price. */
+  CostUsd?: number
   /** Effective training time ratio, as in Reliability. Absent before the job has started. */
   EttrRatio?: number
-  /** Cost of the job's nodes so far. Absent if the fleet has no price. */
-  CostUsd?: number
   /** Protection of the job's state, as in DescribeProtection. Only in lists. Absent while no agent holds the job's state: before the first launch, while the job is paused, and after its end. */
   ProtectionState?: 'Protected' | 'Degraded' | 'Unprotected'
   /** Whether memory keeps the job's state after the loss of any one node. Only in lists. Absent whenever ProtectionState is absent. */

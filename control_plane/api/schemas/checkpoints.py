@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from control_plane.api.schemas.common import Shape
+from control_plane.api.schemas.common import OfRun, Shape
 from control_plane.api.schemas.plans import DomainOdds, RecoveryOdds
 from control_plane.core.checkpoints import CheckpointStatus, TrashCause, Verification
 from control_plane.core.states import ProtectionState, TrainingJobStatus
@@ -135,11 +135,9 @@ class Checkpoint(Shape):
     """When the verification first failed to read S3. Absent unless Verification is Waiting."""
 
 
-class CreateCheckpointResponse(Shape):
+class CreateCheckpointResponse(OfRun):
     """The step of the requested checkpoint, and whether the checkpoint is complete."""
 
-    training_job_name: str
-    run_id: str
     step: int
     """The checkpoint's step.
 

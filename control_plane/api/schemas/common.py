@@ -85,6 +85,13 @@ class Shape(BaseModel):
     )
 
 
+class OfRun(Shape):
+    """A response about one run of a training job."""
+
+    training_job_name: str
+    run_id: str
+
+
 class CapacityWait(Shape):
     """The wait of a job for instances that AWS does not launch."""
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from control_plane.accounts.incidents import IncidentOutcome, MilestoneKind
-from control_plane.api.schemas.common import CapacityWait, Request, Shape, ShortText
+from control_plane.api.schemas.common import CapacityWait, OfRun, Request, Shape, ShortText
 from control_plane.api.schemas.duties import DutyAction
 from control_plane.api.schemas.notes import Note
 from control_plane.core.observed.nodes import Cause
@@ -44,21 +44,36 @@ class Milestone(Shape):
     description: str
 
 
-class Incident(Shape):
-    """A failure and its recovery."""
+class IncidentFields(OfRun):
+    """The fields of an incident that a list of similar incidents contains."""
 
     incident_id: str
+    decision: str
+    lost_steps: int | None
+    """Number of steps that training had to repeat: ReachedStep − FromStep."""
+    faulted_instance_ids: list[str]
+    """Instances on which the failure occurred, whether or not the job lost them.
+
+    Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a
+    maintenance of the instance. Empty if Everstep cannot determine the instances.
+    """
+    opened_at: datetime
+    closed_at: datetime | None
+    outcome: IncidentOutcome
+    """How the incident ended."""
+
+
+class Incident(IncidentFields):
+    """A failure and its recovery."""
+
     headline: str
     """What failed, in a few words without a full stop."""
-    training_job_name: str
     project: str
-    run_id: str
     cause: Cause
     phase: IncidentPhase
     evidence: list[str]
     evidence_facts: list[EvidenceFact]
     """The values of each sentence of Evidence, in the same order."""
-    decision: str
     reason: str
     restore_source: Literal["local", "peer", "parity", "s3"] | None
     """The most distant source from which any rank was restored.
@@ -67,8 +82,6 @@ class Incident(Shape):
     """
     from_step: int | None
     reached_step: int | None
-    lost_steps: int | None
-    """Number of steps that training had to repeat: ReachedStep − FromStep."""
     generation_before: int
     generation_after: int | None
     node_count_before: int | None
@@ -84,18 +97,10 @@ class Incident(Shape):
     replacement_instance_id: str | None
     instance_ids: list[str]
     """Instances that the job lost or gave up, for any reason."""
-    faulted_instance_ids: list[str]
-    """Instances on which the failure occurred, whether or not the job lost them.
-
-    Either ranks, the agent, network connections or hardware of the instance failed, or AWS announced the end or a
-    maintenance of the instance. Empty if Everstep cannot determine the instances.
-    """
     replacement_instance_ids: list[str]
     failed_at: datetime
-    opened_at: datetime
     restored_at: datetime | None
     """When training ran again after the failure. Absent until then."""
-    closed_at: datetime | None
     detect_seconds: float | None
     replace_seconds: float | None
     restore_seconds: float | None
@@ -128,8 +133,6 @@ class Incident(Shape):
     """The note of the person who acknowledged the incident."""
     owner: str | None
     """The person who takes care of the incident, as UpdateIncident sets it."""
-    outcome: IncidentOutcome
-    """How the incident ended."""
     verdict: str | None = None
     """What failed, and the state of the job now, in two short sentences. Only in DescribeIncident."""
     why: str | None = None
@@ -173,21 +176,10 @@ class UpdateIncidentRequest(Request):
     """The person who takes care of the incident. An empty text removes the owner. Omitted: the owner stays."""
 
 
-class SimilarIncident(Shape):
+class SimilarIncident(IncidentFields):
     """An incident that is similar to a given incident, with the same cause and project."""
 
-    incident_id: str
-    training_job_name: str
-    run_id: str
     fleet_name: str
-    opened_at: datetime
-    closed_at: datetime | None
-    outcome: IncidentOutcome
-    """How the incident ended."""
-    decision: str
-    lost_steps: int | None
-    """Number of steps that training had to repeat."""
-    faulted_instance_ids: list[str]
     likeness: list[Likeness]
     """Properties that both incidents share in addition to cause and project, the most significant first."""
 

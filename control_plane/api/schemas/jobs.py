@@ -29,6 +29,7 @@ from control_plane.api.schemas.common import (
     Environment,
     HyperParameterName,
     Name,
+    OfRun,
     Request,
     RoleArn,
     S3Uri,
@@ -417,42 +418,64 @@ class CreateTrainingJobResponse(Shape):
     """Forecast for the job. Only after a dry run."""
 
 
-class TrainingJobSummary(Shape):
-    """A training job in a list of jobs, with fewer fields than DescribeTrainingJob returns."""
+class JobFields(OfRun):
+    """The fields of a training job that its description and an entry of a list share."""
 
-    training_job_name: str
-    run_id: str
     fleet_name: str
+    """The fleet in which the job runs or waits."""
     project: str
     training_job_status: TrainingJobStatus
     secondary_status: SecondaryStatus
+    final_checkpoint_step: int | None
+    """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint.
+
+    If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent
+    before the end, and for a job that makes no checkpoint at its end.
+    """
     reason: str
-    priority: int
+    """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     node_count: int
     generation_node_count: int
-    """Number of nodes of the current generation, as in TrainingJob."""
-    generation: int
-    committed_step: int
-    boundary: int
-    max_boundary: int
-    """The highest number of steps that any generation has finished, as in TrainingJob."""
-    target_step: int | None
-    """The step at which the script ends, as in TrainingJob."""
-    final_checkpoint_step: int | None
-    """Step of the final checkpoint, as in TrainingJob."""
-    estimated_remaining_seconds: float | None
-    """Estimated time until the ranks reach TargetStep, as in TrainingJob."""
+    """Number of nodes of the current generation.
+
+    With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has
+    grown. Equals NodeCount before the first generation.
+    """
+    priority: int
     creation_time: datetime
     last_modified_time: datetime
-    """When the job last changed its state, or a user last changed the job."""
+    """Time when the job last changed its state, or when a user last changed the job."""
     training_start_time: datetime | None
     training_end_time: datetime | None
     purge_time: datetime | None
-    """PurgeTime of the job, as in TrainingJob."""
+    """Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it."""
+    generation: int
+    """Number of the current launch of all ranks; 0 before the first launch."""
+    committed_step: int
+    """The newest step that all holders in view have verified; -1 before the first such step."""
+    boundary: int
+    """Number of steps that the ranks of the current generation have finished; -1 before they start."""
+    max_boundary: int
+    """The highest Boundary of any generation: the largest number of steps that the ranks have ever finished."""
+    target_step: int | None
+    """The step at which the script ends, as passed to `session.batches(until_step=…)`.
+
+    Absent if the script passes none.
+    """
+    estimated_remaining_seconds: float | None
+    """Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait.
+
+    Absent if the pace or the target is unknown, and once the job has ended.
+    """
+    cost_usd: float | None
+    """Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price."""
+
+
+class TrainingJobSummary(JobFields):
+    """A training job in a list of jobs, with fewer fields than DescribeTrainingJob returns."""
+
     ettr_ratio: float | None
     """Effective training time ratio, as in Reliability. Absent before the job has started."""
-    cost_usd: float | None
-    """Cost of the job's nodes so far. Absent if the fleet has no price."""
     protection_state: ProtectionState | None = None
     """Protection of the job's state, as in DescribeProtection. Only in lists.
 
@@ -488,11 +511,9 @@ class ListTrainingJobsResponse(Shape):
     next_token: str | None = None
 
 
-class DeleteTrainingJobResponse(Shape):
+class DeleteTrainingJobResponse(OfRun):
     """The records and objects that were deleted, or after a dry run, that a real call would delete."""
 
-    training_job_name: str
-    run_id: str
     is_deleted: bool
     """Whether the job's records were deleted. False after a dry run, while objects remain, and in the trash."""
     purge_time: datetime | None
@@ -612,31 +633,16 @@ class CheckpointActivity(Shape):
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 
-class TrainingJob(Shape):
+class TrainingJob(JobFields):
     """A training job: its configuration, its state, its progress and its cost."""
 
-    training_job_name: str
-    run_id: str
-    fleet_name: str
-    """The fleet in which the job runs or waits."""
     alternative_fleet_names: list[str]
     """The other fleets in which the job may start."""
-    project: str
-    training_job_status: TrainingJobStatus
-    secondary_status: SecondaryStatus
     secondary_status_transitions: list[SecondaryStatusTransition]
     unstored_outputs: list[UnstoredOutput]
     """Outputs of the ranks that are not in S3, at most 50."""
     unstored_output_count: int
     """Number of outputs that are not in S3, including those that UnstoredOutputs does not name."""
-    final_checkpoint_step: int | None
-    """Step of the newest checkpoint at the end of a job whose ranks all ended with success; 0 without a checkpoint.
-
-    If the step lies before Boundary, a completed job has the SecondaryStatus CompletedWithOlderCheckpoint. Absent
-    before the end, and for a job that makes no checkpoint at its end.
-    """
-    reason: str
-    """Reason for the job's state, for example the event that the job waits for, or the cause of its end."""
     duty: Duty
     """What a person has to do for the job."""
     repeat_choice: RepeatChoice | None
@@ -660,7 +666,6 @@ class TrainingJob(Shape):
     secrets: dict[str, str]
     """The location in AWS of each environment variable's value. The values are never shown."""
     role_arn: str | None
-    node_count: int
     ranks_per_node: int
     protection: ProtectionConfig
     checkpoint_config: CheckpointConfig
@@ -675,26 +680,12 @@ class TrainingJob(Shape):
     stopping_condition: StoppingCondition
     retry_strategy: RetryStrategy
     elastic_config: ElasticConfig
-    generation_node_count: int
-    """Number of nodes of the current generation.
-
-    With ElasticConfig, it is below NodeCount while the fleet lacks nodes, and can be above NodeCount after the job has
-    grown. Equals NodeCount before the first generation.
-    """
-    priority: int
     preemptible: bool
     queue_position: int | None
     """Position in the fleet's queue, from 1. Absent while the job is not in the queue."""
     queued_behind: list[str]
     """Names of the jobs ahead of this job in the queue."""
     tags: dict[str, str]
-    creation_time: datetime
-    last_modified_time: datetime
-    """Time when the job last changed its state, or when a user last changed the job."""
-    training_start_time: datetime | None
-    training_end_time: datetime | None
-    purge_time: datetime | None
-    """Earliest time at which Everstep deletes a job in the trash for good, with its objects. Absent outside of it."""
     stop_requested_time: datetime | None
     pause_requested_time: datetime | None
     """Time when a person paused the job. Absent after the job was resumed."""
@@ -708,26 +699,8 @@ class TrainingJob(Shape):
     Everstep only observes the job until the hand-back. Absent if Everstep controls the job.
     """
     taken_over_by: str | None
-    generation: int
-    """Number of the current launch of all ranks; 0 before the first launch."""
     base_step: int
     """The step from which the current generation resumed."""
-    committed_step: int
-    """The newest step that all holders in view have verified; -1 before the first such step."""
-    boundary: int
-    """Number of steps that the ranks of the current generation have finished; -1 before they start."""
-    max_boundary: int
-    """The highest Boundary of any generation: the largest number of steps that the ranks have ever finished."""
-    target_step: int | None
-    """The step at which the script ends, as passed to `session.batches(until_step=…)`.
-
-    Absent if the script passes none.
-    """
-    estimated_remaining_seconds: float | None
-    """Time until the ranks reach TargetStep at the job's mean pace, if no failure occurs and the job does not wait.
-
-    Absent if the pace or the target is unknown, and once the job has ended.
-    """
     healthy_node_count: int
     """Number of the job's nodes that are connected and report no fault of their own."""
     assigned_node_count: int
@@ -754,8 +727,6 @@ class TrainingJob(Shape):
     reliability: Reliability
     node_seconds: float
     """Total time that nodes have worked for the job."""
-    cost_usd: float | None
-    """Cost of NodeSeconds at the fleet's price. Absent if the fleet has no price."""
 
 
 class TrainingJobNode(Shape):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from control_plane.api.schemas.common import Shape
+from control_plane.api.schemas.common import OfRun, Shape
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.reports import IncidentKind
 
@@ -98,11 +98,9 @@ class FleetReport(Shape):
     figures: ReportFigures
 
 
-class JobReport(Shape):
+class JobReport(OfRun):
     """Time, cost and incidents of one job."""
 
-    training_job_name: str
-    run_id: str
     project: str
     fleet_name: str
     figures: ReportFigures

@@ -14,6 +14,7 @@ from control_plane.api.schemas.common import (
     MAX_STORE_PATIENCE_SECONDS,
     MAX_TRASH_HOURS,
     MAX_WHOLE_NUMBER,
+    OfRun,
     Request,
     Shape,
     Tags,
@@ -97,11 +98,9 @@ class FieldChange(Shape):
     """
 
 
-class UpdateTrainingJobResponse(Shape):
+class UpdateTrainingJobResponse(OfRun):
     """The job's newest revision and its changes."""
 
-    training_job_name: str
-    run_id: str
     revision: int
     changes: list[FieldChange]
     """The changed fields.

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from control_plane.api.schemas.common import Request, Shape
+from control_plane.api.schemas.common import OfRun, Request, Shape
 
 SNAPSHOT_ID = r"^[0-9]{1,10}-[0-9]{1,19}-[0-9a-f]{32}$"
 """Pattern of a snapshot's id: generation, step and a random number."""
@@ -47,11 +47,9 @@ class HeldShard(Shape):
     layout_hash: str
 
 
-class HoldSnapshotResponse(Shape):
+class HoldSnapshotResponse(OfRun):
     """The snapshots of all ranks at one committed step. The nodes keep them in memory until the export ends."""
 
-    training_job_name: str
-    run_id: str
     snapshot_id: str
     generation: int
     step: int

@@ -48,20 +48,25 @@ class CreateTokenRequest(Request):
     """Lifetime of the token. By default, the token does not expire."""
 
 
-class Token(Shape):
-    """A token without its secret."""
+class TokenFields(Shape):
+    """The fields of a token that every description of it contains."""
 
     token_id: str
-    kind: Literal["user", "join"]
-    """Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet."""
-    role: Literal["admin", "submitter", "viewer", "agent"]
     project: str | None
     """The project of the token. Absent if the token can access every project."""
-    fleet_name: str | None
-    """The fleet of a join token. Absent for other tokens."""
     description: str
     creation_time: datetime
     expiration_time: datetime | None
+
+
+class Token(TokenFields):
+    """A token without its secret."""
+
+    kind: Literal["user", "join"]
+    """Kind of the token. user: a token of a person or a program. join: a token with which instances join a fleet."""
+    role: Literal["admin", "submitter", "viewer", "agent"]
+    fleet_name: str | None
+    """The fleet of a join token. Absent for other tokens."""
     revocation_time: datetime | None
 
 
@@ -83,16 +88,10 @@ class ListTokensResponse(Shape):
     next_token: str | None = None
 
 
-class GetCallerIdentityResponse(Shape):
+class GetCallerIdentityResponse(TokenFields):
     """The token of the caller, with its role and project."""
 
-    token_id: str
     role: Literal["admin", "submitter", "viewer"]
-    project: str | None
-    """The project of the token. Absent if the token can access every project."""
-    description: str
-    creation_time: datetime
-    expiration_time: datetime | None
     server_version: str
     server_time: datetime
     """Current time of the service's clock."""
