@@ -24,7 +24,6 @@ from control_plane.api.routes import (
     job_lists,
     jobs,
     logs,
-    loss_curves,
     metric_data,
     nodes,
     notes,
@@ -101,7 +100,7 @@ def answers(world: World) -> Answers:
         add(f"{path}/logs/events", logs.get_log_events(name, _CALLER, services, start_from_head=True, limit=MOST))
         add(f"{path}/metric-data", metric_data.get_metric_data(name, _CALLER, services, max_points=MOST))
     run_ids = ",".join(job["RunId"] for job in listed["TrainingJobSummaries"])
-    add("/v1/loss-curves", loss_curves.batch_get_loss_curves(_CALLER, services, run_ids))
+    add("/v1/loss-curves", metric_data.batch_get_loss_curves(_CALLER, services, run_ids))
     happened = add("/v1/incidents", incidents.list_incidents(_CALLER, services, max_results=MOST))
     for incident_id in [incident["IncidentId"] for incident in happened["Incidents"]]:
         path = f"/v1/incidents/{incident_id}"

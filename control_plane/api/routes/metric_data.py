@@ -6,7 +6,7 @@ The API returns values at the stored resolution or at a coarser one.
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Final
 
 from fastapi import Query
 from pydantic import AwareDatetime
@@ -23,16 +23,18 @@ from control_plane.api.schemas import metrics as metrics_schemas
 from control_plane.core.breakdowns import newest_keys
 from control_plane.core.metric_changes import digests, unchanged_count
 from control_plane.core.metrics import Point, resampled
-from control_plane.db import metrics
+from control_plane.db import loss_curves, metrics
 from control_plane.db.jobs import SavedJob
 from control_plane.db.metrics import SeriesKind, kind_of
 from everstep.protocol.agent_messages import MAX_SERIES
 from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, OWN_METRICS
 
-router = Router(prefix="/v1/training-jobs/{TrainingJobName}", tags=["TrainingJobs"])
+router = Router(prefix="/v1", tags=["TrainingJobs"])
+MAX_RUNS: Final = 50
+MAX_CURVE_POINTS: Final = 100
 
 
-@router.get("/metrics", operation_id="ListMetrics")
+@router.get("/training-jobs/{TrainingJobName}/metrics", operation_id="ListMetrics")
 def list_metrics(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep
 ) -> metrics_schemas.ListMetricsResponse:
@@ -45,7 +47,7 @@ def list_metrics(
     )
 
 
-@router.get("/metric-data", operation_id="GetMetricData")
+@router.get("/training-jobs/{TrainingJobName}/metric-data", operation_id="GetMetricData")
 def get_metric_data(
     training_job_name: TrainingJobNamePath,
     caller: Reader,
@@ -196,3 +198,23 @@ def _series(points: tuple[Point, ...], kind: SeriesKind) -> list[metrics_schemas
 def _short(value: float) -> float:
     """Round a float32 value to 7 digits, because JSON would otherwise contain up to 17 digits."""
     return float(f"{value:.7g}")
+
+
+@router.get("/loss-curves", operation_id="BatchGetLossCurves")
+def batch_get_loss_curves(
+    caller: Reader,
+    services: ServicesDep,
+    run_ids: Annotated[str, Query(alias="RunIds", pattern=rf"^[0-9a-f]{{32}}(,[0-9a-f]{{32}}){{0,{MAX_RUNS - 1}}}$")],
+    max_points: Annotated[int, Query(alias="MaxPoints", ge=2, le=MAX_CURVE_POINTS)] = 40,
+) -> metrics_schemas.BatchGetLossCurvesResponse:
+    """Get the training loss of up to 50 jobs in a few points each.
+
+    RunIds contains run ids, separated by commas. The loss of a job is its metric `loss`, `train/loss` or `train_loss`,
+    or else the metric with the shortest name that contains `loss`. Jobs without such a metric, and jobs that the caller
+    may not see, are absent. Points have equal distances in steps, and the last point is the newest value.
+    """
+    with services.database.read() as session:
+        found = loss_curves.read(session, run_ids.split(","), caller.project_filter, max_points)
+    return metrics_schemas.BatchGetLossCurvesResponse(
+        loss_curves=[shaped(each, metrics_schemas.LossCurve) for each in found]
+    )

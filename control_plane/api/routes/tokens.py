@@ -1,6 +1,6 @@
-"""Access tokens of people and programs: create, list and revoke them, and identify the caller.
+"""Tokens of people, programs and joining instances: create, list and revoke them, and identify the caller.
 
-Invariant: a secret is returned only once, by the call of CreateToken that creates it.
+Invariant: a secret is returned only once, by the call that creates it.
 """
 
 from __future__ import annotations
@@ -98,4 +98,33 @@ def get_caller_identity(caller: Reader, services: ServicesDep) -> tokens_schemas
         project=caller.project or None,
         server_version=version("everstep"),
         server_time=services.now(),
+    )
+
+
+@router.post("/join-tokens", operation_id="CreateJoinToken", status_code=201)
+def create_join_token(
+    request: tokens_schemas.CreateJoinTokenRequest, _caller: Admin, services: ServicesDep
+) -> tokens_schemas.CreateJoinTokenResponse:
+    """Create a join token for a fleet's launch template.
+
+    Each instance of the fleet's Auto Scaling group can use the token once. Other instances cannot use it.
+    """
+    now = services.now()
+    expires_at = None if request.expires_in_seconds is None else now + timedelta(seconds=request.expires_in_seconds)
+    with services.database.write() as session:
+        secret, record = tokens.mint(
+            session,
+            NewToken(
+                kind=TokenKind.JOIN,
+                role=Role.AGENT,
+                fleet_name=request.fleet_name,
+                description="join token",
+                expires_at=expires_at,
+            ),
+            now,
+        )
+        message = f"A join token ({record.id}) for the fleet {request.fleet_name} was created."
+        events.add(session, "JoinTokenCreated", message, now, fleet_name=request.fleet_name)
+    return tokens_schemas.CreateJoinTokenResponse(
+        join_token=secret, token_id=record.id, fleet_name=request.fleet_name, expiration_time=expires_at
     )
