@@ -26,9 +26,9 @@ from rich.table import Table
 
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import fault_commands
-from infra.local_cloud.environment import POISONOUS, aws_variables, process_environment
+from infra.local_cloud.environment import POISONOUS, aws_variables
 from infra.local_cloud.errors import LocalCloudError
-from infra.local_cloud.faults import CONDITIONS, Conditions
+from infra.local_cloud.faults import Conditions
 from infra.local_cloud.parts import write_private
 
 app = typer.Typer(
@@ -169,53 +169,27 @@ def env(
 
 
 @app.command(hidden=True)
-def serve(
-    nodes_directory: Annotated[Path, typer.Option()],
-    ready_file: Annotated[Path, typer.Option()],
-    keys_file: Annotated[Path, typer.Option()],
-    port: Annotated[int, typer.Option()] = 0,
-    conditions: Annotated[str, typer.Option()] = "{}",
-    instance_environment: Annotated[str, typer.Option()] = "{}",
-    seed: Annotated[int, typer.Option()] = 0,
-    network_name: Annotated[str, typer.Option()] = "",
-    aws_answers: Annotated[str, typer.Option()] = "",
-) -> None:
+def serve(options: Annotated[str, typer.Argument(help="AwsOptions as JSON.")]) -> None:
     """Serve the local AWS until SIGTERM. `up` starts this command."""
-    from infra.local_cloud.aws import AwsOptions, LocalAws
-    from infra.local_cloud.aws_answers import read as read_answers
+    from infra.local_cloud.aws import LocalAws
+    from infra.local_cloud.aws_options import AWS_OPTIONS
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stderr)
     os.umask(0o077)  # The processes of the instances inherit this umask: only this user can read their files.
-    marker = os.environ.get("EVERSTEP_LOCAL_CLUSTER", str(nodes_directory))
-    keys = LocalKeys.read(keys_file)
-    cloud = LocalAws(
-        AwsOptions(
-            nodes_directory=nodes_directory,
-            environment={
-                **process_environment(marker),
-                **aws_variables("http://127.0.0.1", keys),
-                **json.loads(instance_environment),
-            },
-            conditions=CONDITIONS.decode(conditions),
-            keys=keys,
-            answers=read_answers(Path(aws_answers) if aws_answers else None),
-            port=port,
-            seed=seed,
-            network_name=network_name,
-        )
-    )
+    given = AWS_OPTIONS.decode(options)
+    cloud = LocalAws(given)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: cloud.stop())
     cloud.start()
     ready = {
         "url": cloud.url,
         "pid": str(os.getpid()),
-        "seed": str(seed),
+        "seed": str(given.seed),
         "control_planes": " ".join(f"{address}:{port}" for address, port in cloud.control_planes),
         "balancer": "{}:{}".format(*cloud.balancer),
         "storage": "{}:{}".format(*cloud.storage),
     }
-    write_private(ready_file, json.dumps(ready).encode())
+    write_private(Path(given.ready_file), json.dumps(ready).encode())
     cloud.run()
     logging.shutdown()
     os._exit(0)  # Exit without the interpreter's teardown, which needs seconds to free moto's objects.

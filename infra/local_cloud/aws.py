@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import random
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -32,17 +32,19 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoReque
 from werkzeug.serving import make_server
 
 from everstep.protocol.local_keys import LocalKeys
+from infra.local_cloud import aws_answers
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling
-from infra.local_cloud.aws_answers import AwsAnswers
+from infra.local_cloud.aws_options import AwsOptions
 from infra.local_cloud.calls import CallRecord
 from infra.local_cloud.ec2 import Ec2
+from infra.local_cloud.environment import aws_variables, process_environment
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
 from infra.local_cloud.fault_kinds import FAULT
-from infra.local_cloud.faults import CONDITIONS, Conditions, Faults
+from infra.local_cloud.faults import CONDITIONS, Faults
 from infra.local_cloud.gate import SERVICES, AwsGate, read
-from infra.local_cloud.injector import Injector, Places
+from infra.local_cloud.injector import Injector
 from infra.local_cloud.instance_refresh import InstanceRefreshes
 from infra.local_cloud.instances import InstanceRunner
 from infra.local_cloud.metadata import MetadataService
@@ -83,48 +85,32 @@ that can replace the local AWS's own S3.
 StartResponse = Callable[..., object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AwsOptions:
-    """Options with which `everstep local up` starts the local AWS."""
-
-    nodes_directory: Path
-    environment: Mapping[str, str]
-    """Environment variables of every instance.
-
-    The local AWS adds AWS_ENDPOINT_URL and variables that differ per instance.
-    """
-    conditions: Conditions
-    keys: LocalKeys
-    """The only long-lived access key that the local AWS accepts. Instances receive this key."""
-    answers: AwsAnswers = field(default_factory=AwsAnswers)
-    """The assumed or measured behaviour of AWS where its documentation is silent."""
-    port: int = 0
-    seed: int = 0
-    network_name: str = ""
-    """Name of the cluster's virtual network. Empty if instances share this machine's loopback."""
-
-
 class LocalAws:
     """The local AWS. At most one per process, because moto's state is global.
 
     Args:
-        options: options for the start. With port 0, the kernel chooses the port.
+        options: options for the start.
+
+    Raises:
+        UnusableKeys: the key file is unreadable, or is accessible to other users.
+        UnusableAnswers: the file with answers of a conformance run does not exist or is invalid.
     """
 
     def __init__(self, options: AwsOptions) -> None:
+        answers = aws_answers.read(Path(options.aws_answers) if options.aws_answers else None)
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._is_stopping = False
         self.faults = Faults(options.conditions, seed=options.seed, changed=self._wake.set)
         self._addresses = AddressPool(random.SystemRandom())
         self._announcements = Announcements(self.faults, time.monotonic)
-        self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic, options.answers)
-        self._gate = AwsGate(self.faults, self._ec2.zone_of, time.monotonic, options.answers.auto_scaling_rate)
+        self._ec2 = Ec2(self.faults, self._addresses, self._announcements, time.monotonic, answers)
+        self._gate = AwsGate(self.faults, self._ec2.zone_of, time.monotonic, answers.auto_scaling_rate)
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         self._refreshes = InstanceRefreshes(self._auto_scaling)
         install(self._ec2, self._auto_scaling, self._refreshes)
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._keys = options.keys
+        self._keys = LocalKeys.read(Path(options.keys_file))
         self._calls = CallRecord()
         self._network: Network | None = None
         self._address = LOOPBACK
@@ -138,9 +124,7 @@ class LocalAws:
             self._address, *addresses = (self._addresses.take() for _ in range(1 + SERVICES_BESIDE))
             self._network = Network(options.network_name, services=(self._address, *addresses))
         try:
-            self._server = make_server(
-                self._address, options.port, self._serve, threaded=True, request_handler=_QuietHandler
-            )
+            self._server = make_server(self._address, 0, self._serve, threaded=True, request_handler=_QuietHandler)
             self._host = f"{self._address}:{self._server.server_port}"
             self.url = f"http://{self._host}"
             if self._network:
@@ -153,22 +137,24 @@ class LocalAws:
             raise
         self._metadata = MetadataService(self._facts)
         self._runner = InstanceRunner(
-            options.nodes_directory,
-            {**options.environment, "AWS_ENDPOINT_URL": self.url},
+            Path(options.nodes_directory),
+            {
+                **process_environment(os.environ.get("EVERSTEP_LOCAL_CLUSTER", options.nodes_directory)),
+                **aws_variables(self.url, self._keys),
+                **options.instance_environment,
+            },
             metadata=self._metadata,
             network=self._network,
         )
         self._injector = Injector(
-            Places(
-                ec2=self._ec2,
-                auto_scaling=self._auto_scaling,
-                announcements=self._announcements,
-                faults=self.faults,
-                runner=self._runner,
-                network=self._network,
-                aws_addresses=(self._address, self.storage[0]),
-                control_plane_addresses=tuple(address for address, _ in (*self.control_planes, self.balancer)),
-            )
+            ec2=self._ec2,
+            auto_scaling=self._auto_scaling,
+            announcements=self._announcements,
+            faults=self.faults,
+            runner=self._runner,
+            network=self._network,
+            aws_addresses=(self._address, self.storage[0]),
+            control_plane_addresses=tuple(address for address, _ in (*self.control_planes, self.balancer)),
         )
         self._serving = threading.Thread(
             target=self._server.serve_forever, args=(STOP_POLL_SECONDS,), name="serve", daemon=True
@@ -346,7 +332,7 @@ class LocalAws:
         """Return an instance's current metadata by path. The threads of the metadata service call this method."""
         with self._lock:
             try:
-                _, instance, life = self._ec2.find(instance_id)
+                instance, life = self._ec2.find(instance_id)
             except FaultRefused:
                 return {}
             facts = {

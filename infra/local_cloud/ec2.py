@@ -28,7 +28,7 @@ from moto.ec2.models.instances import Instance, StateReason
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.aws_answers import AwsAnswers
 from infra.local_cloud.errors import FaultRefused
-from infra.local_cloud.events import HEALTH_WORDS, Announcements, Owner, state_change
+from infra.local_cloud.events import Announcements, Owner, PlannedEvent, state_change
 from infra.local_cloud.faults import Faults
 from infra.local_cloud.instances import RunningInstance
 from infra.local_cloud.visibility import Visibility
@@ -70,32 +70,6 @@ class InsufficientCapacity(EC2ClientError):  # type: ignore[misc]
     """The launch needs more instances of a type than `Conditions.capacity` permits."""
 
     code = "InsufficientInstanceCapacity"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedEvent:
-    """A maintenance event that AWS has scheduled for an instance."""
-
-    event_id: str
-    code: str
-    not_before: datetime
-    not_after: datetime
-
-    @property
-    def description(self) -> str:
-        """The text with which AWS describes this kind of maintenance."""
-        return HEALTH_WORDS[self.code][1]
-
-    def as_metadata(self) -> dict[str, str]:
-        """Return this scheduled event in the format of the metadata service."""
-        return {
-            "NotBefore": _metadata_date(self.not_before),
-            "Code": self.code,
-            "Description": self.description,
-            "EventId": self.event_id,
-            "NotAfter": _metadata_date(self.not_after),
-            "State": "active",
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,15 +213,15 @@ class Ec2:
 
     # The methods below inject faults into instances.
 
-    def find(self, instance_id: str) -> tuple[EC2Backend, Instance, Life]:
+    def find(self, instance_id: str) -> tuple[Instance, Life]:
         """Find an instance that has not ended.
 
-        Returns moto's backend, moto's instance, and the instance's additional state (see `Life`). Raises FaultRefused
-        if the instance does not exist or has ended.
+        Returns moto's instance, and the instance's additional state (see `Life`). Raises FaultRefused if the instance
+        does not exist or has ended.
         """
-        for backend, instance in self._all():
+        for instance in self._all():
             if instance.id == instance_id and instance.state not in ("terminated", "shutting-down"):
-                return backend, instance, self._lives[instance_id]
+                return instance, self._lives[instance_id]
         raise FaultRefused(f"the instance {instance_id} does not exist or has ended")
 
     def life(self, instance_id: str) -> Life | None:
@@ -257,10 +231,6 @@ class Ec2:
     def in_order_of_launch(self) -> list[str]:
         """Return the ids of all instances that EC2 still describes, oldest first."""
         return list(self._lives)
-
-    def owner(self, backend: EC2Backend) -> Owner:
-        """Return the account and region of moto's backend."""
-        return Owner(backend.account_id, backend.region_name)
 
     def plan(self, instance_id: str, how: End, reason: str, seconds: float) -> Plan:
         """Schedule the end or the reboot of an instance.
@@ -277,7 +247,7 @@ class Ec2:
         Raises:
             FaultRefused: the instance does not exist or has ended.
         """
-        _, _, life = self.find(instance_id)
+        _, life = self.find(instance_id)
         life.plan = Plan(
             at=self.monotonic() + seconds,
             at_time=datetime.now(UTC) + timedelta(seconds=seconds),
@@ -323,8 +293,8 @@ class Ec2:
         Raises:
             FaultRefused: the instance does not exist or has ended.
         """
-        backend, instance, life = self.find(instance_id)
-        life.plan = None
+        instance, life = self.find(instance_id)
+        backend, life.plan = instance.ec2_backend, None
         if how == "reboot":
             backend.reboot_instances([instance_id])
             life.scheduled = ()
@@ -342,7 +312,7 @@ class Ec2:
         """
         now = self.monotonic()
         memory = self.faults.conditions.remember_terminated_seconds
-        for backend, instance in list(self._all()):
+        for instance in list(self._all()):
             life = self._lives.get(instance.id)
             if life is None:
                 continue
@@ -355,11 +325,11 @@ class Ec2:
             elif instance.state == "terminated":
                 self.ended(instance)
                 if life.ended_at is not None and now - life.ended_at >= memory and now >= life.slot_free_at:
-                    self._forget(backend, instance)
+                    self._forget(instance)
             self._visibility.note(instance)
-            self._announce(backend, instance, life)
+            self._announce(instance, life)
 
-    def _announce(self, backend: EC2Backend, instance: Instance, life: Life) -> None:
+    def _announce(self, instance: Instance, life: Life) -> None:
         if instance.state == life.announced_state:
             return
         # Also send the event of the preceding state, such as pending. moto skips this state, or leaves it before this
@@ -367,7 +337,7 @@ class Ec2:
         before = {"running": "pending", "terminated": "shutting-down", "stopped": "stopping"}.get(instance.state, "")
         for state in (before, instance.state):
             if state and state != life.announced_state:
-                self.announcements.put(state_change(self.owner(backend), instance.id, state))
+                self.announcements.put(state_change(owner_of(instance), instance.id, state))
         life.announced_state = instance.state
 
     def running(self) -> list[RunningInstance]:
@@ -376,7 +346,7 @@ class Ec2:
             RunningInstance(
                 instance_id=instance.id, boot=life.boot, address=life.address, user_data=_decoded(instance.user_data)
             )
-            for _, instance in self._all()
+            for instance in self._all()
             if instance.state == "running" and (life := self._lives.get(instance.id)) and not life.has_crashed
         ]
 
@@ -395,13 +365,13 @@ class Ec2:
                 instance.state in ("pending", "running")
                 or ((life := self._lives.get(instance.id)) is not None and now < life.slot_free_at)
             )
-            for _, instance in self._all()
+            for instance in self._all()
         )
         return max(0, min(wanted, limit - taken))
 
     def zone_of(self, instance_id: str) -> str | None:
         """Return the Availability Zone of an instance; None if EC2 does not describe the instance."""
-        return next((str(each.placement.zone) for _, each in self._all() if each.id == instance_id), None)
+        return next((str(each.placement.zone) for each in self._all() if each.id == instance_id), None)
 
     @contextmanager
     def as_described(self) -> Iterator[None]:
@@ -411,37 +381,38 @@ class Ec2:
                 restore.enter_context(self._visibility.as_described(backend))
             yield
 
-    def _all(self) -> Iterator[tuple[EC2Backend, Instance]]:
+    def _all(self) -> Iterator[Instance]:
         for backend in self._backends():
             for reservation in list(backend.reservations.values()):
-                for instance in list(reservation.instances):
-                    yield backend, instance
+                yield from list(reservation.instances)
 
     @staticmethod
     def _backends() -> Iterator[EC2Backend]:
         for account in list(ec2_backends.values()):
             yield from list(account.values())
 
-    def _forget(self, backend: EC2Backend, instance: Instance) -> None:
+    def _forget(self, instance: Instance) -> None:
         del self._lives[instance.id]
         self._visibility.forget(instance.id)
-        for key, reservation in list(backend.reservations.items()):
+        reservations = instance.ec2_backend.reservations
+        for key, reservation in list(reservations.items()):
             if instance in reservation.instances:
                 reservation.instances.remove(instance)
                 if not reservation.instances:
-                    del backend.reservations[key]
+                    del reservations[key]
 
     @staticmethod
     def _set_state(instance: Instance, state: tuple[str, int]) -> None:
         instance._state.name, instance._state.code = state
 
 
+def owner_of(instance: Instance) -> Owner:
+    """Return the account and the region of an instance."""
+    return Owner(instance.ec2_backend.account_id, instance.ec2_backend.region_name)
+
+
 def _decoded(user_data: Base64EncodedString | None) -> bytes:
     return base64.b64decode(user_data.as_bytes()) if user_data else NO_USER_DATA
-
-
-def _metadata_date(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%d %b %Y %H:%M:%S GMT")
 
 
 def _place(instance_id: str) -> int:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import format_datetime
 from typing import Any, Final
 
 from moto.events.models import events_backends
@@ -72,6 +73,32 @@ class EventBridgeEvent:
     detail: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedEvent:
+    """A maintenance event that AWS has scheduled for an instance."""
+
+    event_id: str
+    code: str
+    not_before: datetime
+    not_after: datetime
+
+    @property
+    def description(self) -> str:
+        """The text with which AWS describes this kind of maintenance."""
+        return HEALTH_WORDS[self.code][1]
+
+    def as_metadata(self) -> dict[str, str]:
+        """Return this scheduled event in the format of the metadata service."""
+        return {
+            "NotBefore": _metadata_date(self.not_before),
+            "Code": self.code,
+            "Description": self.description,
+            "EventId": self.event_id,
+            "NotAfter": _metadata_date(self.not_after),
+            "State": "active",
+        }
+
+
 def stamp(at: datetime) -> str:
     """Return a time as text, in the format that AWS uses in events and in the metadata service."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -113,44 +140,32 @@ def block_expiration(owner: Owner, reservation_id: str, ends_at: datetime) -> Ev
     )
 
 
-def scheduled_change(
-    owner: Owner, instance_id: str, *, code: str, event_id: str, starts_at: datetime, ends_at: datetime
-) -> EventBridgeEvent:
+def scheduled_change(owner: Owner, instance_id: str, planned: PlannedEvent) -> EventBridgeEvent:
     """Return AWS Health's event about a scheduled event of EC2.
 
-    Args:
-        owner: account and region of the instance.
-        instance_id: id of the affected instance; becomes the event's only resource.
-        code: EC2's code, for example `instance-retirement` or `system-reboot`.
-        event_id: EC2's id of the scheduled event.
-        starts_at: earliest start of the scheduled event.
-        ends_at: end of the scheduled event.
-
-    Returns:
-        The event.
+    The affected instance is the event's only resource.
     """
-    type_code, words = HEALTH_WORDS[code]
+    type_code, words = HEALTH_WORDS[planned.code]
+    now = format_datetime(datetime.now(UTC), usegmt=True)
     return EventBridgeEvent(
         owner,
         "aws.health",
         "AWS Health Event",
         (instance_id,),
         {
-            "eventArn": f"arn:aws:health:{owner.region}::event/EC2/{type_code}/{type_code}_{event_id}",
+            "eventArn": f"arn:aws:health:{owner.region}::event/EC2/{type_code}/{type_code}_{planned.event_id}",
             "service": "EC2",
             "eventTypeCode": type_code,
             "eventTypeCategory": "scheduledChange",
             "eventScopeCode": "ACCOUNT_SPECIFIC",
-            "communicationId": event_id,
-            "startTime": _http_date(starts_at),
-            "endTime": _http_date(ends_at),
-            "lastUpdatedTime": _http_date(datetime.now(UTC)),
+            "communicationId": planned.event_id,
+            "startTime": format_datetime(planned.not_before, usegmt=True),
+            "endTime": format_datetime(planned.not_after, usegmt=True),
+            "lastUpdatedTime": now,
             "statusCode": "upcoming",
             "eventRegion": owner.region,
             "eventDescription": [{"language": "en_US", "latestDescription": words}],
-            "affectedEntities": [
-                {"entityValue": instance_id, "status": "IMPAIRED", "lastUpdatedTime": _http_date(datetime.now(UTC))}
-            ],
+            "affectedEntities": [{"entityValue": instance_id, "status": "IMPAIRED", "lastUpdatedTime": now}],
             "affectedAccount": owner.account,
             "page": "1",
             "totalPages": "1",
@@ -245,5 +260,5 @@ def _ec2(owner: Owner, detail_type: str, instance_id: str, detail: Mapping[str, 
     return EventBridgeEvent(owner, "aws.ec2", detail_type, (owner.instance_arn(instance_id),), detail)
 
 
-def _http_date(at: datetime) -> str:
-    return at.astimezone(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+def _metadata_date(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%d %b %Y %H:%M:%S GMT")

@@ -19,27 +19,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from infra.local_cloud import roles
+from infra.local_cloud import fault_kinds, roles
 from infra.local_cloud.errors import FaultRefused
-from infra.local_cloud.fault_kinds import (
-    FAULT,
-    LASTING,
-    AnyFault,
-    BadEvents,
-    CorruptReplica,
-    Effect,
-    FailStatus,
-    Hang,
-    KillAgent,
-    KillControlPlane,
-    KillRank,
-    Partition,
-    SlowNetwork,
-    SpotWarning,
-    Terminate,
-    Throttle,
-    name_of,
-)
+from infra.local_cloud.fault_kinds import FAULT, LASTING, WARNINGS, AnyFault, Effect, name_of
 
 FIRST_SECONDS: Final = 5.0
 """Earliest time of a generated fault, in seconds since the start of the play."""
@@ -58,54 +40,49 @@ AGAIN_SECONDS: Final = 0.3
 """Seconds until the player retries a refused fault, if the fault's line in the script allows retries."""
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+_Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class _Timing(msgspec.Struct, frozen=True, kw_only=True):
+    at_seconds: _Seconds
+    """Time of the line in seconds since the start of the play."""
+    within_seconds: _Seconds = 0.0
+    """Seconds during which the player retries a refused fault, for example until the fault's target runs."""
+    lasts_seconds: _Seconds | None = None
+    """Seconds after which the player clears this kind of fault. None if a later line clears it."""
+
+
+class Moment(_Timing, frozen=True, kw_only=True):
     """One line of a fault script: a fault to inject, or faults to clear, with the time."""
 
-    at_seconds: float
-    """Time of the line in seconds since the start of the play."""
     fault: AnyFault | None = None
     """The fault to inject. None if this line clears faults."""
     clears: str = ""
     """Kind of fault that this line clears. Empty: it clears all lasting faults. Unused if `fault` is set."""
-    within_seconds: float = 0.0
-    """Seconds during which the player retries a refused fault, for example until the fault's target runs."""
-    lasts_seconds: float | None = None
-    """Seconds after which the player clears this kind of fault. None if a later line clears it."""
 
 
-_Made = tuple[AnyFault, bool]
-"""A generated fault, and whether its effect lasts until the fault is cleared."""
-_Maker = Callable[[random.Random, str], _Made]
+_Maker = Callable[[random.Random, str], AnyFault]
 _LOOPBACK: Final[tuple[_Maker, ...]] = (
-    lambda _, node: (KillRank(target=node), False),
-    lambda _, node: (KillAgent(target=node), False),
-    lambda _, node: (Terminate(target=node), False),
-    lambda chance, _: (KillControlPlane(down=round(chance.uniform(0, 3), 1)), False),
-    lambda _, node: (Hang(target=node), True),
-    lambda chance, node: (SpotWarning(target=node, after=round(chance.uniform(*NOTICE), 1)), False),
-    lambda _, node: (FailStatus(target=node), True),
-    lambda chance, _: (Throttle(share=round(chance.uniform(0.1, 0.5), 2)), True),
-    lambda chance, _: (BadEvents(delay=round(chance.uniform(0, 5), 1), double=0.3, drop=0.1), True),
-    lambda _, node: (CorruptReplica(target=node), False),
+    lambda _, node: fault_kinds.KillRank(target=node),
+    lambda _, node: fault_kinds.KillAgent(target=node),
+    lambda _, node: fault_kinds.Terminate(target=node),
+    lambda chance, _: fault_kinds.KillControlPlane(down=round(chance.uniform(0, 3), 1)),
+    lambda _, node: fault_kinds.Hang(target=node),
+    lambda chance, node: fault_kinds.SpotWarning(target=node, after=round(chance.uniform(*NOTICE), 1)),
+    lambda _, node: fault_kinds.FailStatus(target=node),
+    lambda chance, _: fault_kinds.Throttle(share=round(chance.uniform(0.1, 0.5), 2)),
+    lambda chance, _: fault_kinds.BadEvents(delay=round(chance.uniform(0, 5), 1), double=0.3, drop=0.1),
+    lambda _, node: fault_kinds.CorruptReplica(target=node),
 )
 _NAMESPACES: Final[tuple[_Maker, ...]] = (
-    lambda _, node: (Partition(target=node), True),
-    lambda chance, node: (SlowNetwork(target=node, megabits=round(chance.uniform(1, 50), 1)), True),
+    lambda _, node: fault_kinds.Partition(target=node),
+    lambda chance, node: fault_kinds.SlowNetwork(target=node, megabits=round(chance.uniform(1, 50), 1)),
 )
 
 
 class _Clear(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fault: str
     name: str = ""
-
-
-_Seconds = Annotated[float, msgspec.Meta(ge=0)]
-
-
-class _Timing(msgspec.Struct, frozen=True):
-    at_seconds: _Seconds
-    within_seconds: _Seconds = 0.0
-    lasts_seconds: _Seconds | None = None
 
 
 _TIMING: Final = msgspec.json.Decoder(_Timing)
@@ -133,9 +110,10 @@ def generate(*, seed: int, minutes: float, nodes: int, has_namespaces: bool) -> 
     moments: list[Moment] = []
     for make in rounds[:count]:
         at = round(chance.uniform(FIRST_SECONDS, ends), 1)
-        fault, lasts = make(chance, str(chance.randrange(nodes)))
+        fault = make(chance, str(chance.randrange(nodes)))
         moments.append(Moment(at_seconds=at, fault=fault))
-        if lasts:
+        # The end of an instance follows its warning, so a script clears no warning.
+        if name_of(fault) in LASTING - WARNINGS:
             moments.append(Moment(at_seconds=round(at + chance.uniform(*LASTS), 1), clears=name_of(fault)))
     moments.sort(key=lambda moment: moment.at_seconds)
     return [*moments, Moment(at_seconds=max(ends, moments[-1].at_seconds))]
@@ -266,12 +244,7 @@ def _moment(path: Path, number: int, line: object) -> Moment:
         roles.check(fault)
         if timing.lasts_seconds is not None and name_of(fault) not in LASTING:
             raise FaultRefused(f"{name_of(fault)} is not a lasting fault: remove `lasts_seconds`")
-        return Moment(
-            at_seconds=timing.at_seconds,
-            fault=fault,
-            within_seconds=timing.within_seconds,
-            lasts_seconds=timing.lasts_seconds,
-        )
+        return Moment(fault=fault, **msgspec.structs.asdict(timing))
     except (msgspec.ValidationError, TypeError, FaultRefused) as error:
         raise FaultRefused(f"{path}, line {number} of the script: {error}") from error
 

@@ -3,9 +3,6 @@
 Invariant: a fault either takes effect, and the injector returns facts that prove the effect, or the injector refuses
 the fault and changes nothing. The injector records lasting faults until `clear` ends them. It runs in the process of
 the local AWS. While the injector runs, the local AWS holds the lock that protects its instances and groups.
-
-The module has more than 500 lines. It is not divided, because each fault is one short method, and all methods use the
-record of lasting faults.
 """
 
 from __future__ import annotations
@@ -20,44 +17,14 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+from moto.ec2.models.instances import Instance
 
-from infra.local_cloud import events, node_faults
+from infra.local_cloud import events, fault_kinds, node_faults
 from infra.local_cloud.auto_scaling import AutoScaling, instance_types
-from infra.local_cloud.ec2 import Ec2, End, PlannedEvent
+from infra.local_cloud.ec2 import Ec2, End, Life, owner_of
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.events import Announcements, stamp
-from infra.local_cloud.fault_kinds import (
-    LASTING,
-    WARNINGS,
-    AnyFault,
-    BadEvents,
-    BlockEnd,
-    Capacity,
-    CorruptReplica,
-    Crash,
-    Effect,
-    FailStatus,
-    FillMemory,
-    Hang,
-    KillAgent,
-    KillControlPlane,
-    KillRank,
-    Maintenance,
-    Partition,
-    RateLimits,
-    Rebalance,
-    SlotsTaken,
-    SlowBoot,
-    SlowNetwork,
-    SpotWarning,
-    StaleView,
-    SuspendLaunch,
-    Terminate,
-    Throttle,
-    Xid,
-    ZoneDisruption,
-    name_of,
-)
+from infra.local_cloud.fault_kinds import LASTING, WARNINGS, AnyFault, Effect, name_of
 from infra.local_cloud.faults import Faults
 from infra.local_cloud.instances import InstanceRunner
 from infra.local_cloud.network import Network
@@ -104,9 +71,20 @@ CONDITIONS_OF: Final = {
 """Fields of `Conditions` that each kind of fault changes. `clear` restores these fields."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """The objects of the local cloud that faults change: instances, groups, events, metadata and network."""
+@dataclass(eq=False, repr=False, kw_only=True)
+class Injector:
+    """Injects faults into the local cloud and clears lasting faults.
+
+    Args:
+        ec2: the engine for instances.
+        auto_scaling: the engine for groups.
+        announcements: receives the events that AWS sends because of a fault.
+        faults: the conditions that some faults change, and the source of randomness.
+        runner: runs the processes of instances.
+        network: the network with a namespace per instance. None: instances share this machine's loopback.
+        aws_addresses: addresses of the local AWS, from which a fault can cut an instance off.
+        control_plane_addresses: addresses of the control-plane servers and of their load balancer.
+    """
 
     ec2: Ec2
     auto_scaling: AutoScaling
@@ -116,31 +94,14 @@ class Places:
     network: Network | None
     aws_addresses: tuple[str, ...]
     control_plane_addresses: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Lasting:
-    """The lasting faults that are in effect. `clear` reads this record to end them."""
-
-    stopped: list[Process] = field(default_factory=list)
-    ballooned: set[str] = field(default_factory=set)
-    sick_gpus: dict[str, dict[int, Gpu]] = field(default_factory=dict)
-    suspended: set[str] = field(default_factory=set)
+    history: list[Effect] = field(default_factory=list, init=False)
+    """Effects of injected faults, oldest first, at most `HISTORY`."""
+    # `clear` reads the following records of the lasting faults in effect, and ends these faults.
+    _stopped: list[Process] = field(default_factory=list, init=False)
+    _ballooned: set[str] = field(default_factory=set, init=False)
+    _sick_gpus: dict[str, dict[int, Gpu]] = field(default_factory=dict, init=False)
+    _suspended: set[str] = field(default_factory=set, init=False)
     """ARNs of the groups whose process Launch a fault suspended."""
-
-
-class Injector:
-    """Injects faults into the local cloud and clears lasting faults.
-
-    Args:
-        places: the parts of the local cloud that faults act on.
-    """
-
-    def __init__(self, places: Places) -> None:
-        self._places = places
-        self._lasting = _Lasting()
-        self.history: list[Effect] = []
-        """Effects of injected faults, oldest first, at most `HISTORY`."""
 
     def inject(self, fault: AnyFault) -> Effect:
         """Inject a fault.
@@ -200,45 +161,42 @@ class Injector:
         return [sentence for fault, work in undo.items() if key in ("", fault) for sentence in work()]
 
     def _restore_conditions(self, *fields: str) -> list[str]:
-        now, first = self._places.faults.conditions, self._places.faults.first
+        now, first = self.faults.conditions, self.faults.first
         changed = {field: getattr(first, field) for field in fields if getattr(now, field) != getattr(first, field)}
         if changed:
             self._condition(**changed)
         return [f"{field} is {msgspec.json.encode(value).decode()} again" for field, value in changed.items()]
 
     def _take_warnings_back(self) -> list[str]:
-        return [f"{instance_id} has nothing to fear" for instance_id in self._places.ec2.unplan()]
+        return [f"{instance_id} has nothing to fear" for instance_id in self.ec2.unplan()]
 
     def _pass_checks(self) -> list[str]:
-        return [f"the status checks of {instance_id} pass" for instance_id in self._places.ec2.pass_checks()]
+        return [f"the status checks of {instance_id} pass" for instance_id in self.ec2.pass_checks()]
 
     def _resume_launch(self) -> list[str]:
-        groups = [group for group in self._places.auto_scaling.groups() if group.arn in self._lasting.suspended]
-        self._lasting.suspended = set()
+        groups = [group for group in self.auto_scaling.groups() if group.arn in self._suspended]
+        self._suspended = set()
         for group in groups:
-            self._places.auto_scaling.resume(group, ["Launch"])
+            self.auto_scaling.resume(group, ["Launch"])
         return [f"Launch of {group.name} is resumed" for group in groups]
 
     def _continue_ranks(self) -> list[str]:
-        stopped, self._lasting.stopped = self._lasting.stopped, []
+        stopped, self._stopped = self._stopped, []
         return [f"process {pid} goes on" for pid in node_faults.continue_stopped(stopped)]
 
     def _free_memory(self) -> list[str]:
-        filled, self._lasting.ballooned = sorted(self._lasting.ballooned), set()
-        return [
-            f"the memory of {instance_id} is free again"
-            for instance_id in filled
-            if node_faults.free_memory(instance_id)
-        ]
+        filled, self._ballooned = sorted(self._ballooned), set()
+        freed = [instance_id for instance_id in filled if node_faults.free_memory(instance_id)]
+        return [f"the memory of {instance_id} is free again" for instance_id in freed]
 
     def _heal_gpus(self) -> list[str]:
-        sick, self._lasting.sick_gpus = sorted(self._lasting.sick_gpus), {}
+        sick, self._sick_gpus = sorted(self._sick_gpus), {}
         for instance_id in sick:
-            node_faults.write_gpus(self._places.runner.directory(instance_id), ())
+            node_faults.write_gpus(self.runner.directory(instance_id), ())
         return [f"the GPUs of {instance_id} are well" for instance_id in sick]
 
     def _mend_lines(self, fault: str, target: str = "") -> list[str]:
-        network, sentences = self._places.network, []
+        network, sentences = self.network, []
         for instance_id, link in network.links().items() if network else ():
             if target not in ("", instance_id):
                 continue
@@ -258,32 +216,24 @@ class Injector:
 
     # The methods below inject faults of AWS on one instance.
 
-    def _spot_warning(self, fault: SpotWarning) -> _Outcome:
-        instance_id = self._running(fault.target)
-        backend, _, life = self._places.ec2.find(instance_id)
-        plan = life.spot_action = self._places.ec2.plan(instance_id, fault.action, "spot", fault.after)
-        self._places.announcements.put(
-            events.spot_interruption(self._places.ec2.owner(backend), instance_id, fault.action)
-        )
-        return (
-            instance_id,
-            f"{instance_id} is interrupted in {fault.after:g} s: {fault.action}",
-            {"time": stamp(plan.at_time)},
-        )
+    def _spot_warning(self, fault: fault_kinds.SpotWarning) -> _Outcome:
+        instance, life = self._affected(fault.target)
+        plan = life.spot_action = self.ec2.plan(instance.id, fault.action, "spot", fault.after)
+        self.announcements.put(events.spot_interruption(owner_of(instance), instance.id, fault.action))
+        did = f"{instance.id} is interrupted in {fault.after:g} s: {fault.action}"
+        return instance.id, did, {"time": stamp(plan.at_time)}
 
-    def _rebalance(self, fault: Rebalance) -> _Outcome:
-        instance_id = self._running(fault.target)
-        backend, _, life = self._places.ec2.find(instance_id)
+    def _rebalance(self, fault: fault_kinds.Rebalance) -> _Outcome:
+        instance, life = self._affected(fault.target)
         life.rebalance_at = datetime.now(UTC)
-        self._places.announcements.put(events.rebalance_recommendation(self._places.ec2.owner(backend), instance_id))
-        self._places.auto_scaling.rebalance(instance_id)
-        return instance_id, f"{instance_id} should be left", {"notice_time": stamp(life.rebalance_at)}
+        self.announcements.put(events.rebalance_recommendation(owner_of(instance), instance.id))
+        self.auto_scaling.rebalance(instance.id)
+        return instance.id, f"{instance.id} should be left", {"notice_time": stamp(life.rebalance_at)}
 
-    def _maintenance(self, fault: Maintenance) -> _Outcome:
-        instance_id = self._running(fault.target)
-        backend, _, life = self._places.ec2.find(instance_id)
+    def _maintenance(self, fault: fault_kinds.Maintenance) -> _Outcome:
+        instance, life = self._affected(fault.target)
         begins = datetime.now(UTC) + timedelta(seconds=fault.after)
-        scheduled = PlannedEvent(
+        scheduled = events.PlannedEvent(
             event_id=f"instance-event-{uuid.uuid4().hex[:17]}",
             code=fault.code,
             not_before=begins,
@@ -292,165 +242,136 @@ class Injector:
         life.scheduled = (*life.scheduled, scheduled)
         how = MAINTENANCE_ENDS.get(fault.code)
         if how:
-            self._places.ec2.plan(instance_id, how, "retirement", fault.after)
-        event = events.scheduled_change(
-            self._places.ec2.owner(backend),
-            instance_id,
-            code=fault.code,
-            event_id=scheduled.event_id,
-            starts_at=begins,
-            ends_at=scheduled.not_after,
-        )
-        self._places.announcements.put(event)
+            self.ec2.plan(instance.id, how, "retirement", fault.after)
+        self.announcements.put(events.scheduled_change(owner_of(instance), instance.id, scheduled))
         facts = {"event_id": scheduled.event_id, "code": fault.code, "not_before": stamp(begins)}
-        return instance_id, f"{fault.code} of {instance_id} in {fault.after:g} s", facts
+        return instance.id, f"{fault.code} of {instance.id} in {fault.after:g} s", facts
 
-    def _block_end(self, fault: BlockEnd) -> _Outcome:
-        instance_id = self._running(fault.target)
-        backend, instance, _ = self._places.ec2.find(instance_id)
-        plan = self._places.ec2.plan(instance_id, "terminate", "block", fault.after)
+    def _block_end(self, fault: fault_kinds.BlockEnd) -> _Outcome:
+        instance, _ = self._affected(fault.target)
+        plan = self.ec2.plan(instance.id, "terminate", "block", fault.after)
         reservation = instance.capacity_reservation_id = f"cr-{uuid.uuid4().hex[:17]}"
         ends_at = plan.at_time + BLOCK_END_LEAD
-        self._places.announcements.put(events.block_expiration(self._places.ec2.owner(backend), reservation, ends_at))
+        self.announcements.put(events.block_expiration(owner_of(instance), reservation, ends_at))
         facts = {"capacity_reservation_id": reservation, "time": stamp(plan.at_time), "end_date": stamp(ends_at)}
-        return (
-            instance_id,
-            f"{instance_id} ends in {fault.after:g} s, and its capacity block half an hour later",
-            facts,
-        )
+        return instance.id, f"{instance.id} ends in {fault.after:g} s, and its capacity block half an hour later", facts
 
-    def _terminate(self, fault: Terminate) -> _Outcome:
+    def _terminate(self, fault: fault_kinds.Terminate) -> _Outcome:
         instance_id = self._running(fault.target)
-        pid = self._places.runner.pids().get(instance_id)
-        self._places.ec2.end(instance_id, "terminate", "outside")
+        pid = self.runner.pids().get(instance_id)
+        self.ec2.end(instance_id, "terminate", "outside")
         return instance_id, f"{instance_id} was terminated from outside", {"state": "terminated", "init_pid": pid}
 
-    def _crash(self, fault: Crash) -> _Outcome:
-        instance_id = self._running(fault.target)
-        _, _, life = self._places.ec2.find(instance_id)
-        pid = self._places.runner.pids()[instance_id]
+    def _crash(self, fault: fault_kinds.Crash) -> _Outcome:
+        instance, life = self._affected(fault.target)
+        pid = self.runner.pids()[instance.id]
         life.has_crashed = True
         life.failed_checks = {"instance": datetime.now(UTC), "system": datetime.now(UTC)}
-        return instance_id, f"the host of {instance_id} died; EC2 says running", {"init_pid": pid, "state": "running"}
+        return instance.id, f"the host of {instance.id} died; EC2 says running", {"init_pid": pid, "state": "running"}
 
-    def _fail_status(self, fault: FailStatus) -> _Outcome:
-        instance_id = self._running(fault.target)
-        _, _, life = self._places.ec2.find(instance_id)
+    def _fail_status(self, fault: fault_kinds.FailStatus) -> _Outcome:
+        instance, life = self._affected(fault.target)
         life.failed_checks[fault.check] = datetime.now(UTC)
-        return (
-            instance_id,
-            f"the {fault.check} status check of {instance_id} fails",
-            {"check": fault.check, "status": "impaired"},
-        )
+        facts = {"check": fault.check, "status": "impaired"}
+        return instance.id, f"the {fault.check} status check of {instance.id} fails", facts
 
     # The methods below inject faults of AWS that affect the whole local cloud.
 
-    def _throttle(self, fault: Throttle) -> _Outcome:
+    def _throttle(self, fault: fault_kinds.Throttle) -> _Outcome:
         services = (fault.service,) if fault.service else THROTTLED
-        conditions = self._places.faults.conditions
+        conditions = self.faults.conditions
         self._condition(throttle={**conditions.throttle, **dict.fromkeys(services, fault.share)})
-        return (
-            "",
-            f"{fault.share:.0%} of the calls of {', '.join(services)} are throttled",
-            {"services": list(services)},
-        )
+        did = f"{fault.share:.0%} of the calls of {', '.join(services)} are throttled"
+        return "", did, {"services": list(services)}
 
-    def _rate_limits(self, fault: RateLimits) -> _Outcome:
+    def _rate_limits(self, fault: fault_kinds.RateLimits) -> _Outcome:
         self._condition(api_rate_share=fault.share)
         return "", f"calls of ec2 and autoscaling are limited to {fault.share:g} of AWS's rates", {}
 
-    def _stale_view(self, fault: StaleView) -> _Outcome:
-        delay = self._places.ec2.answers.visibility_seconds if fault.delay is None else fault.delay
+    def _stale_view(self, fault: fault_kinds.StaleView) -> _Outcome:
+        delay = self.ec2.answers.visibility_seconds if fault.delay is None else fault.delay
         self._condition(visibility_seconds=delay, describe_omit_share=fault.omit)
-        return (
-            "",
-            f"DescribeInstances shows changes after {msgspec.json.encode(delay).decode()} s, "
-            f"and answers omit {fault.omit:.0%} of the instances",
-            {},
-        )
+        shown = f"DescribeInstances shows changes after {msgspec.json.encode(delay).decode()} s"
+        return "", f"{shown}, and answers omit {fault.omit:.0%} of the instances", {}
 
-    def _zone_disruption(self, fault: ZoneDisruption) -> _Outcome:
-        every = {zone for group in self._places.auto_scaling.groups() for zone in group.availability_zones}
+    def _zone_disruption(self, fault: fault_kinds.ZoneDisruption) -> _Outcome:
+        every = {zone for group in self.auto_scaling.groups() for zone in group.availability_zones}
         zones = (fault.zone,) if fault.zone else tuple(sorted(every))
         if not zones:
             raise FaultRefused("no Auto Scaling group exists yet; pass a zone")
         self._condition(disrupted_zones=zones)
         return "", f"descriptions of instances in {', '.join(zones)} fail", {"zones": list(zones)}
 
-    def _capacity(self, fault: Capacity) -> _Outcome:
+    def _capacity(self, fault: fault_kinds.Capacity) -> _Outcome:
         types = (
             {fault.instance_type}
             if fault.instance_type
-            else {kind for group in self._places.auto_scaling.groups() for kind in instance_types(group)}
+            else {kind for group in self.auto_scaling.groups() for kind in instance_types(group)}
         )
         if not types:
             raise FaultRefused("no Auto Scaling group exists yet; pass an instance type")
-        conditions = self._places.faults.conditions
+        conditions = self.faults.conditions
         self._condition(capacity={**conditions.capacity, **dict.fromkeys(types, fault.count)})
-        names = ", ".join(sorted(types))
-        return (
-            "",
-            f"no more than {fault.count} of {names} can exist",
-            {"instance_types": sorted(types), "count": fault.count},
-        )
+        facts = {"instance_types": sorted(types), "count": fault.count}
+        return "", f"no more than {fault.count} of {', '.join(sorted(types))} can exist", facts
 
-    def _slow_boot(self, fault: SlowBoot) -> _Outcome:
+    def _slow_boot(self, fault: fault_kinds.SlowBoot) -> _Outcome:
         self._condition(boot_delay_seconds=fault.delay)
         return "", "boots take another time", {"delay": msgspec.to_builtins(fault.delay)}
 
-    def _slots_taken(self, fault: SlotsTaken) -> _Outcome:
+    def _slots_taken(self, fault: fault_kinds.SlotsTaken) -> _Outcome:
         self._condition(slot_release_seconds=fault.delay)
         return "", "slots of instances that end stay taken", {"delay": msgspec.to_builtins(fault.delay)}
 
-    def _bad_events(self, fault: BadEvents) -> _Outcome:
+    def _bad_events(self, fault: fault_kinds.BadEvents) -> _Outcome:
         self._condition(event_delay_seconds=fault.delay, event_double_share=fault.double, event_drop_share=fault.drop)
         facts = {"delay": msgspec.to_builtins(fault.delay), "double": fault.double, "drop": fault.drop}
         return "", f"{fault.double:.0%} of events come twice, {fault.drop:.0%} never", facts
 
-    def _suspend_launch(self, fault: SuspendLaunch) -> _Outcome:
-        groups = [group for group in self._places.auto_scaling.groups() if fault.group in ("", group.name)]
+    def _suspend_launch(self, fault: fault_kinds.SuspendLaunch) -> _Outcome:
+        groups = [group for group in self.auto_scaling.groups() if fault.group in ("", group.name)]
         if not groups:
             raise FaultRefused(
                 f"no Auto Scaling group {fault.group} exists" if fault.group else "no Auto Scaling group exists"
             )
         for group in groups:
             if fault.administrative:
-                self._places.auto_scaling.suspend_administratively(group)
+                self.auto_scaling.suspend_administratively(group)
             else:
-                self._places.auto_scaling.suspend(group, ["Launch"])
-            self._lasting.suspended.add(group.arn)
+                self.auto_scaling.suspend(group, ["Launch"])
+            self._suspended.add(group.arn)
         names = [group.name for group in groups]
-        reason = self._places.auto_scaling.suspension_reason(groups[0], "Launch")
+        reason = self.auto_scaling.suspension_reason(groups[0], "Launch")
         return names[0], f"Launch of {', '.join(names)} is suspended", {"groups": names, "reason": reason}
 
     # The methods below inject faults of Everstep's own processes and nodes.
 
-    def _kill_rank(self, fault: KillRank) -> _Outcome:
+    def _kill_rank(self, fault: fault_kinds.KillRank) -> _Outcome:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_rank(init, fault.rank))
         return instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, was killed", facts
 
-    def _kill_agent(self, fault: KillAgent) -> _Outcome:
+    def _kill_agent(self, fault: fault_kinds.KillAgent) -> _Outcome:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.kill_agent(init))
         return instance_id, f"the agent on {instance_id}, pid {facts['pid']}, was killed", facts
 
-    def _kill_control_plane(self, _: KillControlPlane) -> _Outcome:
+    def _kill_control_plane(self, _: fault_kinds.KillControlPlane) -> _Outcome:
         raise FaultRefused(
             "the local AWS does not run the control plane; use `everstep local fault kill-control-plane`"
         )
 
-    def _hang(self, fault: Hang) -> _Outcome:
+    def _hang(self, fault: fault_kinds.Hang) -> _Outcome:
         instance_id, facts = self._where_it_can(fault.target, lambda _, init: node_faults.stop_rank(init, fault.rank))
-        self._lasting.stopped.append(Process(facts["pid"], facts["start_ticks"]))
+        self._stopped.append(Process(facts["pid"], facts["start_ticks"]))
         return instance_id, f"rank {facts['rank']} on {instance_id}, pid {facts['pid']}, stands still", facts
 
-    def _partition(self, fault: Partition) -> _Outcome:
+    def _partition(self, fault: fault_kinds.Partition) -> _Outcome:
         network = self._require_network("partition")
         instance_id = self._running(fault.target)
         words = [word.strip() for word in fault.separate_from.split(",")]
         peers = {peer: link.address for peer, link in network.links().items() if peer != instance_id}
         known = {
-            "aws": [*self._places.aws_addresses],
-            "control-plane": [*self._places.control_plane_addresses],
+            "aws": [*self.aws_addresses],
+            "control-plane": [*self.control_plane_addresses],
             "peers": [*peers.values()],
             **{peer: [address] for peer, address in peers.items()},
         }
@@ -466,7 +387,7 @@ class Injector:
         }
         return instance_id, f"{instance_id} is cut off from {fault.separate_from}", facts
 
-    def _slow_network(self, fault: SlowNetwork) -> _Outcome:
+    def _slow_network(self, fault: fault_kinds.SlowNetwork) -> _Outcome:
         network = self._require_network("slow line")
         instance_id = self._running(fault.target)
         network.slow(instance_id, max(1, int(fault.megabits * 1e6)))
@@ -477,35 +398,33 @@ class Injector:
         }
         return instance_id, f"the line of {instance_id} carries {fault.megabits:g} Mbit/s", facts
 
-    def _corrupt_replica(self, fault: CorruptReplica) -> _Outcome:
-        chance = random.Random(f"{self._places.faults.seed}/corrupt/{self._places.faults.choose('corrupt', 1 << 30)}")
+    def _corrupt_replica(self, fault: fault_kinds.CorruptReplica) -> _Outcome:
+        chance = random.Random(f"{self.faults.seed}/corrupt/{self.faults.choose('corrupt', 1 << 30)}")
         instance_id, facts = self._where_it_can(
             fault.target, lambda instance_id, init: node_faults.corrupt_replica(init, instance_id, fault.rank, chance)
         )
-        return (
-            instance_id,
-            f"a bit of rank {facts['rank']}'s replica of step {facts['step']} on {instance_id} has changed",
-            facts,
-        )
+        what = f"rank {facts['rank']}'s replica of step {facts['step']}"
+        return instance_id, f"a bit of {what} on {instance_id} has changed", facts
 
-    def _fill_memory(self, fault: FillMemory) -> _Outcome:
+    def _fill_memory(self, fault: fault_kinds.FillMemory) -> _Outcome:
         instance_id = self._running(fault.target)
         facts = node_faults.fill_memory(instance_id, None if fault.mib is None else fault.mib * 1024**2)
-        self._lasting.ballooned.add(instance_id)
+        self._ballooned.add(instance_id)
         return instance_id, f"{facts['bytes'] // 1024**2} MiB of the memory of {instance_id} are taken", facts
 
-    def _xid(self, fault: Xid) -> _Outcome:
+    def _xid(self, fault: fault_kinds.Xid) -> _Outcome:
         instance_id = self._running(fault.target)
-        gpus = self._lasting.sick_gpus.setdefault(instance_id, {})
+        gpus = self._sick_gpus.setdefault(instance_id, {})
         xids = (fault.code,) if fault.code else ()
         gpus[fault.gpu] = Gpu(
             index=fault.gpu, xids=xids, ecc_uncorrectable=fault.ecc, throttled=fault.throttled, lost=fault.lost
         )
-        path = node_faults.write_gpus(
-            self._places.runner.directory(instance_id), [gpus[index] for index in sorted(gpus)]
-        )
+        path = node_faults.write_gpus(self.runner.directory(instance_id), [gpus[index] for index in sorted(gpus)])
         facts: Facts = {"file": str(path), "gpu": msgspec.to_builtins(gpus[fault.gpu])}
         return instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
+
+    def _affected(self, target: str) -> tuple[Instance, Life]:
+        return self.ec2.find(self._running(target))
 
     def _running(self, target: str) -> str:
         """Return the running instance that a target selects: by id, by number, or at random if the target is empty."""
@@ -516,18 +435,15 @@ class Injector:
 
         The target selects the first instance. If the target is not an instance id, all other running instances follow.
         """
-        running = [
-            instance_id
-            for instance_id in self._places.ec2.in_order_of_launch()
-            if instance_id in self._places.runner.pids()
-        ]
+        pids = self.runner.pids()
+        running = [instance_id for instance_id in self.ec2.in_order_of_launch() if instance_id in pids]
         if target in running:
             return [target]
         if not running:
             raise FaultRefused("no instance is running")
         if target and not (target.isascii() and target.isdigit()):
             raise FaultRefused(f"{target} is not a running instance")
-        first = int(target) % len(running) if target else self._places.faults.choose("target", len(running))
+        first = int(target) % len(running) if target else self.faults.choose("target", len(running))
         return running[first:] + running[:first]
 
     def _where_it_can(self, target: str, work: Callable[[str, int], Facts]) -> tuple[str, Facts]:
@@ -538,16 +454,16 @@ class Injector:
         refused = None
         for instance_id in self._running_from(target):
             try:
-                return instance_id, work(instance_id, self._places.runner.pids()[instance_id])
+                return instance_id, work(instance_id, self.runner.pids()[instance_id])
             except FaultRefused as error:
                 refused = refused or error
         assert refused is not None
         raise refused
 
     def _require_network(self, what: str) -> Network:
-        if self._places.network is None:
+        if self.network is None:
             raise FaultRefused(NO_NETWORK.format(fault=what))
-        return self._places.network
+        return self.network
 
     def _condition(self, **changes: Any) -> None:
-        self._places.faults.replace(msgspec.structs.replace(self._places.faults.conditions, **changes))
+        self.faults.replace(msgspec.structs.replace(self.faults.conditions, **changes))

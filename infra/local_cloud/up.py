@@ -37,6 +37,7 @@ from everstep.config import ClientConfig
 from everstep.errors import EverstepError
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import network, preflight, roles
+from infra.local_cloud.aws_options import AwsOptions
 from infra.local_cloud.calls import CALLS, RecordedCall
 from infra.local_cloud.environment import REGION, ask, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
@@ -677,27 +678,25 @@ class LocalCluster:
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
     def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
-        # Run ranks as this user and not as a separate user, because this is the user's own machine.
-        ranks = {"EVERSTEP_RANK_USER": str(os.getuid())}
         instance_environment = {
-            **ranks,
+            # Run ranks as this user and not as a separate user, because this is the user's own machine.
+            "EVERSTEP_RANK_USER": str(os.getuid()),
             **options.environment,
             "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes),
         }
-        arguments = {
-            "--nodes-directory": str(self.nodes_directory),
-            "--ready-file": str(self._parts.ready_file(AWS)),
-            "--keys-file": str(self._keys_file),
-            "--conditions": msgspec.json.encode(options.conditions).decode(),
-            "--instance-environment": msgspec.json.encode(instance_environment).decode(),
-            "--seed": str(random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed),
-            "--network-name": network.network_name(self.state_dir) if options.has_namespaces else "",
-        }
-        if options.aws_answers:
-            arguments["--aws-answers"] = str(options.aws_answers.resolve())
         write_private(self._keys_file, LocalKeys.random().encoded())
-        flat = [word for pair in arguments.items() for word in pair]
-        record = self._parts.start(AWS, "infra.local_cloud", ["serve", *flat], process_environment(str(self.state_dir)))
+        aws_options = AwsOptions(
+            nodes_directory=str(self.nodes_directory),
+            ready_file=str(self._parts.ready_file(AWS)),
+            keys_file=str(self._keys_file),
+            conditions=options.conditions,
+            instance_environment=instance_environment,
+            seed=random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed,
+            network_name=network.network_name(self.state_dir) if options.has_namespaces else "",
+            aws_answers=str(options.aws_answers.resolve()) if options.aws_answers else None,
+        )
+        words = ["serve", msgspec.json.encode(aws_options).decode()]
+        record = self._parts.start(AWS, "infra.local_cloud", words, process_environment(str(self.state_dir)))
         return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)
 
     def _create_event_queue(self) -> str:

@@ -23,6 +23,7 @@ from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from everstep.protocol.local_keys import LocalKeys
 from infra.local_cloud import aws_answers
 from infra.local_cloud.aws_answers import AwsAnswers, RecordedAnswers
+from infra.local_cloud.aws_options import AwsOptions
 from infra.local_cloud.environment import ask, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.fault_kinds import EFFECT, AnyFault, Effect
@@ -199,25 +200,23 @@ def served_aws(
     A test that sends such a call on purpose calls `take_wrong_calls`.
     """
     ready, log = directory / "ready.json", directory / "aws.log"
-    words = [
-        "--nodes-directory",
-        str(directory / "nodes"),
-        "--ready-file",
-        str(ready),
-        "--conditions",
-        msgspec.json.encode(conditions).decode(),
-    ]
     keys = LocalKeys.random()
     write_private(directory / "keys.json", keys.encoded())
-    words += ["--keys-file", str(directory / "keys.json")]
-    words += ["--network-name", network_name, "--seed", str(seed)]
+    options = AwsOptions(
+        nodes_directory=str(directory / "nodes"),
+        ready_file=str(ready),
+        keys_file=str(directory / "keys.json"),
+        conditions=conditions,
+        seed=seed,
+        network_name=network_name,
+    )
     if answers is not None:
         recorded = RecordedAnswers(asked_at="", region="us-east-1", instance_type="t3.nano", answers=answers)
         (directory / "answers.json").write_bytes(aws_answers.encode(recorded))
-        words += ["--aws-answers", str(directory / "answers.json")]
+        options = msgspec.structs.replace(options, aws_answers=str(directory / "answers.json"))
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "infra.local_cloud", "serve", *words],
+            [sys.executable, "-P", "-m", "infra.local_cloud", "serve", msgspec.json.encode(options).decode()],
             env=process_environment(str(directory)),
             stdout=output,
             stderr=subprocess.STDOUT,
