@@ -12,7 +12,9 @@ from everstep.cli.commands import Output, Pages, Query, Service, Shown, command
 from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat
 from everstep.cli.names import FleetName
-from everstep.cli.output import FAILED, Facts, Json, Rows, counted, duty_words, moment, pairs, say, without_none
+from everstep.cli.output import FAILED, Facts, Json, Rows, counted, duty_words, moment, say, without_none
+from everstep.cli.request_options import sets
+from everstep.cli.submission import Request
 from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -26,16 +28,59 @@ class Encryption(StrEnum):
     OFF = "off"
 
 
-SpareProbability = Annotated[
-    float | None, typer.Option(help="Instead of --spare-count: probability that a spare is free at a failure.")
-]
-Price = Annotated[float | None, typer.Option(help="Price of one instance, for the cost of jobs and incidents.")]
-Replacements = Annotated[
-    int | None, typer.Option(min=0, help="Maximum number of nodes that Everstep replaces on its own per hour.")
-]
-NodeRole = Annotated[
-    str | None, typer.Option(help="IAM role of the group's instances; agents with this role join without a token.")
-]
+class _Settings:
+    """The options of `fleets create` and `fleets update` that set a field of the request."""
+
+    spare_count: int | None = sets("SpareCount", "Number of spare nodes; 1 by default in a new fleet.", min=0)
+    min_node_count: int | None = sets(
+        "MinNodeCount",
+        "Minimum number of nodes without spares, kept even if no job runs; 0 by default in a new fleet.",
+        min=0,
+    )
+    spare_probability: float | None = sets(
+        "SparePolicy.Probability", "Instead of --spare-count: probability that a spare is free at a failure."
+    )
+    price_usd_per_hour: float | None = sets(
+        "PriceUsdPerHour", "Price of one instance, for the cost of jobs and incidents."
+    )
+    max_replacements_per_hour: int | None = sets(
+        "MaxReplacementsPerHour", "Maximum number of nodes that Everstep replaces on its own per hour.", min=0
+    )
+    node_role_name: str | None = sets(
+        "NodeRoleName", "IAM role of the group's instances; agents with this role join without a token."
+    )
+    replica_encryption: Encryption | None = sets(
+        "ReplicaEncryption",
+        "When nodes use TLS between them; auto, the default in a new fleet: if EC2 does not encrypt.",
+    )
+
+
+class NewFleet(_Settings):
+    """The options of `fleets create` that set a field of the request."""
+
+    hold_failed_instances: bool = sets("HoldFailedInstances", "Keep failed instances running for inspection.")
+    allow_drills: bool = sets("AllowDrills", "Allow administrators to inject failures.")
+    allow_commands: bool = sets("AllowCommands", "Allow submitters to run programs on the nodes of their ranks.")
+    project: str | None = sets("Project", "Project of the fleet.")
+    tag: list[str] | None = sets("Tags", "name=value; may be repeated.")
+
+
+class FleetChange(_Settings):
+    """The options of `fleets update` that set a field of the request."""
+
+    hold_failed_instances: bool | None = sets(
+        "HoldFailedInstances",
+        "Keep failed instances running for inspection, or terminate them.",
+        "--hold-failed-instances/--end-failed-instances",
+    )
+    allow_drills: bool | None = sets(
+        "AllowDrills", "Allow or forbid administrators to inject failures.", "--allow-drills/--forbid-drills"
+    )
+    allow_commands: bool | None = sets(
+        "AllowCommands",
+        "Allow or forbid submitters to run programs on the nodes of their ranks.",
+        "--allow-commands/--forbid-commands",
+    )
 
 
 @command(app)
@@ -45,29 +90,8 @@ def create(
     auto_scaling_group: Annotated[
         str, typer.Option(help="Group with the tag everstep:fleet, one Availability Zone and one launch template.")
     ],
-    spare_count: Annotated[int, typer.Option(min=0, help="Number of spare nodes.")] = 1,
-    min_node_count: Annotated[
-        int, typer.Option(min=0, help="Minimum number of nodes without spares, kept even if no job runs.")
-    ] = 0,
-    spare_probability: SpareProbability = None,
-    price_usd_per_hour: Price = None,
-    hold_failed_instances: Annotated[
-        bool, typer.Option("--hold-failed-instances", help="Keep failed instances running for inspection.")
-    ] = False,
-    max_replacements_per_hour: Replacements = None,
-    node_role_name: NodeRole = None,
-    allow_drills: Annotated[
-        bool, typer.Option("--allow-drills", help="Allow administrators to inject failures.")
-    ] = False,
-    allow_commands: Annotated[
-        bool, typer.Option("--allow-commands", help="Allow submitters to run programs on the nodes of their ranks.")
-    ] = False,
-    replica_encryption: Annotated[
-        Encryption | None,
-        typer.Option(help="When nodes use TLS between them; by default auto: if EC2 does not encrypt."),
-    ] = None,
-    project: Annotated[str | None, typer.Option(help="Project of the fleet.")] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="name=value; may be repeated.")] = None,
+    *,
+    fields: Annotated[Request, NewFleet],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes to the group.")] = False,
     yes: Annotated[
         bool,
@@ -80,24 +104,7 @@ def create(
 
     The command first shows the settings of the group that Everstep will change.
     """
-    request: dict[str, Any] = {
-        "FleetName": name,
-        "AutoScalingGroupName": auto_scaling_group,
-        "SpareCount": spare_count,
-        "MinNodeCount": min_node_count,
-        "HoldFailedInstances": hold_failed_instances,
-        "AllowDrills": allow_drills,
-        "AllowCommands": allow_commands,
-        "Tags": pairs("--tag", tag or []),
-        **without_none(
-            Project=project,
-            PriceUsdPerHour=price_usd_per_hour,
-            SparePolicy=_policy(spare_probability),
-            MaxReplacementsPerHour=max_replacements_per_hour,
-            NodeRoleName=node_role_name,
-            ReplicaEncryption=replica_encryption and replica_encryption.capitalize(),
-        ),
-    }
+    request: dict[str, Any] = {"FleetName": name, "AutoScalingGroupName": auto_scaling_group, **fields}
     is_for_people = output is OutputFormat.TABLE and query is None
     if dry_run or is_for_people or not yes:
         planned = cast(Json, service.create_fleet(**request, DryRun=True))
@@ -166,52 +173,9 @@ def describe(service: Service, name: FleetName) -> Shown:
 
 
 @command(app)
-def update(
-    service: Service,
-    name: FleetName,
-    spare_count: Annotated[int | None, typer.Option(min=0, help="Number of spare nodes.")] = None,
-    min_node_count: Annotated[
-        int | None, typer.Option(min=0, help="Minimum number of nodes without spares, kept even if no job runs.")
-    ] = None,
-    spare_probability: SpareProbability = None,
-    price_usd_per_hour: Price = None,
-    hold_failed_instances: Annotated[
-        bool | None,
-        typer.Option(
-            "--hold-failed-instances/--end-failed-instances",
-            help="Keep failed instances running for inspection, or terminate them.",
-        ),
-    ] = None,
-    max_replacements_per_hour: Replacements = None,
-    node_role_name: NodeRole = None,
-    allow_drills: Annotated[
-        bool | None,
-        typer.Option("--allow-drills/--forbid-drills", help="Allow or forbid administrators to inject failures."),
-    ] = None,
-    allow_commands: Annotated[
-        bool | None,
-        typer.Option(
-            "--allow-commands/--forbid-commands",
-            help="Allow or forbid submitters to run programs on the nodes of their ranks.",
-        ),
-    ] = None,
-    replica_encryption: Annotated[Encryption | None, typer.Option(help="When nodes use TLS between them.")] = None,
-) -> Shown:
+def update(service: Service, name: FleetName, *, fields: Annotated[Request, FleetChange]) -> Shown:
     """Change a fleet: its number of nodes and spares, its price, and the treatment of failed instances."""
-    changes = without_none(
-        SpareCount=spare_count,
-        MinNodeCount=min_node_count,
-        PriceUsdPerHour=price_usd_per_hour,
-        SparePolicy=_policy(spare_probability),
-        HoldFailedInstances=hold_failed_instances,
-        MaxReplacementsPerHour=max_replacements_per_hour,
-        NodeRoleName=node_role_name,
-        AllowDrills=allow_drills,
-        AllowCommands=allow_commands,
-        ReplicaEncryption=replica_encryption and replica_encryption.capitalize(),
-    )
-    fleet = service.update_fleet(FleetName=name, **changes)
-    return _shown(fleet)
+    return _shown(service.update_fleet(FleetName=name, **fields))
 
 
 @command(
@@ -295,10 +259,6 @@ def join_token(
     # Pass the token in an environment variable, because every process of the node could read a command-line option.
     how = "EVERSTEP_JOIN_TOKEN=TOKEN everstep agent --control-plane-url URL"
     return Shown(token, token["JoinToken"], f"The token is shown only once. User data: {how}")
-
-
-def _policy(probability: float | None) -> Json | None:
-    return None if probability is None else {"Probability": probability}
 
 
 def _spares(fleet: Json) -> str:

@@ -5,8 +5,8 @@
         third_slot: bool = sets("CheckpointConfig.ThirdSlot", "Keep a third slot per shard.")
 
 A command declares a parameter `fields: Annotated[Request, JobOptions]`, and receives the part of the request that the
-options set. An option that the user does not pass sets no field. A `bool` is a flag, and a list is a map whose entries
-have the form `name=value`.
+options set. An option that the user does not pass sets no field. A `bool` is a flag, a list is a map whose entries have
+the form `name=value`, and the value of an enumeration gets a capital letter, as in the API.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -28,19 +29,25 @@ from everstep.json_values import is_array
 class _Field:
     path: str
     help: str
+    names: tuple[str, ...]
+    limits: Mapping[str, Any]
 
 
-def sets(path: str, help: str) -> Any:
-    """Declare an option that sets the field of a request at `path`, such as `CheckpointConfig.EverySteps`."""
-    return _Field(path, help)
+def sets(path: str, help: str, *names: str, **limits: Any) -> Any:
+    """Declare an option that sets the field of a request at `path`, such as `CheckpointConfig.EverySteps`.
+
+    `names` replace the option's default name. `limits` are further arguments of `typer.Option`, such as `min`.
+    """
+    return _Field(path, help, names, limits)
 
 
 def parameters_of(kind: type) -> list[inspect.Parameter]:
     """Return the parameters of a typer command for the options that a class declares."""
     found: list[inspect.Parameter] = []
     for name, annotation in get_type_hints(kind).items():
-        is_flag = annotation is bool
-        option = typer.Option(*([_option(name)] if is_flag else []), help=getattr(kind, name).help)
+        is_flag, declared = annotation is bool, getattr(kind, name)
+        names = [_option(name)] if is_flag else declared.names
+        option = typer.Option(*names, help=declared.help, **declared.limits)
         default = False if is_flag else None
         kept = inspect.Parameter.KEYWORD_ONLY
         found.append(inspect.Parameter(name, kept, default=default, annotation=Annotated[annotation, option]))
@@ -57,6 +64,8 @@ def request_of(kind: type, given: Mapping[str, Any]) -> Request:
         value: Any = pairs(_option(name), given_value) if is_array(given_value) else given_value
         if isinstance(value, Path):
             value = str(value)
+        if isinstance(value, StrEnum):
+            value = value.capitalize()
         for part in reversed(getattr(kind, name).path.split(".")):
             value = {part: value}
         request = joined(request, value)
