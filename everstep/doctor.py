@@ -216,12 +216,8 @@ def _versions(facts: DoctorFacts) -> Iterator[Finding]:
     for package, what_for in (("torch", "ranks train with it"), ("py-spy", "it shows where hung ranks are")):
         if package not in facts.packages:
             level = Level.WRONG if package == "torch" else Level.WARNING
-            yield Finding(
-                "packages",
-                level,
-                f"{package} is not installed: {what_for}",
-                f"pip install {package}, into the environment of the agent.",
-            )
+            advice = f"pip install {package}, into the environment of the agent."
+            yield Finding("packages", level, f"{package} is not installed: {what_for}", advice)
         else:
             yield Finding("packages", Level.OK, f"{package} {facts.packages[package]}")
 
@@ -259,12 +255,8 @@ def _token(facts: DoctorFacts) -> Iterator[Finding]:
     if service is None:
         return
     if service.is_refused:
-        yield Finding(
-            "token",
-            Level.WRONG,
-            service.error,
-            "Ask an administrator: everstep tokens create --role submitter; then everstep configure.",
-        )
+        advice = "Ask an administrator: everstep tokens create --role submitter; then everstep configure."
+        yield Finding("token", Level.WRONG, service.error, advice)
     elif service.role:
         scope = f"the project {service.project}" if service.project else "every project"
         if service.expires_at is not None and service.expires_at - facts.now < EXPIRY_WARNING:
@@ -275,71 +267,40 @@ def _token(facts: DoctorFacts) -> Iterator[Finding]:
 
 
 def _memory(facts: DoctorFacts) -> Iterator[Finding]:
-    least = LEAST_MEMORY_BYTES if facts.is_node else LEAST_MEMORY_BYTES // 2
+    least, level = (LEAST_MEMORY_BYTES, Level.WRONG) if facts.is_node else (LEAST_MEMORY_BYTES // 2, Level.WARNING)
     words = f"{_size(facts.memory_available)} of {_size(facts.memory_total)} of memory are available"
     if facts.memory_available < least:
-        level = Level.WRONG if facts.is_node else Level.WARNING
-        yield Finding(
-            "memory",
-            level,
-            words,
-            f"Free at least {_size(least)}, plus two slots for every shard that the node holds.",
-        )
+        advice = f"Free at least {_size(least)}, plus two slots for every shard that the node holds."
+        yield Finding("memory", level, words, advice)
     else:
         yield Finding("memory", Level.OK, words)
     if facts.shared_memory_free is None:
         advice = "Mount a tmpfs: mount -t tmpfs tmpfs /dev/shm. In a container: --shm-size, or --tmpfs /dev/shm."
-        yield Finding(
-            "tmpfs",
-            Level.WRONG if facts.is_node else Level.WARNING,
-            "/dev/shm is not a tmpfs; Everstep keeps the steps on a tmpfs",
-            advice,
-        )
-    elif not facts.can_write_shared_memory:
-        yield Finding(
-            "tmpfs",
-            Level.WRONG,
-            "this user cannot write to /dev/shm",
-            "chmod 1777 /dev/shm",
-        )
+        yield Finding("tmpfs", level, "/dev/shm is not a tmpfs; Everstep keeps the steps on a tmpfs", advice)
+        return
+    free = f"/dev/shm has {_size(facts.shared_memory_free)}"
+    if not facts.can_write_shared_memory:
+        yield Finding("tmpfs", Level.WRONG, "this user cannot write to /dev/shm", "chmod 1777 /dev/shm")
     elif facts.shared_memory_free < LEAST_SHARED_MEMORY_BYTES:
         advice = (
             "mount -o remount,size=50% /dev/shm. In a container: --shm-size. Delete /dev/shm/everstep-* of earlier "
             "runs."
         )
-        yield Finding(
-            "tmpfs",
-            Level.WRONG if facts.is_node else Level.WARNING,
-            f"/dev/shm has {_size(facts.shared_memory_free)} free",
-            advice,
-        )
+        yield Finding("tmpfs", level, f"{free} free", advice)
     else:
-        yield Finding(
-            "tmpfs",
-            Level.OK,
-            f"/dev/shm has {_size(facts.shared_memory_free)} of {_size(facts.shared_memory_total)} free",
-        )
+        yield Finding("tmpfs", Level.OK, f"{free} of {_size(facts.shared_memory_total)} free")
 
 
 def _ports(facts: DoctorFacts) -> Iterator[Finding]:
     if facts.listen_error:
-        yield Finding(
-            "ports",
-            Level.WRONG,
-            f"this machine cannot listen on a port: {facts.listen_error}",
-            "Check this machine for a firewall or a sandbox that blocks ports.",
-        )
+        words = f"this machine cannot listen on a port: {facts.listen_error}"
+        yield Finding("ports", Level.WRONG, words, "Check this machine for a firewall or a sandbox that blocks ports.")
         return
     first, last = RENDEZVOUS_PORTS
-    if (
-        facts.local_ports is not None
-        and facts.local_ports[0] <= last
-        and facts.local_ports[1] >= first
-        and facts.is_node
-    ):
+    lowest, highest = facts.local_ports or (last + 1, last + 1)
+    if facts.is_node and lowest <= last and highest >= first:
         words = (
-            f"the kernel uses ports {facts.local_ports[0]} to {facts.local_ports[1]} for outgoing connections; ranks "
-            f"need ports {first} to {last}"
+            f"the kernel uses ports {lowest} to {highest} for outgoing connections; ranks need ports {first} to {last}"
         )
         yield Finding("ports", Level.WARNING, words, "sysctl -w net.ipv4.ip_local_port_range='32768 60999'")
     else:
@@ -377,12 +338,8 @@ def _isolation(facts: DoctorFacts) -> Iterator[Finding]:
         yield Finding("isolation", Level.WARNING, message, advice)
     elif facts.closed_folder:
         message = f"the ranks' own users cannot use this Python: {facts.closed_folder} denies them access"
-        yield Finding(
-            "isolation",
-            Level.WRONG,
-            message,
-            f"chmod o+x {facts.closed_folder}, or install Python and Everstep elsewhere.",
-        )
+        advice = f"chmod o+x {facts.closed_folder}, or install Python and Everstep elsewhere."
+        yield Finding("isolation", Level.WRONG, message, advice)
     elif facts.is_ec2 and not facts.has_ip:
         message = (
             "the command `ip` is missing, so the agent cannot block the metadata service: the code of a job can "
@@ -408,12 +365,8 @@ def _aws(facts: DoctorFacts) -> Iterator[Finding]:
     if aws is None:
         return
     if aws.error:
-        yield Finding(
-            "aws",
-            Level.WRONG,
-            aws.error,
-            "Give this machine an instance profile, or set AWS_PROFILE. --no-aws skips the AWS checks.",
-        )
+        advice = "Give this machine an instance profile, or set AWS_PROFILE. --no-aws skips the AWS checks."
+        yield Finding("aws", Level.WRONG, aws.error, advice)
         return
     yield Finding("aws", Level.OK, f"{aws.caller} in {aws.region}")
     options = {**SERVER_OPTIONS, **NODE_OPTIONS}
@@ -425,12 +378,8 @@ def _aws(facts: DoctorFacts) -> Iterator[Finding]:
     if denied:
         yield Finding("permissions", Level.WRONG, f"not allowed: {', '.join(denied)}", f"Allow them to {aws.caller}.")
     if optional:
-        yield Finding(
-            "permissions",
-            Level.WARNING,
-            f"not allowed: {', '.join(optional)}",
-            f"Allow them to {aws.caller} if you use this.",
-        )
+        advice = f"Allow them to {aws.caller} if you use this."
+        yield Finding("permissions", Level.WARNING, f"not allowed: {', '.join(optional)}", advice)
     if unknown:
         words = f"the check could not determine whether these actions are allowed: {', '.join(unknown)}"
         advice = (
@@ -441,12 +390,8 @@ def _aws(facts: DoctorFacts) -> Iterator[Finding]:
     if aws.permissions and not refused and not unknown:
         yield Finding("permissions", Level.OK, f"{len(aws.permissions)} actions are allowed")
     if aws.quota_error:
-        yield Finding(
-            "quota",
-            Level.WARNING,
-            f"the quota is unknown: {aws.quota_error}",
-            "Allow servicequotas:GetServiceQuota for this check.",
-        )
+        advice = "Allow servicequotas:GetServiceQuota for this check."
+        yield Finding("quota", Level.WARNING, f"the quota is unknown: {aws.quota_error}", advice)
     elif aws.quota is not None:
         quota = aws.quota
         words = (

@@ -7,7 +7,7 @@ resources, also those of a run that crashed. It touches no other resource.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -121,6 +121,21 @@ class Account:
     def set_desired(self, count: int) -> None:
         """Set the group's desired capacity."""
         self.client("autoscaling").set_desired_capacity(AutoScalingGroupName=self.name, DesiredCapacity=count)
+
+    def protect(self, ids: Sequence[str], *, is_protected: bool) -> None:
+        """Set or remove the protection of members from scale-in."""
+        self.client("autoscaling").set_instance_protection(
+            AutoScalingGroupName=self.name, InstanceIds=ids, ProtectedFromScaleIn=is_protected
+        )
+
+    def release(self, instance_id: str) -> None:
+        """Release a terminating member that the group's hook holds."""
+        self.client("autoscaling").complete_lifecycle_action(
+            AutoScalingGroupName=self.name,
+            LifecycleHookName=HOOK,
+            InstanceId=instance_id,
+            LifecycleActionResult="CONTINUE",
+        )
 
     def members(self) -> dict[str, dict[str, Any]]:
         """Return the group's members by instance id, as Auto Scaling describes them."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from infra.aws_conformance.account import HOOK, MAX_INSTANCES, Account, Unanswered, code_of, words_of
+from infra.aws_conformance.account import MAX_INSTANCES, Account, Unanswered, code_of, words_of
 
 ABSENT_IDS: Final = ("i-0123456789abcdef0", "i-0123456789abcdef1")
 """Ids in EC2's format that no instance has."""
@@ -50,11 +50,7 @@ def _protection_of_a_pending_member(account: Account) -> Answer:
     id, member = account.until("a new member", lambda: next(iter(account.members().items()), None))
     if not member["LifecycleState"].startswith("Pending"):
         raise Unanswered(f"the first answer shows the new member as {member['LifecycleState']}, not as Pending")
-    refused = _refusal_of(
-        lambda: account.client("autoscaling").set_instance_protection(
-            AutoScalingGroupName=account.name, InstanceIds=[id], ProtectedFromScaleIn=True
-        )
-    )
+    refused = _refusal_of(lambda: account.protect([id], is_protected=True))
     return Answer(
         {
             "pending_member_shows_protection": member["ProtectedFromScaleIn"],
@@ -112,24 +108,15 @@ def _protection_of_several_members(account: Account) -> Answer:
     """Change the protection of a member in service and of a terminating member with one call."""
     scaling = account.client("autoscaling")
     kept, leaving, *_ = account.in_service(2)
-    scaling.set_instance_protection(AutoScalingGroupName=account.name, InstanceIds=[kept], ProtectedFromScaleIn=True)
+    account.protect([kept], is_protected=True)
     scaling.terminate_instance_in_auto_scaling_group(InstanceId=leaving, ShouldDecrementDesiredCapacity=True)
     account.until(
         f"{leaving} held by the hook",
         lambda: account.members().get(leaving, {}).get("LifecycleState") == "Terminating:Wait",
     )
-    refused = _refusal_of(
-        lambda: scaling.set_instance_protection(
-            AutoScalingGroupName=account.name, InstanceIds=[kept, leaving], ProtectedFromScaleIn=False
-        )
-    )
+    refused = _refusal_of(lambda: account.protect([kept, leaving], is_protected=False))
     is_protected = account.members()[kept]["ProtectedFromScaleIn"]
-    scaling.complete_lifecycle_action(
-        AutoScalingGroupName=account.name,
-        LifecycleHookName=HOOK,
-        InstanceId=leaving,
-        LifecycleActionResult="CONTINUE",
-    )
+    account.release(leaving)
     if not refused:
         raise Unanswered("SetInstanceProtection accepted a terminating member")
     return Answer({"protection_is_all_or_nothing": is_protected}, refused)
@@ -154,9 +141,7 @@ def _refusals(account: Account) -> Answer:
         "UnknownFilter": lambda: ec2.describe_instance_status(Filters=[{"Name": "instance-id", "Values": many[:1]}]),
         "FilterValues201": lambda: ec2.describe_instances(Filters=[{"Name": "instance-id", "Values": many}]),
         "StatusIds101": lambda: ec2.describe_instance_status(InstanceIds=many[:101]),
-        "ProtectedIds51": lambda: account.client("autoscaling").set_instance_protection(
-            AutoScalingGroupName=account.name, InstanceIds=many[:51], ProtectedFromScaleIn=True
-        ),
+        "ProtectedIds51": lambda: account.protect(many[:51], is_protected=True),
     }
     return Answer({}, {name: _refusal_of(call) for name, call in calls.items()})
 
@@ -220,12 +205,7 @@ def _hook_of_an_ended_member(account: Account) -> Answer:
 
     found = account.until(f"{id} held by the hook, or removed", outcome)
     if found == "Terminating:Wait":
-        scaling.complete_lifecycle_action(
-            AutoScalingGroupName=account.name,
-            LifecycleHookName=HOOK,
-            InstanceId=id,
-            LifecycleActionResult="CONTINUE",
-        )
+        account.release(id)
     return Answer({"hook_holds_ended_member": found == "Terminating:Wait"}, {"State": found})
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 from urllib.parse import urlencode
 
 import httpx
@@ -38,20 +38,11 @@ from everstep.errors import EverstepError
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import network, preflight, roles
 from infra.local_cloud.aws_options import AwsOptions
-from infra.local_cloud.calls import CALLS, RecordedCall
+from infra.local_cloud.calls import RecordedCall
 from infra.local_cloud.environment import REGION, ask, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
-from infra.local_cloud.fault_kinds import (
-    EFFECT,
-    EFFECTS,
-    AnyFault,
-    Effect,
-    KillAgent,
-    KillControlPlane,
-    KillRank,
-    name_of,
-)
-from infra.local_cloud.faults import CONDITIONS, Conditions
+from infra.local_cloud.fault_kinds import AnyFault, Effect, KillAgent, KillControlPlane, KillRank, name_of
+from infra.local_cloud.faults import Conditions
 from infra.local_cloud.guardian import Guardian
 from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
@@ -63,6 +54,8 @@ if TYPE_CHECKING:
 AWS, CONTROL_PLANE, STANDBY = "aws", "control-plane", "standby"
 BUCKET: Final = "everstep-local"
 FLEET: Final = "local"
+GROUP: Final = f"everstep-{FLEET}"
+"""Name of the Auto Scaling group of the fleet."""
 FLEET_TAG: Final = "everstep:fleet"
 AVAILABILITY_ZONE: Final = "us-east-1a"
 INSTANCE_TYPE: Final = "c7i.2xlarge"
@@ -99,6 +92,7 @@ On an overloaded machine, the imports of a part take most of a minute. If a part
 immediately.
 """
 NODES_POLL_SECONDS: Final = 0.1
+T = TypeVar("T")
 
 
 class StartProgress(Protocol):
@@ -181,12 +175,7 @@ class ClusterOptions:
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the file that describes a running cluster."""
 
-    fleet: str
-    nodes: int
-    spares: int
-    node_memory_bytes: int
     detection_seconds: float | None
-    group: str
     events_queue_url: str = ""
     standby_url: str = ""
     balancer_url: str = ""
@@ -194,9 +183,6 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     storage_url: str = ""
     """URL of the S3 server that replaces the local AWS's S3; empty if the local AWS serves S3."""
     control_plane_environment: dict[str, str] = {}
-
-
-_CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +206,9 @@ class LocalCluster:
         state_dir: directory for all files of the cluster. Only the user can read it.
         progress: receives the steps of `up`; None: no output.
     """
+
+    group: Final = GROUP
+    """Name of the fleet's Auto Scaling group."""
 
     def __init__(self, state_dir: Path, *, progress: StartProgress | None = None) -> None:
         self.state_dir = state_dir.resolve()
@@ -322,9 +311,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        answer = self._admin("GET", "instances")
-        pids: dict[str, int] = answer.json()
-        return pids
+        return self._get("instances", dict[str, int])
 
     def conditions(self) -> Conditions:
         """Return the emulated behaviour of the local AWS: delays, capacity, throttling.
@@ -335,7 +322,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return CONDITIONS.decode(self._admin("GET", "config").content)
+        return self._get("config", Conditions)
 
     def set_conditions(self, conditions: Conditions) -> None:
         """Replace the emulated behaviour of the running local AWS.
@@ -365,11 +352,6 @@ class LocalCluster:
             NotUp: the cluster is not up.
         """
         return self._description().balancer_url or self._ready(CONTROL_PLANE)["url"]
-
-    @property
-    def group(self) -> str:
-        """Name of the fleet's Auto Scaling group."""
-        return self._description().group
 
     @property
     def token(self) -> str:
@@ -448,7 +430,8 @@ class LocalCluster:
         """
         if isinstance(fault, KillControlPlane):
             return self._replace_control_plane(fault)
-        return EFFECT.decode(_accepted(self._admin("POST", "faults", content=msgspec.json.encode(fault))).content)
+        answer = _accepted(self._admin("POST", "faults", content=msgspec.json.encode(fault)))
+        return msgspec.json.decode(answer.content, type=Effect)
 
     def training_jobs(self) -> list[roles.RoleJob]:
         """Return the running jobs as the control plane reports them.
@@ -486,7 +469,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return EFFECTS.decode(self._admin("GET", "faults").content)
+        return self._get("faults", list[Effect])
 
     def clear_faults(self, name: str = "", *, target: str = "") -> list[str]:
         """Clear lasting faults.
@@ -502,10 +485,8 @@ class LocalCluster:
             FaultRefused: the fault is not a lasting fault, or cannot be cleared for a single target.
             NotUp: the local AWS does not run.
         """
-        sentences: list[str] = _accepted(
-            self._admin("DELETE", f"faults?{urlencode({'name': name, 'target': target})}")
-        ).json()
-        return sentences
+        query = urlencode({"name": name, "target": target})
+        return msgspec.json.decode(_accepted(self._admin("DELETE", f"faults?{query}")).content, type=list[str])
 
     def calls(self) -> list[RecordedCall]:
         """Return the newest calls of EC2 and Auto Scaling that are not read-only, by any caller.
@@ -516,7 +497,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return CALLS.decode(self._admin("GET", "calls").content)
+        return self._get("calls", list[RecordedCall])
 
     def wrong_calls(self) -> list[str]:
         """Return the calls that the local AWS refused because AWS does not document their parameters.
@@ -527,8 +508,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        found: list[str] = self._admin("GET", "wrong-calls").json()
-        return found
+        return self._get("wrong-calls", list[str])
 
     def links(self) -> dict[str, dict[str, int]]:
         """Return the kernel's counters of every instance's link: sent, received and dropped.
@@ -539,8 +519,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        counters: dict[str, dict[str, int]] = self._admin("GET", "links").json()
-        return counters
+        return self._get("links", dict[str, dict[str, int]])
 
     @property
     def seed(self) -> int:
@@ -640,11 +619,6 @@ class LocalCluster:
     def _start(self, options: ClusterOptions) -> None:
         total = options.nodes + options.spares
         description = ClusterFile(
-            fleet=FLEET,
-            group=f"everstep-{FLEET}",
-            nodes=options.nodes,
-            spares=options.spares,
-            node_memory_bytes=options.node_memory_bytes or preflight.memory_bytes_per_node(max(total, 1)),
             detection_seconds=options.detection_seconds,
             control_plane_environment=dict(options.control_plane_environment),
         )
@@ -654,7 +628,7 @@ class LocalCluster:
             shutil.rmtree(stale, ignore_errors=True)
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
-            ready = self._start_aws(description, options)
+            ready = self._start_aws(options)
             if options.start_storage is not None:
                 url = options.start_storage(self.keys, *_place(ready["storage"]))
                 description = self._describe(description, storage_url=url)
@@ -673,16 +647,17 @@ class LocalCluster:
                 urls = [options.start_balancer(urls, *_place(ready["balancer"]))]
                 description = self._describe(description, balancer_url=urls[0])
         with self._progress.step(f"creating a fleet of {options.nodes} nodes and {options.spares} spares"):
-            self._create_fleet(description, urls, options.installation)
+            self._create_fleet(urls, options)
         with self._progress.step(f"waiting for {total} nodes to connect"):
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
-    def _start_aws(self, description: ClusterFile, options: ClusterOptions) -> dict[str, str]:
+    def _start_aws(self, options: ClusterOptions) -> dict[str, str]:
+        share_bytes = preflight.memory_bytes_per_node(max(options.nodes + options.spares, 1))
         instance_environment = {
             # Run ranks as this user and not as a separate user, because this is the user's own machine.
             "EVERSTEP_RANK_USER": str(os.getuid()),
             **options.environment,
-            "EVERSTEP_NODE_MEMORY_BYTES": str(description.node_memory_bytes),
+            "EVERSTEP_NODE_MEMORY_BYTES": str(options.node_memory_bytes or share_bytes),
         }
         write_private(self._keys_file, LocalKeys.random().encoded())
         aws_options = AwsOptions(
@@ -742,20 +717,20 @@ class LocalCluster:
         record = self._parts.start(part, "control_plane", ["--migrate", *flat], environment)
         return self._parts.wait_ready(record, timeout_seconds=START_SECONDS)["url"]
 
-    def _create_fleet(self, description: ClusterFile, urls: list[str], installation: Installation | None) -> None:
+    def _create_fleet(self, urls: list[str], options: ClusterOptions) -> None:
         with contextlib.closing(self.client()) as client, failures.translated():
-            join_token = client.create_join_token(FleetName=description.fleet)["JoinToken"]
-            if installation is not None:
-                installation.set_node_script(self._user_data(join_token, urls))
+            join_token = client.create_join_token(FleetName=FLEET)["JoinToken"]
+            if options.installation is not None:
+                options.installation.set_node_script(self._user_data(join_token, urls))
             else:
-                self.create_group(description.group, join_token, urls)
+                self.create_group(GROUP, join_token, urls)
             try:
                 with failures.translated():
                     client.create_fleet(
-                        FleetName=description.fleet,
-                        AutoScalingGroupName=description.group,
-                        MinNodeCount=description.nodes,
-                        SpareCount=description.spares,
+                        FleetName=FLEET,
+                        AutoScalingGroupName=GROUP,
+                        MinNodeCount=options.nodes,
+                        SpareCount=options.spares,
                     )
             except EverstepError as error:
                 raise StartFailed(
@@ -854,7 +829,7 @@ class LocalCluster:
 
     def _description(self) -> ClusterFile:
         try:
-            return _CLUSTER_FILE.decode((self._local / "cluster.json").read_bytes())
+            return msgspec.json.decode((self._local / "cluster.json").read_bytes(), type=ClusterFile)
         except FileNotFoundError:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up") from None
 
@@ -863,6 +838,9 @@ class LocalCluster:
         if ready is None:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
         return ready
+
+    def _get(self, path: str, kind: type[T]) -> T:
+        return msgspec.json.decode(self._admin("GET", path).content, type=kind)
 
     def _admin(self, method: str, path: str, *, content: bytes = b"") -> httpx.Response:
         try:

@@ -26,7 +26,7 @@ from infra.local_cloud.aws_answers import AwsAnswers, RecordedAnswers
 from infra.local_cloud.aws_options import AwsOptions
 from infra.local_cloud.environment import ask, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused
-from infra.local_cloud.fault_kinds import EFFECT, AnyFault, Effect
+from infra.local_cloud.fault_kinds import AnyFault, Effect
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.parts import write_private
 
@@ -74,7 +74,7 @@ class ServedAws:
         answer = self._ask("POST", "faults", content=msgspec.json.encode(fault))
         if answer.status_code == httpx.codes.CONFLICT:
             raise FaultRefused(answer.json()["Message"])
-        return EFFECT.decode(answer.raise_for_status().content)
+        return msgspec.json.decode(answer.raise_for_status().content, type=Effect)
 
     def clear(self, name: str = "", target: str = "") -> list[str]:
         answer = self._ask("DELETE", "faults", params={"name": name, "target": target})
