@@ -55,7 +55,7 @@ class _Settings:
     )
 
 
-class NewFleet(_Settings):
+class NewFleetOptions(_Settings):
     """The options of `fleets create` that set a field of the request."""
 
     hold_failed_instances: bool = sets("HoldFailedInstances", "Keep failed instances running for inspection.")
@@ -65,7 +65,7 @@ class NewFleet(_Settings):
     tag: list[str] | None = sets("Tags", "name=value; may be repeated.")
 
 
-class FleetChange(_Settings):
+class FleetChangeOptions(_Settings):
     """The options of `fleets update` that set a field of the request."""
 
     hold_failed_instances: bool | None = sets(
@@ -91,7 +91,7 @@ def create(
         str, typer.Option(help="Group with the tag everstep:fleet, one Availability Zone and one launch template.")
     ],
     *,
-    fields: Annotated[Request, NewFleet],
+    fields: Annotated[Request, NewFleetOptions],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes to the group.")] = False,
     yes: Annotated[
         bool,
@@ -173,7 +173,7 @@ def describe(service: Service, name: FleetName) -> Shown:
 
 
 @command(app)
-def update(service: Service, name: FleetName, *, fields: Annotated[Request, FleetChange]) -> Shown:
+def update(service: Service, name: FleetName, *, fields: Annotated[Request, FleetChangeOptions]) -> Shown:
     """Change a fleet: its number of nodes and spares, its price, and the treatment of failed instances."""
     return _shown(service.update_fleet(FleetName=name, **fields))
 
