@@ -35,6 +35,9 @@ class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Application id in the User-Agent header, which CloudTrail lists too. Empty if the caller gave none."""
 
 
+CALLS: Final = msgspec.json.Decoder(list[RecordedCall])
+
+
 class CallRecord:
     """The newest calls of a local AWS, oldest first. The server adds calls under its lock."""
 

@@ -285,6 +285,10 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """Values with which a test can verify the effect: pids, instance ids, files, times."""
 
 
+EFFECT: Final = msgspec.json.Decoder(Effect)
+EFFECTS: Final = msgspec.json.Decoder(list[Effect])
+
+
 def kinds() -> dict[str, type[msgspec.Struct]]:
     """Return the fault classes by name, in the order of `AnyFault`."""
     return {_kebab(kind.__name__): kind for kind in get_args(AnyFault)}

@@ -38,11 +38,20 @@ from everstep.errors import EverstepError
 from everstep.protocol.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import network, preflight, roles
 from infra.local_cloud.aws_options import AwsOptions
-from infra.local_cloud.calls import RecordedCall
+from infra.local_cloud.calls import CALLS, RecordedCall
 from infra.local_cloud.environment import REGION, ask, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import FaultRefused, NotUp, PreflightFailed, StartFailed
-from infra.local_cloud.fault_kinds import AnyFault, Effect, KillAgent, KillControlPlane, KillRank, name_of
-from infra.local_cloud.faults import Conditions
+from infra.local_cloud.fault_kinds import (
+    EFFECT,
+    EFFECTS,
+    AnyFault,
+    Effect,
+    KillAgent,
+    KillControlPlane,
+    KillRank,
+    name_of,
+)
+from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.guardian import Guardian
 from infra.local_cloud.instance_init import remove_memory
 from infra.local_cloud.parts import Parts, tail, write_private
@@ -185,6 +194,12 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     control_plane_environment: dict[str, str] = {}
 
 
+_CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
+_PIDS = msgspec.json.Decoder(dict[str, int])
+_SENTENCES = msgspec.json.Decoder(list[str])
+_COUNTERS = msgspec.json.Decoder(dict[str, dict[str, int]])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStatus:
     """The status of one long-lived process of a cluster, for example of the control plane."""
@@ -311,7 +326,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return self._get("instances", dict[str, int])
+        return self._get("instances", _PIDS)
 
     def conditions(self) -> Conditions:
         """Return the emulated behaviour of the local AWS: delays, capacity, throttling.
@@ -322,7 +337,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return self._get("config", Conditions)
+        return self._get("config", CONDITIONS)
 
     def set_conditions(self, conditions: Conditions) -> None:
         """Replace the emulated behaviour of the running local AWS.
@@ -431,7 +446,7 @@ class LocalCluster:
         if isinstance(fault, KillControlPlane):
             return self._replace_control_plane(fault)
         answer = _accepted(self._admin("POST", "faults", content=msgspec.json.encode(fault)))
-        return msgspec.json.decode(answer.content, type=Effect)
+        return EFFECT.decode(answer.content)
 
     def training_jobs(self) -> list[roles.RoleJob]:
         """Return the running jobs as the control plane reports them.
@@ -469,7 +484,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return self._get("faults", list[Effect])
+        return self._get("faults", EFFECTS)
 
     def clear_faults(self, name: str = "", *, target: str = "") -> list[str]:
         """Clear lasting faults.
@@ -486,7 +501,7 @@ class LocalCluster:
             NotUp: the local AWS does not run.
         """
         query = urlencode({"name": name, "target": target})
-        return msgspec.json.decode(_accepted(self._admin("DELETE", f"faults?{query}")).content, type=list[str])
+        return _SENTENCES.decode(_accepted(self._admin("DELETE", f"faults?{query}")).content)
 
     def calls(self) -> list[RecordedCall]:
         """Return the newest calls of EC2 and Auto Scaling that are not read-only, by any caller.
@@ -497,7 +512,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return self._get("calls", list[RecordedCall])
+        return self._get("calls", CALLS)
 
     def wrong_calls(self) -> list[str]:
         """Return the calls that the local AWS refused because AWS does not document their parameters.
@@ -508,7 +523,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return self._get("wrong-calls", list[str])
+        return self._get("wrong-calls", _SENTENCES)
 
     def links(self) -> dict[str, dict[str, int]]:
         """Return the kernel's counters of every instance's link: sent, received and dropped.
@@ -519,7 +534,7 @@ class LocalCluster:
         Raises:
             NotUp: the local AWS does not run.
         """
-        return self._get("links", dict[str, dict[str, int]])
+        return self._get("links", _COUNTERS)
 
     @property
     def seed(self) -> int:
@@ -829,7 +844,7 @@ class LocalCluster:
 
     def _description(self) -> ClusterFile:
         try:
-            return msgspec.json.decode((self._local / "cluster.json").read_bytes(), type=ClusterFile)
+            return _CLUSTER_FILE.decode((self._local / "cluster.json").read_bytes())
         except FileNotFoundError:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up") from None
 
@@ -839,8 +854,8 @@ class LocalCluster:
             raise NotUp(f"no local cloud is up in {self.state_dir}: everstep local up")
         return ready
 
-    def _get(self, path: str, kind: type[T]) -> T:
-        return msgspec.json.decode(self._admin("GET", path).content, type=kind)
+    def _get(self, path: str, decoder: msgspec.json.Decoder[T]) -> T:
+        return decoder.decode(self._admin("GET", path).content)
 
     def _admin(self, method: str, path: str, *, content: bytes = b"") -> httpx.Response:
         try:
