@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from everstep.training.adapters.base import canonical_name
+WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Path components that torch.compile, DDP and activation checkpointing add to tensor paths."""
 
 
 class ModuleTree:
@@ -60,3 +61,8 @@ def places_of(modules: Sequence[Sequence[torch.nn.Module]]) -> Iterable[tuple[st
     for number, (root, *_) in enumerate(modules):
         for path, module in root.named_modules():
             yield f"{number}/{canonical_name(path)}", module
+
+
+def canonical_name(name: str) -> str:
+    """Return a module or tensor path without the components that wrappers such as DDP add (`WRAPPER_NAMES`)."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from everstep.training.adapters.base import canonical_name
+from everstep.training.module_tree import canonical_name
 
 
 def pretrained_configs(roots: Mapping[str, torch.nn.Module]) -> dict[str, str]:

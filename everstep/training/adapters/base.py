@@ -25,6 +25,7 @@ from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
+from everstep.training.module_tree import canonical_name
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.sources import same_tensors
 from everstep.training.state_tree import Tree, check_dense, dtype_name, dtype_of, encode
@@ -44,9 +45,6 @@ EXPECTED_OPTIMIZERS = frozenset(
 
 They keep their state in `state` and `param_groups`, and change it only in `step`.
 """
-
-WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""Path components that torch.compile, DDP and activation checkpointing add to tensor paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -666,11 +664,6 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
     # Reject master weights of Apex, which keeps them in its own lists, outside `state`.
     if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):
         raise CannotResume(name, f"{path} with master_weights=True keeps its fp32 weights outside of the snapshot")
-
-
-def canonical_name(name: str) -> str:
-    """Return a module or tensor path without the components that wrappers such as DDP add (`WRAPPER_NAMES`)."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
 
 
 def tensor_names(found: Sequence[tuple[str, Hashable]]) -> list[str]:

@@ -19,10 +19,11 @@ from typing import cast
 import torch
 
 from everstep.protocol.parts import TensorPart, whole
-from everstep.training.adapters.base import canonical_name, check_distinct, check_tensor, overlaps_itself
+from everstep.training.adapters.base import check_distinct, check_tensor, overlaps_itself
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout
+from everstep.training.module_tree import canonical_name
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, dtype_name, dtype_of
 

@@ -17,12 +17,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from everstep.protocol.parts import TensorPart, whole
 from everstep.training.adapters import plain
-from everstep.training.adapters.base import NamedOptimizer, canonical_name, plain_local, plain_rewrap
+from everstep.training.adapters.base import NamedOptimizer, plain_local, plain_rewrap
 from everstep.training.adapters.fsdp import Boxes, FSDPAdapter
 from everstep.training.adapters.plain import GRADIENT_BOUNDARIES, PlainAdapter
 from everstep.training.arena import Arena
 from everstep.training.capture import CapturePlan, StateTensor
 from everstep.training.errors import CannotResume, SessionMisuse
+from everstep.training.module_tree import canonical_name
 from everstep.training.registration import _adapters
 from everstep.training.sources import Sources
 from everstep.training.state_tree import Tree, decode, encode

@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.utils import prune
 
 from everstep.training.adapters.plain import PlainAdapter
-from everstep.training.attributes import MAX_ATTRIBUTE_BYTES
+from everstep.training.attributes import MAX_ATTRIBUTE_BYTES, Attributes
 from everstep.training.errors import CannotResume
+from everstep.training.parts import MAX_PARTS
 from everstep.training.script import Environment
 from everstep.training.state import RankState
-from tests.unit.training.saved import carry
+from tests.unit.training.saved import carry, snapshot_of
 
 
 class Agent(nn.Module):
@@ -256,3 +257,94 @@ def test_random_generators_of_modules_come_back(make: Callable[[], Any]) -> None
     draw(model.noise)
     carry(state, restored)
     assert draw(model.noise) == draw(twin.noise)
+
+
+class Keeper:
+    """An object of the script with many kinds of attributes."""
+
+    def __init__(self) -> None:
+        self.number, self.flag, self.word = 1000, True, "a"
+        self.tensor, self.pair = torch.zeros(2), (torch.zeros(1), 5)
+        self.items = [1, 2, [3]]
+
+
+def changed(keeper: Keeper, change: Callable[[Any], object]) -> dict[str, Any]:
+    attributes = Attributes([("it", keeper)])
+    change(keeper)
+    found: dict[str, Any] = attributes.observe()  # type: ignore[assignment]
+    return found.get("it", {})
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (lambda it: None, set()),
+        (lambda it: setattr(it, "number", int("1000")), set()),
+        (lambda it: setattr(it, "number", 1001), {"number"}),
+        (lambda it: setattr(it, "flag", 1), {"flag"}),
+        (lambda it: setattr(it, "word", None), {"word"}),
+        (lambda it: it.tensor.add_(1), {"tensor"}),
+        (lambda it: setattr(it, "tensor", torch.zeros(2)), {"tensor"}),
+        (lambda it: it.pair[0].add_(1), {"pair"}),
+        (lambda it: setattr(it, "pair", (*it.pair, 6)), {"pair"}),
+        (lambda it: it.items[2].append(4), {"items"}),
+        (lambda it: setattr(it, "items", [1, 2, [3]]), set()),
+        (lambda it: setattr(it, "items", (0.5,) * MAX_PARTS), {"items"}),
+        (lambda it: setattr(it, "items", [1, object()]), set()),
+        (lambda it: setattr(it, "later", 7), {"later"}),
+        (lambda it: delattr(it, "word"), set()),
+        (lambda it: (delattr(it, "word"), setattr(it, "later", 7)), {"later"}),
+    ],
+)
+def test_only_what_has_changed_is_kept(change: Callable[[Any], object], names: set[str]) -> None:
+    keeper = Keeper()
+    found = changed(keeper, lambda it: (change(it), setattr(it, "other", 3)))
+    assert found.keys() - {"other"} == names
+    assert changed(Keeper(), change).keys() == names
+
+
+def test_copies_do_not_change_with_the_object() -> None:
+    keeper = Keeper()
+    attributes = Attributes([("it", keeper)])
+    keeper.items.append(9)
+    keeper.tensor.add_(1)
+    copies: Any = attributes.copy()
+    keeper.items.append(10)
+    keeper.tensor.add_(1)
+    assert copies["it"]["items"] == [1, 2, [3], 9]
+    assert copies["it"]["tensor"].tolist() == [1.0, 1.0]
+
+
+def test_a_view_among_other_changed_attributes_is_left_alone() -> None:
+    model, twin = Agent(), Agent()
+    state, restored = state_of(model), state_of(twin)
+    model.hidden = model.online[0].weight.detach()[0]
+    model._count = 5
+    carry(state, restored)
+    assert (twin.hidden, twin._count) == (None, 5)
+
+
+def test_attributes_inside_a_wrapper_and_of_a_replaced_module_are_kept() -> None:
+    model, twin = Agent(), Agent()
+    states = [
+        RankState([PlainAdapter({"": nn.DataParallel(each)}, {})], {}, {}, Environment.read({}))
+        for each in (model, twin)
+    ]
+    copied(model)
+    carry(*states)
+    model.target[2].p = 0.7
+    carry(*states)
+    assert twin.target[2].p == 0.7
+
+
+def test_generators_of_a_modules_class_come_back() -> None:
+    class Noise(nn.Module):
+        generator = np.random.default_rng(4)
+
+    model = Noise()
+    state = RankState([PlainAdapter({"": model}, {})], {}, {}, Environment.read({}))
+    values = snapshot_of(state)
+    drawn = Noise.generator.random()
+    state.load(values)
+    state.complete(values)
+    assert Noise.generator.random() == drawn
