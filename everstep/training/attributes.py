@@ -31,6 +31,7 @@ _SEARCHED: Final = (*rng.GENERATORS, list, tuple, dict)
 MODULE_DEPTH: Final = 4
 """Number of levels below a module's attribute that the search for random generators follows."""
 _SCALARS: Final = (bool, int, float, str)
+_call = cast("Callable[[Callable[[dict[str, Any]], tuple[Any, ...]], dict[str, Any]], tuple[Any, ...]]", operator.call)
 _LATE: Final = object()
 """Mark of an attribute that an object got after `init`."""
 _Kinds: TypeAlias = tuple[type, ...]
@@ -100,7 +101,7 @@ class Attributes:
                 vars(held)[key] = _copied(value)
 
     def _values(self) -> list[object]:
-        return [*chain.from_iterable(map(operator.call, self._getters, self._dicts))]
+        return [*chain.from_iterable(map(_call, self._getters, self._dicts))]
 
     def _watch(self, objects: dict[str, object], *, is_first: bool) -> None:
         self._objects = objects
