@@ -612,7 +612,7 @@ def transition(
         after: state to enter. `core.states` has checked that the transition is allowed.
         now: the time in UTC.
         reason: the reason for the new state.
-        **changes: other columns to update.
+        **changes: values of further columns, by the column's name.
 
     Raises:
         StaleLease: another control-plane server has taken the lease over, or the state is not `before`. Nothing was

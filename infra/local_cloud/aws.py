@@ -89,7 +89,7 @@ class LocalAws:
     """The local AWS. At most one per process, because moto's state is global.
 
     Args:
-        options: options for the start.
+        options: folder, seed, conditions and files with keys and answers.
 
     Raises:
         UnusableKeys: the key file is unreadable, or is accessible to other users.

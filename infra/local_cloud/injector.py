@@ -77,7 +77,7 @@ class Injector:
 
     Args:
         ec2: the engine for instances.
-        auto_scaling: the engine for groups.
+        auto_scaling: owns the groups, whose instances the faults end.
         announcements: receives the events that AWS sends because of a fault.
         faults: the conditions that some faults change, and the source of randomness.
         runner: runs the processes of instances.

@@ -117,9 +117,9 @@ def unstored_outputs(
     """Add what agents report to a job's unstored outputs.
 
     Args:
-        before: the job's recorded outputs.
-        generation: the job's generation, for the first record.
-        members: reports about the job.
+        before: what the job's record already names, or None.
+        generation: the job's generation, which the first record stores.
+        members: newest report of each node that works or worked for the job.
 
     Returns:
         The outputs to record, and an event that names the new ones. None for the event if nothing changed.

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.jobs import reason
-from control_plane.core import accounting, elastic, evidence, fleets, moves, notices, queue, remedies
+from control_plane.core import accounting, elastic, evidence, fleets, moves, notices, queue, remedies, witnesses
 from control_plane.core.absence import settled
 from control_plane.core.actions import (
     Decision,
@@ -704,11 +704,12 @@ class Simulation:
     def check_base(self, job: SimulatedJob, observed: JobObserved, plan: GenerationPlan) -> None:
         """Check that a plan starts from the newest step of which its nodes hold all shards, or from a newer step.
 
-        It may start from an older step only after a source of a newer step failed verification. A relayout with parity
-        may start from the committed step, because the shares of a newer step can be incomplete.
+        It may start from an older step only after a source of a newer step failed verification, by two readers. A
+        relayout with parity may start from the committed step, because the shares of a newer step can be incomplete.
         """
         if not observed.record.refused and not self.lies:
             held = self.held_steps(job, plan.parent, (node.node_id for node in plan.nodes))
+            held -= {each.step for each in witnesses.refused(observed.record.failed_reads, observed.checkpoints)}
             if plan.relayout is not None and job.spec.parity_group_size is not None:
                 held = {step for step in held if step <= observed.record.committed}
             assert plan.base_step >= max(held, default=0), "a step that is whole in memory was given up"

@@ -89,6 +89,12 @@ def stories(events: st.SearchStrategy[Event]) -> st.SearchStrategy[list[Event]]:
 RECOVERY: list[Event] = [("train for", 0, 5), ("kill", 1, 0), ("wait", 7, 0), ("train for", 0, 5)]
 LATE_REPORT: list[Event] = [("deafen", 1, 0), ("clock", 1, -65), ("kill", 1, 0), ("kill", 2, 0), ("mend", 1, 0)]
 """A rank on a node without a connection fails, and its node's clock is a minute behind."""
+TWO_READERS: list[Event] = [
+    *(("train for", 0, 5), ("automation", 2, 0), ("terminate", 2, 0), ("unplug", 9, 0), ("standstill", 33, 0)),
+    *(("announce", 2, 60), ("automation", 2, 0), ("standstill", 33, 0), ("person ends", 5, 0), ("unplug", 8, 0)),
+    *(("automation", 2, 0), ("terminate", 1, 0), ("faults", 7, (2, 2)), ("standstill", 33, 0)),
+]
+"""Two nodes, one after the other, fail to load the newest step, and the job continues from the step before it."""
 
 
 @pytest.mark.timeout(400)  # 60 examples, each with up to a few hundred decisions
@@ -99,6 +105,7 @@ LATE_REPORT: list[Event] = [("deafen", 1, 0), ("clock", 1, -65), ("kill", 1, 0),
 @example(12, (0, 0), (1, 1), [*RECOVERY, ("clock", 1, -65), ("kill", 1, 0), ("wait", 7, 0)])
 @example(12, (0, 0), (1, 1), [*RECOVERY, *LATE_REPORT, ("wait", 7, 0)])
 @example(12, (0, 0), (1, 1), [("person", 0, "pause"), ("clock", 4, -65), ("clock", 10, -3600)])
+@example(12, (0, 43), (1, 1), TWO_READERS)
 def test_whatever_happens(max_size: int, domains: Domains, ranks_per_node: tuple[int, int], story: list[Event]) -> None:
     simulation = fresh(max_size, domains, ranks_per_node)
     play(simulation, story)
