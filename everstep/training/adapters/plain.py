@@ -1,6 +1,9 @@
 """Adapter for plain torch modules and optimizers, and base class of the DDP and FSDP2 adapters.
 
 Invariant: a snapshot contains exactly the parameters that `init` listed, each with its optimizer.
+
+The module has more than 500 lines. It is not divided, because the parameters, their gradients and the modules that the
+script replaces are one list, which all three parts update.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Agent(nn.Module):
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self.scale = nn.Parameter(torch.ones(1), requires_grad=False)
         self.hidden: Any = None
-        self._count = 0
+        self.count = 0
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return self.online(batch) + self.target(batch)  # type: ignore[no-any-return]
@@ -183,10 +183,10 @@ def test_plain_values_and_tensors_that_modules_keep_come_back() -> None:
     model.online[2].p = 0.3
     model.online[1].momentum = None
     model.hidden = torch.full((2,), 3.0)
-    model._count = 1000
+    model.count = 1000
     model.late = [(torch.ones(1), 2.5)]  # type: ignore[assignment]
     carry(state, restored)
-    assert (twin.online[2].p, twin.online[1].momentum, twin._count) == (0.3, None, 1000)
+    assert (twin.online[2].p, twin.online[1].momentum, twin.count) == (0.3, None, 1000)
     assert torch.equal(twin.hidden, model.hidden)
     ((one, number),) = twin.late  # type: ignore[misc]
     assert (one.item(), number) == (1.0, 2.5)
@@ -319,9 +319,9 @@ def test_a_view_among_other_changed_attributes_is_left_alone() -> None:
     model, twin = Agent(), Agent()
     state, restored = state_of(model), state_of(twin)
     model.hidden = model.online[0].weight.detach()[0]
-    model._count = 5
+    model.count = 5
     carry(state, restored)
-    assert (twin.hidden, twin._count) == (None, 5)
+    assert (twin.hidden, twin.count) == (None, 5)
 
 
 def test_attributes_inside_a_wrapper_and_of_a_replaced_module_are_kept() -> None:
