@@ -491,11 +491,10 @@ def _others(values: _Values, state: RankState, rank: Rank, earlier_size: int, wo
         name: stream.relaid(saved["data"][name], is_same_rank=world_size == earlier_size)
         for name, stream in state.streams.items()
     }
-    if len(saved["generators"]) != len(state.generators):
+    before, count = len(saved["generators"]), len(state.generators)
+    if before != count:
         raise CannotRelayout(
-            "model",
-            f"the modules of the earlier launch held {len(saved['generators'])} random generators, and those of this "
-            f"one hold {len(state.generators)}. Build the same model",
+            "model", f"its modules held {before} random generators, and hold {count}. Build the same model"
         )
     if rank >= earlier_size:
         saved["rng"] = rng.derived(saved["rng"], rank)
