@@ -491,11 +491,8 @@ def _others(values: _Values, state: RankState, rank: Rank, earlier_size: int, wo
         name: stream.relaid(saved["data"][name], is_same_rank=world_size == earlier_size)
         for name, stream in state.streams.items()
     }
-    before, count = len(saved["generators"]), len(state.generators)
-    if before != count:
-        raise CannotRelayout(
-            "model", f"its modules held {before} random generators, and hold {count}. Build the same model"
-        )
+    if (before := len(saved["generators"])) != (count := len(state.generators)):
+        raise CannotRelayout("model", f"it held {before} random generators, and holds {count}. Build the same model")
     if rank >= earlier_size:
         saved["rng"] = rng.derived(saved["rng"], rank)
         saved["generators"] = rng.generator_states(state.generators)
