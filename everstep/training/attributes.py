@@ -88,17 +88,14 @@ class Attributes:
 
     def copy(self) -> dict[str, Tree]:
         """Return copies of the changed attributes, which later changes do not affect."""
-        return {
-            place: {key: _copied(value) for key, value in cast("dict[str, Any]", values).items()}
-            for place, values in self.observe().items()
-        }
+        return cast("dict[str, Tree]", copied(self.observe()))
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Set the attributes that `observe` returned."""
         for place, values in saved.items():
             held = self._objects.get(place)
             for key, value in values.items() if held is not None else ():
-                vars(held)[key] = _copied(value)
+                vars(held)[key] = copied(value)
 
     def _values(self) -> list[object]:
         return [*chain.from_iterable(map(_call, self._getters, self._dicts))]
@@ -228,7 +225,10 @@ def _shares(value: object, storages: Collection[int]) -> bool:
     return isinstance(value, (list, tuple)) and any(_shares(each, storages) for each in value)
 
 
-def _copied(value: Any) -> Any:
+def copied(value: Any) -> Any:
+    """Return a copy of a state tree, with copies of its tensors."""
     if isinstance(value, torch.Tensor):
         return value.clone()
-    return type(value)(map(_copied, value)) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, dict):
+        return {key: copied(each) for key, each in value.items()}
+    return type(value)(map(copied, value)) if isinstance(value, (list, tuple)) else value

@@ -25,7 +25,7 @@ from everstep.protocol.slot_values import SlotValues
 from everstep.training import rng
 from everstep.training.adapters.base import Adapter, AdapterState
 from everstep.training.arena import Arena
-from everstep.training.attributes import Attributes, generators_of
+from everstep.training.attributes import Attributes, copied, generators_of
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
 from everstep.training.module_tree import places_of
@@ -262,7 +262,7 @@ class RankState:
         The session calls this when the script leaves its loop, because an evaluation before `close` would change them.
         Until the next boundary, further calls have no effect.
         """
-        self._kept = self._kept or self._passing()
+        self._kept = self._kept or copied(self._passing())
 
     def end_step(self) -> None:
         """Record that a step is finished. The session calls this after every step."""

@@ -348,3 +348,14 @@ def test_generators_of_a_modules_class_come_back() -> None:
     state.load(values)
     state.complete(values)
     assert Noise.generator.random() == drawn
+
+
+def test_an_evaluation_behind_the_loop_does_not_change_what_was_kept() -> None:
+    model, twin = Agent(), Agent()
+    state, restored = state_of(model), state_of(twin)
+    model.hidden = [torch.ones(1)]
+    state.keep_passing()
+    model.hidden[0].add_(1)
+    model.hidden.append(2)
+    carry(state, restored)
+    assert twin.hidden == [torch.ones(1)]
