@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from everstep.training.errors import CannotResume
+
 WRAPPER_NAMES = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 """Path components that torch.compile, DDP and activation checkpointing add to tensor paths."""
 
@@ -40,19 +42,35 @@ class ModuleTree:
         return len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)) or any(self._empty)
 
 
-def difference(before: ModuleTree, now: ModuleTree) -> tuple[str, str] | None:
-    """Return the path of a module that a restarted script would build differently, and what happened to it, or None.
+def refusal(name: str, before: ModuleTree, now: ModuleTree, *, follows: bool) -> CannotResume | None:
+    """Return the error for a module that a restarted script would build differently, or None.
 
-    A module that was replaced by one of the same class at the same path is no difference.
+    Args:
+        name: name of the models, for the error.
+        before: the modules that a snapshot can contain.
+        now: the present modules.
+        follows: whether a snapshot can contain another module of the same class in the place of the earlier one.
     """
-    for path in before.paths.keys() - now.paths.keys():
-        return path, "this module was removed"
+    if (found := _difference(before, now, follows=follows)) is None:
+        return None
+    path, how = found
+    return CannotResume(
+        f"{name}/{path}", f"{how} after init(), and a restarted script restores into the model of init()"
+    )
+
+
+def _difference(before: ModuleTree, now: ModuleTree, *, follows: bool) -> tuple[str, str] | None:
+    for path in before.paths:
+        if path not in now.paths:
+            return path, "this module was removed"
     for path, module in now.paths.items():
         known = before.paths.get(path)
         if known is None:
             return path, "this module was added"
         if type(module) is not type(known):
             return path, f"this module was replaced by a {type(module).__qualname__}"
+        if module is not known and not follows:
+            return path, "this module was replaced"
     return None
 
 

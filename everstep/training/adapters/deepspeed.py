@@ -46,7 +46,7 @@ from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
-from everstep.training.module_tree import ModuleTree
+from everstep.training.module_tree import ModuleTree, refusal
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree, dtype_name, dtype_of
 
@@ -129,10 +129,14 @@ class DeepSpeedAdapter:
     def check(self) -> None:
         """Raise an error if a restart could not restore the present state.
 
-        The method detects buffers that cannot be copied, a call of `boundary` between two micro-batches of one step,
-        and changed betas of CPU Adam. The set of parameters that ZeRO optimizes needs no check, because it is constant
-        after `deepspeed.initialize`.
+        The method detects replaced modules, buffers that cannot be copied, a call of `boundary` between two
+        micro-batches of one step, and changed betas of CPU Adam. The set of parameters that ZeRO optimizes needs no
+        check, because it is constant after `deepspeed.initialize`.
         """
+        if self._tree.has_changed():
+            refused = refusal(self._name, self._tree, ModuleTree({"": self._engine.module}), follows=False)
+            if refused is not None:
+                raise refused
         self._buffers.check()
         check_accumulation(self._name, self._engine)
         if self._is_cpu_adam:

@@ -20,6 +20,7 @@ from everstep.protocol.parts import TensorPart
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
+from everstep.training.module_tree import ModuleTree, refusal
 
 REFUSED_OPTIMIZERS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
 """Optimizers that the adapter rejects, because their state has a different shape or sharding than the parameter."""
@@ -106,8 +107,8 @@ class FSDPAdapter(PlainAdapter):
         ]
 
     def _follow(self) -> CannotResume | None:
-        """Return None: torch itself exchanges the parameters while a step computes with whole ones."""
-        return None
+        """Refuse each replaced module. Parameters are not compared: torch exchanges them to compute with whole ones."""
+        return refusal("model", self._tree, ModuleTree(self._models), follows=False)
 
     def check(self) -> None:
         super().check()

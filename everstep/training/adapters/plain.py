@@ -40,7 +40,7 @@ from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
 from everstep.training.errors import CannotRelayout, CannotResume
-from everstep.training.module_tree import ModuleTree, difference
+from everstep.training.module_tree import ModuleTree, refusal
 from everstep.training.saved_tensors import SavedTensors
 from everstep.training.state_tree import Tree
 
@@ -351,11 +351,8 @@ class PlainAdapter:
         Return an error, and change nothing, if a restarted script would build other modules or parameters.
         """
         tree = ModuleTree(self._models)
-        if (found := difference(self._tree, tree)) is not None:
-            path, how = found
-            return CannotResume(
-                f"model/{path}", f"{how} after init(), and a restarted script restores into the model of init()"
-            )
+        if (refused := refusal("model", self._tree, tree, follows=True)) is not None:
+            return refused
         names: dict[int, str] = {}
         parameters: dict[str, torch.nn.Parameter] = {}
         ties: dict[str, str] = {}

@@ -12,13 +12,17 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+from everstep.training.adapters import deepspeed
+from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.attributes import MAX_ATTRIBUTE_BYTES, Attributes
 from everstep.training.errors import CannotResume
 from everstep.training.parts import MAX_PARTS
+from everstep.training.registration import _adapters
 from everstep.training.script import Environment
 from everstep.training.state import RankState
 from tests.unit.training.saved import carry, snapshot_of
+from tests.unit.training.test_deepspeed_adapter import make as make_engine
 
 
 class Agent(nn.Module):
@@ -359,3 +363,23 @@ def test_an_evaluation_behind_the_loop_does_not_change_what_was_kept() -> None:
     model.hidden.append(2)
     carry(state, restored)
     assert twin.hidden == [torch.ones(1)]
+
+
+def test_a_module_that_fully_shard_may_hold_is_not_followed() -> None:
+    model = Agent()
+    adapter = FSDPAdapter({"": model}, {})
+    adapter.observe()
+    adapter.check()
+    copied(model)
+    adapter.observe()
+    with pytest.raises(CannotResume, match=r"^model/target: this module was replaced after init"):
+        adapter.check()
+
+
+def test_a_module_that_an_engine_gets_later_ends_the_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "deepspeed_version", lambda: "0")
+    engine = make_engine()
+    state = RankState(_adapters({}, {}, {"": engine}, ()), {}, {}, Environment.read({}))
+    engine.module.add_module("head", nn.Linear(1, 1))
+    with pytest.raises(CannotResume, match="/head: this module was added after init"):
+        state.observe()
