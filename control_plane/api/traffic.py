@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+from abc import ABC, abstractmethod
 from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -44,7 +45,7 @@ def accepts_gzip(scope: Scope) -> bool:
     return False
 
 
-class _Changing:
+class _Changing(ABC):
     """ASGI middleware that changes complete JSON responses to GET."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -56,9 +57,9 @@ class _Changing:
             send = self._changing(scope, send)
         await self._app(scope, receive, send)
 
+    @abstractmethod
     async def _changed(self, scope: Scope, start: Message, body: bytes) -> bytes:
         """Return the new body of a response. May modify the headers of the start message."""
-        raise NotImplementedError
 
     def _changing(self, scope: Scope, send: Send) -> Send:
         start: Message | None = None
