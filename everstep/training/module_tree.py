@@ -43,13 +43,16 @@ class ModuleTree:
 
 
 def refusal(name: str, before: ModuleTree, now: ModuleTree, *, follows: bool) -> CannotResume | None:
-    """Return the error for a module that a restarted script would build differently, or None.
+    """Look for a module that a restarted script would build differently.
 
     Args:
         name: name of the models, for the error.
         before: the modules that a snapshot can contain.
         now: the present modules.
         follows: whether a snapshot can contain another module of the same class in the place of the earlier one.
+
+    Returns:
+        CannotResume for the first such module, None if there is none.
     """
     if (found := _difference(before, now, follows=follows)) is None:
         return None
