@@ -18,6 +18,7 @@ In the diagram, g is a generation, k a step and n a number.
                                   ◀─────      StopTraining(g)         to the coordinator's agent
                                   ◀─────      HaltRanks(g)            when a rank of the job has died
                                   ◀─────      TakeCheckpoint(g, k)    to the coordinator, until a step ≥ k is stored
+                                  ◀─────      Rehearse(g, n, steps)   to the coordinator, until it has taken the order
                                   ◀─────      TakeStacks(g, n)        until the report contains stacks with number n
                                   ◀─────      Release(run)            when the job has ended or released this node
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
@@ -37,6 +38,7 @@ contain the answers to commands.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 import msgspec
 
@@ -53,7 +55,8 @@ from everstep.protocol.plan import (
     SourceKind,
     Timeouts,
 )
-from everstep.protocol.rank_messages import UnkeptCause
+from everstep.protocol.rank_messages import StopState, UnkeptCause
+from everstep.protocol.rehearsals import Rehearsed
 
 NOT_YOURS = 4401
 """Websocket close code: the session token belongs to another node, or was revoked."""
@@ -193,7 +196,7 @@ class RankStatus(Message, frozen=True):
     phase: str = ""
     """The phase that the rank reported last.
 
-    One of `start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait` and `close`.
+    One of `start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait`, `close` and `rehearse`.
     """
     still_seconds: float = 0.0
     """Seconds since the rank last finished a step or changed its phase."""
@@ -203,6 +206,8 @@ class RankStatus(Message, frozen=True):
     """Unix time at which the rank finished the step `boundary`, as recorded by the rank; 0 if it is not recorded."""
     first_passed_at_seconds: float = 0.0
     """Unix time at which the rank finished its first step in this generation; 0 if it has not finished one."""
+    rehearsed: Rehearsed | None = None
+    """The rank's newest rehearsal in this generation."""
 
 
 class RankStacks(Message, frozen=True):
@@ -293,6 +298,9 @@ class RoundStatus(Message, frozen=True):
     """True if all ranks have stopped training at the step on which they agreed."""
     finished: bool = False
     checkpoints: CheckpointPace = CheckpointPace()
+    rehearsal_number: int = 0
+    """Number of the newest command `Rehearse` that the coordinator has taken; 0 if it has taken none."""
+    rehearsal_state: StopState = StopState.NONE
 
 
 class UploadedShard(Message, frozen=True):
@@ -828,6 +836,21 @@ class TakeCheckpoint(JobMessage, frozen=True):
     """
 
 
+class Rehearse(JobMessage, frozen=True):
+    """Command to rehearse the job's resume (`everstep.protocol.rehearsals`).
+
+    Sent to the coordinator's agent only, and repeated until `RoundStatus.rehearsal_number` is `number`. A number that
+    is not above the newest one changes nothing. The coordinator forgets the numbers when its agent restarts.
+    """
+
+    since_minor: ClassVar[int] = 1
+
+    number: int
+    """Above 0, and above the number of each earlier command of the generation."""
+    steps: int
+    """Number of steps to repeat, above 0."""
+
+
 class TakeStacks(JobMessage, frozen=True):
     """Command to read the Python stacks of every rank without stopping the ranks.
 
@@ -1032,6 +1055,7 @@ ControlToAgent = (
     | StopTraining
     | HaltRanks
     | TakeCheckpoint
+    | Rehearse
     | TakeStacks
     | KillForDrill
     | Release

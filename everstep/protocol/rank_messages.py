@@ -24,6 +24,9 @@ into slots.
     72      8     load           agent        number of the attempt to load the base into a slot, 0 before the first
     80      8     verified       agent        length of the verified beginning of the base's payload, in this attempt
     88      8     zero           agent        ranks of earlier releases wait while it is above 0
+    96      8     rehearsal      agent        step after which all ranks rehearse, or -1
+    104     8     rehearsal_state agent       as stop_state, for the rehearsal
+    112     8     rehearsal_steps agent       number of steps before it that the ranks repeat
     2048    8     sequence       rank         number of writes of this half
     2056    8     generation     rank
     2064    8     boundary       rank         number of steps finished, -1 before the restore has returned
@@ -35,6 +38,8 @@ into slots.
     2112    8     target         rank         the script's total number of steps, 0 if not declared
     2120    8     limit          rank         seconds that the script allows for the phase, 0 if not declared
     2128    8     first_passed   rank         end of the first step after the base, monotonic µs, 0 before that
+    2136    8     rehearsal_step rank         step of the rehearsal that the rank answered last; earlier releases: 0
+    2144    8     rehearsal_echo rank         0 none, 1 yes, 2 no (passed), 3 the rank cannot rehearse
 
 Invariant: a reader always gets one consistent half. During a write, and after a writer died during a write, the reader
 gets the previous content. After a restart of either side, code may compare fields of the two halves only if their
@@ -54,11 +59,12 @@ import msgspec
 from everstep.protocol.codec import Message, resolve
 from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.rehearsals import Rehearsed
 
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
-_AGENT = struct.Struct("<QqqqqQqQQQ8x")
-_RANK = struct.Struct("<QqQqQqQQQQ")
+_AGENT = struct.Struct("<QqqqqQqQQQ8xqQQ")
+_RANK = struct.Struct("<QqQqQqQQQQqQ")
 _SEQUENCE = struct.Struct("Q")
 """Layout of a sequence number, in native byte order (little endian on every supported machine).
 
@@ -79,6 +85,8 @@ ECHO_YES = 1
 """Value of `RankHalf.echo`: the rank can stop at the announced step, because it has not passed the step."""
 ECHO_NO = 2
 """Value of `RankHalf.echo`: the rank cannot stop at the announced step, because it has passed the step or may have."""
+ECHO_UNABLE = 3
+"""Value of `RankHalf.rehearsal_echo`: the rank cannot rehearse. A message `Rehearsed` has the reason."""
 MAX_TARGET = 2**53
 """Upper limit of a script's declared number of steps.
 
@@ -107,7 +115,8 @@ OWN_METRICS = "everstep/"
 class Phase(IntEnum):
     """Activity of a rank, as the rank reports it. Every phase has its own time limit.
 
-    In WAIT, the rank waits on purpose for something outside the job.
+    In WAIT, the rank waits on purpose for something outside the job. In REHEARSE, it repeats earlier steps to prove
+    that a resume repeats them (`everstep.protocol.rehearsals`).
     """
 
     START = 0
@@ -117,6 +126,7 @@ class Phase(IntEnum):
     CHECKPOINT = 4
     CLOSE = 5
     WAIT = 6
+    REHEARSE = 7
 
 
 class RankStanding(IntEnum):
@@ -135,11 +145,11 @@ class RankStanding(IntEnum):
 
 
 class StopState(IntEnum):
-    """The state of an agreed stop, in which all ranks stop at the same step.
+    """The state of an agreed stop, in which all ranks stop at the same step, or of an agreed rehearsal.
 
     - NONE: no stop is announced, or the stop was withdrawn.
     - ANNOUNCED: each rank answers whether it can still stop at the step, and waits if it reaches the step.
-    - CONFIRMED: all ranks stop at the step.
+    - CONFIRMED: all ranks stop at the step. A rehearsal is confirmed only when all ranks wait there.
     """
 
     NONE = 0
@@ -173,6 +183,10 @@ class AgentHalf(msgspec.Struct, frozen=True, array_like=True):
     vote: Vote = Vote.NONE
     load: int = 0
     verified: int = 0
+    rehearsal: int = NONE
+    """Step after which all ranks rehearse: they restart, and repeat the `rehearsal_steps` steps before it."""
+    rehearsal_state: StopState = StopState.NONE
+    rehearsal_steps: int = 0
 
 
 class RankHalf(msgspec.Struct, frozen=True, array_like=True):
@@ -194,6 +208,10 @@ class RankHalf(msgspec.Struct, frozen=True, array_like=True):
 
     The page outlives the agent, so a restarted agent reports the same time.
     """
+    rehearsal_step: int = NONE
+    """Step of the announced rehearsal that the rank has answered last."""
+    rehearsal_echo: int = 0
+    """The answer: 0 none, `ECHO_YES`, `ECHO_NO` or `ECHO_UNABLE`."""
 
 
 resolve(AgentHalf)
@@ -278,10 +296,10 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
-    *state, target, limit, first_passed = _RANK.unpack(body)
+    *state, target, limit, first_passed, rehearsal_step, rehearsal_echo = _RANK.unpack(body)
     target, limit = target if target <= MAX_TARGET else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
     try:
-        return msgspec.convert((*state, target, limit, first_passed), RankHalf)
+        return msgspec.convert((*state, target, limit, first_passed, rehearsal_step, rehearsal_echo), RankHalf)
     except msgspec.ValidationError:  # The rank's half contains invalid values, because the script overwrote the page.
         return None
 
@@ -596,6 +614,16 @@ class RankFault(Message, frozen=True):
 
 
 RankToAgent = (
-    RankHello | FetchShard | SlotsRequest | Capturing | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
+    RankHello
+    | FetchShard
+    | SlotsRequest
+    | Capturing
+    | Captured
+    | Abandoned
+    | Boundary
+    | IdleSpans
+    | Logged
+    | RankFault
+    | Rehearsed
 )
 AgentToRank = Arriving | Welcome | FetchedShard | SlotsGranted | SlotsRefused | WordChanged

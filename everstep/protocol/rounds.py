@@ -52,6 +52,14 @@ class RankRound(Message, frozen=True):
     """Step of the newest confirmed stop that the rank's agent has received; -1 if it has received none."""
     heard_stop: Step = Step(-1)
     """Step of the newest stop that the rank's agent has received, whether the stop is confirmed or only announced."""
+    rehearsal_step: Step = Step(-1)
+    """Step of the announced rehearsal that the rank has answered last."""
+    rehearsal_echo: int = 0
+    """Whether the rank can rehearse at `rehearsal_step`: 0 no answer, 1 yes, 2 no (passed), 3 not at all."""
+    confirmed_rehearsal: Step = Step(-1)
+    """Step of the newest confirmed rehearsal that the rank's agent has received; -1 if it has received none."""
+    heard_rehearsal: Step = Step(-1)
+    """Step of the newest rehearsal that the rank's agent has received, confirmed or only announced."""
     pinned_steps: tuple[Step, ...] = ()
     """Steps whose slots must not be reused, because the agent is uploading them, in increasing order."""
     held_step: Step = Step(-1)
@@ -109,6 +117,11 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     """A committed step that the agents upload to S3; -1 if there is none."""
     stop_step: Step = Step(-1)
     stop_state: StopState = StopState.NONE
+    rehearsal_step: Step = Step(-1)
+    """Step after which all ranks rehearse (`everstep.protocol.rehearsals`)."""
+    rehearsal_state: StopState = StopState.NONE
+    rehearsal_steps: int = 0
+    """Number of steps before `rehearsal_step` that the ranks repeat."""
     finished: bool = False
     """True if training has ended: every rank has stopped, and every step that could be committed is committed.
 

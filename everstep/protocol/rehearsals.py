@@ -1,0 +1,67 @@
+"""What a rank reports after a rehearsal, in which a job proves its own recovery.
+
+In a rehearsal from step b, all ranks record the digests of the n steps after b, restart from their state at b, repeat
+the n steps, and compare. They then continue after step b + n as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+from everstep.protocol.codec import Message
+from everstep.protocol.ids import Generation, Step
+
+MAX_REHEARSED_NAMES = 8
+MAX_REHEARSED_CHARACTERS = 1000
+"""Maximum length of each text in `Rehearsed`. The rank cuts longer texts, and the agent refuses them."""
+
+
+class RehearsalVerdict(StrEnum):
+    """The result of a rehearsal on one rank.
+
+    - PROVEN: the repeated steps are bit-identical.
+    - DIFFERS: two replays agree with each other, and not with the job. The script keeps state that no snapshot has.
+    - UNSTABLE: the replays differ from each other, too. The computation itself is not deterministic.
+    - REFUSED: the rank could not rehearse, for example for lack of memory.
+    """
+
+    PROVEN = "Proven"
+    DIFFERS = "Differs"
+    UNSTABLE = "Unstable"
+    REFUSED = "Refused"
+
+
+class ReplayDifference(Message, frozen=True):
+    """The first difference between the steps of a job and their replay, on one rank."""
+
+    step: Step
+    """The repeated step with the difference. The step from which the rehearsal began: the restored state differs."""
+    kind: str
+    """What differs: a value of `everstep.determinism.Kind`."""
+    source: str
+    """The likely cause: a value of `everstep.determinism.Source`."""
+    names: tuple[str, ...] = ()
+    """The tensors, generators or values of this kind that differ, at most `MAX_REHEARSED_NAMES`."""
+    unkept: tuple[str, ...] = ()
+    """Variables of the script that differed before the first difference, as `file:function.name`."""
+
+
+class Rehearsed(Message, frozen=True):
+    """The rank's report of a rehearsal, sent when the rank trains again. The agent repeats it in its reports."""
+
+    since_minor: ClassVar[int] = 1
+
+    generation: Generation
+    step: Step
+    """The step b from which the rank repeated steps."""
+    steps: int
+    """The number n of repeated steps."""
+    seconds: float
+    """Seconds for which the rank did not train."""
+    verdict: RehearsalVerdict
+    difference: ReplayDifference | None = None
+    message: str = ""
+    """For people: the difference, or the reason of the refusal."""
+    advice: str = ""
+    """For people: what to change in the script."""
