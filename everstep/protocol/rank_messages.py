@@ -24,7 +24,7 @@ into slots.
     72      8     load           agent        number of the attempt to load the base into a slot, 0 before the first
     80      8     verified       agent        length of the verified beginning of the base's payload, in this attempt
     88      8     zero           agent        ranks of earlier releases wait while it is above 0
-    96      8     rehearsal      agent        step after which all ranks rehearse, or -1
+    96      8     rehearsal      agent        step after which all ranks rehearse, or -1; earlier releases: 0
     104     8     rehearsal_state agent       as stop_state, for the rehearsal
     112     8     rehearsal_steps agent       number of steps before it that the ranks repeat
     2048    8     sequence       rank         number of writes of this half

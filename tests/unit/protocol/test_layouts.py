@@ -37,7 +37,7 @@ def table(name: str) -> list[tuple[int, int | None, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 96), ("rank half", 2048, 2136)]
+    ("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 120), ("rank half", 2048, 2152)]
 )
 def test_tables_have_no_gaps(name: str, start: int, end: int) -> None:
     position = start
@@ -88,7 +88,7 @@ def test_slot_header() -> None:
 
 HALVES = {
     "agent half": (
-        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106),
+        AgentHalf(5, 101, 102, 1, 103, StopState.CONFIRMED, 104, Vote.ABANDON, 105, 106, 107, StopState.ANNOUNCED, 5),
         {
             "sequence": 1,
             "generation": 5,
@@ -102,10 +102,13 @@ HALVES = {
             "load": 105,
             "verified": 106,
             "zero": 0,
+            "rehearsal": 107,
+            "rehearsal_state": 1,
+            "rehearsal_steps": 5,
         },
     ),
     "rank half": (
-        RankHalf(5, 201, Phase.CLOSE, 202, RankStanding.CLOSED, 203, 2, 204, 205, 206),
+        RankHalf(5, 201, Phase.CLOSE, 202, RankStanding.CLOSED, 203, 2, 204, 205, 206, 207, 3),
         {
             "sequence": 1,
             "generation": 5,
@@ -118,6 +121,8 @@ HALVES = {
             "target": 204,
             "limit": 205,
             "first_passed": 206,
+            "rehearsal_step": 207,
+            "rehearsal_echo": 3,
         },
     ),
 }

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.rank_messages import (
+    ECHO_NO,
+    ECHO_UNABLE,
     MAX_LIMIT_SECONDS,
     MAX_TARGET,
     RANK_WORD_BYTES,
@@ -31,6 +33,10 @@ from everstep.protocol.rank_messages import (
 )
 
 STEPS = st.integers(-2, 2**62)
+AGENT_BYTES = struct.calcsize("<QqqqqQqQQQQqQQ")
+EARLIER_AGENT = struct.Struct("<QqqqqQqQQQQ")
+"""The agent's half without the sequence number, as releases without rehearsals write it."""
+EARLIER_RANK = struct.Struct("<QqQqQqQQQQ")
 
 
 def page() -> memoryview:
@@ -49,6 +55,9 @@ def page() -> memoryview:
         st.sampled_from(StopState),
         STEPS,
         st.sampled_from(Vote),
+        rehearsal=STEPS,
+        rehearsal_state=st.sampled_from(StopState),
+        rehearsal_steps=st.integers(0, 2**32),
     ),
     st.builds(
         RankHalf,
@@ -58,9 +67,11 @@ def page() -> memoryview:
         STEPS,
         st.sampled_from(RankStanding),
         STEPS,
-        st.integers(0, 2),
+        st.integers(0, ECHO_NO),
         st.integers(0, MAX_TARGET),
         st.integers(0, MAX_LIMIT_SECONDS),
+        rehearsal_step=STEPS,
+        rehearsal_echo=st.integers(0, ECHO_UNABLE),
     ),
 )
 def test_halves_come_back_and_do_not_touch_each_other(agent: AgentHalf, rank: RankHalf) -> None:
@@ -92,7 +103,7 @@ class Killed(Exception):
 class DyingPage(ctypes.c_char * RANK_WORD_BYTES):  # type: ignore[misc]
     """A page whose writer dies while it stores a half's content, after `stored` bytes of the content."""
 
-    stored = struct.calcsize("<QqqqqQqQQQQ")
+    stored = AGENT_BYTES
 
     def __setitem__(self, place: slice, body: bytes) -> None:  # type: ignore[override]
         super().__setitem__(slice(place.start, place.start + self.stored), body[: self.stored])
@@ -100,7 +111,7 @@ class DyingPage(ctypes.c_char * RANK_WORD_BYTES):  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("stored", [0, 30, struct.calcsize("<QqqqqQqQQQQ")])
+@pytest.mark.parametrize("stored", [0, 30, AGENT_BYTES])
 def test_a_writer_that_dies_before_it_stores_the_sequence_number_leaves_the_previous_half(
     count: int, stored: int
 ) -> None:
@@ -135,7 +146,21 @@ def test_an_agent_half_of_unknown_values_is_not_there(offset: int) -> None:
 
 
 def test_a_fresh_page_reads_as_generation_zero() -> None:
-    assert read_agent_half(page()) == AgentHalf(0, 0, 0, 0, 0, vote_step=0)
+    assert read_agent_half(page()) == AgentHalf(0, 0, 0, 0, 0, vote_step=0, rehearsal=0)
+
+
+def test_halves_of_earlier_releases_lack_a_rehearsal_and_an_answer() -> None:
+    shared = page()
+    for offset, body in (
+        (0, EARLIER_AGENT.pack(5, 8, 9, 1, -1, StopState.NONE, 9, Vote.ACKED, 2, 3, 0)),
+        (RANK_WORD_BYTES // 2, EARLIER_RANK.pack(5, 8, Phase.TRAIN, -1, RankStanding.MOVING, -1, 0, 10, 0, 7)),
+    ):
+        shared[offset : offset + 8 + len(body)] = (1).to_bytes(8, "little") + body
+    agent, rank = read_agent_half(shared), read_rank_half(shared)
+    assert agent == AgentHalf(5, 8, 9, 1, vote_step=9, vote=Vote.ACKED, load=2, verified=3, rehearsal=0)
+    assert agent.rehearsal_state is StopState.NONE
+    assert rank == RankHalf(5, 8, Phase.TRAIN, target=10, first_passed=7, rehearsal_step=0)
+    assert rank.rehearsal_echo == 0
 
 
 @pytest.mark.timeout(30)
