@@ -6,6 +6,7 @@ the n steps, and compare. They then continue after step b + n as if nothing had 
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import ClassVar
 
@@ -13,8 +14,9 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Step
 
 MAX_REHEARSED_NAMES = 8
+"""Maximum number of `names`, and of `unkept`, in a `ReplayDifference`."""
 MAX_REHEARSED_CHARACTERS = 1000
-"""Maximum length of each text in `Rehearsed`. The rank cuts longer texts, and the agent refuses them."""
+"""Maximum length of each text in `Rehearsed`. The rank cuts longer texts, and the agent drops a message with them."""
 
 
 class RehearsalVerdict(StrEnum):
@@ -44,7 +46,10 @@ class ReplayDifference(Message, frozen=True):
     names: tuple[str, ...] = ()
     """The tensors, generators or values of this kind that differ, at most `MAX_REHEARSED_NAMES`."""
     unkept: tuple[str, ...] = ()
-    """Variables of the script that differed before the first difference, as `file:function.name`."""
+    """Variables of the script that differed before the first difference, as `file:function.name`.
+
+    At most `MAX_REHEARSED_NAMES`.
+    """
 
 
 class Rehearsed(Message, frozen=True):
@@ -65,3 +70,15 @@ class Rehearsed(Message, frozen=True):
     """For people: the difference, or the reason of the refusal."""
     advice: str = ""
     """For people: what to change in the script."""
+
+    @property
+    def is_within_limits(self) -> bool:
+        """True if no text and no list is too long, and `seconds` is finite."""
+        difference = self.difference or ReplayDifference(step=self.step, kind="", source="")
+        lists = difference.names, difference.unkept
+        texts = self.message, self.advice, difference.kind, difference.source, *difference.names, *difference.unkept
+        return (
+            math.isfinite(self.seconds)
+            and all(len(each) <= MAX_REHEARSED_NAMES for each in lists)
+            and all(len(each) <= MAX_REHEARSED_CHARACTERS for each in texts)
+        )

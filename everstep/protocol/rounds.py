@@ -121,7 +121,7 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     """Step after which all ranks rehearse (`everstep.protocol.rehearsals`)."""
     rehearsal_state: StopState = StopState.NONE
     rehearsal_steps: int = 0
-    """Number of steps before `rehearsal_step` that the ranks repeat."""
+    """Number of steps before `rehearsal_step` that the ranks repeat; 0 leaves the number unchanged."""
     finished: bool = False
     """True if training has ended: every rank has stopped, and every step that could be committed is committed.
 

@@ -26,6 +26,7 @@ from everstep.protocol.agent_messages import (
     PeerCertificate,
     Prepare,
     ReadSnapshot,
+    Rehearse,
     Release,
     ReleaseSnapshot,
     RunCommand,
@@ -137,6 +138,9 @@ class Commands:
             case TakeCheckpoint(run=run, generation=generation, step=step) if self._is_current(run, generation):
                 if (rounds := self._rounds) is not None:
                     rounds.request_checkpoint(step, ends_exports=command.ends_exports)
+            case Rehearse(run=run, generation=generation) if self._is_current(run, generation):
+                if (rounds := self._rounds) is not None:
+                    rounds.request_rehearsal(command.number, command.steps)
             case KillForDrill(run=run, generation=generation) if self._is_current(run, generation):
                 self._kill(run, generation, command.rank, command.drill)
             case TakeStacks(run=run, generation=generation, number=number) if self._is_current(run, generation):

@@ -25,6 +25,7 @@ from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
 from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
+from worker.core.rehearsal import RehearsalAgreement
 
 NONE = Step(-1)
 """Value of a step field that contains no step."""
@@ -379,6 +380,7 @@ class Coordinator:
     stop_requested: bool = False
     stop: Step = NONE
     stop_state: StopState = StopState.NONE
+    rehearsal: RehearsalAgreement = field(default_factory=RehearsalAgreement)
     final: Step = NONE
     """The last step of the training, once all ranks wait after it; `NONE` before that.
 
@@ -425,6 +427,10 @@ class Coordinator:
     def request_stop(self) -> Coordinator:
         """Request that all ranks stop after the same step (an agreed stop). Repeated requests change nothing."""
         return replace(self, stop_requested=True).advance()
+
+    def request_rehearsal(self, number: int, steps: int) -> Coordinator:
+        """Request that all ranks rehearse `steps` steps. A repeated number changes nothing."""
+        return replace(self, rehearsal=self.rehearsal.request(number, steps)).advance()
 
     def end_final_round(self) -> Coordinator:
         """Record that the ranks have waited too long for the commit of the final step.
@@ -499,7 +505,10 @@ class Coordinator:
         """
         before, after = None, self
         while after != before:
-            before, after = after, after._recovered()._decided()._stopping()._closing()._left_behind()._propose()
+            before, after = (
+                after,
+                after._recovered()._decided()._stopping()._rehearsing()._closing()._left_behind()._propose(),
+            )
         return after
 
     def _recovered(self) -> Coordinator:
@@ -528,6 +537,7 @@ class Coordinator:
             newest=max(newest, committed),
             persist=committed if self.every_steps else NONE,
             marked=marked,
+            rehearsal=self.rehearsal.recover(self.ranks),
         )
 
     def _decided(self) -> Coordinator:
@@ -600,6 +610,17 @@ class Coordinator:
         if len(echoes) == self.world_size and all(echo == ECHO_YES for echo in echoes):
             return replace(self, stop_state=StopState.CONFIRMED)
         return self
+
+    def _rehearsing(self) -> Coordinator:
+        if self.is_recovering or not self.is_complete:
+            return self
+        is_ending = (
+            self.stop_requested
+            or self.stop_state is not StopState.NONE
+            or self.is_finished
+            or any(each.standing is not RankStanding.MOVING for each in self.ranks)
+        )
+        return replace(self, rehearsal=self.rehearsal.advance(self.ranks, self.lead.steps, is_ending=is_ending))
 
     def _closing(self) -> Coordinator:
         """Propose the final step when all ranks have stopped or called `close` after the same step.

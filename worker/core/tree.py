@@ -198,4 +198,14 @@ def _is_progress(now: RankRound, before: RankRound) -> bool:
 
 def _rare(rank: RankRound) -> tuple[object, ...]:
     """Return the fields of a rank's report whose changes are rare and must reach the coordinator immediately."""
-    return rank.standing, rank.echo_step, rank.echo, rank.pinned_steps, rank.held_step, rank.stored_step
+    return (
+        rank.standing,
+        rank.echo_step,
+        rank.echo,
+        rank.rehearsal_step,
+        rank.rehearsal_echo,
+        rank.boundary == rank.heard_rehearsal,
+        rank.pinned_steps,
+        rank.held_step,
+        rank.stored_step,
+    )

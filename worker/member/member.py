@@ -228,6 +228,7 @@ class Member:
             rounds=self.rounds,
             server=lambda: self.server,
             faults=self.lines.faults,
+            rehearsed=self.lines.rehearsed,
             stalls=self.uploads.stalls,
         )
 
@@ -440,15 +441,15 @@ class Member:
 
         These facts are:
 
-        - on the coordinator's node: whether it proposes no further step, and the progress of a requested stop,
+        - on the coordinator's node: the facts in `RoundServer.visible`,
         - the finished uploads,
         - for each shard of this node: the facts in `OwnedShard.reported`.
 
         Other progress waits for the next regular report.
         """
-        finished = self.server is not None and self.server.ending
+        rounds = self.server is not None and self.server.visible
         uploaded = tuple((each.rank, each.step) for each in self.uploads.uploaded)
-        visible = (finished, uploaded, *(shard.reported for shard in self.shards.values()))
+        visible = (rounds, uploaded, *(shard.reported for shard in self.shards.values()))
         if visible != self._reported:
             self._reported = visible
             self._on_change()

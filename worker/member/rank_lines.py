@@ -37,6 +37,7 @@ from everstep.protocol.rank_messages import (
     Welcome,
     WordChanged,
 )
+from everstep.protocol.rehearsals import Rehearsed
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import SlotHeader
 from worker.core.metric_outbox import MetricOutbox
@@ -117,6 +118,8 @@ class RankLines:
         )
         self.newest_values = NewestValues(self.plan.world_size)
         """The newest logged values of this node's ranks except rank 0."""
+        self.rehearsed: dict[Rank, Rehearsed] = {}
+        """The newest rehearsal of each rank. Ranks report it again to a restarted agent."""
         self.background = Background()
         """Background tasks that create slots, and that compute digests of captured steps."""
         self.slots = RankSlots(
@@ -257,6 +260,10 @@ class RankLines:
                     self.outbox.add(self.run, self._points(message), message.dropped_count)
                 else:
                     self.newest_values.record(rank, message.records)
+            case Rehearsed() if message.is_within_limits:
+                if self.rehearsed.get(rank) != message:
+                    self.rehearsed[rank] = message
+                    self.on_change()
             case RankFault():
                 is_permanent = message.code in PERMANENT_RANK_FAULTS
                 self.faults.report(message.code, f"rank {rank}: {message.message}", is_permanent=is_permanent)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from everstep.protocol.agent_messages import FaultCode, NodeFault, RankStatus, RoundStatus, ShardProtection
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, PlanNode
+from everstep.protocol.rehearsals import Rehearsed
 from worker.core.phases import PhaseClock
 from worker.member.faults import ReportedFaults
 from worker.replication.coordinator import RoundServer
@@ -30,6 +31,7 @@ class MemberStatus:
         rounds: RoundMember,
         server: Callable[[], RoundServer | None],
         faults: ReportedFaults,
+        rehearsed: Mapping[Rank, Rehearsed],
         stalls: Callable[[float], tuple[NodeFault, ...]],
     ) -> None:
         """Create the object at the start of a generation.
@@ -41,6 +43,7 @@ class MemberStatus:
             rounds: this node's connections to its neighbours in the tree of agents.
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
+            rehearsed: each rank's newest rehearsal.
             stalls: returns a fault for each upload without progress; its argument is the current time of the event
                 loop's clock.
         """
@@ -52,6 +55,7 @@ class MemberStatus:
         self._rounds = rounds
         self._server = server
         self._faults = faults
+        self._rehearsed = rehearsed
         self._stalls = stalls
         self._node_id = here.node_id
 
@@ -74,6 +78,7 @@ class MemberStatus:
                     limit_seconds=clock.limit_seconds,
                     passed_at_seconds=shard.passed[1] if shard.passed[0] == half.boundary else 0.0,
                     first_passed_at_seconds=shard.first_passed_at,
+                    rehearsed=self._rehearsed.get(shard.rank),
                 )
             )
         return tuple(statuses)

@@ -86,6 +86,9 @@ class RoundServer:
             persist_step=core.persist,
             stop_step=core.stop,
             stop_state=core.stop_state,
+            rehearsal_step=core.rehearsal.step,
+            rehearsal_state=core.rehearsal.state,
+            rehearsal_steps=core.rehearsal.steps,
             finished=core.is_finished,
             pacing=self._pacing,
             ends_exports=core.ends_exports,
@@ -95,9 +98,9 @@ class RoundServer:
         )
 
     @property
-    def ending(self) -> tuple[bool, StopState]:
-        """Whether the coordinator proposes no further step, and the progress of a requested stop of all ranks."""
-        return self.core.is_finished, self.core.stop_state
+    def visible(self) -> tuple[object, ...]:
+        """Facts that users see: whether training has ended, and the progress of a requested stop or rehearsal."""
+        return self.core.is_finished, self.core.stop_state, self.core.rehearsal.state
 
     def status(self) -> RoundStatus:
         """Return the coordinator's state for the control plane."""
@@ -110,6 +113,8 @@ class RoundServer:
             stopped=core.stop_state is StopState.CONFIRMED,
             finished=core.is_finished,
             checkpoints=self._pace(),
+            rehearsal_number=core.rehearsal.number,
+            rehearsal_state=core.rehearsal.state,
         )
 
     def _pace(self) -> CheckpointPace:
@@ -153,6 +158,10 @@ class RoundServer:
         """Request that all ranks stop at the same step."""
         self._apply(self.core.request_stop())
 
+    def request_rehearsal(self, number: int, steps: int) -> None:
+        """Request that all ranks rehearse `steps` steps (`Coordinator.request_rehearsal`)."""
+        self._apply(self.core.request_rehearsal(number, steps))
+
     def halt(self) -> None:
         """Record that the control plane has ordered the agents to kill the ranks.
 
@@ -178,9 +187,11 @@ class RoundServer:
 
     def _apply(self, core: Coordinator) -> None:
         before, self.core = self.core, core
+        # A rehearsal is no measurement of the job's pace.
+        is_measured = core.highest_boundary > core.base and core.rehearsal.state is not StopState.CONFIRMED
         self.schedule = self.schedule.observe(
             self.clock(),
-            boundary=core.highest_boundary if core.highest_boundary > core.base else NONE,
+            boundary=core.highest_boundary if is_measured else NONE,
             persist=core.persist,
             is_uploading=core.is_uploading,
             stored=core.stored_by_all,
@@ -204,6 +215,7 @@ def _spoken(core: Coordinator) -> tuple[object, ...]:
         core.persist,
         core.stop,
         core.stop_state,
+        core.rehearsal,
         core.is_finished,
         core.is_recovering,
         core.ends_exports,

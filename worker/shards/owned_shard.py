@@ -198,11 +198,11 @@ class OwnedShard:
         return self.granted_slot < 0 and self.core.is_capturable(self.page.rank())
 
     def may_wait(self) -> bool:
-        """Return whether the rank may be waiting between two steps, for a stop or the end of training.
+        """Return whether the rank may be waiting between two steps, for a stop, a rehearsal or the end of training.
 
         A waiting rank reads its shared-memory page only after the agent has sent it a message.
         """
-        is_awaited = self.page.agent.stop_state is StopState.ANNOUNCED
+        is_awaited = StopState.ANNOUNCED in (self.page.agent.stop_state, self.page.agent.rehearsal_state)
         return is_awaited or self.page.rank().standing is not RankStanding.MOVING
 
     def content(self, step: Step) -> Content:
@@ -470,7 +470,8 @@ class OwnedShard:
     def round(self) -> RankRound:
         """Return this rank's part of the node's report to the coordinator."""
         half = self.page.rank()
-        stop, stop_state = Step(self.page.agent.stop), self.page.agent.stop_state
+        agent = self.page.agent
+        stop, stop_state = Step(agent.stop), agent.stop_state
         echo_step, echo = echo_of(half, stop, stop_state)
         return RankRound(
             rank=self.rank,
@@ -483,6 +484,10 @@ class OwnedShard:
             echo=echo,
             confirmed_stop=stop if stop_state is StopState.CONFIRMED else NONE,
             heard_stop=stop,
+            rehearsal_step=Step(half.rehearsal_step),
+            rehearsal_echo=half.rehearsal_echo,
+            confirmed_rehearsal=Step(agent.rehearsal) if agent.rehearsal_state is StopState.CONFIRMED else NONE,
+            heard_rehearsal=Step(agent.rehearsal),
             pinned_steps=tuple(sorted(self.pinned)),
             held_step=self.exported,
             stored_step=self.stored,
@@ -525,7 +530,18 @@ class OwnedShard:
         Without an announcement, the fields that come from an announcement keep their values.
         """
         half = self.page.agent
-        is_finished = half.proposed == FINISHED if announcement is None else announcement.finished
+        is_finished = half.proposed == FINISHED
+        if announcement is not None:
+            is_finished = announcement.finished
+            half = replace(
+                half,
+                stop=announcement.stop_step,
+                stop_state=announcement.stop_state,
+                rehearsal=announcement.rehearsal_step,
+                rehearsal_state=announcement.rehearsal_state,
+                # A restarted coordinator does not receive the number of steps of a confirmed rehearsal.
+                rehearsal_steps=announcement.rehearsal_steps or half.rehearsal_steps,
+            )
         self.page.write(
             replace(
                 half,
@@ -534,8 +550,6 @@ class OwnedShard:
                 slot=self.granted_slot,
                 vote_step=NONE if self.core.vote is Vote.NONE else self.core.proposed,
                 vote=self.core.vote,
-                stop=half.stop if announcement is None else announcement.stop_step,
-                stop_state=half.stop_state if announcement is None else announcement.stop_state,
             )
         )
 

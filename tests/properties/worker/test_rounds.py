@@ -25,6 +25,10 @@ REPORTS = st.builds(
     echo_step=STEPS,
     echo=st.integers(0, 2),
     confirmed_stop=STEPS,
+    rehearsal_step=STEPS,
+    rehearsal_echo=st.integers(0, 3),
+    confirmed_rehearsal=STEPS,
+    heard_rehearsal=STEPS,
     pinned_steps=st.lists(STEPS.filter(lambda step: step >= 0), max_size=2, unique=True).map(
         lambda steps: tuple(sorted(steps))
     ),
@@ -49,7 +53,7 @@ PEERS = st.sampled_from([NodeId("i-a"), NodeId("i-b"), NodeId("i-c")])
 @given(
     st.booleans(),
     st.sampled_from([0, 4]),
-    st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end")), max_size=25),
+    st.lists(st.one_of(REPORTS, st.just("stop"), st.just("end"), st.just("rehearse")), max_size=25),
     st.sampled_from([1, 2]),
 )
 @example(True, 0, COMMITTED_AND_STOPPED, 2)
@@ -67,6 +71,8 @@ def test_c_never_falls_and_proposals_only_rise(
                 core = core.report(each)
             case "stop":
                 core = core.request_stop()
+            case "rehearse":
+                core = core.request_rehearsal(core.rehearsal.number + 1, 2)
             case _:
                 core = core.end_final_round()
         assert core.advance() == core

@@ -60,6 +60,8 @@ from everstep.protocol.plan import (
     Timeouts,
 )
 from everstep.protocol.rank_messages import (
+    ECHO_NO,
+    ECHO_YES,
     NONE,
     RANK_WORD_BYTES,
     Abandoned,
@@ -79,12 +81,14 @@ from everstep.protocol.rank_messages import (
     RankStanding,
     SlotsGranted,
     SlotsRequest,
+    StopState,
     UnkeptCause,
     Welcome,
     WordChanged,
     read_agent_half,
     write_rank_half,
 )
+from everstep.protocol.rehearsals import Rehearsed
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, digest, pack_index, unpack_header
 from tests.fakes.identities import FLEET, SECRET
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
@@ -239,6 +243,8 @@ class ScriptedRank:
     refusals: list[str] = field(default_factory=list)
     connection_count: int = 0
     standing: RankStanding = RankStanding.MOVING
+    rehearsal: tuple[int, int] = (NONE, 0)
+    """The announced rehearsal that the rank has answered, and its answer."""
     wants: Collection[Rank] | None = None
     """Earlier ranks whose shards this rank fetches, if the number of ranks has changed. None: all earlier ranks."""
     earlier: dict[Rank, bytes] = field(default_factory=dict)
@@ -325,6 +331,16 @@ class ScriptedRank:
         self._publish()
         self.look()
 
+    def rehearse(self) -> None:
+        """Close the connection to the agent, as a rank that replaces its process does. The rank then connects again."""
+        assert self._writer is not None
+        self._writer.close()
+        self.slots = None
+
+    def report(self, rehearsed: Rehearsed) -> None:
+        """Report the result of a rehearsal."""
+        self._send(rehearsed)
+
     def close(self) -> None:
         """Wait after the last step, as a session in `close()` does.
 
@@ -336,6 +352,10 @@ class ScriptedRank:
     def look(self) -> None:
         """Read the agent's half of the shared page. Capture the proposed step, or abandon it if it is late."""
         half = self.word
+        if half.rehearsal_state is StopState.ANNOUNCED and half.rehearsal != self.rehearsal[0]:
+            is_early = self.boundary <= half.rehearsal - half.rehearsal_steps
+            self.rehearsal = half.rehearsal, ECHO_YES if is_early else ECHO_NO
+            self._publish()
         if half.proposed <= self.base or half.proposed == self.settled or half.proposed > self.boundary:
             return
         if half.proposed < self.boundary:
@@ -406,6 +426,8 @@ class ScriptedRank:
             phase=Phase.TRAIN,
             standing=self.standing,
             first_passed=self.first_passed,
+            rehearsal_step=self.rehearsal[0],
+            rehearsal_echo=self.rehearsal[1],
         )
         write_rank_half(memoryview(self._page), half)
         self._send(Boundary(generation=self.plan.generation, boundary=Step(self.boundary)))

@@ -31,6 +31,7 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
     Prepare,
+    Rehearse,
     Release,
     Start,
     StopTraining,
@@ -39,7 +40,8 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ObjectReference
-from everstep.protocol.rank_messages import read_agent_half
+from everstep.protocol.rank_messages import StopState, read_agent_half
+from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import (
     HEADER_BYTES,
@@ -607,6 +609,66 @@ async def test_ranks_that_hang_during_a_stop_leave_the_newest_commit_in_s3(fleet
     )
     await until("uploads", lambda: all(uploaded(fleet)))
     assert uploaded(fleet) == [{committed}] * 3
+
+
+async def test_all_ranks_rehearse_after_the_same_step_and_train_on(fleet: Fleet) -> None:
+    """The control plane orders a rehearsal twice. All ranks leave their agents after the announced step and return.
+
+    The control plane receives each rank's result.
+    """
+    await fleet.launch()
+    await fleet.train(3)
+    order = Rehearse(job=JOB, run=RUN, generation=Generation(fleet.generation), number=1, steps=2)
+    await fleet.send(fleet.nodes[1], order)  # this node is not the coordinator
+    await fleet.send(fleet.nodes[0], structs.replace(order, generation=Generation(fleet.generation - 1)))
+    assert all(rank.word.rehearsal == NONE for rank in fleet.ranks)
+    for _ in range(2):
+        await fleet.send(fleet.nodes[0], order)
+    await until("the announcement", lambda: all(rank.word.rehearsal > 0 for rank in fleet.ranks))
+    (step,) = {rank.word.rehearsal for rank in fleet.ranks}
+    assert {rank.word.rehearsal_steps for rank in fleet.ranks} == {2}
+    assert step > max(rank.boundary for rank in fleet.ranks) + 2
+    for rank in fleet.ranks:
+        rank.look()
+    while fleet.ranks[0].boundary < step:
+        for rank in fleet.ranks:
+            rank.step()
+    await until(
+        "the confirmation", lambda: all(rank.word.rehearsal_state is StopState.CONFIRMED for rank in fleet.ranks)
+    )
+    committed = min(rank.word.committed for rank in fleet.ranks)
+    counts = [rank.connection_count for rank in fleet.ranks]
+    for rank in fleet.ranks:
+        rank.rehearse()
+    await until(
+        "the ranks are back",
+        lambda: all(
+            rank.is_connected and rank.connection_count > count for rank, count in zip(fleet.ranks, counts, strict=True)
+        ),
+    )
+    result = Rehearsed(
+        generation=Generation(fleet.generation),
+        step=Step(step - 2),
+        steps=2,
+        seconds=1.0,
+        verdict=RehearsalVerdict.PROVEN,
+    )
+
+    def results() -> list[Rehearsed | None]:
+        members = [fleet.control.member(node.id) for node in fleet.nodes]
+        return [status.rehearsed for member in members if member is not None for status in member.ranks]
+
+    for rank in fleet.ranks:
+        rank.report(result)
+    await until("the results", lambda: results() == [result] * 3)
+    member = fleet.control.member(fleet.nodes[0].id)
+    assert member is not None
+    assert member.round is not None
+    assert (member.round.rehearsal_number, member.round.rehearsal_state) == (1, StopState.CONFIRMED)
+    assert min(rank.word.committed for rank in fleet.ranks) >= committed
+    await fleet.train(step + 2)
+    assert [rank.word.rehearsal_state for rank in fleet.ranks] == [StopState.NONE] * 3
+    assert all(report.member is not None and report.member.faults == () for report in fleet.control.reports.values())
 
 
 async def test_a_checkpoint_that_a_person_wants_is_one_commit_of_all(fleet: Fleet) -> None:

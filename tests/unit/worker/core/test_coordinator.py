@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from everstep.protocol.ids import NodeId, Rank, Step
-from everstep.protocol.rank_messages import RankStanding, StopState, Vote
+from everstep.protocol.rank_messages import ECHO_NO, ECHO_UNABLE, ECHO_YES, RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
+from worker.core.rehearsal import RehearsalAgreement
 from worker.core.rounds import NONE, Coordinator
 
 
@@ -429,6 +432,140 @@ class TestStop:
     def test_nothing_is_announced_when_ranks_are_closing_anyway(self) -> None:
         core = running().report(rank(0, 4, 1, 2, standing=RankStanding.CLOSING), rank(1, 4, 1, 2)).request_stop()
         assert core.stop_state is StopState.NONE
+
+
+class TestRehearsal:
+    """Tests how the ranks agree on a step after which all of them rehearse.
+
+    The rehearsal repeats 2 steps. The highest boundary is 4, so the announced step is 4 + 1 (the lead) + 2 = 7, and
+    ranks can answer until boundary 5.
+    """
+
+    STEP = Step(7)
+
+    @staticmethod
+    def announced() -> Coordinator:
+        return running().report(rank(0, 4, 1, 2), rank(1, 3, 1, 2)).request_rehearsal(1, 2)
+
+    @classmethod
+    def answers(cls, boundary: int, echo: int, **more: object) -> dict[str, object]:
+        return {"boundary": boundary, "rehearsal_step": cls.STEP, "rehearsal_echo": echo, **more}
+
+    @classmethod
+    def told(cls, core: Coordinator, *reports: dict[str, object]) -> Coordinator:
+        rounds = (rank(number, 0, 1, 2) for number in range(len(reports)))
+        return core.report(*(msgspec.structs.replace(each, **more) for each, more in zip(rounds, reports, strict=True)))
+
+    @classmethod
+    def confirmed(cls) -> Coordinator:
+        return cls.told(cls.announced(), cls.answers(7, ECHO_YES), cls.answers(7, ECHO_YES))
+
+    def test_its_first_repeated_step_is_above_every_boundary(self) -> None:
+        rehearsal = self.announced().rehearsal
+        assert (rehearsal.step, rehearsal.state, rehearsal.number) == (self.STEP, StopState.ANNOUNCED, 1)
+
+    def test_it_is_confirmed_when_every_rank_waits_there(self) -> None:
+        core = self.told(self.announced(), self.answers(5, ECHO_YES), self.answers(5, ECHO_YES))
+        assert core.rehearsal.state is StopState.ANNOUNCED
+        core = self.told(core, self.answers(7, ECHO_YES), self.answers(6, ECHO_YES))
+        assert core.rehearsal.state is StopState.ANNOUNCED
+        core = self.told(core, self.answers(7, ECHO_YES), self.answers(7, ECHO_YES))
+        assert (core.rehearsal.step, core.rehearsal.state) == (self.STEP, StopState.CONFIRMED)
+
+    def test_it_is_over_when_every_rank_has_passed_it(self) -> None:
+        core = self.told(self.confirmed(), self.answers(8, ECHO_YES), self.answers(7, ECHO_YES))
+        assert core.rehearsal.state is StopState.CONFIRMED
+        core = self.told(core, self.answers(8, ECHO_YES), self.answers(8, ECHO_YES))
+        assert core.rehearsal.state is StopState.NONE
+        assert core.request_rehearsal(1, 2).rehearsal.state is StopState.NONE, "a repeated order changes nothing"
+        later = core.request_rehearsal(2, 2).rehearsal
+        assert (later.number, later.step, later.state) == (2, 8 + core.lead.steps + 2, StopState.ANNOUNCED)
+
+    def test_it_is_over_when_the_script_has_ended_there(self) -> None:
+        ended = self.answers(7, ECHO_YES, standing=RankStanding.CLOSED)
+        assert self.told(self.confirmed(), ended, ended).rehearsal.state is StopState.NONE
+
+    @pytest.mark.parametrize(
+        "late",
+        [
+            {"boundary": 6, "rehearsal_step": Step(7), "rehearsal_echo": ECHO_NO},
+            {"boundary": 6},
+            {"boundary": 6, "rehearsal_step": Step(6), "rehearsal_echo": ECHO_YES},
+            {"boundary": 8, "rehearsal_step": Step(7), "rehearsal_echo": ECHO_YES},
+        ],
+        ids=["no", "a rank of an earlier release", "an answer to another rehearsal", "a rank that did not wait"],
+    )
+    def test_a_rank_that_missed_it_gets_a_later_step(self, late: dict[str, object]) -> None:
+        core = self.told(self.announced(), self.answers(5, ECHO_YES), late)
+        assert core.rehearsal.state is StopState.ANNOUNCED
+        assert core.rehearsal.step == max(7, int(str(late["boundary"]))) + 1 + 2
+
+    def test_an_answer_at_the_last_moment_counts(self) -> None:
+        core = self.told(self.announced(), {"boundary": 5}, self.answers(5, ECHO_YES))
+        assert core.rehearsal == self.announced().rehearsal
+
+    def test_an_order_ends_after_three_announcements(self) -> None:
+        core = self.announced()
+        steps = [core.rehearsal.step]
+        while core.rehearsal.state is StopState.ANNOUNCED:
+            core = self.told(core, *2 * [{"boundary": core.rehearsal.step}])
+            steps.append(core.rehearsal.step)
+        assert steps == [7, 10, 13, 13]
+        assert core.rehearsal.number == 1
+        assert self.told(core, {"boundary": 99}, {"boundary": 99}).rehearsal.state is StopState.NONE
+        assert core.request_rehearsal(2, 2).rehearsal.state is StopState.ANNOUNCED
+
+    def test_a_rank_that_cannot_rehearse_ends_the_order(self) -> None:
+        core = self.told(self.announced(), self.answers(5, ECHO_YES), self.answers(4, ECHO_UNABLE))
+        assert (core.rehearsal.step, core.rehearsal.state) == (7, StopState.NONE)
+        assert self.told(core, {"boundary": 20}, {"boundary": 20}).rehearsal.state is StopState.NONE
+
+    def test_a_requested_stop_ends_the_order_and_never_a_confirmed_rehearsal(self) -> None:
+        assert self.announced().request_stop().rehearsal.state is StopState.NONE
+        assert self.announced().request_stop().request_rehearsal(2, 2).rehearsal.state is StopState.NONE
+        core = self.confirmed().request_stop()
+        assert (core.stop, core.stop_state) == (8, StopState.ANNOUNCED)
+        assert core.rehearsal.state is StopState.CONFIRMED
+
+    def test_a_rank_that_closes_ends_the_order(self) -> None:
+        closed = self.answers(5, ECHO_YES, standing=RankStanding.CLOSING)
+        assert self.told(self.announced(), self.answers(5, ECHO_YES), closed).rehearsal.state is StopState.NONE
+
+    def test_nothing_is_announced_before_all_have_restored(self) -> None:
+        core = begun().report(rank(0, -1, NONE, 1), rank(1, 0, NONE, 1)).request_rehearsal(1, 5)
+        assert core.rehearsal.state is StopState.NONE
+        assert core.report(rank(0, 0, NONE, 1)).rehearsal.step == 6
+
+    def test_an_order_during_a_rehearsal_begins_no_other(self) -> None:
+        for core in (self.announced(), self.confirmed()):
+            again = core.request_rehearsal(2, 9)
+            assert again.rehearsal == replace(core.rehearsal, number=2)
+
+    @pytest.mark.parametrize("is_asked_first", [True, False])
+    def test_a_restarted_coordinator_continues_a_confirmed_rehearsal_that_an_agent_has_heard_of(
+        self, is_asked_first: bool
+    ) -> None:
+        """Agent 0 has heard the confirmation, agent 1 only the announcement. The control plane repeats its order."""
+        core = Coordinator(world_size=2, base=Step(0), every_steps=0).recover()
+        core = core.request_rehearsal(1, 9) if is_asked_first else core
+        heard = {"heard_rehearsal": self.STEP}
+        core = self.told(core, self.answers(7, ECHO_YES, confirmed_rehearsal=self.STEP, **heard), heard)
+        core = core if is_asked_first else core.request_rehearsal(1, 9)
+        assert core.rehearsal == RehearsalAgreement(number=1, step=self.STEP, state=StopState.CONFIRMED)
+        core = self.told(core, {"boundary": 8}, {"boundary": 8})
+        assert core.rehearsal.state is StopState.NONE, "the order is over, too"
+
+    def test_a_restarted_coordinator_withdraws_an_announced_rehearsal_and_never_uses_its_step_again(self) -> None:
+        core = Coordinator(world_size=2, base=Step(0), every_steps=0).recover()
+        core = self.told(core, *2 * [self.answers(5, ECHO_YES, heard_rehearsal=self.STEP)])
+        assert core.rehearsal.state is StopState.NONE
+        assert core.request_rehearsal(1, 2).rehearsal.step > self.STEP
+
+    def test_a_confirmation_of_an_earlier_rehearsal_is_over_after_a_restart(self) -> None:
+        core = Coordinator(world_size=2, base=Step(0), every_steps=0).recover()
+        earlier = {"boundary": 9, "heard_rehearsal": Step(7), "confirmed_rehearsal": Step(7)}
+        core = self.told(core, earlier, {"boundary": 9, "heard_rehearsal": Step(12)})
+        assert (core.rehearsal.step, core.rehearsal.state) == (12, StopState.NONE)
 
 
 class TestEnd:

@@ -23,6 +23,14 @@ def test_a_clock_runs_until_boundary_or_phase_change() -> None:
     assert (clock.phase, clock.still_seconds, clock.longest["train"]) == ("eval", 0.0, 1.0)
 
 
+def test_a_rehearsal_is_not_learned() -> None:
+    clock = PhaseClock(base=0).seen(half(9), 0.0).seen(half(9), 1.0)
+    for now in (2.0, 60.0):
+        clock = clock.seen(half(9, Phase.REHEARSE, 90), now)
+        assert (clock.phase, clock.still_seconds, clock.limit_seconds) == ("rehearse", now - 2.0, 90.0)
+    assert clock.seen(half(9), 61.0).seen(half(9), 62.0).seen(half(10), 63.0).longest == {"train": 1.0}
+
+
 def test_the_longest_of_a_phase_stays() -> None:
     clock = PhaseClock(base=0)
     for now, boundary in ((0.0, 1), (5.0, 1), (6.0, 2), (7.0, 2), (8.0, 3)):

@@ -102,8 +102,15 @@ def test_what_moves_nothing_by_itself_waits(fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"vote": Vote.ABANDON}, {"standing": RankStanding.CLOSING}, {"echo_step": 9, "echo": 1}, {"pinned_steps": (6,)}],
-    ids=["abandoned", "standing", "an answer to a stop", "pinned"],
+    [
+        {"vote": Vote.ABANDON},
+        {"standing": RankStanding.CLOSING},
+        {"echo_step": 9, "echo": 1},
+        {"rehearsal_step": 9, "rehearsal_echo": 1},
+        {"heard_rehearsal": 9, "boundary": 9},
+        {"pinned_steps": (6,)},
+    ],
+    ids=["abandoned", "standing", "an answer to a stop", "an answer to a rehearsal", "at the rehearsal", "pinned"],
 )
 def test_what_moves_the_coordinator_presses(fields: dict[str, object]) -> None:
     assert TOLD.take(report(1, sequence=2, **fields)).is_pressing(TOLD, MEMBERS)
@@ -127,9 +134,21 @@ def test_steps_that_were_made_and_heard_of_are_mere_progress() -> None:
         {"out_of_view": ("i-9",)},
         {"standing": RankStanding.CLOSING},
         {"echo_step": 9, "echo": 1},
+        {"rehearsal_step": 9, "rehearsal_echo": 1},
+        {"heard_rehearsal": 8},
         {"pinned_steps": (6,)},
     ],
-    ids=["a vote", "abandoned", "a step forgotten", "a holder dropped", "standing", "an answer to a stop", "pinned"],
+    ids=[
+        "a vote",
+        "abandoned",
+        "a step forgotten",
+        "a holder dropped",
+        "standing",
+        "an answer to a stop",
+        "an answer to a rehearsal",
+        "at the rehearsal",
+        "pinned",
+    ],
 )
 def test_what_the_coordinator_may_wait_for_is_more_than_progress(fields: dict[str, object]) -> None:
     assert not TOLD.take(report(1, sequence=2, **MADE | fields), report(2, sequence=2, boundary=8)).is_progress(TOLD)

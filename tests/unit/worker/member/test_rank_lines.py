@@ -23,6 +23,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, ShardSource
 from everstep.protocol.rank_messages import (
+    ECHO_YES,
     RANK_WORD_BYTES,
     Abandoned,
     Arriving,
@@ -44,6 +45,13 @@ from everstep.protocol.rank_messages import (
     Welcome,
     WordChanged,
     write_rank_half,
+)
+from everstep.protocol.rehearsals import (
+    MAX_REHEARSED_CHARACTERS,
+    MAX_REHEARSED_NAMES,
+    RehearsalVerdict,
+    Rehearsed,
+    ReplayDifference,
 )
 from everstep.protocol.rounds import Announcement
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
@@ -104,6 +112,9 @@ class Place:
         self.usage = NodeUsage()
         self.sent_bytes = 0
         self.snapshot_seconds: list[float] = []
+        self.kept: tuple[Content, ...] = ()
+        self.reports: list[None] = []
+        """One entry per immediate report to the control plane."""
         self.capacity_bytes = 4096
         """Capacity of the slots that the rank requests."""
         self.page = RankPage(self.store.page_path(rank), generation=PLAN.generation)
@@ -130,8 +141,8 @@ class Place:
             plan,
             self.shards,
             self.store,
-            keep=lambda rank: (),
-            on_change=lambda: None,
+            keep=lambda rank: self.kept,
+            on_change=lambda: self.reports.append(None),
             on_round_change=lambda: None,
             traffic=self.traffic,
             outbox=self.outbox,
@@ -144,16 +155,18 @@ class Place:
         self.line = Line()
 
     def stand_at(self, boundary: int, standing: RankStanding = RankStanding.MOVING) -> None:
+        self.stand(RankHalf(PLAN.generation, boundary=boundary, standing=standing))
+
+    def stand(self, half: RankHalf) -> None:
         with (
             self.page.path.open("r+b") as file,
             mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page,
             memoryview(page) as view,
         ):
-            write_rank_half(view, RankHalf(PLAN.generation, boundary=boundary, standing=standing))
+            write_rank_half(view, half)
 
-    def propose(self, step: int, stop_step: int = NONE, stop_state: StopState = StopState.NONE) -> None:
-        said = announcement(NONE, step)
-        self.lines.hear(structs.replace(said, stop_step=Step(stop_step), stop_state=stop_state))
+    def propose(self, step: int) -> None:
+        self.lines.hear(announcement(NONE, step))
 
     async def request(self) -> None:
         capacity = self.capacity_bytes
@@ -532,6 +545,7 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
     await place.lines.close()
 
 
+@pytest.mark.parametrize("of", ["stop", "rehearsal"])
 @pytest.mark.parametrize(
     ("standing", "states", "words"),
     [
@@ -556,6 +570,7 @@ async def test_no_slot_is_granted_before_the_holders_have_made_theirs(place: Pla
 async def test_a_rank_is_woken_where_it_may_be_waiting(
     place: Place,
     monkeypatch: pytest.MonkeyPatch,
+    of: str,
     standing: RankStanding,
     states: tuple[StopState, StopState],
     words: int,
@@ -570,7 +585,7 @@ async def test_a_rank_is_woken_where_it_may_be_waiting(
     # disable grants, so that only announcements can wake the rank
     monkeypatch.setattr(place.lines.slots, "grant_if_due", lambda _: None)
     for step, state in enumerate(states, start=3):
-        place.propose(step, stop_step=9, stop_state=state)
+        place.lines.hear(structs.replace(announcement(NONE, step), **{of + "_step": Step(9), of + "_state": state}))
     assert place.line.sent.count(WordChanged()) - before == words
 
 
@@ -1090,4 +1105,167 @@ async def test_a_boundary_that_its_rank_has_stamped_is_dated_in_unix_time(
     assert place.shard.passed == (2, place.unix - 2.5)
     place.lines.message(RANK, Boundary(generation=PLAN.generation, boundary=Step(3)))
     assert place.shard.passed == (2, place.unix - 2.5), "it was not passed just now"
+    await place.lines.close()
+
+
+async def test_the_page_and_the_report_of_a_rank_contain_the_rehearsal(place: Place) -> None:
+    def tell(state: StopState, steps: int = 2) -> None:
+        place.lines.hear(
+            structs.replace(announcement(NONE, 3), rehearsal_step=Step(4), rehearsal_state=state, rehearsal_steps=steps)
+        )
+
+    await begin(place)
+    first = place.shard.round()
+    assert (first.rehearsal_step, first.rehearsal_echo, first.heard_rehearsal, first.confirmed_rehearsal) == (
+        *(NONE, 0),
+        *(NONE, NONE),
+    )
+    tell(StopState.ANNOUNCED)
+    half = RankHalf(PLAN.generation, boundary=2, rehearsal_step=4, rehearsal_echo=ECHO_YES)
+    place.stand(half)
+    agent = RankPage(place.page.path, generation=PLAN.generation).agent
+    assert (agent.rehearsal, agent.rehearsal_state, agent.rehearsal_steps) == (4, StopState.ANNOUNCED, 2)
+    told = place.shard.round()
+    assert (told.rehearsal_step, told.rehearsal_echo, told.heard_rehearsal, told.confirmed_rehearsal) == (
+        *(4, ECHO_YES),
+        *(4, NONE),
+    )
+    tell(StopState.CONFIRMED, steps=0)  # by a coordinator whose agent restarted
+    assert place.shard.round().confirmed_rehearsal == 4
+    assert place.page.agent.rehearsal_steps == 2
+    place.shard.seal(Step(3))  # no announcement: the fields keep their values
+    assert (place.page.agent.rehearsal, place.page.agent.rehearsal_state) == (4, StopState.CONFIRMED)
+    tell(StopState.NONE)
+    assert (place.shard.round().heard_rehearsal, place.shard.round().confirmed_rehearsal) == (4, NONE)
+    await place.lines.close()
+
+
+@pytest.mark.parametrize("is_granted", [True, False], ids=["slot before the rehearsal", "slot after the rehearsal"])
+async def test_a_rank_that_returns_from_a_rehearsal_keeps_its_committed_step_and_captures_the_next(
+    place: Place, is_granted: bool
+) -> None:
+    """A rank rehearses after step 4: it closes its connection, connects again with the same pid, and requests slots.
+
+    The slot of the committed step 3 stays sealed. The slot of step 6 is granted before, or when the rank is back.
+    """
+    await begin(place)
+    number = await granted(place, 3)
+    place.lines.message(RANK, captured(3, number))
+    await done(place)
+    place.kept = (place.shard.content(Step(3)),)
+    sealed = place.shard.slot(Step(3))
+    place.stand_at(4)
+    confirmed = structs.replace(announcement(3, NONE), rehearsal_step=Step(4), rehearsal_state=StopState.CONFIRMED)
+    place.lines.hear(confirmed)
+    if is_granted:
+        place.lines.hear(structs.replace(confirmed, proposed=Step(6)))
+        await done(place)
+    paths = [message.paths for message in place.line.sent if isinstance(message, SlotsGranted)]
+    place.stand(RankHalf(PLAN.generation, boundary=4, phase=Phase.REHEARSE, limit=60))
+    place.lines.lost(RANK, place.line)  # type: ignore[arg-type]
+    place.line = Line()
+    if not is_granted:
+        place.lines.hear(structs.replace(confirmed, proposed=Step(6)))
+        await done(place)
+
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    (welcome,) = place.line.sent
+    assert isinstance(welcome, Welcome)
+    assert (welcome.base_step, welcome.word_path) == (0, str(place.page.path))
+    page = RankPage(Path(welcome.word_path), generation=PLAN.generation).agent
+    assert (page.committed, page.rehearsal, page.rehearsal_state) == (3, 4, StopState.CONFIRMED)
+    await place.request()
+    await done(place)
+    assert [message.paths for message in place.line.sent if isinstance(message, SlotsGranted)] == paths[-1:]
+    place.stand_at(6)
+    assert place.shard.granted_slot not in (number, NONE)
+    place.lines.message(RANK, captured(6, place.shard.granted_slot))
+    await done(place)
+    assert (place.shard.core.proposed, place.shard.core.vote) == (6, Vote.ACKED)
+    assert place.shard.slot(Step(3)) is sealed is not None
+    assert place.lines.faults.present == ()
+    await place.lines.close()
+
+
+@pytest.mark.parametrize("is_captured", [True, False])
+async def test_a_step_that_a_rank_left_unanswered_before_its_rehearsal_is_answered_after_it(
+    place: Place, is_captured: bool
+) -> None:
+    """Step 4 is proposed when the rank rehearses after step 4. The rank captures it later, or reports it as late."""
+    await begin(place)
+    place.stand_at(3)
+    number = await granted(place, 4)
+    place.stand_at(4)
+    place.lines.lost(RANK, place.line)  # type: ignore[arg-type]
+    place.line = Line()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    await place.request()
+    await done(place)
+    assert (place.page.agent.proposed, place.page.agent.slot) == (4, number)
+    if is_captured:
+        place.lines.message(RANK, captured(4, number))
+    else:
+        place.say_late(4)
+    await done(place)
+    assert place.shard.core.vote is (Vote.ACKED if is_captured else Vote.ABANDON)
+    assert place.shard.round().is_late is not is_captured
+    await place.lines.close()
+
+
+async def test_the_old_connection_of_a_rank_may_end_after_the_new_one_began(place: Place) -> None:
+    await begin(place)
+    old, place.line = place.line, Line()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    place.lines.lost(RANK, old)  # type: ignore[arg-type]
+    await place.request()
+    assert isinstance(place.line.sent[-1], SlotsGranted)
+    await place.lines.close()
+
+
+DIFFERENCE = ReplayDifference(step=Step(3), kind="tensor", source="script", names=("w",) * MAX_REHEARSED_NAMES)
+LONG = "x" * (MAX_REHEARSED_CHARACTERS + 1)
+REHEARSED = Rehearsed(
+    generation=PLAN.generation,
+    step=Step(2),
+    steps=2,
+    seconds=1.5,
+    verdict=RehearsalVerdict.DIFFERS,
+    difference=DIFFERENCE,
+    message=LONG[1:],
+)
+
+
+async def test_the_newest_rehearsal_of_a_rank_is_reported_at_once(place: Place) -> None:
+    await begin(place)
+    place.reports.clear()
+    for _ in range(2):  # a rank repeats its report when it connects again
+        place.lines.message(RANK, REHEARSED)
+        assert place.lines.rehearsed == {RANK: REHEARSED}
+        assert len(place.reports) == 1
+    later = structs.replace(REHEARSED, step=Step(9), verdict=RehearsalVerdict.PROVEN, difference=None)
+    place.lines.message(RANK, structs.replace(later, generation=Generation(PLAN.generation + 1)))
+    assert place.lines.rehearsed == {RANK: REHEARSED}
+    place.lines.message(RANK, later)
+    assert (place.lines.rehearsed, len(place.reports)) == ({RANK: later}, 2)
+    await place.lines.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"message": LONG},
+        {"advice": LONG},
+        {"seconds": float("nan")},
+        {"difference": structs.replace(DIFFERENCE, kind=LONG)},
+        {"difference": structs.replace(DIFFERENCE, source=LONG)},
+        {"difference": structs.replace(DIFFERENCE, names=(*DIFFERENCE.names, "w"))},
+        {"difference": structs.replace(DIFFERENCE, names=(LONG,))},
+        {"difference": structs.replace(DIFFERENCE, unkept=(*DIFFERENCE.names, "w"))},
+        {"difference": structs.replace(DIFFERENCE, unkept=(LONG,))},
+    ],
+)
+async def test_a_rehearsal_with_too_long_texts_is_dropped(place: Place, fields: dict[str, Any]) -> None:
+    await begin(place)
+    place.lines.message(RANK, structs.replace(REHEARSED, **fields))
+    assert place.lines.rehearsed == {}
     await place.lines.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
-from everstep.protocol.rank_messages import Vote
+from everstep.protocol.rank_messages import ECHO_YES, StopState, Vote
 from everstep.protocol.rounds import NodeReport, RankRound
 from worker.core.checkpoint_schedule import CheckpointSchedule
 from worker.core.rounds import NONE, Coordinator
@@ -33,8 +35,8 @@ class Generated:
     def persist(self) -> int:
         return self.server.announcement().persist_step
 
-    def step(self, *, pinned: int = NONE, held: int = NONE) -> None:
-        """Report the proposed step as captured and acknowledged."""
+    def step(self, *, pinned: int = NONE, held: int = NONE, **more: object) -> None:
+        """Report the proposed step as captured and acknowledged. `more` are other fields of the report."""
         core = self.server.core
         self.sequence += 1
         round_ = RankRound(
@@ -47,6 +49,7 @@ class Generated:
             held_step=Step(held),
             stored_step=Step(self.stored),
         )
+        round_ = structs.replace(round_, **more)
         report = NodeReport(node_id=NodeId("i-0"), term=self.server.term, sequence=self.sequence, ranks=(round_,))
         self.server.take([report])
 
@@ -106,3 +109,21 @@ async def test_a_checkpoint_by_number_of_steps_begins_the_interval_anew() -> Non
     assert job.persist == 2
     pace = job.server.status().checkpoints
     assert (pace.due_step, pace.due_at_seconds) == (4, UNIX + 118.0)
+
+
+async def test_the_seconds_of_a_rehearsal_do_not_count_as_training() -> None:
+    job = Generated(CheckpointSchedule(begun_at=100.0))
+    job.step()
+    job.server.request_rehearsal(1, 2)
+    step = job.server.announcement().rehearsal_step
+    job.step(boundary=step, rehearsal_step=step, rehearsal_echo=ECHO_YES)
+    assert job.server.announcement().rehearsal_state is StopState.CONFIRMED
+    before = job.server.schedule.undisturbed
+    for job.now in (150.0, 200.0):
+        job.step(boundary=step)
+    job.step(boundary=step + 1)
+    assert job.server.announcement().rehearsal_state is StopState.NONE
+    job.now = 201.0
+    job.step(boundary=step + 2)
+    after = job.server.schedule.undisturbed
+    assert (after.steps - before.steps, after.seconds - before.seconds) == (1, 1.0)
