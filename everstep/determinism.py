@@ -92,6 +92,7 @@ class Source(StrEnum):
     OPTIMIZER_SETTING = "optimizer-setting"
     KERNEL = "kernel"
     ENTROPY = "entropy"
+    PREFETCH = "prefetched-batch"
     UNKEPT_STATE = "unkept-state"
     REGISTERED_OBJECT = "registered-object"
     LOGGED_VALUE = "logged-value"
@@ -126,6 +127,8 @@ class Record(msgspec.Struct):
 
     Example: `time.time at train.py:12`.
     """
+    variables: dict[int, dict[str, str]] = msgspec.field(default_factory=dict[int, dict[str, str]])
+    """Type and digest of the script's variables, by moment: 2 k before step k, 2 k + 1 after it. Only in rehearsals."""
     generators: list[str] = msgspec.field(default_factory=list[str])
     """Names of random generators that the script advanced and that no snapshot contains."""
 
@@ -229,7 +232,7 @@ def conclude(reports: Sequence[RankReport]) -> Verdict:
     findings = [report.finding for report in ranks if report.finding is not None]
     if findings:
         finding = min(findings, key=lambda each: (each.step, list(Kind).index(each.kind), each.rank))
-        return Verdict(False, finding.source, _sentence(finding), _advice(finding), ranks)
+        return Verdict(False, finding.source, sentence_of(finding), advice_of(finding), ranks)
     if problem := _problem(ranks):
         return Verdict(False, None, problem, "", ranks)
     first, last = ranks[0].kept_step + 1, min(report.last_step for report in ranks)
@@ -278,7 +281,18 @@ def _finding(
     calls = tuple(dict.fromkeys(call for each in passes for number in steps for call in each.calls.get(number, [])))
     generators = tuple(passes[0].generators) if pattern is Pattern.RESTART else ()
     source = _source(lead.kind, pattern, calls, repeats=repeats)
+    if pattern is Pattern.RESTART and (lead.kind is Kind.GENERATOR or _is_ahead(passes[0], passes[1], step)):
+        source = Source.PREFETCH
     return Finding(rank, step, lead.kind, pattern, source, names, calls, generators)
+
+
+def _is_ahead(first: Record, again: Record, step: int) -> bool:
+    """Return whether the replay got a batch in this step that the first run got only in the next step."""
+    now, later, other = (
+        [entry.digest for entry in entries if entry.kind in (Kind.BATCH, Kind.LOADED)]
+        for entries in (first.steps.get(step, []), first.steps.get(step + 1, []), again.steps.get(step, []))
+    )
+    return len(other) > len(now) or any(digest in later and digest not in now for digest in other)
 
 
 def _kind_of(row: tuple[Entry | None, ...]) -> Kind:
@@ -359,6 +373,10 @@ _ADVICE: Final = {
         "Use `torch.use_deterministic_algorithms(True)`, and reduce in a fixed order in kernels of your own."
     ),
     Source.ENTROPY: "Replace these calls by draws from a global generator of torch, numpy or Python.",
+    Source.PREFETCH: (
+        "Fetch each batch after the boundary of the step before, at the beginning of its own step, and draw no random "
+        "numbers before the loop that the loop does not draw again."
+    ),
     Source.UNKEPT_STATE: "Pass the object that holds this state to `init(extra={…})`, with `state_dict`.",
     Source.REGISTERED_OBJECT: "Leave out of its `state_dict` what differs between runs, such as times.",
     Source.LOGGED_VALUE: "The model itself is bit-identical. Nothing needs to change.",
@@ -369,7 +387,7 @@ _ADVICE: Final = {
 }
 
 
-def _sentence(finding: Finding) -> str:
+def sentence_of(finding: Finding) -> str:
     parts = [f"Step {finding.step}, rank {finding.rank}: {_SUBJECTS[finding.kind]} ({_shown(finding.names)})."]
     parts.append(_PATTERNS[finding.pattern])
     parts += _evidence(finding)
@@ -385,7 +403,7 @@ def _evidence(finding: Finding) -> Iterator[str]:
         yield f"The script calls {_shown(finding.calls)}."
 
 
-def _advice(finding: Finding) -> str:
+def advice_of(finding: Finding) -> str:
     return f"{_ADVICE[finding.source]} See {GUIDE}#{finding.source}."
 
 

@@ -54,6 +54,7 @@ from everstep.protocol.rank_messages import (
     read_agent_half,
     write_rank_half,
 )
+from everstep.protocol.rehearsals import Rehearsed
 from everstep.training.errors import AgentUnreachable, StaleGeneration
 
 RECONNECT_SECONDS = 0.25
@@ -69,7 +70,7 @@ MAX_REASON_CHARACTERS = 4096
 A longer text would exceed the agent's message limit, and the agent would close the connection.
 """
 
-Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault
+Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault | Rehearsed
 
 
 class AgentLink(Protocol):
@@ -257,6 +258,7 @@ class UnixAgentLink:
         self._request: SlotsRequest | None = None
         self._profile: IdleSpans | None = None
         self._outcome: Captured | Abandoned | None = None
+        self._rehearsed: Rehearsed | None = None
         self._next_attempt = clock()
         self._is_closed = False
         _forget_in_children(self)
@@ -356,6 +358,8 @@ class UnixAgentLink:
                 self._request, self._slots = message, None
             elif isinstance(message, (Captured, Abandoned)):
                 self._outcome = message
+            elif isinstance(message, Rehearsed):
+                self._rehearsed = message
             if self._socket is not None:
                 self._outbox += self._held + frame(message)
                 self._held = b""
@@ -526,13 +530,58 @@ class UnixAgentLink:
         if self._half is not None:
             write_rank_half(self._page, self._half)
         again: list[Message] = [
-            message for message in (self._wanted, self._request, self._profile) if message is not None
+            message for message in (self._wanted, self._request, self._profile, self._rehearsed) if message is not None
         ]
         half = read_agent_half(self._page)
         if self._outcome is not None and half is not None and half.proposed == self._outcome.step != half.vote_step:
             again.append(self._outcome)
         for message in again:
             self._outbox += frame(message)
+
+
+class ReplayLink(UnixAgentLink):
+    """Connection of a rank that rehearses. Until the replay ends, it neither reads nor sends anything.
+
+    Args:
+        path: path of the agent's socket.
+        hello: identity of this rank.
+        welcome_seconds: as in `UnixAgentLink`.
+        kept: the rank's own snapshot, from which the replay begins.
+    """
+
+    def __init__(self, path: Path, hello: RankHello, welcome_seconds: float, kept: Welcome) -> None:
+        super().__init__(path, hello, welcome_seconds)
+        self._kept = kept
+        self._has_ended = threading.Event()
+
+    def end_replay(self) -> Welcome:
+        """Connect to the agent, and return what it says about the generation's base. Raises as `welcome`."""
+        self._has_ended.set()
+        welcome = super().welcome()
+        assert isinstance(welcome, Welcome)  # no load is under way while the generation trains
+        return welcome
+
+    def welcome(self) -> Arriving | Welcome:
+        return super().welcome() if self._has_ended.is_set() else self._kept
+
+    def poll(self) -> AgentHalf | None:
+        return super().poll() if self._has_ended.is_set() else None
+
+    def send(self, message: Sent) -> None:
+        if isinstance(message, RankFault):
+            self.end_replay()  # the agent must know the error that ends this rank
+        if self._has_ended.is_set() or isinstance(message, SlotsRequest):
+            super().send(message)
+
+    def hold(self, message: Boundary | IdleSpans) -> None:
+        if self._has_ended.is_set():
+            super().hold(message)
+
+    def wait(self, seconds: float) -> None:
+        if self._has_ended.is_set():
+            super().wait(seconds)
+        else:
+            self._has_ended.wait(seconds)
 
 
 def _sendable(message: Sent) -> Sent:

@@ -15,13 +15,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import torch
 import torch.distributed as dist
-from torch.optim.optimizer import Optimizer
 
 from everstep.determinism import (
     REPORT,
@@ -35,22 +33,20 @@ from everstep.determinism import (
     compare,
     conclude,
 )
-from everstep.protocol.ids import Generation, JobName, RunId, Step
+from everstep.protocol.ids import Generation, RunId, Step
 from everstep.protocol.rank_messages import Welcome
-from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header
 from everstep.training import rng
 from everstep.training.agent_link import NullLink
-from everstep.training.capture import CapturePlan, SlotMemory
-from everstep.training.copier import Copies, copy_now
 from everstep.training.determinism import calls, passes
 from everstep.training.determinism.digests import digest_of
+from everstep.training.determinism.kept_state import keep
 from everstep.training.determinism.passes import PASS_COUNT, PASS_VARIABLE, Pass
-from everstep.training.determinism.private_generators import find_private
+from everstep.training.determinism.recorder import Recorder
+from everstep.training.determinism.script_values import find_private
 from everstep.training.determinism.traced_data import untraced
 from everstep.training.errors import SessionMisuse
 from everstep.training.script import Environment, output_dir
 from everstep.training.state import RankState
-from everstep.training.step_watch import uncompiled
 
 RUN = RunId("0" * 32)
 """Run id in the slot header of the check's snapshot, because a script that runs outside of Everstep has no run id."""
@@ -59,10 +55,6 @@ if PASS_VARIABLE in os.environ:
     # Record calls of the clock, of OS entropy and of directory listings from the import on, because the script may
     # make such calls before it calls `init`.
     calls.install()
-Arguments = tuple[Any, ...]
-ClosureCall = tuple[Arguments, dict[str, Any]]
-"""The positional arguments of a call of `Optimizer.step`, beginning with the optimizer, and its named arguments."""
-_NOT_COMPILED = "the determinism check records here: compile optimizer.step() without fullgraph=True"
 
 
 class CheckLink(NullLink):
@@ -100,17 +92,9 @@ class DeterminismCheck:
         self.environment = dataclasses.replace(environment, run=RUN, generation=Generation(0))
         """The rank's environment, with the run id and the generation that the check uses."""
         self._pass = current
-        self._record = Record(current.kept_step)
-        self._step = 1
-        """Number of the step that the script runs now."""
         self._state: RankState | None = None
+        self._recorder: Recorder | None = None
         self._has_ended = False
-        self._are_objects_due = False
-        """True if the check must still record the registered objects as restored at the kept step.
-
-        The check records them right before its next entry, and not right after the restore. A framework may apply the
-        restored state of an object only when its loop begins, as transformers' `Trainer` does.
-        """
         self._private: dict[str, tuple[rng.Generator, str]] = {}
         """Generators that no snapshot contains, each with the digest of its state at the kept step."""
 
@@ -140,33 +124,13 @@ class DeterminismCheck:
     def attach(self, state: RankState) -> None:
         """Observe the optimizers and loaders of the session. Called once, before the restore."""
         self._state = state
-        names = {id(parameter): name for name, parameter in state.parameters().items()}
+        self._recorder = Recorder(state, self._received)
+        self._recorder.attach()
 
-        def record(optimizer: Optimizer) -> None:
-            if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
-                self._add_all(self._generators())
-                self._add_all(_of_optimizer(optimizer, names))
-
-        def before_step(optimizer: Optimizer, args: Arguments, options: dict[str, Any]) -> ClosureCall | None:
-            closure = options.get("closure", args[1] if len(args) > 1 else None)
-            if not callable(closure):
-                record(optimizer)
-                return None
-
-            # Lightning passes a closure that computes the gradients inside `Optimizer.step`. Record the gradients after
-            # the closure, because before it the parameters still hold the gradients of the previous step.
-            def recorded() -> object:
-                loss = closure()
-                record(optimizer)
-                return loss
-
-            return (optimizer, recorded, *args[2:]), {name: each for name, each in options.items() if name != "closure"}
-
-        hook = uncompiled(before_step, _NOT_COMPILED)
-        for optimizer in state.optimizers():
-            optimizer.register_step_pre_hook(hook)
-        for stream in state.streams.values():
-            stream.observe = self._received
+    @property
+    def _records(self) -> Recorder:
+        assert self._recorder is not None
+        return self._recorder
 
     def restored(self, step: int) -> None:
         """Record the state after the restore. Called once, when the script has restored.
@@ -174,15 +138,12 @@ class DeterminismCheck:
         Args:
             step: the restored step; 0 in pass 1, which starts from the state that the script builds.
         """
-        self._step = step + 1
-        self._record.calls[START] = calls.drain()
-        if step:
-            self._add_restored(step)
+        self._records.record.calls[START] = calls.drain()
+        self._records.restored(step)
 
     def logged(self, values: Mapping[str, object]) -> None:
         """Record values that the script logs for the current step."""
-        for name, value in values.items():
-            self._add(Kind.VALUE, name, value)
+        self._records.logged(values)
 
     def boundary(self, step: int) -> None:
         """Record the state after a step. After the last step of this run of the check, end the run and do not return.
@@ -190,11 +151,8 @@ class DeterminismCheck:
         Args:
             step: number of finished steps.
         """
-        self._add_all(self._generators())
-        self._add_all(self._tensors())
-        self._add_all(self._objects())
-        self._record.calls.setdefault(step, []).extend(calls.drain())
-        self._step = step + 1
+        self._records.boundary(step)
+        self._records.record.calls.setdefault(step, []).extend(calls.drain())
         if self._pass.number == 1 and step == self._pass.kept_step:
             self._keep(step)
         if step >= self._pass.last_step:
@@ -208,11 +166,13 @@ class DeterminismCheck:
         if self._has_ended:
             return
         self._has_ended = True
-        self._record.generators = [
+        record = self._records.record
+        record.kept_step = self._pass.kept_step
+        record.generators = [
             name for name, (generator, before) in self._private.items() if _state_digest(generator) != before
         ]
         with self._pass.records.open("ab") as file:
-            file.write(msgspec.json.encode(self._record) + b"\n")
+            file.write(msgspec.json.encode(record) + b"\n")
         if self._pass.number < PASS_COUNT:
             passes.begin(self._pass.following())
         self._report()
@@ -220,18 +180,18 @@ class DeterminismCheck:
     def _received(self, name: str, item: object) -> object:
         """Record a batch that the script receives, and return the batch without its `BatchTrace` (digests)."""
         batch, trace = untraced(item)
+        recorder = self._records
         if trace is None:
-            self._add(Kind.LOADED, name, batch)
-        else:
-            entries = self._entries()
-            entries.append(Entry(Kind.ORDER, name, trace.order))
-            entries += [
-                Entry(Kind.SAMPLE, f"{name}, sample {number} of the batch", digest, repeats)
-                for number, (digest, repeats) in enumerate(zip(trace.samples, trace.repeats, strict=True))
-            ]
-            entries.append(Entry(Kind.BATCH, name, trace.batch))
-            self._record.calls.setdefault(self._step, []).extend(trace.calls)
-        self._add_all(self._generators())
+            return recorder.batch(name, batch)
+        entries = recorder.entries()
+        entries.append(Entry(Kind.ORDER, name, trace.order))
+        entries += [
+            Entry(Kind.SAMPLE, f"{name}, sample {number} of the batch", digest, repeats)
+            for number, (digest, repeats) in enumerate(zip(trace.samples, trace.repeats, strict=True))
+        ]
+        entries.append(Entry(Kind.BATCH, name, trace.batch))
+        recorder.record.calls.setdefault(recorder.step, []).extend(trace.calls)
+        recorder.add_generators()
         return batch
 
     def _keep(self, step: int) -> None:
@@ -240,31 +200,9 @@ class DeterminismCheck:
         The check compares only values from this step on, so it deletes the values that it recorded for earlier steps.
         """
         assert self._state is not None
-        observed = self._state.observe()
-        plan = CapturePlan.make(observed.tensors)
-        capacity = plan.capacity_bytes(observed.values)
-        with self._pass.state.open("r+b") as file:
-            file.truncate(HEADER_BYTES + capacity)
-        memory = SlotMemory(self._pass.state, capacity)
-        copy_now(Copies([item.tensor for item in observed.tensors], memory.views(plan)))
-        index_bytes = memory.write_values(plan, observed.values)
-        header = SlotHeader(
-            job=JobName(self.environment.job or "check"),
-            run=RUN,
-            owner_rank=self.environment.rank,
-            origin_generation=Generation(0),
-            step=Step(step),
-            state=SlotState.SEALED,
-            capacity_bytes=capacity,
-            payload_bytes=plan.index_offset + index_bytes,
-            index_offset=plan.index_offset,
-            index_bytes=index_bytes,
-            layout_hash=self._state.layout_hash,
-        )
-        with self._pass.state.open("r+b") as file:
-            file.write(pack_header(header))
-        self._record = Record(step, calls={START: self._record.calls.get(START, [])})
-        self._add_restored(step)
+        keep(self._pass.state, self._state, self.environment, step)
+        self._records.record.calls = {START: self._records.record.calls.get(START, [])}
+        self._records.keep(step)
         kept = [generator for stream in self._state.streams.values() for generator in stream.source.generators]
         self._private = {name: (each, _state_digest(each)) for name, each in find_private(kept).items()}
 
@@ -298,60 +236,6 @@ class DeterminismCheck:
                 f"the script ended after step {last}. A check needs at least {kept + 1} steps; lower --check-steps"
             )
         return RankReport(self.environment.rank, self.environment.world_size, kept, last, finding, problem)
-
-    def _add_restored(self, step: int) -> None:
-        self._record.steps[step] = [_as_restored(entry) for entry in (*self._tensors(), *self._generators())]
-        self._are_objects_due = True
-
-    def _tensors(self) -> Iterator[Entry]:
-        """Yield an entry for each tensor of the state, except gradients. `_of_optimizer` yields the gradients."""
-        assert self._state is not None
-        for adapter in self._state.adapters:
-            observed = adapter.observe()
-            for item in observed.tensors:
-                if not item.name.startswith("gradient/"):
-                    yield Entry(Kind.STATE, item.name, digest_of(item.tensor))
-
-    def _objects(self) -> Iterator[Entry]:
-        assert self._state is not None
-        for name, item in self._state.objects.items():
-            yield Entry(Kind.OBJECT, name, digest_of(item.state_dict()))
-
-    def _generators(self) -> Iterator[Entry]:
-        assert self._state is not None
-        for name, state in rng.observe().items():
-            yield Entry(Kind.GENERATOR, name, digest_of(state))
-        for name, stream in self._state.streams.items():
-            for number, generator in enumerate(stream.source.generators):
-                yield Entry(Kind.GENERATOR, f"generator {number} of {name}", _state_digest(generator))
-
-    def _entries(self) -> list[Entry]:
-        if self._are_objects_due:
-            self._are_objects_due = False
-            self._record.steps[self._step - 1].extend(map(_as_restored, self._objects()))
-        return self._record.steps.setdefault(self._step, [])
-
-    def _add(self, kind: Kind, name: str, value: object) -> None:
-        self._entries().append(Entry(kind, name, digest_of(value)))
-
-    def _add_all(self, entries: Iterator[Entry]) -> None:
-        self._entries().extend(entries)
-
-
-def _of_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[Entry]:
-    """Yield the digest of each option of an optimizer's groups, then of each gradient of its parameters, as entries."""
-    for number, group in enumerate(optimizer.param_groups):
-        for name, value in group.items():
-            if name != "params":
-                yield Entry(Kind.SETTING, f"{name} of group {number}", digest_of(value))
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            name = names.get(id(parameter), f"parameter {place} of group {number}")
-            yield Entry(Kind.GRADIENT, name, digest_of(parameter.grad))
-
-
-def _as_restored(entry: Entry) -> Entry:
-    return Entry(Kind.RESTORED, entry.name, entry.digest)
 
 
 def _state_digest(generator: rng.Generator) -> str:

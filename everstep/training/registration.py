@@ -23,12 +23,13 @@ from everstep.training.adapters.ddp import DDPAdapter
 from everstep.training.adapters.deepspeed import DeepSpeedAdapter, is_engine
 from everstep.training.adapters.fsdp import FSDPAdapter
 from everstep.training.adapters.plain import PlainAdapter
-from everstep.training.agent_link import AgentLink, NullLink, UnixAgentLink
+from everstep.training.agent_link import AgentLink, NullLink, ReplayLink, UnixAgentLink
 from everstep.training.copier import Copier, CpuCopier
 from everstep.training.data import DataStream, check_apart
 from everstep.training.determinism_check import DeterminismCheck
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.pretrained import pretrained_configs
+from everstep.training.rehearsal import Replay
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState, Stateful
@@ -77,7 +78,8 @@ def init(
     check = DeterminismCheck.read(environment)
     if check is not None:
         environment = check.environment
-    link = _link(environment) if check is None else check.link
+    replay = Replay.read()
+    link = _link(environment, replay) if check is None else check.link
     try:
         if environment.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
             raise SessionMisuse(
@@ -106,6 +108,7 @@ def init(
             make_copier(state.devices(), environment),
             has_many_streams=isinstance(data, Mapping),
             check=check,
+            replay=replay,
         )
     except TrainingError as error:
         link.send(RankFault(generation=link.generation, code=error.code, message=str(error)))
@@ -145,7 +148,7 @@ def make_copier(devices: set[int], environment: Environment) -> Copier:
     return CudaCopier(CudaDevice(devices.pop()), CopySizes(ring_bytes=NODE_RING_BYTES // environment.ranks_per_node))
 
 
-def _link(environment: Environment) -> AgentLink:
+def _link(environment: Environment, replay: Replay | None) -> AgentLink:
     if environment.agent_socket is None:
         return NullLink()
     hello = RankHello(
@@ -155,6 +158,8 @@ def _link(environment: Environment) -> AgentLink:
         rank=environment.rank,
         pid=os.getpid(),
     )
+    if replay is not None:
+        return ReplayLink(environment.agent_socket, hello, environment.welcome_seconds, replay.base)
     return UnixAgentLink(environment.agent_socket, hello, environment.welcome_seconds)
 
 

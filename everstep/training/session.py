@@ -42,8 +42,11 @@ import torch
 
 from everstep.protocol.ids import Step
 from everstep.protocol.rank_messages import (
+    ECHO_UNABLE,
+    ECHO_YES,
     MAX_LIMIT_SECONDS,
     MAX_TARGET,
+    NONE,
     AgentHalf,
     Arriving,
     Boundary,
@@ -56,7 +59,7 @@ from everstep.protocol.rank_messages import (
     RankStanding,
     Welcome,
 )
-from everstep.training.agent_link import AgentLink
+from everstep.training.agent_link import AgentLink, ReplayLink
 from everstep.training.copier import Copier
 from everstep.training.data import DataStream
 from everstep.training.determinism_check import DeterminismCheck
@@ -68,6 +71,7 @@ from everstep.training.gloo_threads import settle_gloo_threads_at_exit
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, check_values
 from everstep.training.profile import NetworkProfiler, TorchTrace
+from everstep.training.rehearsal import Rehearsal, Replay
 from everstep.training.relayout import read_earlier
 from everstep.training.restore import (
     Arrival,
@@ -138,6 +142,8 @@ class _Half(TypedDict, total=False):
     target: int
     limit: int
     first_passed: int
+    rehearsal_step: int
+    rehearsal_echo: int
 
 
 class TrainingSession:
@@ -151,6 +157,7 @@ class TrainingSession:
         has_many_streams: True when the script registered its loaders by name. Batches are then dicts, one entry per
             loader.
         check: records the steps of a determinism check. None in every other run.
+        replay: the steps that this process repeats in a rehearsal. None in every other run.
         clock: monotonic clock, in seconds.
     """
 
@@ -163,6 +170,7 @@ class TrainingSession:
         *,
         has_many_streams: bool = False,
         check: DeterminismCheck | None = None,
+        replay: Replay | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = state
@@ -170,6 +178,7 @@ class TrainingSession:
         self._environment = environment
         self._has_many_streams = has_many_streams
         self._check = check
+        self._rehearsal = Rehearsal(state, environment, replay)
         self._clock = clock
         self._guard = Guard()
         self._snapshotter = Snapshotter(
@@ -188,6 +197,8 @@ class TrainingSession:
         self._half_fields = _Half()
         self._half = RankHalf(generation=link.generation)
         self._base = Step(0)
+        self._rehearsed = NONE
+        """The step after which this rank has rehearsed last."""
         self._boundary = 0
         self._is_restored = False
         self._is_stopped = False
@@ -308,6 +319,8 @@ class TrainingSession:
             self._snapshotter.begin(self._nudge)
         if self._check is not None:
             self._check.restored(self._boundary)
+        self._rehearsal.restored(self._boundary)
+        self._end_replay()
         return self._boundary
 
     def batches(self, until_step: int, accumulate: int = 1) -> Iterator[Any]:
@@ -372,6 +385,8 @@ class TrainingSession:
         self._state.end_step()
         if self._check is not None:
             self._check.boundary(self._boundary)
+        self._rehearsal.boundary(self._boundary)
+        self._end_replay()
         self._publish(boundary=self._boundary, first_passed=self._half.first_passed or int(passed_at * 1e6))
         if self._link.has_agent:
             self._link.hold(self._word(passed_at))
@@ -382,8 +397,11 @@ class TrainingSession:
                 self._link.let_go()
                 self._reported_at = passed_at
             self._snapshotter.prepare()
+            self._record(decision)
             if decision.must_wait:
                 decision = self._await_stop()
+            if decision.rehearses:
+                self._rehearse()
             if decision.is_stopped:
                 self._is_stopped = True
                 self._state.keep_passing()
@@ -451,6 +469,7 @@ class TrainingSession:
             check_values(values)
         if self._check is not None:
             self._check.logged(values)
+        self._rehearsal.logged(values)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return this rank's live model and optimizer tensors by name.
@@ -591,11 +610,58 @@ class TrainingSession:
             step, echo = decision.echo
             self._publish(echo_step=step, echo=echo)
             self._nudge()
+        if decision.rehearsal_echo is not None:
+            self._answer_rehearsal(*decision.rehearsal_echo, half.rehearsal_steps)
         if decision.abandon is not None:
             self._snapshotter.abandon(*decision.abandon)
         elif decision.capture_slot is not None:
             self._snapshotter.capture(self._boundary, decision.capture_slot)
         return decision
+
+    def _answer_rehearsal(self, step: int, echo: int, steps: int) -> None:
+        if echo == ECHO_YES and (reason := self._snapshotter.obstacle or self._rehearsal.obstacle()):
+            echo = ECHO_UNABLE
+            self._link.send(self._rehearsal.refusal(step - steps, steps, reason))
+        self._publish(rehearsal_step=step, rehearsal_echo=echo)
+        self._nudge()
+
+    def _record(self, decision: StepDecision) -> None:
+        """Begin to record for an agreed rehearsal after its first step, or end the recording if it is withdrawn."""
+        first = decision.keeps_from if self._half.rehearsal_echo == ECHO_YES else None
+        if self._rehearsal.kept_step != first:
+            self._rehearsal.cancel()
+        if first == self._boundary:
+            try:
+                self._rehearsal.begin(first)
+            except Exception as error:  # Methods of the script's objects may raise any error.
+                step = self._half.rehearsal_step
+                self._publish(rehearsal_echo=ECHO_UNABLE)
+                self._link.send(self._rehearsal.refusal(first, step - first, f"{type(error).__name__}: {error}"))
+                self._nudge()
+
+    def _rehearse(self) -> None:
+        """Leave this process for the replay of the recorded steps. All ranks wait at this step."""
+        self._guard.reach()
+        self._publish(phase=Phase.REHEARSE, limit=self._rehearsal.limit_seconds)
+        self._nudge()
+        if self._profiler is not None:
+            self._profiler.close()
+        self._ring.flush()
+        self._link.close()
+        self._rehearsal.restart(self._boundary, self._half.first_passed)
+
+    def _end_replay(self) -> None:
+        """Return to training if this process is a replay that has ended."""
+        replay = self._rehearsal.replay
+        if replay is None or not self._rehearsal.is_over(self._boundary):
+            return
+        assert isinstance(self._link, ReplayLink)
+        report = self._rehearsal.end()
+        self._rehearsed = replay.last
+        self._publish(boundary=self._boundary, phase=Phase.TRAIN, limit=0, first_passed=replay.first_passed)
+        self._publish(rehearsal_step=replay.last, rehearsal_echo=ECHO_YES)
+        self._base = self._link.end_replay().base_step
+        self._link.send(report)
 
     def _view(self) -> RankView:
         return RankView(
@@ -603,6 +669,8 @@ class TrainingSession:
             base=self._base,
             settled=self._snapshotter.settled,
             echo_step=self._half.echo_step,
+            rehearsal=(self._half.rehearsal_step, self._half.rehearsal_echo),
+            rehearsed=self._rehearsed,
             has_slots=self._snapshotter.has_slots,
             obstacle=self._departure or self._snapshotter.obstacle,
         )

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, NONE, AgentHalf, StopState, UnkeptCause
+from everstep.protocol.rank_messages import (
+    ECHO_NO,
+    ECHO_YES,
+    FINISHED,
+    NONE,
+    AgentHalf,
+    StopState,
+    UnkeptCause,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,10 @@ class RankView:
     has_slots: bool = False
     obstacle: str = ""
     """Reason why the rank cannot capture any step now; empty if the rank can capture."""
+    rehearsal: tuple[int, int] = (NONE, 0)
+    """Step of the newest announced rehearsal that the rank has answered, and its answer."""
+    rehearsed: int = NONE
+    """Step after which the rank has rehearsed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,12 @@ class StepDecision:
     The rank then waits and reads the page again.
     """
     is_stopped: bool = False
+    rehearsal_echo: tuple[int, int] | None = None
+    """Answer to the announced rehearsal: its step, and `ECHO_YES` or `ECHO_NO`."""
+    keeps_from: int | None = None
+    """Step after which the rank keeps its state and begins to record, for an agreed rehearsal; None without one."""
+    rehearses: bool = False
+    """True if all ranks rehearse now."""
     is_quiet: bool = False
     """True if the rank has not reached the proposed step yet, and no stop is announced.
 
@@ -72,13 +90,18 @@ def decide(view: RankView, half: AgentHalf) -> StepDecision:
     """
     capture_slot, abandon = _on_proposal(view, half)
     is_here = half.stop == view.boundary
+    rehearsal_echo = _on_rehearsal(view, half)
+    waits, rehearses = _at_rehearsal(view, half, rehearsal_echo or view.rehearsal)
     return StepDecision(
         capture_slot=capture_slot,
         abandon=abandon,
         echo=_on_stop(view, half),
-        must_wait=is_here and half.stop_state is StopState.ANNOUNCED,
+        must_wait=waits or (is_here and half.stop_state is StopState.ANNOUNCED),
         is_stopped=is_here and half.stop_state is StopState.CONFIRMED,
-        is_quiet=half.proposed > view.boundary and half.stop_state is not StopState.ANNOUNCED,
+        rehearsal_echo=rehearsal_echo,
+        keeps_from=_kept(view, half, rehearsal_echo or view.rehearsal),
+        rehearses=rehearses,
+        is_quiet=half.proposed > view.boundary and StopState.ANNOUNCED not in (half.stop_state, half.rehearsal_state),
     )
 
 
@@ -98,9 +121,12 @@ def decide_alone(view: RankView, word: AgentHalf) -> StepDecision:
     """
     is_here = word.stop == view.boundary
     has_agreed = view.echo_step == word.stop
+    waits, rehearses = _at_rehearsal(view, word, view.rehearsal)
     return StepDecision(
-        must_wait=is_here and has_agreed and word.stop_state is StopState.ANNOUNCED,
+        must_wait=waits or (is_here and has_agreed and word.stop_state is StopState.ANNOUNCED),
         is_stopped=is_here and word.stop_state is StopState.CONFIRMED,
+        keeps_from=_kept(view, word, view.rehearsal),
+        rehearses=rehearses,
     )
 
 
@@ -131,3 +157,21 @@ def _on_stop(view: RankView, half: AgentHalf) -> tuple[int, int] | None:
     if half.stop == NONE or half.stop_state is not StopState.ANNOUNCED or half.stop == view.echo_step:
         return None
     return half.stop, ECHO_YES if view.boundary <= half.stop else ECHO_NO
+
+
+def _on_rehearsal(view: RankView, half: AgentHalf) -> tuple[int, int] | None:
+    if half.rehearsal_state is not StopState.ANNOUNCED or half.rehearsal in (view.rehearsal[0], view.rehearsed):
+        return None
+    return half.rehearsal, ECHO_YES if view.boundary <= half.rehearsal - half.rehearsal_steps else ECHO_NO
+
+
+def _kept(view: RankView, half: AgentHalf, answer: tuple[int, int]) -> int | None:
+    is_agreed = half.rehearsal_state is not StopState.NONE and answer == (half.rehearsal, ECHO_YES)
+    return half.rehearsal - half.rehearsal_steps if is_agreed and half.rehearsal != view.rehearsed else None
+
+
+def _at_rehearsal(view: RankView, half: AgentHalf, answer: tuple[int, int]) -> tuple[bool, bool]:
+    """Return whether the rank must wait for the confirmation of the rehearsal, and whether it rehearses now."""
+    if half.rehearsal != view.boundary or _kept(view, half, answer) is None:
+        return False, False
+    return half.rehearsal_state is StopState.ANNOUNCED, half.rehearsal_state is StopState.CONFIRMED

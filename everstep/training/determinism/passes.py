@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,7 +69,7 @@ class Pass:
             raise SessionMisuse(f"{CHECK_VARIABLE}={variables[CHECK_VARIABLE]!r} is no number of steps from 2 to 1000")
         if PASS_VARIABLE not in variables:
             varies = variables.get("PYTHONHASHSEED", "random") == "random"
-            return cls(0, last_step, varies, _create_file("state"), _create_file("records"))
+            return cls(0, last_step, varies, create_file("state"), create_file("records"))
         number, varies_hash, state, records = variables[PASS_VARIABLE].split(":")
         return cls(int(number), last_step, varies_hash == "True", Path(state), Path(records))
 
@@ -89,24 +89,34 @@ class Pass:
 
 
 def begin(new: Pass) -> NoReturn:
-    """Replace this process by one that runs the script from its beginning, as the next pass.
+    """Replace this process by one that runs the script from its beginning, as the next pass. Every rank calls it.
+
+    Args:
+        new: the pass that the new process runs.
+    """
+    restart(new.variables(), {new.state, new.records})
+
+
+def restart(variables: Mapping[str, str], kept: Iterable[Path]) -> NoReturn:
+    """Replace this process by one that runs the script from its beginning.
 
     Collective: every rank calls it at the same step. The new process group uses a different port, because the
     rendezvous of the old process group may still answer at its port.
 
     Args:
-        new: the pass that the new process runs.
+        variables: environment variables to set.
+        kept: the files in memory (`create_file`) that the new process inherits.
     """
-    variables = {**os.environ, **new.variables(), **_new_rendezvous()}
+    variables = {**os.environ, **variables, **_new_rendezvous()}
     end_children()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    kept = {new.state.name, new.records.name} if new.state.parent == _DESCRIPTORS else set[str]()
+    names = {path.name for path in kept if path.parent == _DESCRIPTORS}
     for name in os.listdir(_DESCRIPTORS):
         # Close all other descriptors at the exec. Libraries mark sockets and devices as inheritable, and an inherited
         # GPU device would keep its memory allocated.
         if int(name) > 2 and (_DESCRIPTORS / name).is_symlink():
-            os.set_inheritable(int(name), name in kept)
+            os.set_inheritable(int(name), name in names)
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
 
 
@@ -122,7 +132,8 @@ def has_peers() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _create_file(name: str) -> Path:
+def create_file(name: str) -> Path:
+    """Create a file in memory. The kernel deletes it when the process ends."""
     return _DESCRIPTORS / str(os.memfd_create(f"everstep-check-{name}"))
 
 

@@ -18,6 +18,8 @@ from msgspec.structs import replace
 
 from everstep.protocol.codec import LENGTH, decode, frame, frame_length
 from everstep.protocol.rank_messages import (
+    ECHO_NO,
+    ECHO_YES,
     NONE,
     RANK_WORD_BYTES,
     Abandoned,
@@ -29,6 +31,7 @@ from everstep.protocol.rank_messages import (
     FetchShard,
     Logged,
     RankFault,
+    RankHalf,
     RankHello,
     RankStanding,
     RankToAgent,
@@ -41,6 +44,7 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
     write_agent_half,
 )
+from everstep.protocol.rehearsals import Rehearsed
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_header, payload_digest, unpack_header
 
 JOB = "job"
@@ -185,6 +189,36 @@ class FakeAgent:
             for line in self.lines:
                 line.write(stop=step, stop_state=state)
                 line.say(WordChanged())
+
+    def rehearse(self, steps: int = 3) -> list[Rehearsed]:
+        """Let all ranks rehearse at an agreed step, and return their reports in order of rank."""
+        lead = steps + self.lead
+        while True:
+            self.wait_for(lambda: all(line.connection is not None for line in self.lines))
+            step = max((half.boundary for half in self._halves()), default=0) + lead
+            self._announce_rehearsal(step, StopState.ANNOUNCED, steps)
+            self.wait_for(lambda step=step: all(half.rehearsal_step == step for half in self._halves()))
+            echoes = {half.rehearsal_echo for half in self._halves()}
+            if ECHO_NO not in echoes:
+                break
+            self._announce_rehearsal(step, StopState.NONE, steps)
+            lead *= 2
+        if echoes == {ECHO_YES}:
+            self.wait_for(lambda: all(half.boundary == step for half in self._halves()))
+            self._announce_rehearsal(step, StopState.CONFIRMED, steps)
+        self.wait_for(lambda: len({rank for rank, _ in self.of_kind(Rehearsed)}) == len(self.lines), 120)
+        newest = dict(self.of_kind(Rehearsed))
+        self._announce_rehearsal(step, StopState.NONE, steps)
+        return [newest[line.rank] for line in self.lines]  # type: ignore[misc]
+
+    def _announce_rehearsal(self, step: int, state: StopState, steps: int) -> None:
+        with self.changed:
+            for line in self.lines:
+                line.write(rehearsal=step, rehearsal_state=state, rehearsal_steps=steps)
+                line.say(WordChanged())
+
+    def _halves(self) -> list[RankHalf]:
+        return [half for line in self.lines if (half := read_rank_half(line.page)) is not None]
 
     def halves(self) -> list[object]:
         return [read_rank_half(line.page) for line in self.lines]

@@ -1,0 +1,163 @@
+"""Finds values that the script keeps and that no snapshot contains: random generators, numbers, texts and tensors.
+
+The search begins at the globals of the script's modules and at the local variables of its running functions.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from everstep.training import rng
+from everstep.training.determinism.calls import is_user_file
+from everstep.training.determinism.digests import digest_of
+from everstep.training.parts import OF_MODULES
+from everstep.training.rng import Generator
+from everstep.training.state import RankState
+
+_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_SMALL = (bool, int, float, complex, str, bytes)
+"""Kinds whose equal values may be one object. Each occurrence counts."""
+_PLAIN = (*_SMALL, torch.Tensor, np.ndarray)
+_OPAQUE = (torch.Tensor, np.ndarray, ModuleType, random.SystemRandom)
+SEARCH_DEPTH = 6
+MAX_VALUES = 5_000
+"""Maximum number of objects that one search looks at."""
+MAX_BYTES = 16 * 1024 * 1024
+"""Size of the largest tensor or array that the search returns."""
+MAX_PARTS = 64
+"""Length of the longest container that the search enters.
+
+It skips longer containers, because they usually hold samples.
+"""
+
+
+def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
+    """Return the random generators that the script can reach and that no snapshot contains.
+
+    Args:
+        kept: the generators that snapshots contain, besides the global generators of the process.
+
+    Returns:
+        Generators by name, for example `train.model.dropout.generator`. Each generator occurs once.
+    """
+    return _search({id(each) for each in (*kept, *_of_process())}, _KINDS)
+
+
+def values_of_script(state: RankState) -> dict[str, str]:
+    """Return the type and digest of each value that the script can reach and that is no part of the registered state.
+
+    Args:
+        state: the registered objects. The search does not enter them.
+
+    Returns:
+        By name, for example `train.best` for a global of train.py, or `main.best` for a variable of `main`.
+    """
+    kept = [
+        *state.parameters().values(),
+        *state.companions(),
+        *(module for tree in state.modules() for module in tree),
+        *state.optimizers(),
+        *state.objects.values(),
+        *state.streams.values(),
+        *_of_process(),
+    ]
+    found = _search({id(each) for each in kept}, (*_KINDS, *_PLAIN), lengths=True)
+    return {
+        name: f"{type(value).__name__} {digest_of(rng.generator_state(value) if isinstance(value, _KINDS) else value)}"
+        for name, value in found.items()
+        if getattr(value, "nbytes", 0) <= MAX_BYTES
+    }
+
+
+def _of_process() -> list[object]:
+    """Return the global generators of torch, numpy and Python. Snapshots contain them."""
+    python = cast(MethodType, random.random).__self__
+    numpy = cast(MethodType, np.random.random).__self__
+    devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    return [torch.default_generator, python, numpy, *devices]
+
+
+def _roots() -> Iterator[tuple[str, object]]:
+    for module in list(sys.modules.values()):
+        if is_user_file(getattr(module, "__file__", None) or "<built-in>"):
+            yield from ((f"{module.__name__}.{name}", value) for name, value in list(vars(module).items()))
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            yield from ((f"{frame.f_code.co_name}.{name}", value) for name, value in list(frame.f_locals.items()))
+        frame = frame.f_back
+
+
+def _search(seen: set[int], kinds: tuple[type, ...], *, lengths: bool = False) -> dict[str, Any]:
+    """Return the objects of these kinds that the script can reach, by name.
+
+    Args:
+        seen: ids of objects to leave out.
+        kinds: classes of the wanted objects.
+        lengths: return also the lengths of containers.
+    """
+    found: dict[str, Any] = {}
+    alive: list[object] = []  # so that no other object gets the id of one that the search has seen
+    waiting = deque((name, value, SEARCH_DEPTH) for name, value in _roots())
+    while waiting and len(alive) < MAX_VALUES:
+        name, value, depth = waiting.popleft()
+        if isinstance(value, _SMALL):
+            if isinstance(value, kinds):
+                found[name] = value
+            continue
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        alive.append(value)
+        if isinstance(value, kinds):
+            found[name] = value
+        elif depth and not isinstance(value, _OPAQUE):
+            if lengths and isinstance(value, (list, tuple, deque, dict)):
+                found[name] = f"length {len(value)}"
+            waiting += ((f"{name}.{part_name}", part, depth - 1) for part_name, part in _parts(value))
+    return found
+
+
+def _parts(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value)
+        return list(items.items()) if len(items) <= MAX_PARTS else ()
+    if isinstance(value, (list, tuple, deque)):
+        return list(enumerate(cast("list[object]", value))) if len(value) <= MAX_PARTS else ()
+    if isinstance(value, partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    if isinstance(value, MethodType):
+        return [("self", value.__self__)]
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        return [*_filled(cells), ("defaults", value.__defaults__)]
+    if isinstance(value, type):
+        return list(vars(value).items()) if _is_of_script(value) else ()
+    if isinstance(value, torch.nn.Module):
+        own = [(name, part) for name, part in vars(value).items() if name not in OF_MODULES]
+        return [*value.named_parameters(), *value.named_buffers(), *own]
+    if type(value).__module__.partition(".")[0] == "everstep":
+        return ()  # Everstep's own objects, such as the session
+    return list(vars(value).items()) if hasattr(value, "__dict__") else ()
+
+
+def _is_of_script(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_user_file(file)
+
+
+def _filled(cells: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, object]]:
+    for name, cell in cells:
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # Skip a closure variable that has no value yet.

@@ -1,0 +1,379 @@
+"""Proves while a job trains that a restart repeats its steps bit for bit.
+
+    training ─ b ─ records n steps ─ S │ exec: restore b, repeat n steps, compare ─┬─ equal: training after S
+               keeps b        keeps S │                                           └─ different: repeat once more, then
+                                                                                     exec: restore S, training after S
+
+All ranks agree on S with the coordinator of the generation (`everstep.training.step_rules`). They keep their states at
+b = S - n and at S in files in memory, which survive the exec. During the replay, a rank does not talk to its agent.
+
+Invariant: after the rehearsal, the state is that of the undisturbed training after S, whatever the replay computed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import torch.distributed as dist
+
+from everstep.determinism import Entry, Finding, Kind, Pattern, Record, advice_of, compare, sentence_of
+from everstep.protocol.ids import Generation, Step
+from everstep.protocol.rank_messages import MAX_LIMIT_SECONDS, Welcome
+from everstep.protocol.rehearsals import (
+    MAX_REHEARSED_CHARACTERS,
+    MAX_REHEARSED_NAMES,
+    RehearsalVerdict,
+    Rehearsed,
+    ReplayDifference,
+)
+from everstep.training.determinism import passes
+from everstep.training.determinism.kept_state import keep
+from everstep.training.determinism.recorder import Recorder
+from everstep.training.determinism.script_values import values_of_script
+from everstep.training.script import Environment
+from everstep.training.state import RankState
+
+REPLAY_VARIABLE = "EVERSTEP_REPLAY"
+MEMORY_SHARE = 0.5
+"""Highest share of the node's available memory that the kept states of its ranks may take."""
+LIMIT_SECONDS = 300
+"""Seconds that a rehearsal may take, besides thirty times the seconds from the rank's start to its first step."""
+RETURN = 4
+_RECORDS = msgspec.json.Decoder(Record)
+_BEGUN = time.monotonic()
+
+
+class Replay(msgspec.Struct, frozen=True):
+    """What one process of a rehearsal hands to the next."""
+
+    number: int
+    """2 and 3 for replays from b, `RETURN` for the return to S."""
+    generation: Generation
+    first: Step
+    """The step b."""
+    last: Step
+    """The step S."""
+    kept: tuple[str, str]
+    """Files with the states at b and at S."""
+    records: str
+    """File with one line per process that recorded the steps: its `Record` as JSON."""
+    output: str
+    """The script's stdout, which a replay does not use."""
+    began_at: float
+    """Monotonic seconds at which the rank left training."""
+    first_passed: int
+    """`RankHalf.first_passed` of the training process."""
+    report: Rehearsed | None = None
+
+    @property
+    def base(self) -> Welcome:
+        """The step that this process restores, as an agent names it."""
+        step, path = (self.last, self.kept[1]) if self.number == RETURN else (self.first, self.kept[0])
+        return Welcome(generation=self.generation, word_path="", base_step=step, base_slot_path=path)
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that the processes share."""
+        return list(map(Path, (*self.kept, self.records, self.output)))
+
+    @classmethod
+    def read(cls) -> Replay | None:
+        """Take this process's replay out of the environment. None if the process trains from its start."""
+        text = os.environ.pop(REPLAY_VARIABLE, None)
+        if text is None:
+            return None
+        replay = msgspec.json.decode(text, type=cls)
+        for file in replay.files:
+            os.set_inheritable(int(file.name), False)
+        return replay
+
+    def restart(self) -> NoReturn:
+        """Start the script anew in this process. Collective."""
+        passes.restart({REPLAY_VARIABLE: msgspec.json.encode(self).decode()}, self.files)
+
+
+class Rehearsal:
+    """The rehearsals of one rank.
+
+    Args:
+        state: the rank's complete state.
+        environment: the rank's environment.
+        replay: what this process repeats; None if it trains.
+    """
+
+    def __init__(self, state: RankState, environment: Environment, replay: Replay | None) -> None:
+        self._state = state
+        self._environment = environment
+        self._recorder = Recorder(state, self._received, self._note_start)
+        self._first_step_seconds = 0.0
+        self._files: tuple[Path, Path] | None = None
+        """Files with the state at b and with the records, while this process records for a rehearsal."""
+        self.replay = replay
+        self.kept_step = 0
+        """The step b, while this process records."""
+        if replay is not None and replay.number != RETURN:
+            self._recorder.attach()
+
+    @property
+    def _is_recording(self) -> bool:
+        return self._files is not None or (self.replay is not None and self.replay.number != RETURN)
+
+    @property
+    def limit_seconds(self) -> int:
+        """Seconds after which a rank that rehearses counts as hung."""
+        return min(MAX_LIMIT_SECONDS, LIMIT_SECONDS + int(30 * self._first_step_seconds))
+
+    def obstacle(self) -> str:
+        """Return why this rank cannot rehearse; empty if it can."""
+        size = sum(item.tensor.nbytes for item in self._state.observe().tensors)
+        needed, free = 2 * size * self._environment.ranks_per_node, _available_bytes()
+        if needed > MEMORY_SHARE * free:
+            return (
+                f"the rehearsal needs {needed / 2**30:.1f} GiB for two copies of the node's state, and may use half of "
+                f"the {free / 2**30:.1f} GiB that are available"
+            )
+        return ""
+
+    def restored(self, step: int) -> None:
+        """Record the restored state in a replay."""
+        if self._is_recording:
+            self._recorder.restored(step)
+
+    def logged(self, values: Mapping[str, object]) -> None:
+        """Record values that the script logs."""
+        if self._is_recording:
+            self._recorder.logged(values)
+
+    def boundary(self, step: int) -> None:
+        """Record the state after a step."""
+        self._first_step_seconds = self._first_step_seconds or time.monotonic() - _BEGUN
+        if self._is_recording:
+            self._recorder.boundary(step)
+            self._note_variables(2 * step + 1)
+
+    def begin(self, step: int) -> None:
+        """Keep the state after this step, and record the steps that follow.
+
+        Raises:
+            Exception: the state cannot be kept. Nothing is recorded then.
+        """
+        kept = passes.create_file("rehearsed-state")
+        try:
+            keep(kept, self._state, self._environment, step)
+        except BaseException:
+            os.close(int(kept.name))
+            raise
+        self._files, self.kept_step = (kept, passes.create_file("rehearsed-steps")), step
+        self._recorder.keep(step)
+        self._recorder.attach()
+
+    def cancel(self) -> None:
+        """End the recording, because the ranks do not rehearse. Without a recording, nothing happens."""
+        if self._files is not None:
+            self._recorder.detach()
+            for file in self._files:
+                os.close(int(file.name))
+            self._files, self.kept_step = None, 0
+
+    def restart(self, step: int, first_passed: int) -> NoReturn:
+        """Keep the state after step S, and replace this process by the first replay. Collective.
+
+        Args:
+            step: the step S.
+            first_passed: `RankHalf.first_passed`, which the rank publishes again when it returns.
+        """
+        assert self._files is not None
+        began_at = time.monotonic()
+        kept, records = self._files
+        last = passes.create_file("rehearsed-end")
+        keep(last, self._state, self._environment, step)
+        sys.stdout.flush()
+        output = os.dup(1)
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 1)
+        self._write(records)
+        Replay(
+            number=2,
+            generation=self._environment.generation,
+            first=Step(self.kept_step),
+            last=Step(step),
+            kept=(str(kept), str(last)),
+            records=str(records),
+            output=str(kept.parent / str(output)),
+            began_at=began_at,
+            first_passed=first_passed,
+        ).restart()
+
+    def is_over(self, step: int) -> bool:
+        """Return whether this process, a replay, has reached the end of the rehearsal.
+
+        If the replay differs from the training on any rank, the call does not return: the rank replays once more, and
+        then returns to its kept state after S.
+
+        Args:
+            step: number of finished steps.
+        """
+        replay = self.replay
+        if replay is None or step != replay.last:
+            return False
+        if replay.number == RETURN:
+            return True
+        records = self._write(Path(replay.records))
+        finding = compare_replays(self._environment.rank, records)
+        if self._is_none_anywhere(finding):
+            self.replay = msgspec.structs.replace(replay, report=self._report(replay, None, records))
+            return True
+        report = self._report(replay, finding, records) if len(records) > 2 else None
+        msgspec.structs.replace(replay, number=3 if report is None else RETURN, report=report).restart()
+
+    def end(self) -> Rehearsed:
+        """Return the report of this replay, and let the process train.
+
+        Returns:
+            The report, with the seconds since the rank left training.
+        """
+        replay = self.replay
+        assert replay is not None
+        assert replay.report is not None
+        self.replay = None
+        self._recorder.detach()
+        sys.stdout.flush()
+        os.dup2(int(Path(replay.output).name), 1)
+        for file in replay.files:
+            os.close(int(file.name))
+        return msgspec.structs.replace(replay.report, seconds=time.monotonic() - replay.began_at)
+
+    def refusal(self, step: int, steps: int, reason: str) -> Rehearsed:
+        """Return the report that this rank cannot rehearse from a step."""
+        return Rehearsed(
+            generation=self._environment.generation,
+            step=Step(max(0, step)),
+            steps=steps,
+            seconds=0.0,
+            verdict=RehearsalVerdict.REFUSED,
+            message=reason[:MAX_REHEARSED_CHARACTERS],
+        )
+
+    def _received(self, name: str, batch: object) -> object:
+        self._note_start()
+        return self._recorder.batch(name, batch)
+
+    def _note_start(self) -> None:
+        """Record the script's variables at the first batch of a step. Without a loader: before its first update."""
+        self._note_variables(2 * self._recorder.step)
+
+    def _note_variables(self, moment: int) -> None:
+        if moment not in self._recorder.record.variables:
+            self._recorder.record.variables[moment] = values_of_script(self._state)
+
+    def _write(self, records: Path) -> list[Record]:
+        """Append this process's record to the file, and return all records of the rehearsal."""
+        with records.open("ab") as file:
+            file.write(msgspec.json.encode(self._recorder.record) + b"\n")
+        return [_RECORDS.decode(line) for line in records.read_bytes().splitlines()]
+
+    def _is_none_anywhere(self, finding: Finding | None) -> bool:
+        """Return whether no rank has a finding. Collective."""
+        findings: list[bool] = [finding is None]
+        if passes.has_peers():
+            findings = [False] * dist.get_world_size()
+            with self._state.on_device():
+                dist.all_gather_object(findings, finding is None)
+        return all(findings)
+
+    def _report(self, replay: Replay, finding: Finding | None, records: Sequence[Record]) -> Rehearsed:
+        report = Rehearsed(
+            generation=replay.generation,
+            step=replay.first,
+            steps=replay.last - replay.first,
+            seconds=0.0,
+            verdict=RehearsalVerdict.PROVEN,
+        )
+        if finding is None:
+            return report
+        is_stable = finding.pattern is Pattern.RESTART
+        unkept = unkept_variables(records, finding.step) if is_stable else ()
+        message = sentence_of(finding)
+        if unkept:
+            message += f" These variables of the script have other values after a restart: {', '.join(unkept)}."
+        return msgspec.structs.replace(
+            report,
+            verdict=RehearsalVerdict.DIFFERS if is_stable else RehearsalVerdict.UNSTABLE,
+            difference=ReplayDifference(
+                step=Step(finding.step),
+                kind=finding.kind.value,
+                source=finding.source.value,
+                names=tuple(name[:MAX_REHEARSED_CHARACTERS] for name in finding.names[:MAX_REHEARSED_NAMES]),
+                unkept=unkept,
+            ),
+            message=message[:MAX_REHEARSED_CHARACTERS],
+            advice=advice_of(finding)[:MAX_REHEARSED_CHARACTERS],
+        )
+
+
+def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
+    """Return the first difference between the training and its one or two replays, or None.
+
+    Logged values that differ between two replays, such as the time of a step, do not count.
+    """
+    if len(records) == 2:
+        return compare(rank, [*records, records[1]], varies_hash=False)
+    _, once, again = ({step: _logged(entries) for step, entries in each.steps.items()} for each in records)
+    unstable = {
+        (step, name)
+        for step in once.keys() | again.keys()
+        for name, _ in set(once.get(step, ())) ^ set(again.get(step, ()))
+    }
+    stable = [
+        msgspec.structs.replace(
+            record,
+            steps={
+                step: [each for each in entries if each.kind is not Kind.VALUE or (step, each.name) not in unstable]
+                for step, entries in record.steps.items()
+            },
+        )
+        for record in records
+    ]
+    return compare(rank, stable, varies_hash=False)
+
+
+def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    return [(each.name, each.digest) for each in entries if each.kind is Kind.VALUE]
+
+
+def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
+    """Return the variables of the script that differ first between training and replays, and not between replays.
+
+    After the first step, values that follow from the difference differ, too. Only counters are named then.
+
+    Args:
+        records: the records of the training and of its two replays.
+        step: the first step that differs.
+    """
+    trained, once, again = (record.variables for record in records)
+    for moment in sorted(trained):
+        values, others, lasts = trained[moment], once.get(moment, {}), again.get(moment, {})
+        names = [name for name in values if others.get(name) == lasts.get(name) not in (None, values[name])]
+        if moment > 2 * (records[0].kept_step + 1):
+            names = [name for name in names if values[name].startswith("int ")]
+        if names or moment > 2 * step:
+            return tuple(name[:MAX_REHEARSED_CHARACTERS] for name in names[:MAX_REHEARSED_NAMES])
+    return ()
+
+
+def _available_bytes() -> int:
+    """Return the memory in bytes that the node or this process's cgroup can still give."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    try:
+        group = Path("/sys/fs/cgroup") / Path("/proc/self/cgroup").read_text().split("::", 1)[1].strip().lstrip("/")
+        limit = int((group / "memory.max").read_text())
+        return min(free, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError, IndexError):  # no cgroup of version 2, or one without a limit ("max")
+        return free

@@ -1,0 +1,118 @@
+"""A job rehearses its resume while it trains, and names the state that a restart would lose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.determinism import Source
+from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
+from tests.integration.training.fake_agent import FakeAgent
+from tests.integration.training.unkept_scripts import UNKEPT
+from tests.warm_parent import WarmParent
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+def rehearsed(parent: WarmParent, directory: Path, name: str, *, world: int = 1) -> tuple[list[Rehearsed], list[Any]]:
+    """Run a script that rehearses once. Return each rank's report and result."""
+    with FakeAgent(directory, world) as agent:
+        launch = parent.fork(
+            "tests.integration.training.unkept_scripts:run",
+            name,
+            str(directory),
+            world=world,
+            directory=directory,
+            environment=agent.environment,
+            result="result-{rank}.json",
+        )
+        reports = agent.rehearse()
+        return reports, launch.results()
+
+
+def undisturbed(parent: WarmParent, directory: Path, world: int) -> list[Any]:
+    """Return the weights of a run without a rehearsal."""
+    own = directory / "undisturbed"
+    own.mkdir()
+    launch = parent.fork(
+        "tests.integration.training.unkept_scripts:run",
+        "plain",
+        str(own),
+        world=world,
+        directory=own,
+        environment={"EVERSTEP_GENERATION": "1"},
+        result="result-{rank}.json",
+    )
+    return [result["weights"] for result in launch.results()]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_job_that_repeats_its_steps_is_proven(warm_parent: WarmParent, tmp_path: Path, world: int) -> None:
+    reports, results = rehearsed(warm_parent, tmp_path, "plain", world=world)
+    assert [report.verdict for report in reports] == [RehearsalVerdict.PROVEN] * world, reports
+    assert [result["weights"] for result in results] == undisturbed(warm_parent, tmp_path, world)
+
+
+NAMED = {
+    "running_mean": "average",
+    "scale_in_a_global": "SHARED.scale",
+    "numpy_generator": "SHARED.numpy",
+    "python_generator": "SHARED.python",
+    "generator_in_a_closure": "generator",
+    "averaged_weights": "teacher",
+    "target_network": "count",
+    "replay_buffer": "buffer",
+    "queue_of_keys": "queue",
+    "lookahead_weights": "slow",
+    "counter_in_a_class": "Counted.count",
+    "hidden_state": "hidden",
+    "worst_value": "worst",
+    "changed_after_some_steps": "count",
+    "loss_scaler": "scaler.scale",
+    "history_in_a_dict": "history.losses",
+    "prefetched_draw": "inputs",
+}
+"""A part of the name of the variable that the report must name. Caches and iterators cannot be named."""
+
+
+@pytest.mark.long(keep=4)
+@pytest.mark.parametrize("name", [*UNKEPT, "prefetched_draw"])
+def test_the_rehearsal_finds_state_that_a_restart_would_lose(
+    warm_parent: WarmParent, tmp_path: Path, name: str
+) -> None:
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, name)
+    assert report.verdict is RehearsalVerdict.DIFFERS, report
+    assert report.difference is not None
+    first = report.step + 1 if name != "changed_after_some_steps" else report.difference.step
+    assert report.difference.step == first
+    if name in NAMED:
+        assert any(NAMED[name] in variable for variable in report.difference.unkept), report.difference.unkept
+    expected = Source.OPTIMIZER_SETTING if name == "loop_counter" else Source.UNKEPT_STATE
+    assert report.difference.source == expected
+    assert min(map(int, result["losses"])) == report.step + report.steps + 1  # the job went on from its own state
+
+
+def test_a_batch_that_the_script_fetches_before_the_boundary_is_named(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, "prefetched_batch")
+    assert report.difference is not None
+    assert (report.verdict, report.difference.source) == (RehearsalVerdict.DIFFERS, Source.PREFETCH)
+
+
+def test_a_computation_that_differs_in_every_run_is_no_unkept_state(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, "clock")
+    assert report.verdict is RehearsalVerdict.UNSTABLE
+
+
+def test_a_logged_time_is_no_difference(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, "logged_time")
+    assert report.verdict is RehearsalVerdict.PROVEN
+
+
+def test_one_rank_with_a_difference_returns_all_ranks_to_their_own_state(
+    warm_parent: WarmParent, tmp_path: Path
+) -> None:
+    reports, results = rehearsed(warm_parent, tmp_path, "generator_of_the_last_rank", world=2)
+    assert {report.verdict for report in reports} == {RehearsalVerdict.DIFFERS}
+    assert [min(map(int, result["losses"])) for result in results] == [reports[0].step + reports[0].steps + 1] * 2
