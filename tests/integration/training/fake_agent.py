@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from everstep.protocol.codec import LENGTH, decode, frame, frame_length
 from everstep.protocol.rank_messages import (
     ECHO_NO,
+    ECHO_UNABLE,
     ECHO_YES,
     NONE,
     RANK_WORD_BYTES,
@@ -49,6 +50,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 
 JOB = "job"
 RUN = "ab" * 16
+REHEARSED_STEPS = 3
 PIECE_BYTES = 256
 """Minimum size of the pieces in which the agent writes the state to restore, while its rank waits."""
 PIECES = 50
@@ -190,34 +192,47 @@ class FakeAgent:
                 line.write(stop=step, stop_state=state)
                 line.say(WordChanged())
 
-    def rehearse(self, steps: int = 3) -> list[Rehearsed]:
+    def rehearse(self) -> list[Rehearsed]:
         """Let all ranks rehearse at an agreed step, and return their reports in order of rank."""
-        lead = steps + self.lead
-        while True:
-            self.wait_for(lambda: all(line.connection is not None for line in self.lines))
-            step = max((half.boundary for half in self._halves()), default=0) + lead
-            self._announce_rehearsal(step, StopState.ANNOUNCED, steps)
-            self.wait_for(lambda step=step: all(half.rehearsal_step == step for half in self._halves()))
-            echoes = {half.rehearsal_echo for half in self._halves()}
-            if ECHO_NO not in echoes:
-                break
-            self._announce_rehearsal(step, StopState.NONE, steps)
-            lead *= 2
-        if echoes == {ECHO_YES}:
-            self.wait_for(lambda: all(half.boundary == step for half in self._halves()))
-            self._announce_rehearsal(step, StopState.CONFIRMED, steps)
+        step = self.announce_rehearsal()
+        if {half.rehearsal_echo for half in self.rank_halves()} == {ECHO_YES}:
+            self.confirm_rehearsal(step)
         self.wait_for(lambda: len({rank for rank, _ in self.of_kind(Rehearsed)}) == len(self.lines), 120)
         newest = dict(self.of_kind(Rehearsed))
-        self._announce_rehearsal(step, StopState.NONE, steps)
+        self.say_rehearsal(step, StopState.NONE)
         return [newest[line.rank] for line in self.lines]  # type: ignore[misc]
 
-    def _announce_rehearsal(self, step: int, state: StopState, steps: int) -> None:
+    def announce_rehearsal(self) -> int:
+        """Announce later and later steps until no rank has passed the first of its steps."""
+        lead = REHEARSED_STEPS + self.lead
+        self.wait_for(lambda: all(line.connection is not None for line in self.lines))
+        while True:
+            step = max((half.boundary for half in self.rank_halves()), default=0) + lead
+            self.say_rehearsal(step, StopState.ANNOUNCED)
+            self.wait_for(lambda step=step: all(half.rehearsal_step == step for half in self.rank_halves()))
+            if ECHO_NO not in {half.rehearsal_echo for half in self.rank_halves()}:
+                return step
+            self.say_rehearsal(step, StopState.NONE)
+            lead *= 2
+
+    def confirm_rehearsal(self, step: int) -> None:
+        """Confirm the rehearsal when all ranks wait at its step, unless a rank cannot rehearse after all."""
+        self.wait_for(
+            lambda: (
+                ECHO_UNABLE in {half.rehearsal_echo for half in self.rank_halves()}
+                or all(half.boundary == step for half in self.rank_halves())
+            )
+        )
+        is_agreed = {half.rehearsal_echo for half in self.rank_halves()} == {ECHO_YES}
+        self.say_rehearsal(step, StopState.CONFIRMED if is_agreed else StopState.NONE)
+
+    def say_rehearsal(self, step: int, state: StopState) -> None:
         with self.changed:
             for line in self.lines:
-                line.write(rehearsal=step, rehearsal_state=state, rehearsal_steps=steps)
+                line.write(rehearsal=step, rehearsal_state=state, rehearsal_steps=REHEARSED_STEPS)
                 line.say(WordChanged())
 
-    def _halves(self) -> list[RankHalf]:
+    def rank_halves(self) -> list[RankHalf]:
         return [half for line in self.lines if (half := read_rank_half(line.page)) is not None]
 
     def halves(self) -> list[object]:

@@ -8,26 +8,31 @@ from typing import Any
 import pytest
 
 from everstep.determinism import Source
+from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 from tests.integration.training.fake_agent import FakeAgent
-from tests.integration.training.unkept_scripts import UNKEPT
-from tests.warm_parent import WarmParent
+from tests.integration.training.unkept_scripts import STEPS, UNKEPT
+from tests.warm_parent import Launch, WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
+
+
+def started(parent: WarmParent, agent: FakeAgent, directory: Path, name: str, *, world: int = 1) -> Launch:
+    return parent.fork(
+        "tests.integration.training.unkept_scripts:run",
+        name,
+        str(directory),
+        world=world,
+        directory=directory,
+        environment=agent.environment,
+        result="result-{rank}.json",
+    )
 
 
 def rehearsed(parent: WarmParent, directory: Path, name: str, *, world: int = 1) -> tuple[list[Rehearsed], list[Any]]:
     """Run a script that rehearses once. Return each rank's report and result."""
     with FakeAgent(directory, world) as agent:
-        launch = parent.fork(
-            "tests.integration.training.unkept_scripts:run",
-            name,
-            str(directory),
-            world=world,
-            directory=directory,
-            environment=agent.environment,
-            result="result-{rank}.json",
-        )
+        launch = started(parent, agent, directory, name, world=world)
         reports = agent.rehearse()
         return reports, launch.results()
 
@@ -46,6 +51,42 @@ def undisturbed(parent: WarmParent, directory: Path, world: int) -> list[Any]:
         result="result-{rank}.json",
     )
     return [result["weights"] for result in launch.results()]
+
+
+def test_a_withdrawn_rehearsal_changes_nothing(warm_parent: WarmParent, tmp_path: Path) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        launch = started(warm_parent, agent, tmp_path, "plain")
+        step = agent.announce_rehearsal()
+        agent.wait_for(lambda: agent.rank_halves()[0].boundary == step)
+        agent.say_rehearsal(step, StopState.NONE)
+        (result,) = launch.results()
+    assert len(result["losses"]) == STEPS
+    assert agent.of_kind(Rehearsed) == []
+    assert [result["weights"]] == undisturbed(warm_parent, tmp_path, 1)
+
+
+def test_a_rank_without_memory_for_its_state_says_so_and_trains_on(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, "no_memory")
+    assert report.verdict is RehearsalVerdict.REFUSED
+    assert "GiB" in report.message
+    assert len(result["losses"]) == STEPS
+
+
+def test_a_state_that_cannot_be_kept_ends_the_rehearsal_and_not_the_training(
+    warm_parent: WarmParent, tmp_path: Path
+) -> None:
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, "no_copy")
+    assert (report.verdict, report.message) == (RehearsalVerdict.REFUSED, "OSError: no room")
+    assert len(result["losses"]) == STEPS
+
+
+def test_a_script_that_cannot_start_again_fails_with_its_own_error(warm_parent: WarmParent, tmp_path: Path) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        launch = started(warm_parent, agent, tmp_path, "starts_once")
+        step = agent.announce_rehearsal()
+        agent.confirm_rehearsal(step)
+        assert launch.wait() == [1]
+    assert "the script starts only once" in launch.log(0)
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -26,6 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import everstep.training
+from everstep.training import rehearsal
 from tests.integration.training import replayed
 
 WIDTH, SAMPLES = 8, 96
@@ -257,6 +258,10 @@ def clock(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
     return lambda inputs, targets: F.mse_loss(model(inputs + time.time_ns() % 1_000_003 / 1e6), targets)
 
 
+def no_room(*_: object) -> None:
+    raise OSError("no room")
+
+
 everstep_fence: Callable[[], None] = lambda: None  # noqa: E731 — `train` sets it
 
 
@@ -287,6 +292,14 @@ def run(name: str, directory: str) -> int:
 def train(name: str, directory: Path) -> None:
     global everstep_fence
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    started = directory / f"started-{rank}"
+    if name == "starts_once" and started.exists():
+        raise RuntimeError("the script starts only once")
+    started.touch()
+    if name == "no_memory":
+        rehearsal._available_bytes = lambda: 0
+    if name == "no_copy":
+        rehearsal.keep = no_room
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 1))
     if world > 1:

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, FINISHED, NONE, AgentHalf, StopState, UnkeptCause, Vote
+from everstep.protocol.rank_messages import (
+    ECHO_NO,
+    ECHO_UNABLE,
+    ECHO_YES,
+    FINISHED,
+    NONE,
+    AgentHalf,
+    StopState,
+    UnkeptCause,
+    Vote,
+)
 from everstep.training.step_rules import RankView, StepDecision, decide, decide_alone, is_final_round_over
 
 LATE = (4, UnkeptCause.LATE, "late")
@@ -59,6 +69,52 @@ def test_decisions(view: RankView, half: AgentHalf, expected: StepDecision) -> N
 
 
 # In these cases, the rank has lost its agent, and the other ranks may have received the confirmation of the stop.
+def rehearsal(step: int, state: StopState = StopState.ANNOUNCED, **changes: object) -> AgentHalf:
+    return half(rehearsal=step, rehearsal_state=state, rehearsal_steps=3, **changes)
+
+
+YES = (8, ECHO_YES)
+
+
+@pytest.mark.parametrize(
+    ("view", "half", "expected"),
+    [
+        (view(5), rehearsal(8), StepDecision(rehearsal_echo=YES, keeps_from=5)),
+        (view(4), rehearsal(8, proposed=9), StepDecision(rehearsal_echo=YES, keeps_from=5)),
+        (view(6), rehearsal(8), StepDecision(rehearsal_echo=(8, ECHO_NO))),  # too late to keep the state after step 5
+        (view(7, rehearsal=YES), rehearsal(8), StepDecision(keeps_from=5)),
+        (view(7, rehearsal=(8, ECHO_NO)), rehearsal(8), NOTHING),
+        (view(8, rehearsal=YES), rehearsal(8), StepDecision(keeps_from=5, must_wait=True)),
+        (view(8, rehearsal=(8, ECHO_UNABLE)), rehearsal(8), NOTHING),
+        (view(8, rehearsal=YES), rehearsal(8, StopState.CONFIRMED), StepDecision(keeps_from=5, rehearses=True)),
+        (view(8, rehearsal=(8, ECHO_NO)), rehearsal(8, StopState.CONFIRMED), NOTHING),
+        (view(8, rehearsal=YES), rehearsal(8, StopState.NONE), NOTHING),  # withdrawn
+        (view(8, rehearsal=YES, rehearsed=8), rehearsal(8, StopState.CONFIRMED), NOTHING),
+        (view(9, rehearsal=YES, rehearsed=8), rehearsal(8, StopState.CONFIRMED), NOTHING),
+        (
+            view(9, rehearsal=YES, rehearsed=8),
+            rehearsal(15),
+            StepDecision(rehearsal_echo=(15, ECHO_YES), keeps_from=12),
+        ),
+        (view(5), half(), NOTHING),  # an agent of an earlier release announces nothing
+    ],
+)
+def test_decisions_on_a_rehearsal(view: RankView, half: AgentHalf, expected: StepDecision) -> None:
+    assert decide(view, half) == expected
+
+
+@pytest.mark.parametrize(
+    ("view", "word", "expected"),
+    [
+        (view(8, rehearsal=YES), rehearsal(8), StepDecision(keeps_from=5, must_wait=True)),
+        (view(8, rehearsal=YES), rehearsal(8, StopState.CONFIRMED), StepDecision(keeps_from=5, rehearses=True)),
+        (view(5), rehearsal(8), NOTHING),  # a rank agrees to nothing new without its agent
+    ],
+)
+def test_decisions_on_a_rehearsal_without_the_agent(view: RankView, word: AgentHalf, expected: StepDecision) -> None:
+    assert decide_alone(view, word) == expected
+
+
 @pytest.mark.parametrize(
     ("view", "word", "expected"),
     [
