@@ -177,6 +177,7 @@ class RankLines:
         if shard is None or (hello.run, hello.generation) != (self.run, self.generation):
             return False
         if self._is_loaded:
+            self.slots.revoke_captured(shard)
             self._welcome(shard, line)
         else:
             self._waiting[hello.rank] = line

@@ -122,6 +122,15 @@ class RankSlots:
         unmet = self._unmet.pop(shard.rank, None)
         self.background.begin(self._grant(shard) if unmet is None else self._reserve(shard, unmet))
 
+    def revoke_captured(self, shard: OwnedShard) -> None:
+        """Revoke the grant of a slot that the rank has filled.
+
+        A rank that returns from a rehearsal has forgotten its capture, and would write into the sealed slot again.
+        """
+        step = shard.core.proposed
+        if step in shard.core.sealed or self._sealing.get(shard.rank) == step:
+            shard.grant(NONE)
+
     async def _reserve(self, shard: OwnedShard, request: SlotsRequest) -> None:
         self._layouts.pop(shard.rank, None)
         self._unmet.pop(shard.rank, None)

@@ -1212,6 +1212,38 @@ async def test_a_step_that_a_rank_left_unanswered_before_its_rehearsal_is_answer
     await place.lines.close()
 
 
+@pytest.mark.parametrize("place", [(PEER,)], indirect=True)
+@pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "being sealed"])
+async def test_a_rank_that_has_forgotten_its_capture_does_not_write_into_the_slot_again(
+    place: Place, is_sealed: bool
+) -> None:
+    """A rank captures step 4, rehearses after it, and returns before the holder has acknowledged the step.
+
+    The rank then finds no slot for step 4, and reports step 4 as late after its next step. The capture counts.
+    """
+    place.shard.drop(PEER)  # the peer creates its slots later
+    await begin(place)
+    place.shard.answer(PEER)
+    place.stand_at(3)
+    number = await granted(place, 4)
+    place.stand_at(4)
+    place.lines.message(RANK, captured(4, number))
+    if is_sealed:
+        await done(place)
+    place.lines.lost(RANK, place.line)  # type: ignore[arg-type]
+    place.line = Line()
+    assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
+    assert (place.page.agent.proposed, place.page.agent.slot) == (4, NONE)
+    await place.request()
+    await done(place)
+    assert place.page.agent.slot == NONE
+    place.say_late(4)
+    assert place.shard.core.vote is Vote.NONE
+    place.shard.acknowledge(PEER, place.shard.content(Step(4)))
+    assert (place.shard.core.vote, place.shard.slot(Step(4)) is not None) == (Vote.ACKED, True)
+    await place.lines.close()
+
+
 async def test_the_old_connection_of_a_rank_may_end_after_the_new_one_began(place: Place) -> None:
     await begin(place)
     old, place.line = place.line, Line()
