@@ -25,6 +25,7 @@ from everstep.training.errors import (
 from everstep.training.registration import init
 from everstep.training.script import accumulation, hyperparameters, input_dir, output_dir
 from everstep.training.session import Control, TrainingSession
+from everstep.training.values import counter
 
 __all__ = [
     "AgentUnreachable",
@@ -37,6 +38,7 @@ __all__ = [
     "TrainingError",
     "TrainingSession",
     "accumulation",
+    "counter",
     "hyperparameters",
     "init",
     "input_dir",

@@ -34,6 +34,7 @@ from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState, Stateful
 from everstep.training.step_watch import check_bound
+from everstep.training.values import PLAIN, Values
 
 
 def init(
@@ -43,7 +44,7 @@ def init(
     engine: torch.nn.Module | Mapping[str, torch.nn.Module] | None = None,
     scheduler: Stateful | Mapping[str, Stateful] | None = None,
     data: Iterable[Any] | Mapping[str, Iterable[Any]] | None = None,
-    extra: Mapping[str, Stateful] | None = None,
+    extra: Mapping[str, Any] | None = None,
     guard: Literal["step", "forward"] = "step",
     trusted_optimizers: Sequence[type] = (),
 ) -> TrainingSession:
@@ -59,8 +60,8 @@ def init(
             and optimizers may be registered in addition.
         scheduler: one scheduler, or several by name. `state_dict` must return tensors and plain values only.
         data: one loader, or several by name. `everstep.training.data` lists the loaders that can be resumed.
-        extra: other objects with `state_dict` and `load_state_dict` by name, for example a gradient scaler or averaged
-            weights.
+        extra: other state by name: objects with `state_dict` and `load_state_dict`, for example a gradient scaler or
+            averaged weights; and plain values, which the script then reads and writes as `session.extra[name]`.
         guard: the call of the script that waits for the background copy. "step": the next optimizer step. "forward":
             the next forward pass, for optimizers that step inside backward or inside a captured CUDA graph.
         trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`.
@@ -88,7 +89,9 @@ def init(
         link.welcome()
         adapters = _adapters(_named(model), _named(optimizer), _named(engine), trusted_optimizers)
         objects = {f"scheduler/{name}" if name else "scheduler": item for name, item in _named(scheduler).items()}
-        objects |= {f"extra/{name}": item for name, item in (extra or {}).items()}
+        values = Values({name: item for name, item in (extra or {}).items() if isinstance(item, PLAIN)})
+        objects |= {f"extra/{name}": item for name, item in (extra or {}).items() if name not in values}
+        objects |= {"extra": values} if values else {}
         for name, item in objects.items():
             if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None)):
                 raise CannotResume(name, f"{qualified_name(type(item))} has no state_dict and load_state_dict")
@@ -107,6 +110,7 @@ def init(
             environment,
             make_copier(state.devices(), environment),
             has_many_streams=isinstance(data, Mapping),
+            extra=values,
             check=check,
             replay=replay,
         )

@@ -88,6 +88,7 @@ from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState
 from everstep.training.step_rules import RankView, StepDecision, decide, decide_alone, is_final_round_over
 from everstep.training.step_watch import StepWatch, uncompiled
+from everstep.training.values import Values
 
 PAGE_POLL_SECONDS = 0.05
 """Maximum seconds between two reads of the shared page while a rank waits after a finished step.
@@ -156,6 +157,7 @@ class TrainingSession:
         copier: copies tensors into slots, from host or GPU memory.
         has_many_streams: True when the script registered its loaders by name. Batches are then dicts, one entry per
             loader.
+        extra: the plain values of `init(extra=…)`.
         check: records the steps of a determinism check. None in every other run.
         replay: the steps that this process repeats in a rehearsal. None in every other run.
         clock: monotonic clock, in seconds.
@@ -169,6 +171,7 @@ class TrainingSession:
         copier: Copier,
         *,
         has_many_streams: bool = False,
+        extra: Values | None = None,
         check: DeterminismCheck | None = None,
         replay: Replay | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -177,6 +180,8 @@ class TrainingSession:
         self._link = link
         self._environment = environment
         self._has_many_streams = has_many_streams
+        self.extra = Values() if extra is None else extra
+        """Plain values of `init(extra=…)`, which snapshots contain. The script reads and writes them here."""
         self._check = check
         self._rehearsal = Rehearsal(state, environment, replay)
         self._clock = clock
@@ -323,7 +328,7 @@ class TrainingSession:
         self._end_replay()
         return self._boundary
 
-    def batches(self, until_step: int, accumulate: int = 1) -> Iterator[Any]:
+    def batches(self, until_step: int, accumulate: int = 1, *, prefetch: int = 0) -> Iterator[Any]:
         """Yield batches across epochs and call `boundary` after every step.
 
         Calls `restore` first if the script has not done so.
@@ -332,6 +337,8 @@ class TrainingSession:
             until_step: number of finished steps at which the loop ends. Steps before a restart count.
             accumulate: batches per optimizer step. Ignored with a DeepSpeed engine, because the engine reports when a
                 step is complete.
+            prefetch: batches that each loader fetches ahead, for example to copy them to a device early. Snapshots
+                contain these batches. They must consist of tensors and plain values.
 
         Yields:
             A batch. With loaders registered by name: a dict with one batch of each loader. Without loaders: None.
@@ -344,6 +351,8 @@ class TrainingSession:
         self.restore()
         self._set_batches_per_step(accumulate)
         self.set_target(until_step)
+        for stream in self._state.streams.values():
+            stream.prefetch_count = prefetch
         while self._boundary < until_step and not self._is_stopped:
             before, count = self._state.steps_made(), 0
             while count == 0 or not self._is_step_complete(before, count, accumulate):

@@ -10,6 +10,7 @@ states.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
@@ -55,6 +56,12 @@ class DataStream:
         """Number of batches of this epoch that the script received, in this process or before a restart."""
         self.handed_count = 0
         """Number of batches that the script received in this process."""
+        self.batch = -1
+        """Index of the newest batch within its epoch, from 0; -1 before the first batch."""
+        self.prefetch_count = 0
+        """Number of batches that `next` fetches ahead."""
+        self._ahead: deque[tuple[int, object]] = deque()
+        """Batches fetched ahead, each after its index within its epoch."""
         self._is_resumed = False
         """True until the first batch after `load_state_dict`."""
         self.batches_per_step = 0
@@ -74,6 +81,7 @@ class DataStream:
         if batch is END and not is_rest_possible:
             batch = self._next_of_epoch()
         while batch is not END:
+            self.batch = self.consumed_count - 1
             yield batch
             batch = self._next_of_epoch()
 
@@ -86,6 +94,13 @@ class DataStream:
         Raises:
             SessionMisuse: several epochs in a row have no batches.
         """
+        while len(self._ahead) <= self.prefetch_count:
+            fetched = self._fetched()
+            self._ahead.append((self.consumed_count - 1, fetched))
+        self.batch, batch = self._ahead.popleft()
+        return batch
+
+    def _fetched(self) -> object:
         # The first attempt may find the end of the current epoch. One empty epoch is tolerated after it. If the epoch
         # after that is empty, too, the loader counts as empty.
         for _ in range(3):
@@ -130,6 +145,8 @@ class DataStream:
             "source": self._source.state_dict(),
             "fingerprint": self._fingerprint,
             "samples_per_step": self.samples_per_step,
+            "batch": self.batch,
+            "ahead": [list(each) for each in self._ahead],
         }
 
     def check(self) -> None:
@@ -178,10 +195,18 @@ class DataStream:
             raise CannotRelayout(
                 self.name, f"{differences}, so the samples have another order. Use the earlier dataset and sampler"
             )
-        begin = now.earlier(was).position(source["begin"], cast(int, state["consumed"]))
+        consumed = cast(int, state["consumed"]) - len(cast("list[Tree]", state["ahead"]))
+        if consumed < 0:
+            raise CannotRelayout(
+                self.name,
+                "the batches that the script fetched ahead begin in the epoch before. Continue with the earlier number "
+                "of ranks, or from another step",
+            )
+        begin = now.earlier(was).position(source["begin"], consumed)
         return {
             **state,
             "consumed": 0,
+            "ahead": [],
             # Drop the walk (the pass through the sampler) of the rank that saved this state: the number of ranks has
             # changed, so this rank reads other samples. The source starts a new walk at the position `begin`.
             "source": {**source, "place": None, "begin": begin},
@@ -222,6 +247,8 @@ class DataStream:
         self._iterator = None
         self.epoch, self.consumed_count = cast(int, state["epoch"]), cast(int, state["consumed"])
         self._is_resumed = True
+        self.batch = cast(int, state["batch"])
+        self._ahead = deque((index, batch) for index, batch in cast("list[list[Any]]", state["ahead"]))
         self._earlier_samples_per_step = cast(int, state.get("earlier_samples_per_step", 0))
         self._source.load_state_dict(cast("dict[str, Tree]", state["source"]), self.consumed_count)
 

@@ -79,8 +79,8 @@ class Unseeded(Sampler[int]):
         return iter(order)
 
 
-class PrivateDropout(nn.Module):
-    """Dropout with a generator that no snapshot contains."""
+class OwnDropout(nn.Module):
+    """Dropout with a generator of its own, which snapshots contain."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ def train(name: str, folder: Path, arguments: dict[str, Any]) -> None:
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 1)]
     if name == "dropout":
-        layers.insert(1, PrivateDropout())
+        layers.insert(1, OwnDropout())
     model: nn.Module = nn.Sequential(*layers)
     if world > 1:
         model = nn.parallel.DistributedDataParallel(model)

@@ -48,6 +48,7 @@ DETERMINISTIC: list[dict[str, Any]] = [
     {"name": "plain", "accumulate": 2},
     {"name": "plain", "until": 5},
     {"name": "augmentation_kept"},
+    {"name": "dropout"},
     {"name": "augmentation_kept", "workers": 2},
     *(
         {"name": name, "other_script": "scripts", "world": 2}
@@ -82,7 +83,6 @@ def test_a_deterministic_script_passes(warm_parent: WarmParent, tmp_path: Path, 
         ("average", Source.UNKEPT_STATE, Pattern.RESTART, "model/0.weight"),
         ("kernel", Source.KERNEL, Pattern.EVERY_RUN, "model/0.weight"),
         ("files", Source.DATASET, Pattern.EVERY_RUN, "os.listdir at planted_scripts.py"),
-        ("dropout", Source.UNKEPT_STATE, Pattern.RESTART, ".generator"),
         ("clock_rate", Source.OPTIMIZER_SETTING, Pattern.EVERY_RUN, "lr of group 0"),
         ("counted_rate", Source.OPTIMIZER_SETTING, Pattern.RESTART, "lr of group 0"),
         ("system_random", Source.ENTROPY, Pattern.EVERY_RUN, "os.urandom at planted_scripts.py"),

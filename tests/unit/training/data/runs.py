@@ -27,13 +27,18 @@ def plain(batch: Any) -> Any:
 class Run:
     """A training loop that reads one batch per step, and draws from the process's generators in each step."""
 
-    def __init__(self, loader: Iterable[object]) -> None:
+    def __init__(self, loader: Iterable[object], prefetch: int = 0) -> None:
         self.stream = DataStream("data", loader, seed=1)
+        self.stream.prefetch_count = prefetch
 
-    def step(self) -> tuple[Any, int, list[float]]:
-        """Return the batch, its epoch, and the random numbers of the step."""
+    def step(self) -> tuple[Any, tuple[int, int], list[float]]:
+        """Return the batch, its epoch and index, and the random numbers of the step."""
         batch = plain(self.stream.next())
-        return batch, self.stream.epoch, [torch.rand(()).item(), float(np.random.rand()), random.random()]
+        return (
+            batch,
+            (self.stream.epoch, self.stream.batch),
+            [torch.rand(()).item(), float(np.random.rand()), random.random()],
+        )
 
     def steps(self, count: int) -> list[Any]:
         return [self.step() for _ in range(count)]
@@ -47,25 +52,29 @@ class Run:
         rng.restore(state["rng"])
 
 
-def check(make: Callable[[], Iterable[object]], cuts: Iterable[int], behind: int = 8) -> list[Any]:
+def check(
+    make: Callable[[], Iterable[object]], cuts: Iterable[int], behind: int = 8, *, prefetch: int = 0
+) -> list[Any]:
     """Interrupt a run before each of the steps `cuts`, and check that a resumed run continues as the undisturbed one.
+
+    The runs fetch `prefetch` batches ahead.
 
     Returns:
         The batches of the undisturbed run.
     """
     cuts = sorted(set(cuts))
     rng.seed(11)
-    run, seen, states = Run(make()), [], {}
+    run, seen, states = Run(make(), prefetch), [], {}
     for number in range(cuts[-1] + behind):
         if number in cuts:
             states[number] = run.save()
         seen.append(run.step())
     for cut, state in states.items():
         rng.seed(999)  # make the new process draw other numbers before the restore
-        resumed = Run(make())
+        resumed = Run(make(), prefetch)
         resumed.load(state)
         if cut % 2:  # The resumed run is killed before its first step.
-            state, resumed = resumed.save(), Run(make())
+            state, resumed = resumed.save(), Run(make(), prefetch)
             resumed.load(state)
         for number, (found, expected) in enumerate(zip(resumed.steps(behind), seen[cut:], strict=False)):
             assert found == expected, f"resumed before step {cut}, step {cut + number}"
