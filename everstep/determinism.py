@@ -31,7 +31,7 @@ import msgspec
 
 REPORT: Final = "determinism.json"
 """Name of the file with a rank's result of a determinism check. Each rank writes it into its output directory."""
-GUIDE: Final = "docs/determinism.md"
+GUIDE: Final = "docs/resume.md"
 SHOWN_NAMES: Final = 3
 """Number of names that the sentence with the result of a check lists. The report contains all names."""
 START: Final = 0
@@ -79,7 +79,7 @@ class Pattern(StrEnum):
 class Source(StrEnum):
     """The cause of a difference between two passes of a determinism check, as the report names it.
 
-    `docs/determinism.md` has a section for each cause.
+    `docs/resume.md` has a section for each cause.
     """
 
     RESTORE = "restore"

@@ -21,8 +21,8 @@ BLOCK_SECONDS = 150
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Yield the language and the text of each block of a page."""
-    yield from BLOCK.findall(page.read_text())
+    """Yield the language and the text of each block of a page. A block in `text` quotes a message."""
+    yield from (block for block in BLOCK.findall(page.read_text()) if block[0] != "text")
 
 
 def run_shell(text: str, what: str) -> str:

@@ -103,7 +103,7 @@ def test_the_check_names_a_planted_source(
     assert (verdict.source, finding.pattern) == (source, pattern), verdict.sentence
     assert evidence in verdict.sentence
     assert finding.step == (2 if source is Source.RESTORE else 3)
-    assert f"docs/determinism.md#{source}" in verdict.advice
+    assert f"docs/resume.md#{source}" in verdict.advice
 
 
 @pytest.mark.parametrize("name", ["collator", "kernel", "augmentation_clock"])

@@ -69,7 +69,7 @@ def test_a_difference_is_named_with_its_remedy_and_ends_with_failure(check):
     assert "collator" in out
     assert "Step 3, rank 1: equal samples became another batch in `collate_fn` (data)." in out
     assert "os.urandom at train.py:7" in out
-    assert "docs/determinism.md#collator" in out
+    assert "docs/resume.md#collator" in out
     (request,) = [request for name, request in calls if name == "create_training_job" and "DryRun" not in request]
     assert request["Environment"] == {"EVERSTEP_CHECK_DETERMINISM": "20"}
 

@@ -149,7 +149,7 @@ def test_the_source_follows_from_kind_pattern_and_evidence(
     assert (verdict.is_deterministic, verdict.source) == (False, source)
     assert "Step 2, rank 0: " in verdict.sentence
     assert "(it)" in verdict.sentence
-    assert verdict.advice.endswith(f"See docs/determinism.md#{source}.")
+    assert verdict.advice.endswith(f"See docs/resume.md#{source}.")
 
 
 def test_calls_before_the_first_step_are_evidence_about_the_data_only() -> None:

@@ -1,4 +1,4 @@
-"""Each message that docs/pitfalls.md quotes is a message of the product."""
+"""Each message that the docs quote is a message of the product."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-QUOTED = re.findall(r"^```text\n(.*?)^```", (ROOT / "docs/pitfalls.md").read_text(), re.DOTALL | re.MULTILINE)
+PAGES = ("docs/resume.md", "docs/guides/submitting.md")
+QUOTED = [
+    quoted
+    for page in PAGES
+    for quoted in re.findall(r"^```text\n(.*?)^```", (ROOT / page).read_text(), re.DOTALL | re.MULTILINE)
+]
 ANY = "…"
-"""Placeholder in docs/pitfalls.md for the part of a message that varies."""
+"""Placeholder on these pages for the part of a message that varies."""
 
 
 def templates() -> Iterator[str]:
@@ -31,7 +36,7 @@ def printed() -> str:
     return "\n".join(" ".join(template.split()) for template in templates())
 
 
-def test_the_page_has_ten_pitfalls():
+def test_the_pages_quote_ten_messages():
     assert len(QUOTED) == 10
 
 
