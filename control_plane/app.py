@@ -341,6 +341,7 @@ def _loops(
         secret=secret,
         owner=owner,
         bucket=services.bucket,
+        is_local=settings.mode is CloudMode.LOCAL,
         now=services.now,
         retention=settings.retention,
         figures=services.figures,

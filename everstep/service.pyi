@@ -203,13 +203,13 @@ class CheckpointUpload(TypedDict):
     """Size of the slowest rank's shard in bytes."""
 
 class Condition(TypedDict):
-    """A current problem of a node or of the service. It is no longer listed once it is resolved."""
+    """A current problem of a node, of the service or of the job. It is no longer listed once it is resolved."""
     Type: str
-    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid …"""
+    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers."""
     Message: str
     """A sentence that includes the measured values."""
     NodeId: NotRequired[str]
-    """The node with the problem. Absent if the problem is in the service itself."""
+    """The node with the problem. Absent if the problem is not in a node."""
 
 class CreateCheckpointResponse(TypedDict):
     """The step of the requested checkpoint, and whether the checkpoint is complete."""
@@ -342,7 +342,7 @@ class Drill(TypedDict):
 
 class Duty(TypedDict):
     """The next action of a person for a job or a fleet, and the reason for it. The service computes it when it answers. The command line, the dashboard and notifications show the same duty."""
-    Kind: Literal["Nothing", "JobFailed", "TakenOver", "AutomationPaused", "DeletionsPaused", "ConsentToRepeat", "StoreUnreachable", "FleetFrozen", "LaunchesSuspended", "RecoveryLate", "Stalled", "FirstStepLate", "ProtectionLost", "CapacityWait", "NoCheckpoint", "HeldNodes", "Degraded", "Unconfirmed", "FewerNodes", "WithoutCopies", "Paused"]
+    Kind: Literal["Nothing", "JobFailed", "TakenOver", "AutomationPaused", "DeletionsPaused", "ConsentToRepeat", "StoreUnreachable", "FleetFrozen", "LaunchesSuspended", "RecoveryLate", "Stalled", "FirstStepLate", "ProtectionLost", "CapacityWait", "NoCheckpoint", "ResumeDiffers", "HeldNodes", "Degraded", "Unconfirmed", "FewerNodes", "WithoutCopies", "Paused"]
     Urgency: Literal["Now", "Later", "Optional", "None"]
     """Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later."""
     Sentence: str
@@ -355,7 +355,7 @@ class Duty(TypedDict):
 
 class DutyAction(TypedDict):
     """One thing that a person can do now."""
-    Kind: Literal["ReadLogs", "SubmitAgain", "HandBack", "ResumeAutomation", "AcceptRestore", "Resume", "Pause", "Stop", "Shrink", "RepeatWork", "CheckStore", "CorrectGroup", "DescribeFleet", "ResumeLaunches", "ListEvents", "ShowProtection", "CreateCheckpoint", "SetCheckpoints", "DecideNode"]
+    Kind: Literal["ReadLogs", "SubmitAgain", "HandBack", "ResumeAutomation", "AcceptRestore", "Resume", "Pause", "Stop", "Shrink", "RepeatWork", "CheckStore", "CorrectGroup", "DescribeFleet", "ResumeLaunches", "ListEvents", "ShowProtection", "CreateCheckpoint", "SetCheckpoints", "DecideNode", "CorrectScript"]
     Urgency: Literal["Now", "Later", "Optional", "None"]
     Description: str
     """What the person should do and why, in one or two sentences."""
@@ -1075,6 +1075,49 @@ class RecoveryOdds(TypedDict):
     Probability: float
     """Exact probability that memory keeps every shard. All sets of LostNodes nodes are equally likely."""
 
+class RehearsalConfig(TypedDict):
+    """The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit. In a rehearsal, all ranks restart from a recent step without a loss of progress, repeat the following steps, and compare them with the steps that the job made."""
+    Mode: NotRequired[Literal["Auto", "On", "Off"]]
+    """Auto: once, if the rehearsal costs at most 0.1 % of the expected run. On: once, at any cost. Off: never. Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit. RehearseTrainingJob requests further rehearsals. "Auto" unless given."""
+    OnDifference: NotRequired[Literal["Continue", "Stop"]]
+    """Reaction to a difference. Stop: the job stops as after StopTrainingJob. "Continue" unless given."""
+    AtStep: NotRequired[int]
+    """The first step that must be committed before the first rehearsal. 20 unless given."""
+    Steps: NotRequired[int]
+    """Number of steps that a rehearsal repeats. 5 unless given."""
+
+class RehearsalDifference(TypedDict):
+    """The first difference between a job's steps and their repetition."""
+    Step: int
+    """The repeated step with the difference. If it is the step of the restart, the restored state itself differs."""
+    Kind: str
+    """What differs, for example the state, the data or the loss."""
+    Source: str
+    """The likely cause."""
+    Names: list[str]
+    """The first tensors, generators or values that differ."""
+    Unkept: list[str]
+    """Variables of the script that differed before, as `file:function.name`."""
+
+class RehearsalResult(TypedDict):
+    """The newest result of a rehearsal."""
+    Verdict: Literal["Proven", "Differs", "Unstable", "Refused"]
+    """Proven: a restart repeats the job's steps bit for bit. Differs: it does not. Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank could not rehearse."""
+    Step: int
+    """The step from which the ranks restarted."""
+    Steps: int
+    """Number of repeated steps."""
+    Seconds: float
+    """The longest time for which a rank did not train."""
+    Time: datetime
+    Rank: NotRequired[int]
+    """The rank with the first difference, or the first rank that could not rehearse. Absent if the verdict is Proven."""
+    Difference: NotRequired[RehearsalDifference]
+    Message: NotRequired[str]
+    """The difference, or the reason of the refusal."""
+    Advice: NotRequired[str]
+    """What to change in the script."""
+
 class ReleaseSnapshotResponse(TypedDict):
     """Confirms that the nodes need not keep the snapshot in memory any more."""
     SnapshotId: str
@@ -1313,7 +1356,7 @@ class SubjectDuty(TypedDict):
 
 class TimeSpan(TypedDict):
     """A period in which a job did one thing. Periods have no gaps between them."""
-    Bucket: Literal["queue", "provision", "start", "train", "shortage", "stall", "detect", "replace", "restore", "rework", "stopping", "paused", "unaccounted"]
+    Bucket: Literal["queue", "provision", "start", "train", "shortage", "stall", "rehearsal", "detect", "replace", "restore", "rework", "stopping", "paused", "unaccounted"]
     """What the job did, as in AccountingSeconds. Time with missing nodes is one period in the bucket `train`."""
     StartTime: datetime
     EndTime: NotRequired[datetime]
@@ -1412,6 +1455,11 @@ class TrainingJob(TypedDict):
     StoppingCondition: StoppingCondition
     RetryStrategy: RetryStrategy
     ElasticConfig: ElasticConfig
+    Rehearsal: RehearsalConfig
+    RehearsalResult: NotRequired[RehearsalResult]
+    """The newest result of a rehearsal. Absent before the first."""
+    IsRehearsalPending: bool
+    """Whether a rehearsal was requested, by a person or by Everstep, and has no result yet."""
     Preemptible: bool
     QueuePosition: NotRequired[int]
     """Position in the fleet's queue, from 1. Absent while the job is not in the queue."""
@@ -1763,7 +1811,7 @@ class EverstepClient(Protocol):
         """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL. Raises ValidationException if the archive is larger than the service allows."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Create a token. Only this response contains the secret. A repeated call creates another token. Raises ValidationException if a request for an `admin` token names a project."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InitialCheckpoint: InitialCheckpoint = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InitialCheckpoint: InitialCheckpoint = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Rehearsal: RehearsalConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns a forecast for the job (Plan). Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if the project has a job with this name."""
     def create_training_job_note(self, *, TrainingJobName: str, Text: str, ClientRequestToken: str = ...) -> Note:
         """Add a note to a training job, ended or not. The caller's token is the author. Raises ConflictException if the job has 100 notes."""
@@ -1869,6 +1917,8 @@ class EverstepClient(Protocol):
         """Read the bytes from Begin to End, exclusive, of a shard that its node has kept since HoldSnapshot. The shard has the format of a checkpoint object in S3. The bytes pass through this server. Each read extends the hold, so the caller needs the same role as for HoldSnapshot. Raises ValidationException if the range is empty or too large, or if the job has no such rank. Raises ConflictException if the snapshot is no longer held. Raises ServiceUnavailableException if the agent is not connected to this server or does not answer."""
     def reboot_node(self, *, NodeId: str, Reason: str = ...) -> Node:
         """Move the job off a node as DrainNode does, then reboot the node and return it to service. Repeated calls change nothing."""
+    def rehearse_training_job(self, *, TrainingJobName: str) -> TrainingJobSummary:
+        """Rehearse a training job's resume at any cost, as soon as the job trains. DescribeTrainingJob returns the result. While a rehearsal is pending, further calls request no further one. Raises ConflictException if the job's Rehearsal.Mode is Off, and for a determinism check."""
     def release_node(self, *, NodeId: str, Terminate: bool = ...) -> Node:
         """End the hold of a node that Everstep keeps out of use: return it to service, or terminate its instance. If the node is not held yet, cancel the pending request to hold it. Everstep terminates a node that is held for inspection only after data for the inspection is stored in S3. Repeated calls change nothing."""
     def release_snapshot(self, *, TrainingJobName: str, SnapshotId: str) -> ReleaseSnapshotResponse:

@@ -115,6 +115,7 @@ def _columns() -> tuple[tuple[str, sa.Column[Any]], ...]:
         ("job", sa.Column("purge_at", sa.DateTime(timezone=True), nullable=True)),
         ("job", sa.Column("accepted_step", sa.BigInteger(), server_default="-1", nullable=False)),
         ("job", sa.Column("accepted_after", sa.BigInteger(), server_default="0", nullable=False)),
+        ("job", sa.Column("rehearsal_requested_at", sa.DateTime(timezone=True), nullable=True)),
     )
 
 

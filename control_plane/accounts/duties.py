@@ -16,7 +16,9 @@ from control_plane.accounts.occurrences import capital, listed
 from control_plane.core.duties import ActionKind, DutyKind, FleetFacts, PersonAction, PersonDuty, Urgency
 from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.reasons import GaveUp, JobReason
+from control_plane.core.observed.rehearsals import RehearsalOutcome
 from control_plane.core.observed.steps import HolderState, RepeatedWork
+from control_plane.core.rehearsal import difference_words
 from everstep.protocol.ids import FIRST_STEP
 
 _LOG_LINES: Final = 50
@@ -41,6 +43,8 @@ class Subject:
     """Whether the job waits for its first nodes."""
     reason: JobReason = ""
     """The reason for the job's state. For a failed job, the reason for its failure."""
+    rehearsal: RehearsalOutcome | None = None
+    """The newest result of a rehearsal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ _BRIEFS: Final[Mapping[DutyKind, str]] = {
     DutyKind.FIRST_STEP_LATE: "find out why the ranks make no first step",
     DutyKind.PROTECTION_LOST: "find out why memory protects no step",
     DutyKind.NO_CHECKPOINT: "find out why the job has no new checkpoint in S3",
+    DutyKind.RESUME_DIFFERS: "correct the script, because a restart would not repeat its steps",
     DutyKind.DEGRADED: "see which copies are missing",
     DutyKind.UNCONFIRMED: "see which nodes are silent or report a fault",
     DutyKind.FEWER_NODES: "see which nodes the fleet waits for",
@@ -150,6 +155,8 @@ def explanation(duty: PersonDuty, subject: Subject) -> str:
             return f"This phase has taken longer than {duration(duty.limit_seconds)}: {why}."
         case DutyKind.CAPACITY_WAIT if subject.wait is not None:
             return f"AWS reports: “{subject.wait.message.rstrip('.')}.”"
+        case DutyKind.RESUME_DIFFERS if subject.rehearsal is not None:
+            return f"{capital(difference_words(subject.rehearsal))}."
         case DutyKind.NO_CHECKPOINT if duty.since is not None:
             return f"The job has stored no new checkpoint since {moment_words(duty.since)}. {_NO_CHECKPOINT}"
         case _:
@@ -196,12 +203,13 @@ def action(done: PersonAction, subject: Subject) -> Action:
         "nodes": _nodes(done.node_count),
         "start": "the beginning" if done.step is None else f"step {done.step:,}",
         "wrong": "the cause" if failure is None or failure.error is None else "the script or its data",
+        "advice": "" if subject.rehearsal is None else subject.rehearsal.advice,
         "rank": "" if rank is None else f" --rank {rank}",
     }
     return Action(
         done.kind,
         done.urgency,
-        words.format_map(values),
+        words.format_map(values).strip(),
         command.format_map(values),
         is_recommended=done.is_recommended,
         min_node_count=done.node_count,
@@ -262,6 +270,10 @@ _ACTIONS: Final[Mapping[ActionKind, tuple[str, str]]] = {
     ActionKind.RESUME_LAUNCHES: (
         "Ask who suspended the launches of the Auto Scaling group. Then let it launch instances again.",
         "aws autoscaling resume-processes --auto-scaling-group-name {group} --scaling-processes Launch",
+    ),
+    ActionKind.CORRECT_SCRIPT: (
+        "{advice} Submit the job again with the corrected script.",
+        "everstep jobs describe {job}",
     ),
     ActionKind.LIST_EVENTS: ("Show the decisions since the failure.", "everstep events list --job {job}"),
     ActionKind.SHOW_PROTECTION: (

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from enum import StrEnum
 from typing import Any, Final, TypeVar
 
 from control_plane.api.schemas.common import Request
-from control_plane.core.observed.specs import OnTotalLoss
 from control_plane.db.jobs import SavedJobSpec
 
 Config = TypeVar("Config", bound=Request)
 
 _RENAMED: Final = {
+    "at_step": "rehearsal_at_step",
     "every_steps": "checkpoint_every_steps",
     "interval_in_seconds": "checkpoint_interval_seconds",
     "keep_every_steps": "checkpoint_keep_every_steps",
@@ -24,10 +25,13 @@ _RENAMED: Final = {
     "max_overhead": "checkpoint_max_overhead",
     "max_pending_time_in_seconds": "max_pending_seconds",
     "max_runtime_in_seconds": "max_runtime_seconds",
+    "mode": "rehearsal_mode",
     "max_upload_bytes_per_second": "checkpoint_max_bytes_per_second",
     "max_uploads_in_flight": "checkpoint_max_uploads",
+    "on_difference": "rehearsal_on_difference",
     "on_notice": "checkpoint_on_notice",
     "patience_in_seconds": "patience_seconds",
+    "steps": "rehearsal_steps",
     "trash_hours": "checkpoint_trash_hours",
 }
 """The attributes of `SavedJobSpec` that have another name than their field."""
@@ -42,9 +46,10 @@ def settings_of(config: Request) -> Iterator[tuple[str, str, Any]]:
     for field in type(config).model_fields:
         attribute, value = _RENAMED.get(field, field), getattr(config, field)
         if value is not None and attribute in _ATTRIBUTES:
-            if attribute == "on_total_loss":
-                value = OnTotalLoss(value)
-            yield field, attribute, value or None if _ATTRIBUTES[attribute] is None else value
+            default = _ATTRIBUTES[attribute]
+            if isinstance(default, StrEnum):
+                value = type(default)(value)
+            yield field, attribute, value or None if default is None else value
 
 
 def stored(*configs: Request) -> dict[str, Any]:
@@ -55,4 +60,5 @@ def stored(*configs: Request) -> dict[str, Any]:
 def configured(kind: type[Config], spec: SavedJobSpec, **others: Any) -> Config:
     """Return a configuration object of a job. `others` contains the fields that differ from their attribute."""
     alike = {name: getattr(spec, _RENAMED.get(name, name)) for name in kind.model_fields if name not in others}
-    return kind(**alike, **others)
+    plain = {name: value.value if isinstance(value, StrEnum) else value for name, value in alike.items()}
+    return kind(**plain, **others)

@@ -20,6 +20,7 @@ from control_plane.accounts import jobs as job_accounts
 from control_plane.accounts.duties import Action, Subject
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.incidents import Account, IncidentOutcome
+from control_plane.accounts.occurrences import capital
 from control_plane.api.alike import alike, shaped
 from control_plane.api.schemas import checkpoints as checkpoints_schemas
 from control_plane.api.schemas import common as common_schemas
@@ -66,6 +67,7 @@ from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.specs import DEFAULT_STORE_PATIENCE_SECONDS
 from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
+from control_plane.core.rehearsal import difference_words
 from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import (
     FleetStatus,
@@ -260,7 +262,7 @@ def job_conditions(
         disks: full disks of this server and of its database.
 
     Returns:
-        The service's problems, then those of the nodes in the given order. Empty for a job that has ended.
+        The problems of the service, of the job, then of the nodes in the given order. Empty for a job that has ended.
     """
     if job.state in states.ENDED_JOBS:
         return []
@@ -268,6 +270,10 @@ def job_conditions(
         jobs_schemas.Condition(type="disk_full", message=f"{_full_disk(disk)} {FULL_DISK_HINT}", node_id=None)
         for disk in disks
     ]
+    result = memos.rehearsal_of(job).result
+    if result is not None and result.is_difference:
+        message = f"{capital(difference_words(result))}. {result.advice}".strip()
+        found.append(jobs_schemas.Condition(type="ResumeDiffers", message=message, node_id=None))
     for node_id in node_ids:
         agent = agents.get(NodeId(node_id))
         member = agent.report.member if agent is not None and agent.report is not None else None
@@ -346,10 +352,12 @@ def job(
         input_data_config=[_channel(each) for each in spec.inputs],
         output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri),
         stopping_condition=configured(jobs_schemas.StoppingCondition, spec),
-        retry_strategy=configured(jobs_schemas.RetryStrategy, spec, on_total_loss=spec.on_total_loss.value),
+        retry_strategy=configured(jobs_schemas.RetryStrategy, spec),
         elastic_config=configured(
             jobs_schemas.ElasticConfig, spec, min_node_count=spec.least_node_count, max_node_count=spec.most_node_count
         ),
+        rehearsal=configured(jobs_schemas.RehearsalConfig, spec),
+        **_rehearsal(job),
         queue_position=turns.place_of(RunId(job.run_id)),
         queued_behind=queued_behind(turns, RunId(job.run_id), only_project),
         observed_revision=found.observed_revision,
@@ -365,6 +373,19 @@ def job(
         reliability=_reliability(job.accounting, incidents, is_started=job.started_at is not None),
         node_seconds=job.node_microseconds / MICRO,
     )
+
+
+def _rehearsal(job: SavedJob) -> dict[str, Any]:
+    told = memos.rehearsal_of(job)
+    asked_at = None if job.rehearsal_requested_at is None else job.rehearsal_requested_at.timestamp()
+    is_pending = told.is_open or asked_at not in (None, told.served_at)
+    result = told.result
+    found = None
+    if result is not None:
+        first = result.difference
+        difference = None if first is None else shaped(first, jobs_schemas.RehearsalDifference)
+        found = shaped(result, jobs_schemas.RehearsalResult, difference=difference)
+    return {"rehearsal_result": found, "is_rehearsal_pending": is_pending and job.ended_at is None}
 
 
 def _checkpoint_activity(job: SavedJob) -> jobs_schemas.CheckpointActivity:

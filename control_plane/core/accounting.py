@@ -49,7 +49,7 @@ _SURVIVES_A_GAP = frozenset({JobState.QUEUED, JobState.ALLOCATING, JobState.RUNN
 In other states, such a period counts as UNACCOUNTED, unless an incident is open.
 """
 _WAITING = (Bucket.QUEUE, Bucket.PROVISION, Bucket.PAUSED)
-_UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL)
+_UP = (Bucket.TRAIN, Bucket.SHORTAGE, Bucket.STALL, Bucket.REHEARSAL)
 """Buckets from which the mean time to failure (MTTF) is computed."""
 MOST_SPANS = 64
 """Limit of the spans that a later report can still change."""
@@ -92,6 +92,8 @@ def bucket(record: JobRecord, *, is_stalled: bool = False) -> Bucket:
         return Bucket.START if record.max_boundary <= FIRST_STEP else Bucket.RESTORE
     if is_stalled and record.state is JobState.RUNNING:
         return Bucket.STALL
+    if record.rehearsal.is_under_way and record.state is JobState.RUNNING:
+        return Bucket.REHEARSAL
     if record.pause_requested_at is not None and record.state is JobState.QUEUED:
         return Bucket.PAUSED
     if record.started_at is not None and record.state in (JobState.QUEUED, JobState.ALLOCATING):
@@ -155,6 +157,16 @@ def recharge_first_step(record: JobRecord, stepped_at: float) -> JobRecord:
         The record, with an unchanged sum of all buckets. Time without an active control plane stays UNACCOUNTED.
     """
     return _painted(record, stepped_at, accounted_until(record), Bucket.TRAIN, over=(bucket(record),))
+
+
+def recharge_rehearsal(record: JobRecord, start: float, end: float) -> JobRecord:
+    """Count the time from `start` to `end` (Unix seconds) as a rehearsal, and the time since then as training.
+
+    Until the ranks report how long they did not train, the ledger counts whole passes of the job loop. Time in other
+    buckets than TRAIN and REHEARSAL stays as it is.
+    """
+    record = _painted(record, start, end, Bucket.REHEARSAL, over=(Bucket.TRAIN,))
+    return _painted(record, end, accounted_until(record), Bucket.TRAIN, over=(Bucket.REHEARSAL,))
 
 
 def follow(record: JobRecord, after: Iterable[IncidentRecord], *, resumed: Bucket) -> JobRecord:
@@ -342,7 +354,7 @@ def remaining_seconds(spent: Mapping[str, int], finished: int, target: int) -> f
 
 
 def mean_seconds_to_failure(spent: Mapping[str, int], failure_count: int) -> float | None:
-    """Return the mean time to failure (MTTF): time in which ranks ran (TRAIN, SHORTAGE, STALL) ÷ number of failures.
+    """Return the mean time to failure (MTTF): time in which ranks ran ÷ number of failures.
 
     Return None before the first failure.
     """

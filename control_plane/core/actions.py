@@ -24,6 +24,7 @@ from everstep.protocol.agent_messages import (
     HaltRanks,
     KeepSources,
     Prepare,
+    Rehearse,
     Release,
     Start,
     StopTraining,
@@ -40,7 +41,7 @@ class Send:
     """Send a message to a node's agent."""
 
     node_id: NodeId
-    message: Prepare | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | Release | KeepSources
+    message: Prepare | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | Rehearse | Release | KeepSources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

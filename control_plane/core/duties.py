@@ -92,6 +92,7 @@ class DutyKind(StrEnum):
     - PROTECTION_LOST: a running job keeps no step in memory.
     - CAPACITY_WAIT: AWS launches no instance for the job.
     - NO_CHECKPOINT: the job trains without a new checkpoint in S3.
+    - RESUME_DIFFERS: a rehearsal has shown that a restart would not repeat the job's steps.
     - HELD_NODES: nodes that the job lost, or nodes of the fleet, wait for a person's decision.
     - DEGRADED: some shards have too few copies.
     - UNCONFIRMED: a node is silent or reports a fault, so the copies on it are uncertain.
@@ -115,6 +116,7 @@ class DutyKind(StrEnum):
     PROTECTION_LOST = "ProtectionLost"
     CAPACITY_WAIT = "CapacityWait"
     NO_CHECKPOINT = "NoCheckpoint"
+    RESUME_DIFFERS = "ResumeDiffers"
     HELD_NODES = "HeldNodes"
     DEGRADED = "Degraded"
     UNCONFIRMED = "Unconfirmed"
@@ -145,6 +147,7 @@ class ActionKind(StrEnum):
     CREATE_CHECKPOINT = "CreateCheckpoint"
     SET_CHECKPOINTS = "SetCheckpoints"
     DECIDE_NODE = "DecideNode"
+    CORRECT_SCRIPT = "CorrectScript"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +358,9 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
         yield from _of_progress(facts, now)
     if facts.secondary is SecondaryStatus.TRAINING:
         yield from _of_training(facts, now)
+    result = facts.record.rehearsal.result
+    if result is not None and result.is_difference:
+        yield _duty(DutyKind.RESUME_DIFFERS, Urgency.LATER, ActionKind.CORRECT_SCRIPT, since=result.at)
 
 
 def _of_failure(facts: JobFacts, ended_at: float, now: float) -> PersonDuty:
@@ -424,8 +430,9 @@ def _of_recovery(recovery: Recovery) -> Iterator[PersonDuty]:
 
 def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     """Yield the duty of a job whose ranks run and make no step. Nothing is known while no agent is connected."""
-    moved = max(facts.moved_at or 0.0, facts.record.state_since)
-    if not facts.is_heard:
+    rehearsal = facts.record.rehearsal
+    moved = max(facts.moved_at or 0.0, facts.record.state_since, rehearsal.ended_at or 0.0)
+    if not facts.is_heard or (rehearsal.is_under_way and facts.record.suspicion is None):
         return
     if facts.record.boundary <= facts.record.base_step:
         if now - moved > FIRST_STEP_SECONDS:

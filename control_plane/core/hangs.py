@@ -60,6 +60,8 @@ CLOSING = "close"
 
 The rank waits until all other ranks have finished training.
 """
+REHEARSE = "rehearse"
+"""Phase of a rank that repeats steps of a rehearsal (`core.rehearsal`). The rank declares a limit."""
 IDLE_SHARE = 0.02
 """Share of one CPU's time below which a rank counts as idle."""
 LEFT_BEHIND_BOUNDARIES = 2
@@ -303,7 +305,7 @@ def _waits(living: Mapping[Rank, tuple[NodeId, RankStatus]], timeouts: Timeouts)
     at_gate = {
         rank: status
         for rank, (_, status) in living.items()
-        if status.limit_seconds and status.still_seconds > timeouts.stall_seconds
+        if status.limit_seconds and status.still_seconds > timeouts.stall_seconds and status.phase != REHEARSE
     }
     if not at_gate:
         return None

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.membership import Launch
-from control_plane.core.observed.specs import JobSettings
+from control_plane.core.observed.specs import JobSettings, RehearsalMode
 from control_plane.core.states import JobState
 from control_plane.db import leases
 from control_plane.db.errors import AlreadyExists, AmbiguousName, Conflict, NotFound, StaleLease
@@ -30,7 +30,7 @@ from control_plane.db.leases import Lease
 from control_plane.db.models import CheckpointRow, GenerationRow, IncidentRow, JobRow, NodeRow, QuotaRow
 from control_plane.db.session import changed_rows, columns_for, columns_of, values_of
 from everstep.protocol.codec import decode, encode, resolve
-from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
 
 LAUNCHES_LIMIT = 400
 """Maximum number of generations that `launches` returns. The function omits older generations."""
@@ -172,6 +172,7 @@ class SavedJob(JobProgress):
     pause_requested_at: datetime | None
     checkpoint_wanted_step: int
     checkpoint_wanted_at: datetime | None
+    rehearsal_requested_at: datetime | None
     taken_over_at: datetime | None
     taken_over_by: str
     accepted_step: int
@@ -481,6 +482,22 @@ def withdraw_pause(session: Session, run_id: str, now: datetime) -> SavedJob:
     """
     job = _unended(session, run_id)
     return job if job.pause_requested_at is None else _with_request(session, job, now, pause_requested_at=None)
+
+
+def request_rehearsal(session: Session, run_id: str, now: datetime) -> SavedJob:
+    """Record a user's request for a rehearsal.
+
+    `session` comes from `Database.write`, and `now` is in UTC. Raises NotFound if the job does not exist. Raises
+    Conflict if the job has ended or stops, if its settings turn rehearsals off, or if the job is a determinism check.
+    """
+    job = _unended(session, run_id)
+    if job.stop_requested_at is not None:
+        raise Conflict(f"the training job {job.name!r} stops at a user's request and cannot rehearse")
+    if job.spec.rehearsal_mode is RehearsalMode.OFF:
+        raise Conflict(f"the training job {job.name!r} cannot rehearse, because its Rehearsal.Mode is Off")
+    if CHECK_VARIABLE in job.spec.environment:
+        raise Conflict(f"the training job {job.name!r} is a determinism check, which does not rehearse")
+    return _with_request(session, job, now, rehearsal_requested_at=now)
 
 
 def _unended(session: Session, run_id: str) -> SavedJob:

@@ -399,6 +399,8 @@ class JobRow(Base):
     -1 without a request.
     """
     checkpoint_wanted_at: Mapped[datetime | None]
+    rehearsal_requested_at: Mapped[datetime | None]
+    """When a user last requested a rehearsal (RehearseTrainingJob). None without a request."""
     taken_over_at: Mapped[datetime | None]
     """When a user took control of the job (TakeOverTrainingJob). None if Everstep controls the job."""
     taken_over_by: Mapped[str] = mapped_column(default="")

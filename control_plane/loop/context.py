@@ -35,6 +35,8 @@ class LoopContext:
     """The name by which this process owns leases. Each start of the server makes a new name."""
     bucket: str
     """The server's S3 bucket, which receives the evidence about held nodes."""
+    is_local: bool = False
+    """Whether the fleets are local clusters, whose nodes share one machine."""
     events: EventQueue | None = None
     """The SQS queue of AWS events. None means that the server only polls AWS."""
     now: Callable[[], datetime] = steady_now

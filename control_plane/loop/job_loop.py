@@ -171,9 +171,10 @@ class JobLoop:
                 now = self.context.now().timestamp()
                 spec, observed = self.observer.observe_job(stored, now)
                 observed = replace(observed, listing=self._listings.newest(run))
-                decision = decide(
-                    now, spec, observed, Policy(timeouts=self.context.timeouts, pause=stored.around.pause)
+                policy = Policy(
+                    timeouts=self.context.timeouts, pause=stored.around.pause, is_local=self.context.is_local
                 )
+                decision = decide(now, spec, observed, policy)
                 if not self.fleet_leases.holds(fleet):
                     # This server has lost the fleet's lease, so drop the decision. Keep the job's lease, because this
                     # server may get the fleet's lease again.

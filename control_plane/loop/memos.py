@@ -10,6 +10,7 @@ import msgspec
 
 from control_plane.core.observed.jobs import CapacityWait, Lapse, Suspicion, UnstoredOutputs
 from control_plane.core.observed.reasons import JobReason
+from control_plane.core.observed.rehearsals import Rehearsals
 from control_plane.core.observed.steps import CheckpointUpload, RepeatedWork
 from control_plane.core.states import RUNNING_JOBS
 from control_plane.core.verification import Blocked
@@ -40,6 +41,7 @@ _REASON: Final = _MemoField[JobReason]("reason", JobReason)
 _CHECKPOINTS: Final = _MemoField[CheckpointPace]("checkpoints", CheckpointPace)
 _UPLOADING: Final = _MemoField[CheckpointUpload]("uploading", CheckpointUpload)
 _LAPSE: Final = _MemoField[Lapse]("lapse", Lapse)
+_REHEARSAL: Final = _MemoField[Rehearsals]("rehearsal", Rehearsals)
 suspicion_of: Final = _MemoField[Suspicion]("suspicion", Suspicion).of
 """Return the suspected hang of a job, or None. The API calls this function whenever it describes a job."""
 capacity_wait_of: Final = _MemoField[CapacityWait]("capacity_wait", CapacityWait).of_unfinished
@@ -52,6 +54,11 @@ store_wait_of: Final = _MemoField[Blocked]("store_wait", Blocked).of_unfinished
 """Return the job's wait for S3, IAM or KMS, which prevent a restore. None without such a wait."""
 repeat_choice_of: Final = _MemoField[RepeatedWork]("repeat", RepeatedWork).of_unfinished
 """Return the choice for which a job waits, or None if it waits for none or has ended."""
+
+
+def rehearsal_of(job: jobs.SavedJob) -> Rehearsals:
+    """Return the newest order to rehearse a job's resume, and the newest result."""
+    return _REHEARSAL.of(job) or Rehearsals()
 
 
 def reason_of(job: jobs.SavedJob | incidents.JobOfIncident) -> JobReason:

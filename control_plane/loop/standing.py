@@ -176,6 +176,7 @@ def of_jobs(
                 wait=None if record.ended_at is not None else record.capacity_wait,
                 is_waiting=record.state in (JobState.QUEUED, JobState.ALLOCATING),
                 reason=record.reason,
+                rehearsal=record.rehearsal.result,
             ),
             fleet_name=job.fleet_name,
             project=job.project,

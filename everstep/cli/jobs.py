@@ -1,4 +1,4 @@
-"""`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, update, diff, stop, (un)delete.
+"""`everstep jobs …`: submit, list, describe, top, wait, logs, output, pause, resume, rehearse, update, diff, stop …
 
 The module has more than 500 lines. It is not divided, because each command is one short function. Larger parts (tables,
 logs, progress) are in separate modules.
@@ -502,6 +502,13 @@ def resume(service: Service, name: JobName) -> Shown:
 
 
 @command(app)
+def rehearse(service: Service, name: JobName) -> Shown:
+    """Let a training job prove that a restart repeats its steps bit for bit. The job loses no progress."""
+    job = service.rehearse_training_job(TrainingJobName=name)
+    return Shown(job, f"{name} rehearses its resume when it trains", f"next: everstep jobs describe {name}")
+
+
+@command(app)
 def update(
     service: Service,
     name: JobName,
@@ -675,6 +682,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
+        ("resume", _resume(job)),
         ("checkpoints", job["CheckpointActivity"]["Policy"]),
         ("next checkpoint", _next_checkpoint(job["CheckpointActivity"])),
         ("upload", _upload(job["CheckpointActivity"])),
@@ -689,6 +697,20 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("cost so far", None if cost is None else f"{dollars(cost)} for {hours(job['NodeSeconds'])} node-hours"),
         ("story", "\n".join(_story(job)) or None),
     ]
+
+
+def _resume(job: Json) -> str | None:
+    result, pending = job.get("RehearsalResult"), "a rehearsal is pending" if job.get("IsRehearsalPending") else None
+    if result is None:
+        return pending
+    if result["Verdict"] == "Proven":
+        words = f"Resume proven at step {result['Step']} ({result['Seconds']:.0f} s)"
+    else:
+        what = {"Refused": "cannot rehearse at", "Unstable": "is not deterministic after"}
+        texts = (result.get("Message"), result.get("Advice"))
+        words = f"rank {result['Rank']} {what.get(result['Verdict'], 'differs after')} step {result['Step']}: "
+        words += " ".join(text for text in texts if text)
+    return f"{words}; {pending}" if pending else words
 
 
 def _next_checkpoint(activity: Json) -> str | None:

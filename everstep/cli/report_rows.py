@@ -49,6 +49,7 @@ _TIMES: Final = (
     "train",
     "shortage",
     "stall",
+    "rehearsal",
     "detect",
     "replace",
     "restore",

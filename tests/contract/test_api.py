@@ -119,6 +119,7 @@ def calls(world: dict[str, Any]) -> dict[str, dict[str, Any]]:
         "ListTokens": {"MaxResults": 1},
         "ListTrainingJobs": {"StatusEquals": "InProgress"},
         "PauseTrainingJob": job,
+        "RehearseTrainingJob": job,
         "ReleaseNode": {"NodeId": "i-2", "Terminate": True},
         "RevokeToken": {"TokenId": world["token"]},
         "UnfreezeFleet": {"FleetName": "main"},

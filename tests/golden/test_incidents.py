@@ -33,6 +33,7 @@ from everstep.protocol.agent_messages import (
     NodeFault,
     NoticeKind,
     Prepare,
+    Rehearse,
     Release,
     Start,
     StopTraining,
@@ -339,6 +340,8 @@ def _told(message: ControlToAgent) -> str:
             return f"HaltRanks({message.generation})"
         case TakeCheckpoint():
             return f"TakeCheckpoint({message.generation}, step {message.step})"
+        case Rehearse():
+            return f"Rehearse({message.generation}, order {message.number})"
         case TakeStacks():
             return f"TakeStacks({message.generation}, look {message.number})"
         case Release() | AgentWelcome() | KeepEvidence():

@@ -37,7 +37,7 @@ DIGESTS = {
     "0004_rolls.py": "5ff84a0ed7198b1550ffaee7f5fee2762bcfc6e13f8775fb2b99a52f92267495",
     "0005_schema_support.py": "7deb8753f37d8676f542034ac02c14539a6e6c8ac95043db620dea418b6749ff",
     "0006_metric_breakdowns.py": "3704780c47872d82842d1dc62a8bee71cdecb3755d6e173086fc49d4ae61eff4",
-    "0007_facts_trash_and_duties.py": "cb25771a946f943c7793369a66fd2cab5ee479ab878174c97aaf69a0e43dc130",
+    "0007_facts_trash_and_duties.py": "779bfb5676ee31c5d285bd992376dc4c754a5c978b23ff5519256a08f23f4f54",
 }
 """SHA-256 of each migration. Change neither a file nor its digest once a user's database may have run the migration."""
 EXPANSIONS = {"create_table", "create_index", "add_column", "batch_alter_table", "f", "get_bind", "execute"}

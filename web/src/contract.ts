@@ -233,13 +233,13 @@ export interface CompleteSourceRequest {
   SourceId: string
 }
 
-/** A current problem of a node or of the service. It is no longer listed once it is resolved. */
+/** A current problem of a node, of the service or of the job. It is no longer listed once it is resolved. */
 export interface Condition {
-  /** The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … */
+  /** The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers. */
   Type: string
   /** A sentence that includes the measured values. */
   Message: string
-  /** The node with the problem. Absent if the problem is in the service itself. */
+  /** The node with the problem. Absent if the problem is not in a node. */
   NodeId?: string
 }
 
@@ -407,6 +407,7 @@ export interface CreateTrainingJobRequest {
   StoppingCondition?: StoppingCondition
   RetryStrategy?: RetryStrategy
   ElasticConfig?: ElasticConfig
+  Rehearsal?: RehearsalConfig
   /** Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
   /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. false unless given. */
@@ -584,7 +585,7 @@ export interface Drill {
 
 /** The next action of a person for a job or a fleet, and the reason for it. The service computes it when it answers. The command line, the dashboard and notifications show the same duty. */
 export interface Duty {
-  Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'AutomationPaused' | 'DeletionsPaused' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
+  Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'AutomationPaused' | 'DeletionsPaused' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'ResumeDiffers' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
   /** Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later. */
   Urgency: 'Now' | 'Later' | 'Optional' | 'None'
   Sentence: string
@@ -598,7 +599,7 @@ export interface Duty {
 
 /** One thing that a person can do now. */
 export interface DutyAction {
-  Kind: 'ReadLogs' | 'SubmitAgain' | 'HandBack' | 'ResumeAutomation' | 'AcceptRestore' | 'Resume' | 'Pause' | 'Stop' | 'Shrink' | 'RepeatWork' | 'CheckStore' | 'CorrectGroup' | 'DescribeFleet' | 'ResumeLaunches' | 'ListEvents' | 'ShowProtection' | 'CreateCheckpoint' | 'SetCheckpoints' | 'DecideNode'
+  Kind: 'ReadLogs' | 'SubmitAgain' | 'HandBack' | 'ResumeAutomation' | 'AcceptRestore' | 'Resume' | 'Pause' | 'Stop' | 'Shrink' | 'RepeatWork' | 'CheckStore' | 'CorrectGroup' | 'DescribeFleet' | 'ResumeLaunches' | 'ListEvents' | 'ShowProtection' | 'CreateCheckpoint' | 'SetCheckpoints' | 'DecideNode' | 'CorrectScript'
   Urgency: 'Now' | 'Later' | 'Optional' | 'None'
   /** What the person should do and why, in one or two sentences. */
   Description: string
@@ -1713,6 +1714,57 @@ export interface RecoveryOdds {
   Probability: number
 }
 
+/** The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit. In a rehearsal, all ranks restart from a recent step without a loss of progress, repeat the following steps, and compare them with the steps that the job made. */
+export interface RehearsalConfig {
+  /** Auto: once, if the rehearsal costs at most 0.1 % of the expected run. On: once, at any cost. Off: never. Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit. RehearseTrainingJob requests further rehearsals. "Auto" unless given. */
+  Mode?: 'Auto' | 'On' | 'Off'
+  /** Reaction to a difference. Stop: the job stops as after StopTrainingJob. "Continue" unless given. */
+  OnDifference?: 'Continue' | 'Stop'
+  /** The first step that must be committed before the first rehearsal. 20 unless given. */
+  AtStep?: number
+  /** Number of steps that a rehearsal repeats. 5 unless given. */
+  Steps?: number
+}
+
+/** The first difference between a job's steps and their repetition. */
+export interface RehearsalDifference {
+  /** The repeated step with the difference. If it is the step of the restart, the restored state itself differs. */
+  Step: number
+  /** What differs, for example the state, the data or the loss. */
+  Kind: string
+  /** The likely cause. */
+  Source: string
+  /** The first tensors, generators or values that differ. */
+  Names: string[]
+  /** Variables of the script that differed before, as `file:function.name`. */
+  Unkept: string[]
+}
+
+/** The newest result of a rehearsal. */
+export interface RehearsalResult {
+  /** Proven: a restart repeats the job's steps bit for bit. Differs: it does not. Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank could not rehearse. */
+  Verdict: 'Proven' | 'Differs' | 'Unstable' | 'Refused'
+  /** The step from which the ranks restarted. */
+  Step: number
+  /** Number of repeated steps. */
+  Steps: number
+  /** The longest time for which a rank did not train. */
+  Seconds: number
+  Time: Timestamp
+  /** The rank with the first difference, or the first rank that could not rehearse. Absent if the verdict is Proven. */
+  Rank?: number
+  Difference?: RehearsalDifference
+  /** The difference, or the reason of the refusal. */
+  Message?: string
+  /** What to change in the script. */
+  Advice?: string
+}
+
+export interface RehearseTrainingJobRequest {
+  /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
+  TrainingJobName: string
+}
+
 /** Ends the hold of a node, that is, the time during which Everstep keeps the node out of use. */
 export interface ReleaseNodeRequest {
   NodeId: string
@@ -2047,7 +2099,7 @@ export interface TakeOverTrainingJobRequest {
 /** A period in which a job did one thing. Periods have no gaps between them. */
 export interface TimeSpan {
   /** What the job did, as in AccountingSeconds. Time with missing nodes is one period in the bucket `train`. */
-  Bucket: 'queue' | 'provision' | 'start' | 'train' | 'shortage' | 'stall' | 'detect' | 'replace' | 'restore' | 'rework' | 'stopping' | 'paused' | 'unaccounted'
+  Bucket: 'queue' | 'provision' | 'start' | 'train' | 'shortage' | 'stall' | 'rehearsal' | 'detect' | 'replace' | 'restore' | 'rework' | 'stopping' | 'paused' | 'unaccounted'
   StartTime: Timestamp
   /** End of the period. Absent for the newest period of a job that has not ended. */
   EndTime?: Timestamp
@@ -2147,6 +2199,11 @@ export interface TrainingJob {
   StoppingCondition: StoppingCondition
   RetryStrategy: RetryStrategy
   ElasticConfig: ElasticConfig
+  Rehearsal: RehearsalConfig
+  /** The newest result of a rehearsal. Absent before the first. */
+  RehearsalResult?: RehearsalResult
+  /** Whether a rehearsal was requested, by a person or by Everstep, and has no result yet. */
+  IsRehearsalPending: boolean
   Preemptible: boolean
   /** Position in the fleet's queue, from 1. Absent while the job is not in the queue. */
   QueuePosition?: number
@@ -2463,6 +2520,7 @@ export interface Operations {
   PutSource: { request: PutSourceRequest; response: PutSourceResponse }
   ReadSnapshot: { request: ReadSnapshotRequest; response: ReadSnapshotResponse }
   RebootNode: { request: RebootNodeRequest; response: Node }
+  RehearseTrainingJob: { request: RehearseTrainingJobRequest; response: TrainingJobSummary }
   ReleaseNode: { request: ReleaseNodeRequest; response: Node }
   ReleaseSnapshot: { request: ReleaseSnapshotRequest; response: ReleaseSnapshotResponse }
   ReplaceNode: { request: ReplaceNodeRequest; response: Node }
@@ -2551,6 +2609,7 @@ export const operations = {
   PutSource: { method: 'PUT', path: '/v1/sources/{SourceId}', query: [], role: 'submitter' },
   ReadSnapshot: { method: 'GET', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}/shards/{Rank}', query: ['Begin', 'End'], role: 'submitter' },
   RebootNode: { method: 'POST', path: '/v1/nodes/{NodeId}/reboot', query: [], role: 'admin' },
+  RehearseTrainingJob: { method: 'POST', path: '/v1/training-jobs/{TrainingJobName}/rehearse', query: [], role: 'submitter' },
   ReleaseNode: { method: 'POST', path: '/v1/nodes/{NodeId}/release', query: [], role: 'admin' },
   ReleaseSnapshot: { method: 'DELETE', path: '/v1/training-jobs/{TrainingJobName}/snapshots/{SnapshotId}', query: [], role: 'submitter' },
   ReplaceNode: { method: 'POST', path: '/v1/nodes/{NodeId}/replace', query: [], role: 'admin' },
@@ -2575,7 +2634,7 @@ export const operations = {
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[]; role: string }>
 
 /** Fields of a job that are also fields of the request for one. */
-export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
+export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Rehearsal', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
 
 /** What happened, by the cause of an incident. A sentence without its full stop. */
 export const causeTitles = {

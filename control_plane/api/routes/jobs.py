@@ -205,6 +205,20 @@ def resume_training_job(
     return _ask(services, training_job_name, caller, jobs.withdraw_pause, "ResumeRequested", "resumed")
 
 
+@router.post("/{TrainingJobName}/rehearse", operation_id="RehearseTrainingJob", status_code=202)
+def rehearse_training_job(
+    training_job_name: TrainingJobNamePath, caller: User, services: ServicesDep
+) -> jobs_schemas.TrainingJobSummary:
+    """Rehearse a training job's resume at any cost, as soon as the job trains.
+
+    DescribeTrainingJob returns the result. While a rehearsal is pending, further calls request no further one. Raises
+    ConflictException if the job's Rehearsal.Mode is Off, and for a determinism check.
+    """
+    return _ask(
+        services, training_job_name, caller, jobs.request_rehearsal, "RehearsalRequested", "requested a rehearsal of"
+    )
+
+
 @router.get("/{TrainingJobName}/protection", operation_id="DescribeProtection")
 def describe_protection(
     training_job_name: TrainingJobNamePath, caller: Reader, services: ServicesDep

@@ -47,9 +47,15 @@ from control_plane.api.schemas.plans import TrainingJobPlan
 from control_plane.api.schemas.results import UnstoredOutput
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS
 from control_plane.core.observed.spans import Bucket
-from control_plane.core.observed.specs import DEFAULT_PATIENCE_SECONDS, DEFAULT_REPEATED_MINUTES
+from control_plane.core.observed.specs import (
+    DEFAULT_PATIENCE_SECONDS,
+    DEFAULT_REHEARSAL_STEP,
+    DEFAULT_REHEARSED_STEPS,
+    DEFAULT_REPEATED_MINUTES,
+)
 from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
+from everstep.protocol.rehearsals import RehearsalVerdict
 
 
 class SourceConfig(Request):
@@ -257,6 +263,27 @@ class RetryStrategy(Request):
     """
 
 
+class RehearsalConfig(Request):
+    """The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit.
+
+    In a rehearsal, all ranks restart from a recent step without a loss of progress, repeat the following steps, and
+    compare them with the steps that the job made.
+    """
+
+    mode: Literal["Auto", "On", "Off"] = "Auto"
+    """Auto: once, if the rehearsal costs at most 0.1 % of the expected run. On: once, at any cost. Off: never.
+
+    Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit.
+    RehearseTrainingJob requests further rehearsals.
+    """
+    on_difference: Literal["Continue", "Stop"] = "Continue"
+    """Reaction to a difference. Stop: the job stops as after StopTrainingJob."""
+    at_step: int = Field(default=DEFAULT_REHEARSAL_STEP, ge=1, le=1_000_000_000)
+    """The first step that must be committed before the first rehearsal."""
+    steps: int = Field(default=DEFAULT_REHEARSED_STEPS, ge=1, le=100)
+    """Number of steps that a rehearsal repeats."""
+
+
 class ElasticConfig(Request):
     """Limits between which the number of nodes of a job may change while it trains.
 
@@ -350,6 +377,7 @@ class CreateTrainingJobRequest(Request):
     stopping_condition: StoppingCondition = Field(default_factory=StoppingCondition)
     retry_strategy: RetryStrategy = Field(default_factory=RetryStrategy)
     elastic_config: ElasticConfig = Field(default_factory=ElasticConfig)
+    rehearsal: RehearsalConfig = Field(default_factory=RehearsalConfig)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     """Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first."""
     preemptible: bool = False
@@ -583,14 +611,14 @@ class Reliability(Shape):
 
 
 class Condition(Shape):
-    """A current problem of a node or of the service. It is no longer listed once it is resolved."""
+    """A current problem of a node, of the service or of the job. It is no longer listed once it is resolved."""
 
     type: str
-    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid …"""
+    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers."""
     message: str
     """A sentence that includes the measured values."""
     node_id: str | None
-    """The node with the problem. Absent if the problem is in the service itself."""
+    """The node with the problem. Absent if the problem is not in a node."""
 
 
 class CheckpointUpload(Shape):
@@ -631,6 +659,47 @@ class CheckpointActivity(Shape):
     """Training time that the last upload cost, estimated from how much it slowed training down."""
     upload: CheckpointUpload | None
     """The checkpoint that is being uploaded. Absent if no upload runs."""
+
+
+class RehearsalDifference(Shape):
+    """The first difference between a job's steps and their repetition."""
+
+    step: int
+    """The repeated step with the difference. If it is the step of the restart, the restored state itself differs."""
+    kind: str
+    """What differs, for example the state, the data or the loss."""
+    source: str
+    """The likely cause."""
+    names: list[str]
+    """The first tensors, generators or values that differ."""
+    unkept: list[str]
+    """Variables of the script that differed before, as `file:function.name`."""
+
+
+class RehearsalResult(Shape):
+    """The newest result of a rehearsal."""
+
+    verdict: RehearsalVerdict
+    """Proven: a restart repeats the job's steps bit for bit. Differs: it does not.
+
+    Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank
+    could not rehearse.
+    """
+    step: int
+    """The step from which the ranks restarted."""
+    steps: int
+    """Number of repeated steps."""
+    seconds: float
+    """The longest time for which a rank did not train."""
+    time: datetime
+    rank: int | None
+    """The rank with the first difference, or the first rank that could not rehearse. Absent if the verdict is Proven.
+    """
+    difference: RehearsalDifference | None
+    message: str | None
+    """The difference, or the reason of the refusal."""
+    advice: str | None
+    """What to change in the script."""
 
 
 class TrainingJob(JobFields):
@@ -680,6 +749,11 @@ class TrainingJob(JobFields):
     stopping_condition: StoppingCondition
     retry_strategy: RetryStrategy
     elastic_config: ElasticConfig
+    rehearsal: RehearsalConfig
+    rehearsal_result: RehearsalResult | None
+    """The newest result of a rehearsal. Absent before the first."""
+    is_rehearsal_pending: bool
+    """Whether a rehearsal was requested, by a person or by Everstep, and has no result yet."""
     preemptible: bool
     queue_position: int | None
     """Position in the fleet's queue, from 1. Absent while the job is not in the queue."""

@@ -190,7 +190,8 @@ def _stop_patience(view: JobView) -> float:
     timeouts = view.policy.timeouts
     loses_nothing = not accounting.is_stepping(view.record)
     is_hang = loses_nothing or hangs.stands_still(view.reports, view.record.pace, timeouts)
-    return timeouts.coordinator_deadline_seconds if is_hang else timeouts.blind_wait_seconds
+    rehearsal = hangs.promised_seconds(view.reports) if view.record.rehearsal.is_under_way else 0.0
+    return timeouts.coordinator_deadline_seconds if is_hang else timeouts.blind_wait_seconds + rehearsal
 
 
 def pause(view: JobView, *, is_durable: bool) -> Decision:

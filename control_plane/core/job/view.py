@@ -115,6 +115,8 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     impairments = track_impairments(
         record.impairments, tuple(nodes.values()), out_of_view, progress, now, policy.timeouts
     )
+    if record.rehearsal.is_under_way:
+        impairments = tuple(replace(each, stepped_at=now) for each in impairments)  # No step is expected now.
     # Ignore nodes' problems after the end of training. A node with a problem counts as lost unless steps advance, and
     # no step advances any more.
     is_over = is_training_over(reports, spec.world_size if seen.plan is None else seen.plan.world_size)

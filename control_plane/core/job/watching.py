@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import accounting, checkpoints, faults, hangs, launch, moves
+from control_plane.core import accounting, checkpoints, faults, hangs, launch, moves, rehearsal
 from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.evidence import NodeStanding, is_silent, progress_without
 from control_plane.core.job.ending import finish, pause, stop
@@ -17,7 +17,7 @@ from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
 from control_plane.core.observed.reasons import AwaitsFirstStep, JobReason, Told, separated
 from control_plane.core.states import JobEvent, JobState
-from everstep.protocol.agent_messages import MemberPhase, TakeCheckpoint, TakeStacks
+from everstep.protocol.agent_messages import MemberPhase, Rehearse, TakeCheckpoint, TakeStacks
 from everstep.protocol.ids import FIRST_STEP, NO_STEP
 
 
@@ -28,7 +28,7 @@ def watch(view: JobView) -> Decision:
     progress, departures (planned losses of nodes), growth, a new pause, returned nodes. In every case, the decision
     also writes due manifests of checkpoints.
     """
-    view = with_progress(view)
+    view = _with_rehearsal(with_progress(view))
     record, plan = view.record, view.plan
     puts: tuple[JobAction, ...] = checkpoints.due(
         plan, view.reports, view.seen.lineage, view.seen.checkpoints, view.seen.dropped_checkpoints
@@ -114,8 +114,41 @@ def watch(view: JobView) -> Decision:
         doing = size_words(view) if is_stepping else launch.starting(view.plan, view.reports) or "starts"
         facts = (f"{', '.join(silent)} silent",) if silent else separated(unclear)
         reason = Told(parts=(f"{doing}; ", *facts))
-    trains = stay(view, reason, puts, requeue=WATCH_SECONDS)
+    elif view.record.rehearsal.is_under_way:
+        reason = "trains; repeats steps to prove that a restart repeats them"
+    elif rehearsal.is_due(view.spec, view.record, is_local=view.policy.is_local) and _may_rehearse(view):
+        view = with_record(view, rehearsal=rehearsal.ordered(view.record, view.reports))
+    trains = stay(view, reason, (*puts, *_rehearse(view)), requeue=WATCH_SECONDS)
     return replace(trains, events=(*watched.events, *trains.events))
+
+
+def _with_rehearsal(view: JobView) -> JobView:
+    before, record = view.seen.record, view.record
+    record, events = rehearsal.followed(view.spec, before, record, view.plan, view.reports, view.now)
+    return replace(view, record=record, events=(*view.events, *events))
+
+
+def _may_rehearse(view: JobView) -> bool:
+    """Return whether nothing interrupts the training of a running job now or soon."""
+    is_quiet = view.record.incident is None and view.record.growth is None
+    return is_quiet and is_in_phase(view, view.plan.coordinator, MemberPhase.RUNNING)
+
+
+def _rehearse(view: JobView) -> tuple[JobAction, ...]:
+    """Return the stored order to rehearse, until the coordinator has it."""
+    order, coordinator = view.seen.record.rehearsal, view.reports.get(view.plan.coordinator)
+    status = coordinator.round if coordinator is not None else None
+    is_stored = order.is_open and order.generation == view.plan.generation and view.record.rehearsal.is_open
+    if not is_stored or status is None or status.rehearsal_number >= order.number or view.record.rehearsal.is_under_way:
+        return ()
+    message = Rehearse(
+        job=view.spec.job,
+        run=view.spec.run,
+        generation=order.generation,
+        number=order.number,
+        steps=view.spec.rehearsal_steps,
+    )
+    return (Send(view.plan.coordinator, message),)
 
 
 def _moves_off(view: JobView) -> Told:

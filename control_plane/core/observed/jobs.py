@@ -11,6 +11,7 @@ from control_plane.core.observed.facts import Fact
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Tries
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
 from control_plane.core.observed.reasons import JobReason
+from control_plane.core.observed.rehearsals import Rehearsals
 from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.steps import (
     NO_GENERATION,
@@ -366,6 +367,7 @@ class Memo:
     """Start and end, in Unix seconds, of the last period in which no control plane worked on the job."""
     spans: tuple[JobSpan, ...] = ()
     """What the job did lately, as far as a late report can still change it (`accounting`). Oldest first."""
+    rehearsal: Rehearsals = field(default_factory=Rehearsals)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,6 +381,8 @@ class JobRecord(Memo):
     """Time at which a person paused the job. None if no person paused the job, or once a person has resumed it."""
     checkpoint_wanted: Step = NO_STEP
     """Lowest step of the checkpoint that a person has requested. `NO_STEP` without a request."""
+    rehearsal_requested_at: float | None = None
+    """Unix time of a person's newest request for a rehearsal (RehearseTrainingJob). None without a request."""
     accepted_step: Step = NO_STEP
     """The oldest step from which a person lets the job continue (AcceptLoss). `NO_STEP` without a consent."""
     accepted_after: Generation = NO_GENERATION

@@ -16,6 +16,7 @@ class Bucket(StrEnum):
     - SHORTAGE: training time that is lost because the job trains on fewer nodes than it requested. With n of N nodes,
       n/N of the training time counts as TRAIN, and the rest as SHORTAGE.
     - STALL: the ranks have completed a new step, and the next step already takes longer than the hang limit.
+    - REHEARSAL: the ranks repeat steps, to prove that a restart repeats them bit for bit.
     - DETECT, REPLACE, REWORK: an incident is open and in the phase of the same name.
     - RESTORE: an incident is open and in the phase of this name, or the job continues after a pause and its restarted
       ranks have not completed a new step yet.
@@ -30,6 +31,7 @@ class Bucket(StrEnum):
     TRAIN = "train"
     SHORTAGE = "shortage"
     STALL = "stall"
+    REHEARSAL = "rehearsal"
     DETECT = "detect"
     REPLACE = "replace"
     RESTORE = "restore"

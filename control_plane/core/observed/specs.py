@@ -26,6 +26,12 @@ DEFAULT_STORE_PATIENCE_SECONDS = 1800
 DEFAULT_REPEATED_MINUTES = 30
 """Default of `JobSettings.max_repeated_minutes`."""
 
+DEFAULT_REHEARSAL_STEP = 20
+"""Default of `JobSettings.rehearsal_at_step`."""
+
+DEFAULT_REHEARSED_STEPS = 5
+"""Default of `JobSettings.rehearsal_steps`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -38,6 +44,8 @@ class Policy:
     During a pause, jobs and fleets keep their states. The only actions are manifests of checkpoints, and orders that
     end ranks of earlier generations.
     """
+    is_local: bool = False
+    """Whether the fleets are local clusters, on which a rehearsal may cost any time."""
 
 
 class OnTotalLoss(StrEnum):
@@ -49,6 +57,26 @@ class OnTotalLoss(StrEnum):
 
     WAIT = "Wait"
     RESTART = "Restart"
+
+
+class RehearsalMode(StrEnum):
+    """The condition on which a job rehearses its own resume (`core.rehearsal`).
+
+    - AUTO: once, if the rehearsal costs little time.
+    - ON: once, at any cost.
+    - OFF: never.
+    """
+
+    AUTO = "Auto"
+    ON = "On"
+    OFF = "Off"
+
+
+class OnDifference(StrEnum):
+    """The reaction of a job whose rehearsal finds a difference: it continues, or it stops."""
+
+    CONTINUE = "Continue"
+    STOP = "Stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +121,12 @@ class JobSettings:
     """Number of nodes up to which the job grows while the fleet has free nodes. None means `node_count`."""
     patience_seconds: int = DEFAULT_PATIENCE_SECONDS
     """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes."""
+    rehearsal_mode: RehearsalMode = RehearsalMode.AUTO
+    rehearsal_on_difference: OnDifference = OnDifference.CONTINUE
+    rehearsal_at_step: int = DEFAULT_REHEARSAL_STEP
+    """The first step that must be committed before the job rehearses."""
+    rehearsal_steps: int = DEFAULT_REHEARSED_STEPS
+    """Number of steps that a rehearsal repeats."""
 
     @property
     def world_size(self) -> int:

@@ -61,6 +61,7 @@ from everstep.protocol.agent_messages import (
     NoticeKind,
     Prepare,
     RankExit,
+    Rehearse,
     Release,
     Start,
     StopTraining,
@@ -594,8 +595,8 @@ class Simulation:
                 case SendLoad():
                     assert action.plan is job.plan
                     self.send(action.node_id, Load(plan=action.plan, key=b""))
-                case Send(_, TakeStacks()):
-                    pass  # simulated agents send no stacks, so no hang can be proven
+                case Send(_, TakeStacks() | Rehearse()):
+                    pass  # simulated agents send no stacks and do not rehearse, so no hang can be proven
                 case Send(_, TakeCheckpoint()):
                     self.upload(job)
                 case Send(node_id, Prepare() | Start() | HaltRanks() | StopTraining() as message):

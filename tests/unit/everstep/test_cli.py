@@ -21,6 +21,8 @@ from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed
 from everstep.protocol.ids import NAME_PATTERN
 from tests.unit.everstep.conftest import Client
 
+PROVEN = {"Verdict": "Proven", "Step": 20, "Steps": 5, "Seconds": 12.25}
+DIFFERENCE = {"Rank": 3, "Message": "the loss differs.", "Advice": "Register it."}
 JOB = {
     "TrainingJobName": "gpt",
     "RunId": "r" * 32,
@@ -557,6 +559,21 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
                 "8.2 s, which",
             ],
         ),
+        (
+            ("jobs", "describe", "gpt"),
+            {"describe_training_job": {**JOB, "RehearsalResult": PROVEN, "IsRehearsalPending": True}},
+            ["Resume proven at step 20 (12 s); a rehearsal is pending"],
+        ),
+        (
+            ("jobs", "describe", "gpt"),
+            {"describe_training_job": {**JOB, "RehearsalResult": {**PROVEN, **DIFFERENCE, "Verdict": "Differs"}}},
+            ["rank 3 differs after step 20: the loss differs. Register it."],
+        ),
+        (
+            ("jobs", "describe", "gpt"),
+            {"describe_training_job": {**JOB, "RehearsalResult": {**PROVEN, **DIFFERENCE, "Verdict": "Refused"}}},
+            ["rank 3 cannot rehearse at step 20: the loss differs. Register it."],
+        ),
         (("jobs", "list"), {"list_training_jobs": {"TrainingJobSummaries": [JOB]}}, ["gpt", "199", "NAME"]),
         (("jobs", "stop", "gpt"), {"stop_training_job": {"TrainingJobStatus": "Stopping"}}, ["gpt is Stopping"]),
         (
@@ -640,6 +657,7 @@ def least(name: str) -> object:
         (("jobs", "list"), "list_training_jobs", "ListTrainingJobsResponse"),
         (("jobs", "pause", "gpt"), "pause_training_job", "TrainingJobSummary"),
         (("jobs", "resume", "gpt"), "resume_training_job", "TrainingJobSummary"),
+        (("jobs", "rehearse", "gpt"), "rehearse_training_job", "TrainingJobSummary"),
         (("jobs", "delete", "gpt", "--yes"), "delete_training_job", "DeleteTrainingJobResponse"),
         (("jobs", "undelete", "gpt"), "undelete_training_job", "TrainingJobSummary"),
         (("jobs", "stop", "gpt"), "stop_training_job", "TrainingJob"),

@@ -27,8 +27,9 @@ from control_plane.core.duties import (
 from control_plane.core.observed.causes import NOTHING as CAUSELESS
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.incidents import FailureRecord, Repeated
-from control_plane.core.observed.jobs import CapacityWait, JobRecord
+from control_plane.core.observed.jobs import CapacityWait, JobRecord, Suspicion
 from control_plane.core.observed.reasons import GaveUp
+from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals
 from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import (
     FleetStatus,
@@ -41,6 +42,7 @@ from control_plane.core.states import (
 from control_plane.core.verification import blocked
 from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.rehearsals import RehearsalVerdict
 
 NOW = 1_800_000_000.0
 REPEAT = RepeatedWork(
@@ -82,6 +84,16 @@ RECOVERING = change(
     secondary=SecondaryStatus.RESTARTING,
     recovery=Recovery(phase=IncidentPhase.REPLACE, elapsed_seconds=20.0),
     protection=None,
+)
+DIFFERENCE = RehearsalOutcome(
+    verdict=RehearsalVerdict.DIFFERS,
+    step=Step(20),
+    steps=5,
+    seconds=9.0,
+    at=NOW - 60,
+    rank=Rank(1),
+    message="the loss of step 21 differs",
+    advice="Register the target network.",
 )
 WAIT = CapacityWait(missing_count=1, message="no capacity", failed_count=5, next_attempt_at=NOW + 600)
 
@@ -287,7 +299,7 @@ def test_a_paused_job_waits_for_its_person_only() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in DutyKind if kind is not DutyKind.NOTHING])
 @pytest.mark.parametrize("urgency", [Urgency.NOW, Urgency.LATER, Urgency.OPTIONAL])
 def test_every_duty_has_one_sentence_and_an_explanation(kind: DutyKind, urgency: Urgency) -> None:
-    subject = Subject(fleet=FLEET, job="atlas", wait=WAIT)
+    subject = Subject(fleet=FLEET, job="atlas", wait=WAIT, rehearsal=DIFFERENCE)
     example = of_job(change(RECOVERING, capacity_wait=WAIT), NOW) if kind is DutyKind.CAPACITY_WAIT else NOTHING
     found = replace(example, kind=kind, urgency=urgency, actions=example.actions or of_fleet(_HELD_FLEET).actions)
     found = replace(found, limit_seconds=120.0, since=NOW)
@@ -310,6 +322,42 @@ def test_every_action_has_words_and_a_command_with_all_names(kind: ActionKind) -
     assert words.words.endswith(".")
     assert words.command
     assert "{" not in words.words + words.command
+
+
+@pytest.mark.parametrize(
+    ("verdict", "is_duty"),
+    [
+        (RehearsalVerdict.PROVEN, False),
+        (RehearsalVerdict.DIFFERS, True),
+        (RehearsalVerdict.UNSTABLE, True),
+        (RehearsalVerdict.REFUSED, False),
+    ],
+)
+def test_a_job_whose_resume_differs_needs_a_person_later(verdict: RehearsalVerdict, is_duty: bool) -> None:
+    facts = change(TRAINING, rehearsal=Rehearsals(result=replace(DIFFERENCE, verdict=verdict)))
+    assert duty(facts) == ((DutyKind.RESUME_DIFFERS, Urgency.LATER) if is_duty else (DutyKind.NOTHING, Urgency.NONE))
+
+
+def test_the_duty_of_a_difference_has_the_advice() -> None:
+    found = of_job(change(TRAINING, rehearsal=Rehearsals(result=DIFFERENCE)), NOW)
+    subject = Subject(fleet=FLEET, job="atlas", rehearsal=DIFFERENCE)
+    assert sentence(found) == "Not urgent: correct the script, because a restart would not repeat its steps."
+    words = "A restart from step 20 does not repeat its steps: rank 1: the loss of step 21 differs."
+    assert explanation(found, subject) == words
+    told = action(found.actions[0], subject)
+    assert told.words == "Register the target network. Submit the job again with the corrected script."
+    assert told.command == "everstep jobs describe atlas"
+
+
+def test_a_rehearsal_is_not_a_stall() -> None:
+    still = change(TRAINING, moved_at=NOW - 500)
+    assert duty(still) == (DutyKind.STALLED, Urgency.NOW)
+    under_way = change(still, rehearsal=Rehearsals(is_under_way=True))
+    assert duty(under_way) == (DutyKind.NOTHING, Urgency.NONE)
+    hung = Suspicion(since=NOW - 500, began_at=NOW - 10, number=1, asked_at=NOW - 10)
+    assert duty(under_way, suspicion=hung) == (DutyKind.STALLED, Urgency.NOW)
+    assert duty(still, rehearsal=Rehearsals(ended_at=NOW - 60)) == (DutyKind.NOTHING, Urgency.NONE)
+    assert duty(still, rehearsal=Rehearsals(ended_at=NOW - 61)) == (DutyKind.STALLED, Urgency.NOW)
 
 
 def test_the_words_about_a_failed_job_name_its_rank_and_the_script() -> None:

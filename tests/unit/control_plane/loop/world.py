@@ -59,6 +59,7 @@ from everstep.protocol.agent_messages import (
     RankStacks,
     RankStatus,
     RankValues,
+    Rehearse,
     Release,
     RoundStatus,
     RunningUpload,
@@ -70,11 +71,13 @@ from everstep.protocol.agent_messages import (
     TakeStacks,
     UploadedShard,
 )
+from everstep.protocol.codec import PROTOCOL_MINOR
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.parity import Contribution, Rebuild, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, RankPlan, ShardSource, SlotRecord, SourceKind
 from everstep.protocol.rank_messages import UnkeptCause
+from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed, ReplayDifference
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
 
@@ -184,6 +187,12 @@ class Agent:
     sources: tuple[str, ...] = ()
     """SHA-256 digests of the source archives that this agent has downloaded and verified."""
     wanted_checkpoint: int = -1
+    rehearsal_number: int = 0
+    """Number of the newest order to rehearse that the agent has taken. 0 after a restart."""
+    is_slow_to_rehearse: bool = False
+    """True while the agent does not answer orders to rehearse."""
+    rehearsed: dict[Rank, Rehearsed] = field(default_factory=dict)
+    """The newest rehearsal of each rank."""
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     logged: tuple[RankValues, ...] = ()
@@ -198,6 +207,7 @@ class Agent:
             peer_port=4000,
             memory_bytes=1 << 30,
             version="1",
+            protocol_minor=PROTOCOL_MINOR,
         )
         self.world.note(hello)
         self.connection = self.world.registry.accept(hello, self.world.fleet_of(self.node_id))
@@ -269,6 +279,7 @@ class Agent:
                 committed_at_seconds=self.unix_seconds,
                 stopped=self.is_told_to_stop,
                 finished=has_ended_well,
+                rehearsal_number=self.rehearsal_number,
             )
             if is_coordinator
             else None,
@@ -355,6 +366,7 @@ class Agent:
             limit_seconds=self.limit_of.get(rank, 0.0),
             passed_at_seconds=self.stamp(step) if self.stamp is not None else 0.0,
             first_passed_at_seconds=self.stamp(base + 1) if self.stamp is not None and step > base else 0.0,
+            rehearsed=self.rehearsed.get(rank),
         )
 
     def stacks(self) -> tuple[RankStacks, ...]:
@@ -403,6 +415,7 @@ class Agent:
                 self.sources = ()
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
                 self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
+                self.rehearsal_number, self.rehearsed = 0, {}
                 self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop, self.has_decided = (
                     {},
                     set(),
@@ -436,6 +449,9 @@ class Agent:
             case TakeCheckpoint(generation=generation, step=step):
                 if generation == self.generation:
                     self.wanted_checkpoint = step
+            case Rehearse(generation=generation, number=number):
+                if generation == self.generation and not self.is_slow_to_rehearse:
+                    self.rehearsal_number = max(self.rehearsal_number, number)
             case TakeStacks(generation=generation, number=number):
                 if generation == self.generation and (self.look is None or number > self.look[0]):
                     self.look = number, self.world.now
@@ -684,6 +700,7 @@ class World:
         self.before_pass: Callable[[], Awaitable[None]] | None = None
         self.refusal: CloudError | None = None
         """Error with which AWS refuses every call of the loops. None: AWS accepts the calls."""
+        self.is_local = False
         self.hangs = False
         """True if calls to S3 and AWS that one turn of the loops starts are still running when the next turn begins."""
         self.add_fleet(FLEET, GROUP, "us-east-1a", nodes=nodes, spares=spares, max_size=max_size)
@@ -729,6 +746,7 @@ class World:
             secret=b"secret",
             owner=f"server{self.server_count}",
             bucket=BUCKET,
+            is_local=self.is_local,
             now=lambda: self.now,
             monotonic=self.monotonic,
         )
@@ -982,6 +1000,32 @@ class World:
                     next((key[1] for key in agent.slots if key[0] == rank and key[2] == step), agent.generation)
                 ]
             )
+
+    def begin_rehearsal(self, limit_seconds: float = 300.0) -> None:
+        """Let all ranks repeat steps from now on, within a limit."""
+        for agent in self.team():
+            agent.phase_of = dict.fromkeys(agent.boundary, "rehearse")
+            agent.limit_of = dict.fromkeys(agent.boundary, limit_seconds)
+
+    def end_rehearsal(self, *verdicts: RehearsalVerdict | None, seconds: float = 3.0) -> None:
+        """Let each rank train again and report its verdict, or nothing."""
+        for agent in self.team():
+            agent.phase_of, agent.limit_of = {}, {}
+            for rank in agent.boundary:
+                if rank < len(verdicts) and (verdict := verdicts[rank]) is not None:
+                    step = Step(agent.boundary[rank] - 5)
+                    agent.rehearsed[rank] = Rehearsed(
+                        generation=agent.generation,
+                        step=step,
+                        steps=5,
+                        seconds=seconds,
+                        verdict=verdict,
+                        difference=None
+                        if verdict is RehearsalVerdict.PROVEN
+                        else ReplayDifference(step=Step(step + 2 + rank), kind="loss", source="unknown"),
+                        message="" if verdict is RehearsalVerdict.PROVEN else "the loss differs",
+                        advice="" if verdict is RehearsalVerdict.PROVEN else "Register it.",
+                    )
 
     def spare(self) -> Agent:
         """Return a living agent whose node is not assigned to a job."""

@@ -1,0 +1,58 @@
+"""The stored facts about a job's rehearsals (`core.rehearsal`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from control_plane.core.observed.steps import NO_GENERATION
+from everstep.protocol.ids import NO_STEP, Generation, Rank, Step
+from everstep.protocol.rehearsals import RehearsalVerdict, ReplayDifference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalOutcome:
+    """The result of a rehearsal on all ranks."""
+
+    verdict: RehearsalVerdict
+    step: Step
+    """The step from which the ranks repeated steps."""
+    steps: int
+    """Number of repeated steps."""
+    seconds: float
+    """The longest time for which a rank did not train."""
+    at: float
+    """Unix time at which the control plane received the last rank's report."""
+    rank: Rank | None = None
+    """The rank with the first difference, or the first rank that could not rehearse. None if all steps are equal."""
+    difference: ReplayDifference | None = None
+    message: str = ""
+    advice: str = ""
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether the repeated steps differ. A refused rehearsal finds no difference."""
+        return self.verdict in (RehearsalVerdict.DIFFERS, RehearsalVerdict.UNSTABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsals:
+    """The rehearsals of a job: the newest order, and the newest result."""
+
+    number: int = 0
+    """Number of the newest order, which counts the job's orders from 1."""
+    generation: Generation = NO_GENERATION
+    """The generation that received the newest order."""
+    is_open: bool = False
+    """Whether the newest order has no result yet, and its generation has not ended."""
+    after: Step = NO_STEP
+    """The newest step from which a rank had rehearsed before the newest order. Later steps belong to the order."""
+    served_at: float | None = None
+    """`JobRecord.rehearsal_requested_at` of the newest request that an order serves. None if a person requested none.
+    """
+    unanswered_count: int = 0
+    """Number of orders in a row whose generation ended before they had a result."""
+    is_under_way: bool = False
+    """Whether ranks repeat steps now."""
+    ended_at: float | None = None
+    """Unix time at which the ranks last stopped repeating steps. None before."""
+    result: RehearsalOutcome | None = None

@@ -1,0 +1,198 @@
+"""Decides when a job rehearses its own resume, and combines the ranks' reports to one result.
+
+    committed ≥ AtStep, cheap enough ─┐
+    a person asks ────────────────────┴▶ order ─▶ ranks repeat steps ─▶ all ranks report, or one refuses ─▶ result
+                                           ▲                                │
+                                           └── once more ◀── the generation ends before a result
+
+Invariant: pure. An order is stored before any agent receives it. A job without a result gets at most `MOST_ORDERS`
+orders in a row, and a job with a result gets another order only if a person asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
+
+from control_plane.core import accounting
+from control_plane.core.actions import EventDraft
+from control_plane.core.hangs import REHEARSE
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals
+from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
+from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.ids import NO_STEP, NodeId, Rank
+from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
+from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
+
+MOST_ORDERS = 2
+MAX_COST_RATIO = 0.001
+"""Largest cost of a rehearsal in mode AUTO, as a share of the expected run."""
+LEAST_RUN_SECONDS = 180.0
+"""Shortest expected run in mode AUTO. A shorter job costs little to repeat."""
+_LEAD_STEPS = 10
+"""Steps that the coordinator may need to announce a rehearsal, besides three times the number of repeated steps."""
+
+
+def is_due(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
+    """Return whether a running job that neither stops nor moves must be ordered to rehearse now.
+
+    Args:
+        spec: settings of rehearsals, and the script.
+        record: the job's record, with the progress that the agents have just reported.
+        is_local: whether the fleet is a local cluster, on which a rehearsal may cost any time.
+
+    Returns:
+        False also if the newest order has no result yet.
+    """
+    told = record.rehearsal
+    if spec.rehearsal_mode is RehearsalMode.OFF or CHECK_VARIABLE in spec.script.environment or told.is_open:
+        return False
+    is_asked = record.rehearsal_requested_at not in (None, told.served_at)
+    if record.committed <= record.base_step or (record.committed < spec.rehearsal_at_step and not is_asked):
+        return False
+    if 0 < record.target < record.boundary + 3 * spec.rehearsal_steps + _LEAD_STEPS:
+        return False
+    if is_asked:
+        return True
+    if told.result is not None or told.unanswered_count >= MOST_ORDERS:
+        return False
+    return (
+        told.unanswered_count > 0
+        or spec.rehearsal_mode is RehearsalMode.ON
+        or _is_worth_it(spec, record, is_local=is_local)
+    )
+
+
+def _is_worth_it(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
+    """Return whether the expected run is long, and the expected cost of a rehearsal is a small share of it."""
+    trained = record.microseconds.get(Bucket.TRAIN, 0) / 1_000_000
+    step_seconds = trained / record.max_boundary
+    if record.target <= 0 and is_local:
+        return True
+    run = record.target * step_seconds if record.target > 0 else 2 * trained
+    start = max(0.0, (record.stepped_at or record.state_since) - record.state_since)
+    cost = start + 2 * spec.rehearsal_steps * step_seconds
+    return run >= LEAST_RUN_SECONDS and (is_local or cost <= MAX_COST_RATIO * run)
+
+
+def ordered(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehearsals:
+    """Return the rehearsal of a job's record with a new order for the newest generation."""
+    earlier = (each.step for each in _reported(record, reports).values())
+    is_asked = record.rehearsal_requested_at != record.rehearsal.served_at
+    return replace(
+        record.rehearsal,
+        number=record.rehearsal.number + 1,
+        generation=record.generation,
+        is_open=True,
+        after=max(earlier, default=NO_STEP),
+        served_at=record.rehearsal_requested_at,
+        unanswered_count=0 if is_asked else record.rehearsal.unanswered_count,
+    )
+
+
+def followed(
+    spec: JobSpec,
+    before: JobRecord,
+    record: JobRecord,
+    plan: GenerationPlan,
+    reports: Mapping[NodeId, MemberReport],
+    now: float,
+) -> tuple[JobRecord, tuple[EventDraft, ...]]:
+    """Return the record with what the ranks report about the newest order, and an event about a new result.
+
+    Args:
+        spec: settings of rehearsals, and the script.
+        before: the record before these reports.
+        record: the record with the progress that the agents have just reported.
+        plan: the plan of the newest generation.
+        reports: the members' reports about this generation.
+        now: Unix seconds.
+
+    Returns:
+        The record. With a result, its ledger counts the time of the rehearsal as such.
+    """
+    told = record.rehearsal
+    living = [rank for report in reports.values() for rank in report.ranks if rank.exit is None]
+    is_under_way = any(rank.phase == REHEARSE for rank in living)
+    if told.is_under_way and not is_under_way:
+        told = replace(told, ended_at=now)
+    told = replace(told, is_under_way=is_under_way)
+    if told.is_open and told.generation != record.generation:
+        told = replace(told, is_open=False, unanswered_count=told.unanswered_count + 1)
+    if not told.is_open:
+        return replace(record, rehearsal=told), ()
+    told = replace(told, served_at=record.rehearsal_requested_at)
+    news = {rank: each for rank, each in _reported(record, reports).items() if each.step > told.after}
+    result = _combined(news, plan.world_size, now)
+    if result is None:
+        return replace(record, rehearsal=told), ()
+    told = replace(told, is_open=False, unanswered_count=0, ended_at=now, result=result)
+    record = replace(record, rehearsal=told)
+    if result.verdict is not RehearsalVerdict.REFUSED:
+        last = result.step + result.steps
+        passed_at = next((each.boundary_at for each in (before, record) if each.boundary == last), None)
+        start = now - result.seconds if passed_at is None else passed_at
+        record = accounting.recharge_rehearsal(record, start, min(now, start + result.seconds))
+    if result.is_difference and spec.rehearsal_on_difference is OnDifference.STOP and not record.stop_reason:
+        record = replace(record, stop_reason=f"{difference_words(result)} (Rehearsal.OnDifference is Stop)")
+    return record, (_event(result),)
+
+
+def difference_words(result: RehearsalOutcome) -> str:
+    """Return a clause about a result with a difference, without the advice."""
+    what = "is not deterministic" if result.verdict is RehearsalVerdict.UNSTABLE else "does not repeat its steps"
+    return f"a restart from step {result.step} {what}: rank {result.rank}: {result.message.rstrip('.')}"
+
+
+def _event(result: RehearsalOutcome) -> EventDraft:
+    detail = msgspec.to_builtins(result)
+    if result.verdict is RehearsalVerdict.PROVEN:
+        words = f"a restart from step {result.step} repeated {result.steps} steps bit for bit"
+        return EventDraft(type="ResumeProven", message=f"{words}, in {result.seconds:.1f} s", detail=detail)
+    if result.verdict is RehearsalVerdict.REFUSED:
+        words = f"rank {result.rank} cannot rehearse a restart: {result.message}"
+        return EventDraft(type="RehearsalRefused", message=words, detail=detail)
+    advice = f" {result.advice}" if result.advice else ""
+    return EventDraft(type="ResumeDiffers", message=f"{difference_words(result)}.{advice}", detail=detail)
+
+
+def _reported(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> dict[Rank, Rehearsed]:
+    """Return the newest rehearsal of each rank in the newest generation, for the ranks that have one."""
+    return {
+        rank.rank: rank.rehearsed
+        for report in reports.values()
+        for rank in report.ranks
+        if rank.rehearsed is not None and rank.rehearsed.generation == record.generation
+    }
+
+
+def _combined(news: Mapping[Rank, Rehearsed], world_size: int, now: float) -> RehearsalOutcome | None:
+    """Return the result for all ranks: a refusal, the first difference, or the slowest proof. None while a rank trains.
+
+    A rank that refuses withdraws the rehearsal, so the other ranks report nothing.
+    """
+    refused = [(rank, each) for rank, each in sorted(news.items()) if each.verdict is RehearsalVerdict.REFUSED]
+    if not refused and len(news) < world_size:
+        return None
+    differing = [(rank, each) for rank, each in sorted(news.items()) if each.verdict is not RehearsalVerdict.PROVEN]
+    slowest = max(each.seconds for each in news.values())
+    rank, first = min(refused or differing or [*news.items()], key=lambda each: (_first_step(each[1]), each[0]))
+    return RehearsalOutcome(
+        verdict=first.verdict,
+        step=first.step,
+        steps=first.steps,
+        seconds=slowest,
+        at=now,
+        rank=rank if first.verdict is not RehearsalVerdict.PROVEN else None,
+        difference=first.difference,
+        message=first.message,
+        advice=first.advice,
+    )
+
+
+def _first_step(each: Rehearsed) -> int:
+    return each.step + each.steps if each.difference is None else each.difference.step

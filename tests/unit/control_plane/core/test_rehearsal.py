@@ -1,0 +1,282 @@
+"""Tests when a job is ordered to rehearse its resume, and the result that follows from the ranks' reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from control_plane.core import accounting, rehearsal
+from control_plane.core.observed.jobs import JobRecord
+from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals
+from control_plane.core.observed.spans import Bucket
+from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
+from control_plane.core.states import JobState
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStatus
+from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.plan import CHECK_VARIABLE
+from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed, ReplayDifference
+from tests.properties.control_plane.simulated import spec_of
+from tests.unit.worker.rank_plans import RUN, rank_plan
+
+START, NOW, GENERATION = 1_000.0, 1_100.0, Generation(1)
+SPEC = replace(spec_of("job", "ab", 2, 2), run=RUN, rehearsal_mode=RehearsalMode.AUTO)
+PLAN = rank_plan(addresses=("a", "b"))
+PROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
+RESULT = RehearsalOutcome(verdict=PROVEN, step=Step(20), steps=5, seconds=3.0, at=NOW)
+NONE = Rehearsals()
+
+
+def running(*, committed: int = 20, step_seconds: float = 1.0, **changes: Any) -> JobRecord:
+    """Return the record of a job that trains since step 0, and whose ranks needed 10 s to make their first step."""
+    trained = round(committed * step_seconds * 1_000_000)
+    values = {
+        "state": JobState.RUNNING,
+        "created_at": START,
+        "state_since": START,
+        "stepped_at": START + 10,
+        "generation": GENERATION,
+        "committed": Step(committed),
+        "boundary": Step(committed + 1),
+        "max_boundary": Step(max(committed, 1)),
+        "microseconds": {Bucket.TRAIN.value: trained},
+        **changes,
+    }
+    return JobRecord(**values)
+
+
+def script_with(**environment: str) -> JobSpec:
+    return replace(SPEC, script=msgspec.structs.replace(SPEC.script, environment=environment))
+
+
+@pytest.mark.parametrize(
+    ("changes", "spec", "is_due"),
+    [
+        pytest.param({"committed": 19}, {}, False, id="before AtStep"),
+        pytest.param({"committed": 20}, {}, True, id="at AtStep"),
+        pytest.param({"committed": 7}, {"rehearsal_at_step": 7}, True, id="at another AtStep"),
+        pytest.param({"committed": 20, "base_step": Step(20)}, {}, False, id="the base is not a committed step"),
+        pytest.param({"committed": 21, "base_step": Step(20)}, {}, True, id="the first step after the base"),
+        pytest.param({"rehearsal": Rehearsals(result=RESULT)}, {}, False, id="once"),
+        pytest.param({"rehearsal": Rehearsals(is_open=True)}, {}, False, id="no second order before a result"),
+        pytest.param({"rehearsal": Rehearsals(unanswered_count=1)}, {}, True, id="again after a lost generation"),
+        pytest.param({"rehearsal": Rehearsals(unanswered_count=2)}, {}, False, id="not a third time"),
+        pytest.param({}, {"rehearsal_mode": RehearsalMode.OFF}, False, id="off"),
+        pytest.param(
+            {"rehearsal_requested_at": NOW}, {"rehearsal_mode": RehearsalMode.OFF}, False, id="off for a person"
+        ),
+        pytest.param(
+            {"rehearsal_requested_at": NOW, "rehearsal": Rehearsals(result=RESULT)}, {}, True, id="asked again"
+        ),
+        pytest.param({"rehearsal_requested_at": NOW, "committed": 3}, {}, True, id="a person need not wait for AtStep"),
+        pytest.param({"rehearsal_requested_at": NOW, "committed": 0}, {}, False, id="a person waits for a commit"),
+        pytest.param(
+            {"rehearsal_requested_at": NOW, "rehearsal": Rehearsals(result=RESULT, served_at=NOW)},
+            {},
+            False,
+            id="served",
+        ),
+        pytest.param(
+            {"rehearsal_requested_at": NOW, "rehearsal": Rehearsals(unanswered_count=2)}, {}, True, id="asked after two"
+        ),
+        pytest.param({"target": Step(180)}, {}, True, id="180 s"),
+        pytest.param({"target": Step(179)}, {}, False, id="shorter than 180 s"),
+        pytest.param({"target": Step(179)}, {"rehearsal_mode": RehearsalMode.ON}, True, id="short, but on"),
+        pytest.param({"target": Step(179), "rehearsal_requested_at": NOW}, {}, True, id="short, but asked"),
+        pytest.param(
+            {"target": Step(46)}, {"rehearsal_mode": RehearsalMode.ON}, True, id="the room before the target suffices"
+        ),
+        pytest.param({"target": Step(45)}, {"rehearsal_mode": RehearsalMode.ON}, False, id="too near to the target"),
+    ],
+)
+def test_when_a_job_of_a_local_cluster_rehearses(changes: dict[str, Any], spec: dict[str, Any], is_due: bool) -> None:
+    assert rehearsal.is_due(replace(SPEC, **spec), running(**changes), is_local=True) is is_due
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_due"),
+    [
+        pytest.param({"target": Step(20_000)}, True, id="20 s of 20,000 s"),
+        pytest.param({"target": Step(19_999)}, False, id="more than 0.1 % of the run"),
+        pytest.param({"target": Step(19_999), "stepped_at": START + 9}, True, id="a faster start costs less"),
+        pytest.param({"committed": 10_000}, True, id="half of an unknown run is over"),
+        pytest.param({"committed": 9_999}, False, id="an unknown run that is too short so far"),
+        pytest.param({"committed": 10_000, "step_seconds": 0.005}, False, id="an unknown run of 100 s"),
+    ],
+)
+def test_when_a_job_on_aws_rehearses(changes: dict[str, Any], is_due: bool) -> None:
+    assert rehearsal.is_due(SPEC, running(**changes), is_local=False) is is_due
+    assert rehearsal.is_due(replace(SPEC, rehearsal_mode=RehearsalMode.ON), running(**changes), is_local=False)
+
+
+def test_a_determinism_check_never_rehearses() -> None:
+    asked = running(rehearsal_requested_at=NOW)
+    assert rehearsal.is_due(script_with(OTHER="1"), asked, is_local=True)
+    assert not rehearsal.is_due(script_with(**{CHECK_VARIABLE: "8"}), asked, is_local=True)
+
+
+def rehearsed(verdict: RehearsalVerdict, step: int = 30, at: int | None = None, **changes: Any) -> Rehearsed:
+    """Return a rank's report. `at` is the step of the first difference."""
+    found = None if at is None else ReplayDifference(step=Step(at), kind="loss", source="unknown")
+    values = {"generation": GENERATION, "step": Step(step), "steps": 5, "seconds": 3.0, "difference": found}
+    return Rehearsed(verdict=verdict, **{**values, **changes})
+
+
+def reports(*each: Rehearsed | None, phase: str = "train") -> dict[NodeId, MemberReport]:
+    return {
+        NodeId(f"i-{rank}"): MemberReport(
+            job=SPEC.job,
+            run=RUN,
+            generation=GENERATION,
+            phase=MemberPhase.RUNNING,
+            ranks=(RankStatus(rank=Rank(rank), boundary=Step(36), phase=phase, rehearsed=report),),
+        )
+        for rank, report in enumerate(each)
+    }
+
+
+def ordered(**changes: Any) -> JobRecord:
+    record = running(committed=25, **changes)
+    return replace(record, rehearsal=rehearsal.ordered(record, {}))
+
+
+def follow(record: JobRecord, *each: Rehearsed | None, spec: JobSpec = SPEC, phase: str = "train", now: float = NOW):
+    return rehearsal.followed(spec, record, record, PLAN, reports(*each, phase=phase), now)
+
+
+def test_a_result_needs_the_reports_of_all_ranks() -> None:
+    record, events = follow(ordered(), rehearsed(PROVEN), None)
+    assert (record.rehearsal.is_open, record.rehearsal.result, events) == (True, None, ())
+    record, (event,) = follow(record, rehearsed(PROVEN, seconds=2.0), rehearsed(PROVEN, seconds=4.0))
+    assert record.rehearsal.result == replace(RESULT, step=Step(30), seconds=4.0)
+    assert not record.rehearsal.is_open
+    assert event.type == "ResumeProven"
+    assert event.message == "a restart from step 30 repeated 5 steps bit for bit, in 4.0 s"
+    assert follow(record, rehearsed(PROVEN), rehearsed(PROVEN)) == (record, ()), "each result once"
+
+
+@pytest.mark.parametrize(
+    ("each", "rank"),
+    [
+        ((rehearsed(PROVEN), rehearsed(DIFFERS, at=31)), 1),
+        ((rehearsed(DIFFERS, at=32), rehearsed(DIFFERS, at=31)), 1),
+        ((rehearsed(DIFFERS, at=31), rehearsed(DIFFERS, at=31)), 0),
+        ((rehearsed(DIFFERS), rehearsed(UNSTABLE, at=35)), 0),
+        ((rehearsed(UNSTABLE, at=30), rehearsed(DIFFERS, at=31)), 0),
+        ((rehearsed(PROVEN), rehearsed(REFUSED)), 1),
+        ((None, rehearsed(REFUSED)), 1),
+        ((rehearsed(REFUSED), rehearsed(DIFFERS, at=30)), 0),
+    ],
+)
+def test_a_result_names_the_first_difference(each: tuple[Rehearsed | None, ...], rank: int) -> None:
+    named = [
+        None if one is None else msgspec.structs.replace(one, message=f"m{who}", advice="a")
+        for who, one in enumerate(each)
+    ]
+    result = follow(ordered(), *named)[0].rehearsal.result
+    assert result is not None
+    assert (result.rank, result.message, result.advice) == (rank, f"m{rank}", "a")
+    assert named[rank] is not None
+    assert result.verdict is named[rank].verdict
+
+
+@pytest.mark.parametrize(
+    ("verdict", "type_", "message"),
+    [
+        (DIFFERS, "ResumeDiffers", "a restart from step 30 does not repeat its steps: rank 0: loss differs. Keep it."),
+        (UNSTABLE, "ResumeDiffers", "a restart from step 30 is not deterministic: rank 0: loss differs. Keep it."),
+        (REFUSED, "RehearsalRefused", "rank 0 cannot rehearse a restart: loss differs."),
+    ],
+)
+def test_a_difference_is_an_event_with_its_advice(verdict: RehearsalVerdict, type_: str, message: str) -> None:
+    told = rehearsed(verdict, at=31, message="loss differs.", advice="Keep it.")
+    record, (event,) = follow(ordered(), told, told)
+    assert (event.type, event.message) == (type_, message)
+    assert record.stop_reason == ""
+
+
+@pytest.mark.parametrize(("verdict", "stops"), [(PROVEN, False), (DIFFERS, True), (UNSTABLE, True), (REFUSED, False)])
+def test_a_difference_stops_a_job_that_asks_for_it(verdict: RehearsalVerdict, stops: bool) -> None:
+    spec = replace(SPEC, rehearsal_on_difference=OnDifference.STOP)
+    told = rehearsed(verdict, at=31, message="loss differs")
+    assert bool(follow(ordered(), told, told, spec=spec)[0].stop_reason) is stops
+    limited = replace(ordered(), stop_reason="MaxCostUsd (5) is spent")
+    assert follow(limited, told, told, spec=spec)[0].stop_reason == "MaxCostUsd (5) is spent"
+
+
+def test_reports_of_earlier_rehearsals_do_not_answer_an_order() -> None:
+    record = running(committed=25)
+    told = reports(rehearsed(PROVEN, step=30), rehearsed(PROVEN, step=30))
+    record = replace(record, rehearsal=rehearsal.ordered(record, told))
+    assert record.rehearsal.after == 30
+    assert follow(record, rehearsed(PROVEN, step=30), rehearsed(PROVEN, step=41))[0].rehearsal.is_open
+    old = rehearsed(PROVEN, step=41, generation=Generation(0))
+    assert follow(record, old, rehearsed(PROVEN, step=41))[0].rehearsal.is_open
+    assert not follow(record, rehearsed(PROVEN, step=41), rehearsed(PROVEN, step=41))[0].rehearsal.is_open
+
+
+def test_a_generation_that_ends_before_a_result_lets_the_job_rehearse_once_more() -> None:
+    record = ordered()
+    for number in (1, 2):
+        assert (record.rehearsal.number, record.rehearsal.is_open) == (number, True)
+        later = replace(record, generation=Generation(record.generation + 1))
+        record, events = rehearsal.followed(SPEC, later, later, PLAN, {}, NOW)
+        assert (record.rehearsal.unanswered_count, record.rehearsal.is_open, events) == (number, False, ())
+        assert rehearsal.is_due(SPEC, record, is_local=True) is (number == 1)
+        record = replace(record, rehearsal=rehearsal.ordered(record, {}))
+    asked = replace(record, rehearsal=replace(record.rehearsal, is_open=False), rehearsal_requested_at=NOW)
+    assert rehearsal.is_due(SPEC, asked, is_local=True)
+    assert rehearsal.ordered(asked, {}).unanswered_count == 0, "a person's request begins again"
+
+
+def test_a_request_during_a_rehearsal_is_served_by_it() -> None:
+    record, _ = follow(replace(ordered(), rehearsal_requested_at=NOW), None, None)
+    assert record.rehearsal.served_at == NOW
+    record, _ = follow(record, rehearsed(PROVEN), rehearsed(PROVEN))
+    assert not rehearsal.is_due(SPEC, record, is_local=True)
+
+
+def test_the_ledger_counts_the_seconds_without_training() -> None:
+    """The ranks reached step 35 at 1,060 s, and did not train for 30 s. The control plane received that at 1,100 s."""
+    record = ordered(boundary=Step(35), boundary_at=1_060.0, accounted_until=1_000.0)
+    record = accounting.charge(replace(record, microseconds={}), 1_070.0, gap_seconds=1_000)
+    record, _ = follow(record, None, None, phase="rehearse", now=1_070.0)
+    assert record.rehearsal.is_under_way
+    record = accounting.charge(record, NOW, gap_seconds=1_000)
+    assert record.microseconds == {"train": 70_000_000, "rehearsal": 30_000_000}
+    record, _ = follow(record, rehearsed(PROVEN, seconds=30.0), rehearsed(PROVEN, seconds=20.0))
+    assert record.microseconds == {"train": 70_000_000, "rehearsal": 30_000_000}
+    assert [(span.start // 1_000_000, span.bucket) for span in record.spans] == [
+        (1_000, Bucket.TRAIN),
+        (1_060, Bucket.REHEARSAL),
+        (1_090, Bucket.TRAIN),
+    ]
+    assert (record.rehearsal.is_under_way, record.rehearsal.ended_at) == (False, NOW)
+
+
+def test_without_a_time_of_the_last_step_the_seconds_before_the_report_count() -> None:
+    record = replace(ordered(boundary=Step(36), accounted_until=1_000.0), microseconds={})
+    record = accounting.charge(record, NOW, gap_seconds=1_000)
+    record, _ = follow(record, rehearsed(PROVEN, seconds=30.0), rehearsed(PROVEN, seconds=20.0))
+    assert record.microseconds == {"train": 70_000_000, "rehearsal": 30_000_000}
+
+
+def test_a_rank_that_has_ended_does_not_rehearse() -> None:
+    exited = RankExit(exit_class=ExitClass.ERROR, code=1, at_seconds=NOW, boundary=Step(36))
+    told = reports(None, None, phase="rehearse")
+    gone = {
+        node: msgspec.structs.replace(
+            each, ranks=tuple(msgspec.structs.replace(rank, exit=exited) for rank in each.ranks)
+        )
+        for node, each in told.items()
+    }
+    record = ordered()
+    assert rehearsal.followed(SPEC, record, record, PLAN, told, NOW)[0].rehearsal.is_under_way
+    assert not rehearsal.followed(SPEC, record, record, PLAN, gone, NOW)[0].rehearsal.is_under_way
+
+
+def test_the_first_order_of_a_job() -> None:
+    order = ordered().rehearsal
+    assert order == replace(NONE, number=1, generation=GENERATION, is_open=True, after=NO_STEP)

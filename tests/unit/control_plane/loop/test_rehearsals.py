@@ -1,0 +1,299 @@
+"""Runs the real loops on jobs that rehearse their resume, with agents that answer late, twice or never."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from control_plane.api import views
+from control_plane.core.observed.rehearsals import Rehearsals
+from control_plane.core.observed.specs import OnDifference, RehearsalMode
+from control_plane.core.states import JobState
+from control_plane.db import events, jobs
+from control_plane.loop import standing
+from control_plane.loop.memos import rehearsal_of
+from everstep.protocol.agent_messages import FaultCode, NodeFault, Rehearse
+from everstep.protocol.plan import CHECK_VARIABLE
+from everstep.protocol.rehearsals import RehearsalVerdict
+from tests.unit.control_plane.loop.world import World
+
+PROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, nodes=2, spares=1)
+    yield made
+    made.close()
+
+
+def orders(world: World) -> list[tuple[str, int, int, int]]:
+    """Return the orders that agents received: node, generation, number and steps, each once."""
+    told = [
+        (node_id, message.generation, message.number, message.steps)
+        for node_id, message in world.said
+        if isinstance(message, Rehearse)
+    ]
+    return list(dict.fromkeys(told))
+
+
+def told(world: World) -> Rehearsals:
+    return rehearsal_of(world.job())
+
+
+def story(world: World) -> list[str]:
+    """Return the types of the job's events about rehearsals, oldest first."""
+    with world.database.read() as session:
+        found = events.page(session, events.EventFilter(job_name="gpt"), limit=1_000)
+    return [each.type for each in found if "Rehears" in each.type or "Resume" in each.type]
+
+
+def ask(world: World) -> None:
+    with world.database.write() as session:
+        jobs.request_rehearsal(session, world.job().run_id, world.now)
+
+
+async def rehearsing(world: World, **spec: object) -> None:
+    """Let a job train until its coordinator has an order to rehearse."""
+    world.submit(nodes=2, **{"rehearsal_mode": RehearsalMode.ON, **spec})
+    await world.running()
+    await world.train(21)
+    await world.until(lambda: world.agents[world.plan().coordinator].rehearsal_number > 0)
+    await world.tick()
+
+
+async def test_a_job_is_ordered_once_and_stores_the_result_of_all_ranks(world: World) -> None:
+    await rehearsing(world, rehearsal_steps=7)
+    assert orders(world) == [(world.plan().coordinator, 1, 1, 7)]
+    world.begin_rehearsal()
+    await world.tick()
+    assert "repeats steps" in world.job().reason
+    world.end_rehearsal(PROVEN, None)
+    await world.tick()
+    assert (told(world).is_open, story(world)) == (True, [])
+    world.end_rehearsal(PROVEN, PROVEN, seconds=2.0)
+    world.said.clear()
+    await world.train(30)
+    assert story(world) == ["ResumeProven"]
+    result = told(world).result
+    assert result is not None
+    assert (result.verdict, result.steps, result.seconds, result.rank) == (PROVEN, 5, 2.0, None)
+    for _ in range(5):
+        await world.train(30)
+    assert orders(world) == [], "a job with a result rehearses only if a person asks"
+
+
+async def test_a_late_coordinator_receives_the_same_order_until_it_has_taken_it(world: World) -> None:
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON)
+    await world.running()
+    coordinator = world.agents[world.plan().coordinator]
+    coordinator.is_slow_to_rehearse = True
+    await world.train(21)
+    for _ in range(10):
+        await world.train(1)
+    sent = [message for _, message in world.said if isinstance(message, Rehearse)]
+    assert len(sent) > 5
+    assert orders(world) == [(coordinator.node_id, 1, 1, 5)]
+    coordinator.is_slow_to_rehearse = False
+    await world.train(1)
+    await world.train(1)
+    world.said.clear()
+    await world.train(5)
+    assert orders(world) == []
+    coordinator.rehearsal_number = 0  # Its agent has restarted.
+    await world.train(1)
+    await world.train(1)
+    assert orders(world) == [(coordinator.node_id, 1, 1, 5)]
+
+
+async def test_a_restarted_server_repeats_the_order_and_stores_one_result(world: World) -> None:
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON)
+    await world.running()
+    world.agents[world.plan().coordinator].is_slow_to_rehearse = True
+    await world.train(21)
+    await world.until(lambda: bool(orders(world)))
+    world.start_server()
+    await world.until(lambda: world.agents[world.plan().coordinator].connection is not None)
+    world.said.clear()
+    await world.until(lambda: bool(orders(world)))
+    assert [number for _, _, number, _ in orders(world)] == [1]
+    world.end_rehearsal(PROVEN, PROVEN)
+    await world.tick()
+    world.start_server()
+    for _ in range(20):
+        await world.tick()
+    assert story(world) == ["ResumeProven"]
+
+
+async def test_a_generation_that_ends_in_a_rehearsal_lets_the_job_rehearse_once_more(world: World) -> None:
+    await rehearsing(world)
+    for number in (1, 2, 3):
+        world.begin_rehearsal()
+        await world.tick()
+        world.kill_rank(world.team()[0])
+        world.end_rehearsal()
+        await world.until(lambda number=number: world.job().generation == number + 1)
+        await world.running()
+        for _ in range(8):
+            await world.train(10)
+    assert [(generation, number) for _, generation, number, _ in orders(world)] == [(1, 1), (2, 2)]
+    assert (told(world).unanswered_count, told(world).result) == (2, None)
+    world.said.clear()
+    ask(world)
+    await world.train(1)
+    await world.train(1)
+    assert [(generation, number) for _, generation, number, _ in orders(world)] == [(4, 3)]
+
+
+async def test_a_person_repeats_a_rehearsal(world: World) -> None:
+    await rehearsing(world)
+    ask(world)
+    await world.tick()
+    world.end_rehearsal(REFUSED)
+    await world.tick()
+    for _ in range(5):
+        await world.train(5)
+    assert story(world) == ["RehearsalRefused"]
+    assert len(orders(world)) == 1, "the request during the rehearsal is served by it, and a refusal is not repeated"
+    ask(world)
+    await world.train(10)
+    await world.train(1)
+    assert [number for _, _, number, _ in orders(world)] == [1, 2]
+    assert told(world).is_open, "the earlier reports do not answer the new order"
+    world.end_rehearsal(PROVEN, PROVEN)
+    await world.tick()
+    assert story(world) == ["RehearsalRefused", "ResumeProven"]
+
+
+async def test_a_difference_is_an_event_a_condition_and_a_duty_until_it_is_proven(world: World) -> None:
+    await rehearsing(world)
+    world.end_rehearsal(PROVEN, DIFFERS)
+    await world.tick()
+    assert story(world) == ["ResumeDiffers"]
+    (condition,) = views.job_conditions(world.job(), (), {}, ())
+    assert (condition.type, condition.node_id) == ("ResumeDiffers", None)
+    assert (
+        condition.message == "A restart from step 16 does not repeat its steps: rank 1: the loss differs. Register it."
+    )
+    assert world.job().state == JobState.RUNNING
+    ask(world)
+    await world.train(10)
+    await world.train(1)
+    world.end_rehearsal(PROVEN, PROVEN)
+    await world.tick()
+    assert views.job_conditions(world.job(), (), {}, ()) == []
+
+
+@pytest.mark.parametrize("verdict", [DIFFERS, UNSTABLE])
+async def test_a_difference_stops_a_job_that_asks_for_it_with_its_last_step_stored(
+    world: World, verdict: RehearsalVerdict
+) -> None:
+    await rehearsing(world, rehearsal_on_difference=OnDifference.STOP)
+    world.end_rehearsal(verdict, verdict)
+    await world.until(lambda: world.is_stopped)
+    world.finish()
+    await world.tick()
+    await world.upload(world.job().committed_step)
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert "rank 0: the loss differs (Rehearsal.OnDifference is Stop)" in world.job().reason
+    assert [each.state for each in world.checkpoints()] == ["complete"]
+
+
+async def test_the_time_of_a_rehearsal_has_its_own_bucket(world: World) -> None:
+    await rehearsing(world)
+    world.begin_rehearsal()
+    for _ in range(60):
+        await world.tick()
+    world.end_rehearsal(PROVEN, PROVEN, seconds=30.0)
+    await world.tick()
+    await world.train(1)
+    job = world.job()
+    assert job.accounting["rehearsal"] == pytest.approx(30e6, abs=1.1e6)
+    assert job.accounted_until is not None
+    assert sum(job.accounting.values()) == (job.accounted_until - job.created_at) // timedelta(microseconds=1)
+
+
+async def test_a_long_rehearsal_is_neither_a_hang_nor_a_loss_of_a_faulty_node(world: World) -> None:
+    """A lost GPU makes the second node impaired. The job would give the node up if training completed no step."""
+    await rehearsing(world)
+    world.begin_rehearsal(limit_seconds=600.0)
+    world.team()[1].node_faults = (NodeFault(code=FaultCode.GPU_LOST, message="x", is_permanent=False),)
+    seconds = world.timeouts.exclude_seconds + 120.0
+    for _ in range(round(2 * seconds)):
+        await world.tick()
+    assert (world.job().state, world.job().generation) == (JobState.RUNNING, 1)
+    assert world.job().accounting.get("stall", 0) == 0
+    with world.database.read() as session:
+        agents = world.registry.connected()
+        found = standing.of_jobs(session, [world.job()], agents, world.now.timestamp())[world.job().run_id]
+    assert found.duty.kind != "Stalled"
+
+
+async def test_a_rehearsal_beyond_its_limit_is_a_hang(world: World) -> None:
+    await rehearsing(world)
+    world.begin_rehearsal(limit_seconds=60.0)
+    await world.until(lambda: "made no progress in rehearse" in world.job().reason)
+    await world.until(lambda: world.job().generation == 2)
+
+
+async def test_a_job_that_moves_stops_or_takes_no_orders_does_not_rehearse(world: World) -> None:
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON, environment={CHECK_VARIABLE: "8"})
+    await world.running()
+    for _ in range(10):
+        await world.train(10)
+    with world.database.write() as session:
+        jobs.request_stop(session, world.job().run_id, world.now)
+    await world.train(1)
+    assert orders(world) == []
+
+
+async def test_a_job_rehearses_only_after_a_recovery(world: World) -> None:
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON, rehearsal_at_step=15)
+    await world.running()
+    await world.train(12)
+    world.kill_rank(world.team()[0])
+    await world.until(lambda: world.job().generation == 2)
+    await world.running()
+    await world.train(1)
+    assert orders(world) == []
+    for _ in range(6):
+        await world.train(3)
+    assert [(generation, number) for _, generation, number, _ in orders(world)] == [(2, 1)]
+
+
+async def test_an_agent_of_an_older_release_receives_no_order(world: World) -> None:
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON)
+    await world.running()
+    for agent in world.team():
+        assert agent.connection is not None
+        agent.connection.protocol_minor = 0
+    for _ in range(5):
+        await world.train(10)
+    assert (orders(world), told(world).number) == ([], 1)
+
+
+async def test_auto_rehearses_on_a_local_cluster_and_not_where_it_costs_too_much(world: World) -> None:
+    world.submit(nodes=2)
+    await world.running()
+    await world.train(30)
+    await world.train(30)
+    assert orders(world) == []
+    world.is_local = True
+    world.start_server()
+    await world.until(lambda: bool(orders(world)))
+
+
+async def test_two_servers_give_a_job_one_order_and_store_one_result(world: World) -> None:
+    """The first server loses its agents and its leases, and still sweeps after the second server took over."""
+    await rehearsing(world)
+    first = world.runner
+    world.start_server()
+    await world.until(lambda: world.runner.job_loop.leases.holds(world.job().run_id))
+    world.end_rehearsal(PROVEN, PROVEN)
+    await world.until(lambda: not told(world).is_open)
+    await first.job_loop.sweep()
+    await first.job_loop.idle()
+    assert (story(world), told(world).number) == (["ResumeProven"], 1)
