@@ -388,6 +388,7 @@ _ADVICE: Final = {
 
 
 def sentence_of(finding: Finding) -> str:
+    """Return the difference as a text for people."""
     parts = [f"Step {finding.step}, rank {finding.rank}: {_SUBJECTS[finding.kind]} ({_shown(finding.names)})."]
     parts.append(_PATTERNS[finding.pattern])
     parts += _evidence(finding)
@@ -404,6 +405,7 @@ def _evidence(finding: Finding) -> Iterator[str]:
 
 
 def advice_of(finding: Finding) -> str:
+    """Return how the user removes the difference."""
     return f"{_ADVICE[finding.source]} See {GUIDE}#{finding.source}."
 
 

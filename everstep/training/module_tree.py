@@ -48,7 +48,7 @@ def refusal(name: str, before: ModuleTree, now: ModuleTree, *, follows: bool) ->
     Args:
         name: name of the models, for the error.
         before: the modules that a snapshot can contain.
-        now: the present modules.
+        now: the modules that the script has after its newest step.
         follows: whether a snapshot can contain another module of the same class in the place of the earlier one.
 
     Returns:

@@ -50,7 +50,7 @@ _BEGUN = time.monotonic()
 
 
 class Replay(msgspec.Struct, frozen=True):
-    """What one process of a rehearsal hands to the next."""
+    """The values that one process of a rehearsal hands to the next."""
 
     number: int
     """2 and 3 for replays from b, `RETURN` for the return to S."""
@@ -88,7 +88,7 @@ class Replay(msgspec.Struct, frozen=True):
         text = os.environ.pop(REPLAY_VARIABLE, None)
         if text is None:
             return None
-        replay = msgspec.json.decode(text, type=cls)
+        replay = _REPLAYS.decode(text)
         for file in replay.files:
             os.set_inheritable(int(file.name), False)
         return replay
@@ -96,6 +96,9 @@ class Replay(msgspec.Struct, frozen=True):
     def restart(self) -> NoReturn:
         """Start the script anew in this process. Collective."""
         passes.restart({REPLAY_VARIABLE: msgspec.json.encode(self).decode()}, self.files)
+
+
+_REPLAYS = msgspec.json.Decoder(Replay)
 
 
 class Rehearsal:

@@ -104,7 +104,7 @@ def restart(variables: Mapping[str, str], kept: Iterable[Path]) -> NoReturn:
     rendezvous of the old process group may still answer at its port.
 
     Args:
-        variables: environment variables to set.
+        variables: added to the environment of the new process.
         kept: the files in memory (`create_file`) that the new process inherits.
     """
     variables = {**os.environ, **variables, **_new_rendezvous()}
