@@ -78,7 +78,7 @@ class Bench:
             HyperParameters={key: str(value) for key, value in hyperparameters.items()},
             NodeCount=nodes,
             Protection={"Copies": copies, **({} if max_slowdown is None else {"MaxSlowdown": max_slowdown})},
-            **more,
+            **{"Rehearsal": {"Mode": "Off"}, **more},
         )
         return BenchJob(self, name, nodes)
 

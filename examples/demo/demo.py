@@ -34,7 +34,7 @@ HOME = Path(".everstep/demo")
 STATIC = ROOT / "control_plane" / "static"
 NODES, SPARES, COPIES = 4, 1, 2
 STEPS, CHECKPOINT_EVERY, SEED = 240, 25, 7
-FIRST_FAULT_STEP, SECOND_FAULT_STEP = 30, 60
+REHEARSE_AT_STEP, FIRST_FAULT_STEP, SECOND_FAULT_STEP = 5, 30, 60
 REMAINING_STEPS = 50
 TOLD_EVERY_STEPS = 20
 TOLD_EVERY_SECONDS = 10.0
@@ -106,7 +106,7 @@ class Demo:
 
     # -- the job
 
-    def submit(self, job: str) -> None:
+    def submit(self, job: str, *, rehearses: bool) -> None:
         """Submit the character GPT through the public API."""
         source = self.client.upload_source(Directory=ROOT / "examples" / "char_gpt")["SourceId"]
         self.client.create_training_job(
@@ -118,6 +118,7 @@ class Demo:
             RanksPerNode=1,
             Protection={"Copies": COPIES},
             CheckpointConfig={"EverySteps": CHECKPOINT_EVERY},
+            Rehearsal={"Mode": "On" if rehearses else "Off", "AtStep": REHEARSE_AT_STEP},
         )
         self.say(
             f"submitted [cyan]{job}[/]: char-GPT, DeepSpeed ZeRO-3, {NODES} ranks, {STEPS} steps, every shard "
@@ -151,6 +152,23 @@ class Demo:
             f"{_total(incident):.1f} s in all"
         )
         return incident
+
+    def rehearsal(self, job: str) -> dict[str, Any]:
+        """Wait until the job has rehearsed its resume, and return the result.
+
+        Raises:
+            DemoFailed: the repeated steps differ, or the job could not rehearse.
+        """
+        result: dict[str, Any] = self.wait("its rehearsal", job, lambda seen: "RehearsalResult" in seen)[
+            "RehearsalResult"
+        ]
+        if result["Verdict"] != "Proven":
+            raise DemoFailed(f"the rehearsal is {result['Verdict']}: {result.get('Message', '')}")
+        self.say(
+            f"[green]resume proven[/] at step {result['Step']}: all ranks restarted and repeated {result['Steps']} "
+            f"steps bit for bit, in {result['Seconds']:.1f} s"
+        )
+        return result
 
     # -- faults
 
@@ -206,7 +224,8 @@ class Demo:
         Raises:
             DemoFailed: a step of the demo had another outcome than expected.
         """
-        self.submit("survivor")
+        self.submit("survivor", rehearses=True)
+        rehearsal = self.rehearsal("survivor")
         self.kill_rank("survivor")
         incidents = [self.incident("survivor", 1)]
         self.terminate_instance("survivor")
@@ -215,17 +234,18 @@ class Demo:
         incidents.append(self.incident("survivor", 3))
         self.wait("the end", "survivor", lambda seen: seen["TrainingJobStatus"] == "Completed")
         self.say("[cyan]survivor[/] completed; now the same job once more, undisturbed")
-        self.submit("reference")
+        self.submit("reference", rehearses=False)
         self.wait("the end", "reference", lambda seen: seen["TrainingJobStatus"] == "Completed")
         run, reference = self.result("survivor"), self.result("reference")
         unequal = differences(run, reference)
-        table(self.console, incidents)
+        table(self.console, rehearsal, incidents)
         report = {
             "identical": not unequal,
             "final_digest": run.digest,
             "reference_digest": reference.digest,
             "first_loss": float.fromhex(run.losses[0][0]),
             "last_loss": float.fromhex(run.losses[0][-1]),
+            "rehearsal": {key.lower(): rehearsal[key] for key in ("Verdict", "Step", "Steps", "Seconds")},
             "incidents": [summary(incident) for incident in incidents],
             "steps": STEPS,
             "world_size": NODES,
@@ -281,14 +301,16 @@ def summary(incident: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def table(console: Console, incidents: list[dict[str, Any]]) -> None:
-    """Print a table of the incidents and their costs."""
+def table(console: Console, rehearsal: dict[str, Any], incidents: list[dict[str, Any]]) -> None:
+    """Print a table of the rehearsal, the incidents and their costs."""
     shown = Table(title="What happened to the job, and what it cost", show_lines=True)
     shown.add_column("incident", no_wrap=True)
     shown.add_column("evidence", max_width=48)
     shown.add_column("restored from", no_wrap=True)
     for column in ("detect s", "replace s", "restore s", "rework s", "lost steps"):
         shown.add_column(column, justify="right", no_wrap=True)
+    repeated, seconds = f"{rehearsal['Steps']} steps repeated bit for bit", f"{rehearsal['Seconds']:.2f}"
+    shown.add_row("rehearsal", repeated, f"own copy, step {rehearsal['Step']}", "", "", "", seconds, "0")
     for incident in incidents:
         phases = [f"{incident[f'{phase}Seconds']:.2f}" for phase in ("Detect", "Replace", "Restore", "Rework")]
         source = f"{incident['RestoreSource']}, step {incident['FromStep']}"

@@ -73,6 +73,7 @@ class Stage:
             NodeCount=nodes,
             Protection={"Copies": 2},
             CheckpointConfig={"EverySteps": CHECKPOINT_STEPS},
+            Rehearsal={"Mode": "Off"},
         )
 
     def train(self) -> str:

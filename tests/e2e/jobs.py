@@ -127,7 +127,8 @@ class Workplace:
             NodeCount=shape.nodes,
             RanksPerNode=shape.ranks_per_node,
             Protection=shape.protection,
-            **(request or {}),
+            # The tests choose the steps of their faults. test_rehearsal.py has jobs that rehearse.
+            **{"Rehearsal": {"Mode": "Off"}, **(request or {})},
         )
         return Job(self, name, shape, parameters, gate)
 
