@@ -15,6 +15,7 @@ import { hook, incidentFigures, shown } from '../model/figures'
 import { count, duration } from '../model/format'
 import { isRecent } from '../model/incident'
 import { remainingWords } from '../model/progress'
+import { resumeWords } from '../model/rehearsal'
 import { openIncident, rateWords } from '../model/verdict'
 import { ActCard } from '../parts/ActCard'
 import { Ago, FactList, FleetLink, Loading, Status, ToneIcon, useIsStale, useNow, type Fact } from '../parts/Basics'
@@ -23,7 +24,7 @@ import { IncidentTable } from '../parts/IncidentTable'
 import { LastLines } from '../parts/LastLines'
 import { LatestIncident } from '../parts/LatestIncident'
 import { Progress } from '../parts/Progress'
-import { JOB } from '../words/job'
+import { JOB, RESUME } from '../words/job'
 import { TIMELINE } from '../words/jobTabs'
 import type { JobVerdict } from './useVerdict'
 
@@ -120,6 +121,7 @@ function factsOf(job: TrainingJob, { verdict, progress }: JobVerdict, now: numbe
       ? []
       : [[words.unsaved, shown(figures, 'unsavedSteps'), hook(figures, 'unsavedSteps'), words.unsavedNote]]
   const protection = <Status key="safe" tone={figures.protectionTone} word={figures.protection} />
+  const resume = resumeWords(job)
   const ran = job.TrainingStartTime === undefined ? '–' : duration(end - job.TrainingStartTime)
   return [
     [words.progress, <Progress key="progress" figures={figures} />],
@@ -133,6 +135,7 @@ function factsOf(job: TrainingJob, { verdict, progress }: JobVerdict, now: numbe
     ...(figures.isOver ? [] : memory),
     [words.recomputed, shown(figures, 'recomputedSteps'), hook(figures, 'recomputedSteps'), words.recomputedNote],
     ...lost,
+    ...(resume === undefined ? [] : [[RESUME.label, resume] satisfies Fact]),
     [words.incidents, `${shown(figures, 'incidents')}${open}`, hook(figures, 'incidents'), words.incidentsNote],
     [words.ranks, `${count(job.NodeCount)} × ${count(job.RanksPerNode)}`],
     [words.fleet, <FleetLink key="fleet" name={job.FleetName} />],

@@ -27,6 +27,7 @@ export const SECTIONS: Readonly<Partial<Record<Duty['Kind'], string>>> = {
   Unconfirmed: 'unprotected',
   WithoutCopies: 'unprotected',
   HeldNodes: 'held-node',
+  ResumeDiffers: 'resume-differs',
   Paused: 'paused',
 }
 

@@ -71,6 +71,19 @@ export const KEPT = {
   lostAll: (lost: number) => `${plural(lost, 'step')} ${lost === 1 ? 'is' : 'are'} lost: no checkpoint is in S3.`,
 } as const
 
+/** The line about the rehearsals of a job's resume. */
+export const RESUME = {
+  label: 'Resume',
+  pending: 'A rehearsal is pending.',
+  again: 'A further rehearsal is pending.',
+  proven: (step: string, time: string) => `Resume proven at step ${step}, in ${time}.`,
+  wrong: {
+    Differs: (step: string, rank?: number) => `Rank ${rank} differs after a restart from step ${step}.`,
+    Unstable: (step: string, rank?: number) => `Rank ${rank} is not deterministic after a restart from step ${step}.`,
+    Refused: (step: string, rank?: number) => `Rank ${rank} could not rehearse a restart from step ${step}.`,
+  },
+} as const
+
 /** Banners about a takeover of the job, its fleet, and other jobs. */
 export const BANNERS = {
   takenOver: {

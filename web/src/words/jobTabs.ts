@@ -33,6 +33,11 @@ export const TIME = {
       owner: 'AWS: capacity; you: spares',
     },
     stall: { label: 'Stall', what: 'ranks run without a step', owner: 'your script: data, evaluation, hangs' },
+    rehearsal: {
+      label: 'Rehearsal',
+      what: 'repeating steps to prove that a restart repeats them',
+      owner: 'you: Rehearsal.Steps, Rehearsal.Mode',
+    },
     detect: { label: 'Detect', what: 'from a failure to its detection', owner: 'Everstep: --detection-seconds' },
     replace: { label: 'Replace', what: 'replacing nodes after a failure', owner: 'Everstep and AWS: spares' },
     restore: { label: 'Restore', what: 'restoring state, up to the first new step', owner: 'Everstep' },
