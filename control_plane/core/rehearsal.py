@@ -3,7 +3,7 @@
     committed ≥ AtStep, cheap enough ─┐
     a person asks ────────────────────┴▶ order ─▶ ranks repeat steps ─▶ all ranks report, or one refuses ─▶ result
                                            ▲                                │
-                                           └── once more ◀── the generation ends before a result
+                                           └── once more ◀── the order ends before a result
 
 Invariant: pure. An order is stored before any agent receives it. A job without a result gets at most `MOST_ORDERS`
 orders in a row, and a job with a result gets another order only if a person asks.
@@ -26,11 +26,17 @@ from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMo
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import NO_STEP, NodeId, Rank
 from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
+from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 
 MOST_ORDERS = 2
 MAX_COST_RATIO = 0.001
 """Largest cost of a rehearsal in mode AUTO, as a share of the expected run."""
+REPORT_SECONDS = 30.0
+"""Time after which ranks that have not reported a rehearsal will not do so, once the coordinator has ended the order.
+
+Ranks report before they train on, so only the reports of agents can be late.
+"""
 LEAST_RUN_SECONDS = 180.0
 """Shortest expected run in mode AUTO. A shorter job costs little to repeat."""
 _LEAD_STEPS = 10
@@ -88,6 +94,7 @@ def ordered(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehear
         number=record.rehearsal.number + 1,
         generation=record.generation,
         is_open=True,
+        over_since=None,
         after=max(earlier, default=NO_STEP),
         served_at=record.rehearsal_requested_at,
         unanswered_count=0 if is_asked else record.rehearsal.unanswered_count,
@@ -120,8 +127,11 @@ def followed(
     is_under_way = any(rank.phase == REHEARSE for rank in living)
     if told.is_under_way and not is_under_way:
         told = replace(told, ended_at=now)
-    told = replace(told, is_under_way=is_under_way)
-    if told.is_open and told.generation != record.generation:
+    is_over = _is_over(told, plan, reports) and not is_under_way
+    over_since = (now if told.over_since is None else told.over_since) if is_over else None
+    told = replace(told, is_under_way=is_under_way, over_since=over_since)
+    is_lost = told.generation != record.generation or (over_since is not None and now - over_since > REPORT_SECONDS)
+    if told.is_open and is_lost:
         told = replace(told, is_open=False, unanswered_count=told.unanswered_count + 1)
     if not told.is_open:
         return replace(record, rehearsal=told), ()
@@ -140,6 +150,13 @@ def followed(
     if result.is_difference and spec.rehearsal_on_difference is OnDifference.STOP and not record.stop_reason:
         record = replace(record, stop_reason=f"{difference_words(result)} (Rehearsal.OnDifference is Stop)")
     return record, (_event(result),)
+
+
+def _is_over(told: Rehearsals, plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> bool:
+    """Return whether the coordinator has taken the open order, and has ended or withdrawn its rehearsal."""
+    status = reports[plan.coordinator].round if plan.coordinator in reports else None
+    is_taken = status is not None and told.is_open and status.rehearsal_number >= told.number
+    return is_taken and status is not None and status.rehearsal_state is StopState.NONE
 
 
 def difference_words(result: RehearsalOutcome) -> str:

@@ -43,14 +43,19 @@ class Rehearsals:
     generation: Generation = NO_GENERATION
     """The generation that received the newest order."""
     is_open: bool = False
-    """Whether the newest order has no result yet, and its generation has not ended."""
+    """Whether the newest order can still have a result."""
     after: Step = NO_STEP
     """The newest step from which a rank had rehearsed before the newest order. Later steps belong to the order."""
     served_at: float | None = None
     """`JobRecord.rehearsal_requested_at` of the newest request that an order serves. None if a person requested none.
     """
+    over_since: float | None = None
+    """Unix time since which the coordinator reports the end of the newest order, while ranks' reports are missing.
+
+    None before.
+    """
     unanswered_count: int = 0
-    """Number of orders in a row whose generation ended before they had a result."""
+    """Number of orders in a row that ended without a result."""
     is_under_way: bool = False
     """Whether ranks repeat steps now."""
     ended_at: float | None = None

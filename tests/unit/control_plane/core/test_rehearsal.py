@@ -14,9 +14,10 @@ from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
 from control_plane.core.states import JobState
-from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStatus
+from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStatus, RoundStatus
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE
+from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed, ReplayDifference
 from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
@@ -236,6 +237,33 @@ def test_a_request_during_a_rehearsal_is_served_by_it() -> None:
     assert record.rehearsal.served_at == NOW
     record, _ = follow(record, rehearsed(PROVEN), rehearsed(PROVEN))
     assert not rehearsal.is_due(SPEC, record, is_local=True)
+
+
+def test_an_order_that_its_coordinator_has_ended_waits_30_s_for_the_last_reports() -> None:
+    def told(number: int, state: StopState, phase: str = "train") -> dict[NodeId, MemberReport]:
+        found = reports(rehearsed(PROVEN), None, phase=phase)
+        status = RoundStatus(
+            committed=Step(35),
+            proposed=Step(36),
+            boundary=Step(36),
+            committed_at_seconds=NOW,
+            rehearsal_number=number,
+            rehearsal_state=state,
+        )
+        return {**found, PLAN.coordinator: msgspec.structs.replace(found[PLAN.coordinator], round=status)}
+
+    record = ordered()
+    for number, state, phase in (
+        (0, StopState.NONE, "train"),
+        (1, StopState.ANNOUNCED, "train"),
+        (1, StopState.NONE, "rehearse"),
+    ):
+        found, _ = rehearsal.followed(SPEC, record, record, PLAN, told(number, state, phase), NOW)
+        assert found.rehearsal.over_since is None
+    for seconds, is_open in ((0.0, True), (30.0, True), (30.1, False)):
+        record, _ = rehearsal.followed(SPEC, record, record, PLAN, told(1, StopState.NONE), NOW + seconds)
+        assert (record.rehearsal.is_open, record.rehearsal.unanswered_count) == (is_open, int(not is_open))
+    assert rehearsal.ordered(record, {}).over_since is None
 
 
 def test_the_ledger_counts_the_seconds_without_training() -> None:

@@ -11,6 +11,7 @@ import pytest
 from control_plane.api import views
 from control_plane.core.observed.rehearsals import Rehearsals
 from control_plane.core.observed.specs import OnDifference, RehearsalMode
+from control_plane.core.rehearsal import REPORT_SECONDS
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
 from control_plane.loop import standing
@@ -54,6 +55,11 @@ def story(world: World) -> list[str]:
 def ask(world: World) -> None:
     with world.database.write() as session:
         jobs.request_rehearsal(session, world.job().run_id, world.now)
+
+
+async def train_for(world: World, seconds: float) -> None:
+    for _ in range(round(2 * seconds)):
+        await world.train(1)
 
 
 async def rehearsing(world: World, **spec: object) -> None:
@@ -146,6 +152,22 @@ async def test_a_generation_that_ends_in_a_rehearsal_lets_the_job_rehearse_once_
     await world.train(1)
     await world.train(1)
     assert [(generation, number) for _, generation, number, _ in orders(world)] == [(4, 3)]
+
+
+async def test_an_order_that_the_ranks_never_answer_is_repeated_once(world: World) -> None:
+    """Ranks of an older release answer no announcement, so the coordinator ends the order."""
+    await rehearsing(world)
+    await train_for(world, 2 * REPORT_SECONDS)
+    assert told(world).is_open, "the rehearsal is announced and not over"
+    for _ in range(2):
+        world.end_rehearsal(PROVEN, None)
+        await train_for(world, REPORT_SECONDS)
+        assert told(world).is_open
+        await train_for(world, 5)
+    world.end_rehearsal(None, None)
+    await train_for(world, 2 * REPORT_SECONDS)
+    assert [number for _, _, number, _ in orders(world)] == [1, 2]
+    assert (told(world).unanswered_count, told(world).is_open, told(world).result) == (2, False, None)
 
 
 async def test_a_person_repeats_a_rehearsal(world: World) -> None:

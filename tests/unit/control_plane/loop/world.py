@@ -76,7 +76,7 @@ from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, 
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.parity import Contribution, Rebuild, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, RankPlan, ShardSource, SlotRecord, SourceKind
-from everstep.protocol.rank_messages import UnkeptCause
+from everstep.protocol.rank_messages import StopState, UnkeptCause
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed, ReplayDifference
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
 from tests.sqlite import make_migrated
@@ -189,6 +189,7 @@ class Agent:
     wanted_checkpoint: int = -1
     rehearsal_number: int = 0
     """Number of the newest order to rehearse that the agent has taken. 0 after a restart."""
+    rehearsal_state: StopState = StopState.NONE
     is_slow_to_rehearse: bool = False
     """True while the agent does not answer orders to rehearse."""
     rehearsed: dict[Rank, Rehearsed] = field(default_factory=dict)
@@ -280,6 +281,7 @@ class Agent:
                 stopped=self.is_told_to_stop,
                 finished=has_ended_well,
                 rehearsal_number=self.rehearsal_number,
+                rehearsal_state=self.rehearsal_state,
             )
             if is_coordinator
             else None,
@@ -415,7 +417,7 @@ class Agent:
                 self.sources = ()
                 self.plan, self.exits, self.uploads, self.faults = None, {}, (), ()
                 self.boundary, self.moved_at, self.look, self.looked_first = {}, {}, None, None
-                self.rehearsal_number, self.rehearsed = 0, {}
+                self.rehearsal_number, self.rehearsal_state, self.rehearsed = 0, StopState.NONE, {}
                 self.stands_at, self.stopped, self.cpu_share, self.is_told_to_stop, self.has_decided = (
                     {},
                     set(),
@@ -450,8 +452,9 @@ class Agent:
                 if generation == self.generation:
                     self.wanted_checkpoint = step
             case Rehearse(generation=generation, number=number):
-                if generation == self.generation and not self.is_slow_to_rehearse:
-                    self.rehearsal_number = max(self.rehearsal_number, number)
+                is_new = generation == self.generation and number > self.rehearsal_number
+                if is_new and not self.is_slow_to_rehearse:
+                    self.rehearsal_number, self.rehearsal_state = number, StopState.ANNOUNCED
             case TakeStacks(generation=generation, number=number):
                 if generation == self.generation and (self.look is None or number > self.look[0]):
                     self.look = number, self.world.now
@@ -1010,7 +1013,7 @@ class World:
     def end_rehearsal(self, *verdicts: RehearsalVerdict | None, seconds: float = 3.0) -> None:
         """Let each rank train again and report its verdict, or nothing."""
         for agent in self.team():
-            agent.phase_of, agent.limit_of = {}, {}
+            agent.phase_of, agent.limit_of, agent.rehearsal_state = {}, {}, StopState.NONE
             for rank in agent.boundary:
                 if rank < len(verdicts) and (verdict := verdicts[rank]) is not None:
                     step = Step(agent.boundary[rank] - 5)
