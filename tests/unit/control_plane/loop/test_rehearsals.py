@@ -273,17 +273,37 @@ async def test_a_job_that_moves_stops_or_takes_no_orders_does_not_rehearse(world
 
 
 async def test_a_job_rehearses_only_after_a_recovery(world: World) -> None:
-    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON, rehearsal_at_step=15)
+    """The ranks had finished 30 more steps than their agents reported. The job first repeats these steps."""
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON, rehearsal_at_step=13)
     await world.running()
     await world.train(12)
+    for agent in world.team():
+        agent.unheard = 30
     world.kill_rank(world.team()[0])
     await world.until(lambda: world.job().generation == 2)
     await world.running()
-    await world.train(1)
+    for _ in range(5):
+        await world.train(5)
+    assert world.job().committed_step > 30
     assert orders(world) == []
-    for _ in range(6):
-        await world.train(3)
+    for _ in range(5):
+        await world.train(5)
     assert [(generation, number) for _, generation, number, _ in orders(world)] == [(2, 1)]
+
+
+async def test_a_stop_waits_for_the_end_of_a_rehearsal(world: World) -> None:
+    await rehearsing(world)
+    world.begin_rehearsal(limit_seconds=600.0)
+    await world.tick()
+    with world.database.write() as session:
+        jobs.request_stop(session, world.job().run_id, world.now)
+    for _ in range(round(2 * world.timeouts.blind_wait_seconds) + 60):
+        await world.tick()
+    assert not any(agent.exits for agent in world.team())
+    world.end_rehearsal(PROVEN, PROVEN)
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.STOPPED)
+    assert story(world) == ["ResumeProven"]
 
 
 async def test_an_agent_of_an_older_release_receives_no_order(world: World) -> None:
