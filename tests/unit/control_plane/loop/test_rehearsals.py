@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from control_plane.api import views
+from control_plane.core.actions import Decision
+from control_plane.core.observed.jobs import JobObserved
 from control_plane.core.observed.rehearsals import Rehearsals
 from control_plane.core.observed.specs import OnDifference, RehearsalMode
 from control_plane.core.rehearsal import REPORT_SECONDS
 from control_plane.core.states import JobState
 from control_plane.db import events, jobs
+from control_plane.db.errors import StaleLease
+from control_plane.db.leases import Lease
 from control_plane.loop import standing
+from control_plane.loop.decision_store import DecisionStore
 from control_plane.loop.memos import rehearsal_of
+from control_plane.loop.observer import StoredJob
 from everstep.protocol.agent_messages import FaultCode, NodeFault, Rehearse
 from everstep.protocol.plan import CHECK_VARIABLE
 from everstep.protocol.rehearsals import RehearsalVerdict
@@ -113,6 +120,26 @@ async def test_a_late_coordinator_receives_the_same_order_until_it_has_taken_it(
     await world.train(1)
     await world.train(1)
     assert orders(world) == [(coordinator.node_id, 1, 1, 5)]
+
+
+async def test_an_order_that_is_not_stored_reaches_no_agent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply_job = DecisionStore.apply_job
+
+    def fails(
+        self: DecisionStore, lease: Lease, stored: StoredJob, observed: JobObserved, decision: Decision, *rest: Any
+    ):
+        if decision.record.rehearsal.is_open:
+            raise StaleLease("another server took the lease over")
+        return apply_job(self, lease, stored, observed, decision, *rest)
+
+    monkeypatch.setattr(DecisionStore, "apply_job", fails)
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON)
+    await world.running()
+    for _ in range(5):
+        await world.train(10)
+    assert (orders(world), told(world).number) == ([], 0)
+    monkeypatch.undo()
+    await world.until(lambda: bool(orders(world)))
 
 
 async def test_a_restarted_server_repeats_the_order_and_stores_one_result(world: World) -> None:
@@ -227,13 +254,14 @@ async def test_a_difference_stops_a_job_that_asks_for_it_with_its_last_step_stor
 async def test_the_time_of_a_rehearsal_has_its_own_bucket(world: World) -> None:
     await rehearsing(world)
     world.begin_rehearsal()
-    for _ in range(60):
+    for _ in range(300):
         await world.tick()
-    world.end_rehearsal(PROVEN, PROVEN, seconds=30.0)
+    assert "repeats steps" in world.job().reason, "the script does not wait on purpose"
+    world.end_rehearsal(PROVEN, PROVEN, seconds=150.0)
     await world.tick()
     await world.train(1)
     job = world.job()
-    assert job.accounting["rehearsal"] == pytest.approx(30e6, abs=1.1e6)
+    assert job.accounting["rehearsal"] == pytest.approx(150e6, abs=1.1e6)
     assert job.accounted_until is not None
     assert sum(job.accounting.values()) == (job.accounted_until - job.created_at) // timedelta(microseconds=1)
 
