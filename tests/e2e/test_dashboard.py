@@ -143,6 +143,7 @@ def stop_another(page: Page, place: Workplace, source: str) -> None:
         EntryPoint="train.py",
         NodeCount=1,
         HyperParameters={"adapter": "plain", "steps": "100000", "pace_seconds": "0.05"},
+        Rehearsal={"Mode": "Off"},
     )
     open_job(page, name)
     expect(page.get_by_role("main")).to_contain_text("Training")

@@ -34,6 +34,7 @@ def test_a_job_continues_on_two_of_three_nodes_and_grows_back(
         HyperParameters={"steps": "100000", "batch": "2", "global_batch": "12"},
         NodeCount=3,
         ElasticConfig={"MinNodeCount": 2, "PatienceInSeconds": 0},
+        Rehearsal={"Mode": "Off"},
     )
     job = Job(place, "elastic", Shape(nodes=3), {}, place.directory)
     job.wait_committed(5)

@@ -53,6 +53,7 @@ def test_a_documented_script_loses_a_rank_and_an_instance(
         HyperParameters=parameters,
         NodeCount=shape.nodes,
         Protection=shape.protection,
+        Rehearsal={"Mode": "Off"},
     )
     job = Job(place, name, shape, parameters, place.directory)
     job.wait_committed(5)
