@@ -77,6 +77,10 @@ def _is_worth_it(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
     """Return whether the expected run is long, and the expected cost of a rehearsal is a small share of it."""
     trained = record.microseconds.get(Bucket.TRAIN, 0) / 1_000_000
     step_seconds = trained / record.max_boundary
+    newer = record.boundary - record.base_step - 1
+    if record.boundary_at is not None and record.stepped_at is not None and newer > 0:
+        # A job that starts from another job's checkpoint has not trained the steps before its base.
+        step_seconds = (record.boundary_at - record.stepped_at) / newer
     if record.target <= 0 and is_local:
         return True
     run = record.target * step_seconds if record.target > 0 else 2 * trained

@@ -112,6 +112,14 @@ def test_when_a_job_on_aws_rehearses(changes: dict[str, Any], is_due: bool) -> N
     assert rehearsal.is_due(replace(SPEC, rehearsal_mode=RehearsalMode.ON), running(**changes), is_local=False)
 
 
+def test_a_job_from_the_checkpoint_of_another_job_has_the_pace_of_its_own_steps() -> None:
+    """A step takes 1 s, so that a rehearsal costs 20 s."""
+    times = {"stepped_at": START + 10, "boundary_at": START + 30, "microseconds": {Bucket.TRAIN.value: 20_000_000}}
+    started = running(committed=10_020, base_step=Step(10_000), target=Step(19_999), **times)
+    assert not rehearsal.is_due(SPEC, started, is_local=False)
+    assert rehearsal.is_due(SPEC, replace(started, target=Step(20_000)), is_local=False)
+
+
 def test_a_determinism_check_never_rehearses() -> None:
     asked = running(rehearsal_requested_at=NOW)
     assert rehearsal.is_due(script_with(OTHER="1"), asked, is_local=True)
