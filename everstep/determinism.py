@@ -63,6 +63,8 @@ class Kind(StrEnum):
     """Scheduler or other object that the script registered, after the step."""
     VALUE = "value"
     """Value that the script logged."""
+    VARIABLE = "variable"
+    """Tensor or random generator that a variable of the script holds, at the end of a rehearsal."""
 
 
 class Pattern(StrEnum):
@@ -348,6 +350,7 @@ _SUBJECTS: Final = {
     Kind.STATE: "equal gradients and settings gave another state",
     Kind.OBJECT: "a registered object has another state after equal updates of the model",
     Kind.VALUE: "equal steps logged another value",
+    Kind.VARIABLE: "a variable of the script has another value after equal steps",
 }
 _PATTERNS: Final = {
     Pattern.RESTART: "Both restarts agree with each other, and not with the first run.",

@@ -22,7 +22,7 @@ from typing import NoReturn
 import msgspec
 import torch.distributed as dist
 
-from everstep.determinism import Entry, Finding, Kind, Pattern, Record, advice_of, compare, sentence_of
+from everstep.determinism import Entry, Finding, Kind, Pattern, Record, Source, advice_of, compare, sentence_of
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import MAX_LIMIT_SECONDS, Welcome
 from everstep.protocol.rehearsals import (
@@ -299,12 +299,11 @@ class Rehearsal:
             verdict=RehearsalVerdict.PROVEN,
         )
         if finding is None:
-            return report
+            again = unkept_variables([*records, records[-1]][:3], replay.last)
+            return msgspec.structs.replace(report, message=_started_anew(again))
         is_stable = finding.pattern is Pattern.RESTART
         unkept = unkept_variables(records, finding.step) if is_stable else ()
-        message = sentence_of(finding)
-        if unkept:
-            message += f" These variables of the script have other values after a restart: {', '.join(unkept)}."
+        message = f"{sentence_of(finding)} {_started_anew(unkept)}".rstrip()
         return msgspec.structs.replace(
             report,
             verdict=RehearsalVerdict.DIFFERS if is_stable else RehearsalVerdict.UNSTABLE,
@@ -326,7 +325,8 @@ def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
     Logged values that differ between two replays, such as the time of a step, do not count.
     """
     if len(records) == 2:
-        return compare(rank, [*records, records[1]], varies_hash=False)
+        found = compare(rank, [*records, records[1]], varies_hash=False)
+        return found or _of_variables(rank, [*records, records[1]])
     _, once, again = ({step: _logged(entries) for step, entries in each.steps.items()} for each in records)
     unstable = {
         (step, name)
@@ -343,7 +343,31 @@ def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
         )
         for record in records
     ]
-    return compare(rank, stable, varies_hash=False)
+    return compare(rank, stable, varies_hash=False) or _of_variables(rank, records)
+
+
+def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
+    """Return the tensors and generators of the script that a restart would lose, although no step uses them.
+
+    An example are averaged weights that only an evaluation uses. Numbers do not count, because most are of no matter.
+    """
+    moment = max(records[0].variables, default=0)
+    names = tuple(
+        name for name, kind in _unkept(records, moment) if kind in ("Tensor", "Parameter", "ndarray", "Generator")
+    )
+    if not names:
+        return None
+    return Finding(rank, moment // 2, Kind.VARIABLE, Pattern.RESTART, Source.UNKEPT_STATE, names)
+
+
+def _unkept(records: Sequence[Record], moment: int) -> list[tuple[str, str]]:
+    """Return names and classes of the variables that differ at a moment after a restart, and not between replays."""
+    values, once, again = (record.variables.get(moment, {}) for record in records)
+    return [
+        (name, value.partition(" ")[0])
+        for name, value in values.items()
+        if name in once and once[name] == again.get(name) != value
+    ]
 
 
 def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
@@ -359,15 +383,16 @@ def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
         records: the records of the training and of its two replays.
         step: the first step that differs.
     """
-    trained, once, again = (record.variables for record in records)
-    for moment in sorted(trained):
-        values, others, lasts = trained[moment], once.get(moment, {}), again.get(moment, {})
-        names = [name for name in values if others.get(name) == lasts.get(name) not in (None, values[name])]
-        if moment > 2 * (records[0].kept_step + 1):
-            names = [name for name in names if values[name].startswith("int ")]
+    for moment in sorted(records[0].variables):
+        is_late = moment > 2 * (records[0].kept_step + 1)
+        names = [name for name, kind in _unkept(records, moment) if kind == "int" or not is_late]
         if names or moment > 2 * step:
             return tuple(name[:MAX_REHEARSED_CHARACTERS] for name in names[:MAX_REHEARSED_NAMES])
     return ()
+
+
+def _started_anew(names: Sequence[str]) -> str:
+    return f"These variables of the script have other values after a restart: {', '.join(names)}." if names else ""
 
 
 def _available_bytes() -> int:

@@ -28,6 +28,7 @@ def test_the_pages_of_random_stories_agree() -> None:
     require_agreement(outcomes, seed)
 
 
+@pytest.mark.timeout(600)
 def test_the_pages_agree_when_an_agent_that_was_cut_off_names_a_newer_committed_step() -> None:
     seed = 909625700
     require_agreement(run(seed, 1, processes=1), seed)

@@ -41,6 +41,7 @@ class DataStream:
 
     def __init__(self, name: str, loader: Iterable[object], seed: int, *, is_traced: bool = False) -> None:
         self.name = name
+        self.loader = loader
         self.observe: Callable[[str, object], object] | None = None
         """Function that a determinism check sets.
 

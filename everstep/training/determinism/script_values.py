@@ -67,7 +67,7 @@ def values_of_script(state: RankState) -> dict[str, str]:
         *(module for tree in state.modules() for module in tree),
         *state.optimizers(),
         *state.objects.values(),
-        *state.streams.values(),
+        *(stream.loader for stream in state.streams.values()),
         *_of_process(),
     ]
     found = _search({id(each) for each in kept}, (*_KINDS, *_PLAIN), lengths=True)

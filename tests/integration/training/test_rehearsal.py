@@ -103,6 +103,7 @@ NAMED = {
     "python_generator": "SHARED.python",
     "generator_in_a_closure": "generator",
     "averaged_weights": "teacher",
+    "averaged_weights_beside": "average",
     "target_network": "count",
     "replay_buffer": "buffer",
     "queue_of_keys": "queue",
@@ -126,13 +127,19 @@ def test_the_rehearsal_finds_state_that_a_restart_would_lose(
     (report,), (result,) = rehearsed(warm_parent, tmp_path, name)
     assert report.verdict is RehearsalVerdict.DIFFERS, report
     assert report.difference is not None
-    first = report.step + 1 if name != "changed_after_some_steps" else report.difference.step
-    assert report.difference.step == first
+    later = {"changed_after_some_steps": report.difference.step, "averaged_weights_beside": report.step + report.steps}
+    assert report.difference.step == later.get(name, report.step + 1)
     if name in NAMED:
         assert any(NAMED[name] in variable for variable in report.difference.unkept), report.difference.unkept
     expected = Source.OPTIMIZER_SETTING if name == "loop_counter" else Source.UNKEPT_STATE
     assert report.difference.source == expected
     assert min(map(int, result["losses"])) == report.step + report.steps + 1  # the job went on from its own state
+
+
+def test_a_counter_that_no_step_uses_is_told_and_is_no_difference(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, "counted")
+    assert report.verdict is RehearsalVerdict.PROVEN
+    assert ".count" in report.message
 
 
 def test_a_batch_that_the_script_fetches_before_the_boundary_is_named(warm_parent: WarmParent, tmp_path: Path) -> None:

@@ -92,6 +92,18 @@ def averaged_weights(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
 
 
 @unkept
+def averaged_weights_beside(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
+    """Average the weights for an evaluation. No step uses the average."""
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        average.update_parameters(model)
+        return F.mse_loss(model(inputs), targets)
+
+    return loss
+
+
+@unkept
 def target_network(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
     target, count = copy.deepcopy(model), 0
 
@@ -254,6 +266,17 @@ def plain(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
     return lambda inputs, targets: F.mse_loss(model(inputs), targets)
 
 
+def counted(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
+    count = 0
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return F.mse_loss(model(inputs), targets)
+
+    return loss
+
+
 def clock(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
     return lambda inputs, targets: F.mse_loss(model(inputs + time.time_ns() % 1_000_003 / 1e6), targets)
 
@@ -314,7 +337,7 @@ def train(name: str, directory: Path) -> None:
     )
     everstep_fence = session.fence
     name = "numpy_generator" if name == "generator_of_the_last_rank" and rank == world - 1 else name
-    loss_of = {**UNKEPT, "clock": clock}.get(name, plain)(model, optimizer)
+    loss_of = {**UNKEPT, "clock": clock, "counted": counted}.get(name, plain)(model, optimizer)
     losses: dict[int, str] = {}
     if name == "prefetched_batch":
         session.restore()
