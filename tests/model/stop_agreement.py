@@ -1,15 +1,17 @@
-"""Explicit-state model of the agreed stop and the end of training.
+"""Explicit-state model of the agreed stop, the rehearsal and the end of training.
 
-The real `Coordinator`, `Shard` and rank rules make the decisions; docs/design.md#agreed-stop contains the rules.
+The real `Coordinator`, `Shard` and rank rules make the decisions; docs/design.md#agreed-stop and
+docs/design/rehearsal.md contain the rules.
 
 Training is synchronous: a rank passes boundary k+1, the point after step k+1, only after all other ranks have passed
 boundary k. Each agent has one rank and no replicas. A report or an announcement arrives at any moment, and contains the
 sender's state at this moment. With `--fine`, messages are in transit for a while and may be outdated on arrival. The
 control plane requests a stop at any moment and repeats its request. The coordinator's agent restarts, uploads pin
-slots, and the final round may be abandoned.
+slots, and the final round may be abandoned. The control plane also orders a rehearsal at any moment. The ranks end it
+only together.
 
     python -m tests.model.stop_agreement RANKS STEPS RESTARTS [--bug NAME] [--every K] [--slots 2|3] [--no-stop]
-    [--hurry] [--fine]
+    [--hurry] [--fine] [--rehearse N]
 
 The end must be reachable from every reachable state, so that no process waits forever.
 """
@@ -26,6 +28,7 @@ from typing import NamedTuple
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.rank_messages import (
     ECHO_NO,
+    ECHO_UNABLE,
     ECHO_YES,
     FINISHED,
     AgentHalf,
@@ -43,7 +46,15 @@ from worker.core.rounds import Coordinator, Shard, echo_of
 from worker.core.slots import EMPTY, Content, SlotView, being_written, find_sealed, is_superseded, kept, writable
 
 GENERATION = Generation(1)
-RARELY = {"ask": 0.1, "restart": 0.03, "halt": 0.02, "give up": 0.01, "end final round": 0.01, "uploaded": 0.3}
+RARELY = {
+    "ask": 0.1,
+    "restart": 0.03,
+    "halt": 0.02,
+    "give up": 0.01,
+    "end final round": 0.01,
+    "uploaded": 0.3,
+    "unable": 0.2,
+}
 """Weights of the kinds of events in a random walk; 1 for all others."""
 
 
@@ -55,7 +66,7 @@ class Mode(IntEnum):
     """Position of a rank.
 
     AT: a step has just ended. BETWEEN: the rank is in a step. WAITING: at an announced stop. STOPPED: at a confirmed
-    stop. CLOSING: inside `close()`. CLOSED: after it.
+    stop. CLOSING: inside `close()`. CLOSED: after it. REHEARSING: it repeats steps, without a connection to its agent.
     """
 
     AT = 0
@@ -64,6 +75,7 @@ class Mode(IntEnum):
     STOPPED = 3
     CLOSING = 4
     CLOSED = 5
+    REHEARSING = 6
 
 
 STANDING = {Mode.STOPPED: RankStanding.STOPPED, Mode.CLOSING: RankStanding.CLOSING, Mode.CLOSED: RankStanding.CLOSED}
@@ -79,6 +91,12 @@ class Process(NamedTuple):
     outcome: tuple[int, bool] | None = None
     """The message (step, captured) that is in transit from the rank to its agent."""
     is_late: bool = False
+    rehearsal: tuple[int, int] = (NONE, 0)
+    """The announced rehearsal that the rank has answered, and its answer."""
+    rehearsed: int = NONE
+    """The step of the rank's last rehearsal."""
+    kept: int = NONE
+    """The step of the state that the rank keeps for a rehearsal."""
 
     @property
     def standing(self) -> RankStanding:
@@ -94,6 +112,9 @@ class Word(NamedTuple):
     stop: int
     stop_state: StopState
     is_finished: bool
+    rehearsal: int = NONE
+    rehearsal_state: StopState = StopState.NONE
+    rehearsal_steps: int = 0
 
 
 NOTHING = Word(NONE, NONE, NONE, NONE, StopState.NONE, False)
@@ -105,6 +126,8 @@ class Agent(NamedTuple):
     shard: Shard
     word: Word = NOTHING
     granted: int = NONE
+    rehearsal_steps: int = 0
+    """The number of steps to repeat, on the page."""
     slots: tuple[SlotView, ...] = (EMPTY, EMPTY)
     pinned: int = NONE
     begun: int = NONE
@@ -132,6 +155,10 @@ class World(NamedTuple):
     """True if a final round was abandoned, or if a rank closed before the final round had ended."""
     confirmed: int = NONE
     """Step of the stop that the coordinator has confirmed in this job, if any."""
+    is_ordered: bool = False
+    """True after the control plane has ordered a rehearsal."""
+    rehearsed: int = NONE
+    """Step of the last rehearsal that the coordinator has confirmed, if any."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +187,14 @@ class Options:
 
     False if every message is received immediately.
     """
+    rehearsed_steps: int = 0
+    """Number of steps that the ranks repeat in a rehearsal; 0 if the control plane orders none."""
+    may_refuse: bool = False
+    """True if a rank may be unable to rehearse."""
+    keeps_steps: bool = True
+    """True if an agent keeps the number of steps to repeat when a restarted coordinator does not know it."""
+    revokes: bool = True
+    """True if an agent revokes the grant of a filled slot when its rank connects again."""
     coordinator: type[Coordinator] = Coordinator
     echo_of: Callable[[RankHalf, Step, StopState], tuple[Step, int]] = echo_of
     decide: Callable[[step_rules.RankView, AgentHalf], step_rules.StepDecision] = step_rules.decide
@@ -246,6 +281,7 @@ class Model:
     def round(self, world: World, rank: int) -> RankRound:
         agent, process = world.agents[rank], world.processes[rank]
         half = RankHalf(GENERATION, process.boundary, echo_step=process.echo[0], echo=process.echo[1])
+        is_confirmed = agent.word.rehearsal_state is StopState.CONFIRMED
         echo_step, echo = self.options.echo_of(half, Step(agent.word.stop), agent.word.stop_state)
         return RankRound(
             rank=Rank(rank),
@@ -258,6 +294,10 @@ class Model:
             echo=echo,
             confirmed_stop=Step(agent.word.stop) if agent.word.stop_state is StopState.CONFIRMED else Step(NONE),
             heard_stop=Step(agent.word.stop),
+            rehearsal_step=Step(process.rehearsal[0]),
+            rehearsal_echo=process.rehearsal[1],
+            confirmed_rehearsal=Step(agent.word.rehearsal) if is_confirmed else Step(NONE),
+            heard_rehearsal=Step(agent.word.rehearsal),
             pinned_steps=() if agent.pinned == NONE else (Step(agent.pinned),),
             is_late=agent.shard.is_late,
         )
@@ -275,7 +315,14 @@ class Model:
         confirmed = coordinator.stop if coordinator.stop_state is StopState.CONFIRMED else NONE
         if world.confirmed != NONE and confirmed not in (NONE, world.confirmed):
             raise Violation(f"a stop at {confirmed} is confirmed after one at {world.confirmed}")
-        return world._replace(coordinator=coordinator, confirmed=max(world.confirmed, confirmed))
+        rehearsed = world.rehearsed
+        if coordinator.rehearsal.state is StopState.CONFIRMED:
+            rehearsed = coordinator.rehearsal.step
+            if rehearsed != world.rehearsed != NONE and any(
+                process.rehearsed != world.rehearsed for process in world.processes
+            ):
+                raise Violation(f"a rehearsal at {rehearsed} is confirmed during one at {world.rehearsed}")
+        return world._replace(coordinator=coordinator, confirmed=max(world.confirmed, confirmed), rehearsed=rehearsed)
 
     def _heard(self, world: World, rank: int, word: Word) -> World:
         """Return the state after an agent has received an announcement.
@@ -285,6 +332,8 @@ class Model:
         `Member._hear` and `RankLines.hear` are the code that this models.
         """
         agent = self._upload_if_due(world.agents[rank]._replace(word=word))
+        if word.rehearsal_steps or not self.options.keeps_steps:
+            agent = agent._replace(rehearsal_steps=word.rehearsal_steps)
         shard = agent.shard.hear(Step(word.committed), Step(word.proposed))
         granted = NONE if shard.proposed != agent.shard.proposed else agent.granted
         return self._with(world, rank, agent._replace(shard=shard, granted=granted))
@@ -377,6 +426,9 @@ class Model:
             agent.word.stop_state,
             NONE if shard.vote is Vote.NONE else shard.proposed,
             shard.vote,
+            rehearsal=agent.word.rehearsal,
+            rehearsal_state=agent.word.rehearsal_state,
+            rehearsal_steps=agent.rehearsal_steps,
         )
 
     def _process(self, world: World, rank: int) -> Iterator[tuple[Event, World]]:
@@ -404,12 +456,36 @@ class Model:
                 looked = self._look(agent, process._replace(mode=Mode.AT))
                 if looked != process:
                     yield ("look", rank), self._moved(world, rank, looked)
+            case Mode.REHEARSING:
+                are_together = all(
+                    each.rehearsed == process.boundary or each.mode is Mode.REHEARSING for each in world.processes
+                )
+                if are_together and process.outcome is None:
+                    yield ("rehearsed", rank), self._rehearsed(world, rank)
             case Mode.CLOSING:
                 half = self._half(agent)
                 if step_rules.is_final_round_over(process.boundary, half):
                     yield ("leave", rank), self._moved(world, rank, process._replace(mode=Mode.CLOSED))
                 elif (looked := self._look(agent, process)) != process:
                     yield ("look", rank), self._moved(world, rank, looked)
+
+        step, echo = process.rehearsal
+        is_early = process.mode is Mode.AT and process.boundary <= step - self.options.rehearsed_steps
+        if self.options.may_refuse and echo == ECHO_YES and is_early:
+            refused = process._replace(rehearsal=(step, ECHO_UNABLE))
+            yield ("unable", rank), self._moved(world, rank, refused)
+
+    def _rehearsed(self, world: World, rank: int) -> World:
+        """Return the state after a rank has ended its rehearsal, and its new process has connected to the agent.
+
+        The new process does not know what the old process has captured (`RankSlots.revoke_captured`).
+        """
+        process, agent = world.processes[rank], world.agents[rank]
+        if self.options.revokes and agent.shard.proposed in agent.shard.sealed:
+            agent = agent._replace(granted=NONE)
+        world = self._with(world, rank, agent)
+        back = process._replace(mode=Mode.AT, settled=NONE, rehearsed=process.boundary, kept=NONE)
+        return self._moved(world, rank, self._look(agent, back))
 
     def _moved(self, world: World, rank: int, process: Process) -> World:
         world = world._replace(processes=put(world.processes, rank, process))
@@ -425,18 +501,35 @@ class Model:
         half = self._half(agent)
         if half.proposed != process.settled:
             process = process._replace(settled=NONE)
-        view = step_rules.RankView(process.boundary, 0, process.settled, echo_step=process.echo[0], has_slots=True)
+        view = step_rules.RankView(
+            process.boundary,
+            0,
+            process.settled,
+            echo_step=process.echo[0],
+            rehearsal=process.rehearsal,
+            rehearsed=process.rehearsed,
+            has_slots=True,
+        )
         decision = self.options.decide(view, half)
+        if decision.rehearsal_echo is not None:
+            process = process._replace(rehearsal=decision.rehearsal_echo)
+        first = NONE if decision.keeps_from is None else decision.keeps_from
+        process = process._replace(kept=first if first in (process.kept, process.boundary) else NONE)
         if decision.echo is not None:
             process = process._replace(echo=decision.echo)
         if decision.abandon is not None:
             process = process._replace(settled=decision.abandon[0], outcome=(decision.abandon[0], False), is_late=True)
         elif decision.capture_slot is not None:
+            is_sealed = find_sealed(agent.slots, self._content(process.boundary)) is not None
+            if is_sealed and process.standing is RankStanding.MOVING:
+                raise Violation(f"step {process.boundary} is captured again")
             process = process._replace(settled=process.boundary, outcome=(process.boundary, True), is_late=False)
         if process.mode is Mode.CLOSING:
             return process
         if decision.is_stopped:
             return process._replace(mode=Mode.STOPPED)
+        if decision.rehearses:
+            return process._replace(mode=Mode.REHEARSING)
         return process._replace(mode=Mode.WAITING) if decision.must_wait else process
 
     # -- events outside of ranks and agents: requests, restarts, uploads and timeouts
@@ -448,6 +541,15 @@ class Model:
             yield ("ask",), asked if self.options.restarts else self._coordinated(asked, core.request_stop())
         if world.is_asked and not core.stop_requested:
             yield ("request stop",), self._coordinated(world, core.request_stop())
+        steps = self.options.rehearsed_steps
+        if steps and not world.is_ordered:
+            ordered = world._replace(is_ordered=True)
+            yield (
+                ("order",),
+                ordered if self.options.restarts else self._coordinated(ordered, core.request_rehearsal(1, steps)),
+            )
+        if world.is_ordered and not core.rehearsal.number:
+            yield ("request rehearsal",), self._coordinated(world, core.request_rehearsal(1, steps))
         if world.restarts < self.options.restarts:
             yield ("restart",), self._restarted(world)
         if self.options.may_hurry:
@@ -478,7 +580,19 @@ class Model:
         # A restarted coordinator knows of a confirmed stop only from agents that have received the confirmation. If
         # no agent has received it, the stop no longer counts as confirmed.
         heard = max(agent.word.stop if agent.word.stop_state is StopState.CONFIRMED else NONE for agent in agents)
-        return world._replace(coordinator=core, agents=(own, *agents[1:]), restarts=world.restarts + 1, confirmed=heard)
+        # The same holds for a confirmed rehearsal, until the agents receive that it is over.
+        is_received = any(
+            agent.word.rehearsal == world.rehearsed and agent.word.rehearsal_state is StopState.CONFIRMED
+            for agent in agents
+        )
+        has_begun = any(process.rehearsed == world.rehearsed for process in world.processes)
+        return world._replace(
+            coordinator=core,
+            agents=(own, *agents[1:]),
+            restarts=world.restarts + 1,
+            confirmed=heard,
+            rehearsed=world.rehearsed if is_received or has_begun else NONE,
+        )
 
     # -- invariants of every state
 
@@ -496,6 +610,11 @@ class Model:
             raise Violation(f"ranks stop at {sorted(stopped)}")
         if world.confirmed != NONE and any(process.boundary > world.confirmed for process in world.processes):
             raise Violation(f"a stop at {world.confirmed} is confirmed and a rank has passed it")
+        for rank, process in enumerate(world.processes):
+            if process.mode is Mode.REHEARSING:
+                self._check_rehearsal(world, process, world.agents[rank].rehearsal_steps)
+            if NONE < world.rehearsed < process.boundary and process.rehearsed != world.rehearsed:
+                raise Violation(f"rank {rank} passes {world.rehearsed} without the rehearsal")
         core = world.coordinator
         is_told = all(
             agent.word == word_of(core) and agent.pinned == NONE and agent.down is None for agent in world.agents
@@ -510,13 +629,34 @@ class Model:
             if world.coordinator.committed != boundary:
                 raise Violation(f"all left at {boundary}, and C is {world.coordinator.committed}")
 
+    def _check_rehearsal(self, world: World, rehearsing: Process, steps: int) -> None:
+        step = rehearsing.boundary
+        if step != world.rehearsed or rehearsing.rehearsal != (step, ECHO_YES):
+            raise Violation(f"a rank rehearses at {step}, and {world.rehearsed} is confirmed")
+        if steps != self.options.rehearsed_steps or rehearsing.kept != step - steps:
+            raise Violation(f"a rank repeats {steps} steps from {rehearsing.kept}")
+        for rank, process in enumerate(world.processes):
+            is_there = process.boundary == step and process.mode in (Mode.WAITING, Mode.REHEARSING)
+            if process.rehearsed != step and not is_there:
+                raise Violation(f"rank {rank} is missing from the rehearsal at {step}")
+
     def is_done(self, world: World) -> bool:
         """Return whether every rank has closed."""
         return all(process.mode is Mode.CLOSED for process in world.processes)
 
 
 def word_of(core: Coordinator) -> Word:
-    return Word(core.committed, core.proposed, core.persist, core.stop, core.stop_state, core.is_finished)
+    return Word(
+        core.committed,
+        core.proposed,
+        core.persist,
+        core.stop,
+        core.stop_state,
+        core.is_finished,
+        core.rehearsal.step,
+        core.rehearsal.state,
+        core.rehearsal.steps,
+    )
 
 
 def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
@@ -524,6 +664,15 @@ def _last(moves: Iterator[tuple[Event, World]], world: World) -> World:
     for _, after in moves:
         world = after
     return world
+
+
+class FewSnapshots(Coordinator):
+    """A coordinator that proposes only the final step, so that a model has fewer states."""
+
+    __slots__ = ()
+
+    def _propose(self) -> Coordinator:
+        return super()._propose() if self.final != NONE else self
 
 
 class OnePhase(Coordinator):
@@ -632,11 +781,83 @@ class MostEchoes(Coordinator):
         return super()._stopping()
 
 
+class RehearsesEarly(FewSnapshots):
+    """Planted bug: the coordinator confirms a rehearsal when all ranks have agreed, before they wait at its step."""
+
+    __slots__ = ()
+
+    def _rehearsing(self) -> Coordinator:
+        return _confirmed(self) if self.is_complete and all(_agrees(self)) else super()._rehearsing()
+
+
+class RehearsesWithOne(FewSnapshots):
+    """Planted bug: the coordinator confirms a rehearsal when the first rank has agreed."""
+
+    __slots__ = ()
+
+    def _rehearsing(self) -> Coordinator:
+        return _confirmed(self) if any(_agrees(self)) else super()._rehearsing()
+
+
+class NeverWithdrawsRehearsal(FewSnapshots):
+    """Planted bug: after a rank has passed the first step of a rehearsal, the coordinator waits for its agreement."""
+
+    __slots__ = ()
+
+    def _rehearsing(self) -> Coordinator:
+        is_rejected = any(
+            (each.rehearsal_step, each.rehearsal_echo) == (self.rehearsal.step, ECHO_NO) for each in self.ranks
+        )
+        return self if is_rejected and self.rehearsal.state is StopState.ANNOUNCED else super()._rehearsing()
+
+
+class ForgetsRehearsal(FewSnapshots):
+    """Planted bug: a restarted coordinator forgets a rehearsal that agents have received as confirmed."""
+
+    __slots__ = ()
+
+    def _recovered(self) -> Coordinator:
+        recovered = super()._recovered()
+        return (
+            recovered
+            if recovered is self
+            else replace(recovered, rehearsal=replace(recovered.rehearsal, state=StopState.NONE))
+        )
+
+
+class ReusesRehearsal(FewSnapshots):
+    """Planted bug: a restarted coordinator forgets an announced rehearsal to which ranks may already have agreed."""
+
+    __slots__ = ()
+
+    def _recovered(self) -> Coordinator:
+        recovered = super()._recovered()
+        return (
+            recovered
+            if recovered is self or recovered.rehearsal.state is StopState.CONFIRMED
+            else replace(recovered, rehearsal=replace(recovered.rehearsal, step=NONE))
+        )
+
+
+def _agrees(core: Coordinator) -> list[bool]:
+    """Return for each rank whether it has agreed to the announced rehearsal."""
+    rehearsal = core.rehearsal
+    is_announced = rehearsal.state is StopState.ANNOUNCED
+    return [
+        is_announced and (each.rehearsal_step, each.rehearsal_echo) == (rehearsal.step, ECHO_YES) for each in core.ranks
+    ]
+
+
+def _confirmed(core: Coordinator) -> Coordinator:
+    return replace(core, rehearsal=replace(core.rehearsal, state=StopState.CONFIRMED, announcements_left=0))
+
+
 def _walks_on(view: step_rules.RankView, half: AgentHalf) -> step_rules.StepDecision:
     """Planted bug: a rank that agreed to an announced stop does not wait there."""
     return replace(step_rules.decide(view, half), must_wait=False)
 
 
+REHEARSAL: dict[str, object] = {"may_stop": False, "rehearsed_steps": 1}
 BUGS: dict[str, dict[str, object]] = {
     "one-phase": {"coordinator": OnePhase},
     "never-withdraws": {"coordinator": NeverWithdraws},
@@ -654,6 +875,13 @@ BUGS: dict[str, dict[str, object]] = {
     },
     "most-echoes": {"coordinator": MostEchoes},
     "walks-on": {"decide": _walks_on},
+    "rehearses-early": {"coordinator": RehearsesEarly, **REHEARSAL},
+    "rehearses-with-one": {"coordinator": RehearsesWithOne, **REHEARSAL},
+    "never-withdraws-rehearsal": {"coordinator": NeverWithdrawsRehearsal, **REHEARSAL},
+    "forgets-rehearsal": {"coordinator": ForgetsRehearsal, "restarts": 1, **REHEARSAL},
+    "reuses-rehearsal": {"coordinator": ReusesRehearsal, "restarts": 1, **REHEARSAL},
+    "forgets-steps": {"coordinator": FewSnapshots, "restarts": 1, "keeps_steps": False, **REHEARSAL},
+    "captures-again": {"revokes": False, **REHEARSAL},
     "rank-alone": {"echo_of": lambda half, stop, state: (Step(half.echo_step), half.echo)},
 }
 
@@ -676,6 +904,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--no-stop", action="store_true")
     parser.add_argument("--fine", action="store_true", help="messages travel, and may be stale when they arrive")
+    parser.add_argument("--rehearse", type=int, default=0, metavar="N", help="steps that the ranks repeat once")
     parser.add_argument("--hurry", action="store_true", help="final rounds are given up, ranks leave on their own")
     chosen = parser.parse_args(arguments)
     options = Options(
@@ -687,6 +916,7 @@ def main(arguments: Sequence[str]) -> int:
         may_stop=not chosen.no_stop,
         may_hurry=chosen.hurry,
         is_fine=chosen.fine,
+        rehearsed_steps=chosen.rehearse,
     )
     try:
         seen = explore(replace(options, **BUGS.get(chosen.bug, {})))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Every rank stops after the same step, every rank closes, and no process waits forever.
+"""Every rank stops or rehearses after the same step, every rank closes, and no process waits forever.
 
 The tests explore all interleavings of small clusters and long random walks.
 """
@@ -12,8 +12,9 @@ import pytest
 
 from everstep.protocol.rank_messages import StopState
 from tests.model.explore import Driver, Found, walk
-from tests.model.stop_agreement import BUGS, RARELY, Model, Options, explore, main
+from tests.model.stop_agreement import BUGS, RARELY, FewSnapshots, Mode, Model, Options, World, explore, main
 from tests.model.world import NONE
+from worker.core.lead import Lead
 from worker.core.rounds import Coordinator
 
 pytestmark = pytest.mark.timeout(600)
@@ -51,6 +52,14 @@ def test_every_interleaving(options: Options) -> None:
         pytest.param(Options(2, 1, may_hurry=True, may_hang=True, has_uploads=True), id="stop, hangs"),
         pytest.param(Options(2, 1, may_stop=False, is_fine=True), id="messages travel"),
         pytest.param(Options(3, 1, may_stop=False), id="three ranks"),
+        pytest.param(
+            Options(2, 2, may_stop=False, rehearsed_steps=1, may_refuse=True, coordinator=FewSnapshots),
+            id="rehearsal, refused",
+        ),
+        pytest.param(
+            Options(2, 2, restarts=1, may_stop=False, rehearsed_steps=1, coordinator=FewSnapshots),
+            id="rehearsal, coordinator restarts",
+        ),
     ],
 )
 def test_every_interleaving_of_more(options: Options) -> None:
@@ -75,6 +84,8 @@ def test_random_walks_with_messages_on_their_way(ranks: int, every: int) -> None
         Options(ranks, 6, restarts=1, every_steps=every, may_hurry=True, may_hang=True, has_uploads=True, is_fine=True),
         range(25),
     )
+    follow(Options(ranks, 6, restarts=1, every_steps=every, may_stop=False, rehearsed_steps=1, is_fine=True), range(15))
+    follow(Options(ranks, 6, rehearsed_steps=2, may_refuse=True, may_hurry=True, is_fine=True), range(15))
 
 
 @pytest.mark.long
@@ -84,9 +95,18 @@ def test_many_random_walks(ranks: int) -> None:
     follow(Options(ranks, 10, restarts=4, every_steps=3, slot_count=3, is_fine=True), range(2000, 3000))
 
 
-BY_WALK = {"forgets-confirmed", "forgets-mark", "leaves-nothing", "forgets-cancelled"}
+BY_WALK = {
+    "forgets-confirmed",
+    "forgets-mark",
+    "leaves-nothing",
+    "forgets-cancelled",
+    "rehearses-early",
+    "rehearses-with-one",
+    "never-withdraws-rehearsal",
+    "captures-again",
+}
 OF_THREE_STEPS = {"uploads-first"}
-BY_STORY = {"reuses-number"}
+BY_STORY = {"reuses-number", "reuses-rehearsal", "forgets-rehearsal", "forgets-steps"}
 
 
 @pytest.mark.long(keep=2)
@@ -135,6 +155,79 @@ def test_an_answer_to_an_earlier_stop_does_not_confirm_a_later_stop() -> None:
     assert (announced.stop, announced.stop_state) == (2, StopState.ANNOUNCED)
     with pytest.raises(Found, match="passes 2 although a stop at 1 is confirmed"):
         tell(BUGS["reuses-number"])
+
+
+REPORTS, HEARS, GO = ([(name, 0), (name, 1)] for name in ("report", "hear", "go"))
+"""Both ranks' reports to the coordinator, its announcements to both agents, and both ranks' next step."""
+
+
+def rehearsing(bug: str = "", *, lead: int = 1) -> Driver[World]:
+    """Return a scenario in which both ranks are in their first step, and a rehearsal of one step is announced."""
+    options = replace(Options(2, 9, restarts=1, may_stop=False, rehearsed_steps=1), coordinator=FewSnapshots)
+    story = Driver(Model(replace(options, **BUGS.get(bug, {}))), weights={})  # type: ignore[arg-type]
+    story.world = story.world._replace(coordinator=replace(story.world.coordinator, lead=Lead(lead)))
+    play(story, *REPORTS, *GO, ("order",), ("request rehearsal",), *HEARS)
+    return story
+
+
+def play(story: Driver[World], *events: tuple[object, ...]) -> None:
+    for event in events:
+        story.do(*event)
+
+
+def boundary(step: int) -> list[tuple[object, ...]]:
+    return [("boundary", 0, step), ("boundary", 1, step)]
+
+
+def confirmed_rehearsal(bug: str) -> Driver[World]:
+    """Return a scenario in which both ranks wait for the rehearsal after step 2, and only rank 0 begins it.
+
+    The coordinator's agent restarts before agent 1 has received the confirmation.
+    """
+    story = rehearsing(bug)
+    play(story, *boundary(1), *GO, *boundary(2), *REPORTS, ("hear", 0), ("restart",), *REPORTS, ("hear", 1))
+    return story
+
+
+def test_a_restarted_coordinator_continues_a_confirmed_rehearsal() -> None:
+    story = confirmed_rehearsal("")
+    assert [process.mode for process in story.world.processes] == [Mode.REHEARSING] * 2
+    story.until(lambda world: all(process.boundary == 3 for process in world.processes))
+    assert [process.rehearsed for process in story.world.processes] == [2, 2]
+    assert story.world.coordinator.final == NONE
+
+
+@pytest.mark.parametrize(
+    ("bug", "what"),
+    [
+        ("forgets-rehearsal", "rank 1 is missing from the rehearsal at 2"),
+        ("forgets-steps", "a rank repeats 0 steps"),
+    ],
+)
+def test_a_restart_in_a_rehearsal_finds_planted(bug: str, what: str) -> None:
+    with pytest.raises(Found, match=what):
+        confirmed_rehearsal(bug)
+
+
+def test_an_answer_to_an_earlier_rehearsal_does_not_confirm_a_later_one() -> None:
+    """Both ranks agree to a rehearsal after step 3, before the coordinator's agent restarts and withdraws it.
+
+    The ranks then pass step 2 without a copy of their state. The control plane repeats its order before the next
+    reports. With the planted bug, the coordinator announces step 3 again.
+    """
+
+    def tell(bug: str) -> Driver[World]:
+        story = rehearsing(bug, lead=2)
+        assert story.world.coordinator.rehearsal.step == 3
+        play(story, *boundary(1), ("restart",), *REPORTS, *HEARS, *GO, *boundary(2), *GO)
+        play(story, ("request rehearsal",), *HEARS, *boundary(3))
+        return story
+
+    assert tell("").world.coordinator.rehearsal.step == 5
+    story = tell("reuses-rehearsal")
+    play(story, *REPORTS)
+    with pytest.raises(Found, match="a rank repeats 1 steps from -1"):
+        story.do("hear", 0)
 
 
 def test_the_last_step_is_committed_although_it_was_captured_for_its_first_proposal() -> None:
