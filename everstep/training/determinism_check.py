@@ -39,12 +39,12 @@ from everstep.training import rng
 from everstep.training.agent_link import NullLink
 from everstep.training.determinism import calls, passes
 from everstep.training.determinism.digests import digest_of
-from everstep.training.determinism.kept_state import keep
 from everstep.training.determinism.passes import PASS_COUNT, PASS_VARIABLE, Pass
-from everstep.training.determinism.recorder import Recorder
 from everstep.training.determinism.script_values import find_private
 from everstep.training.determinism.traced_data import untraced
 from everstep.training.errors import SessionMisuse
+from everstep.training.kept_state import keep
+from everstep.training.recorder import Recorder
 from everstep.training.script import Environment, output_dir
 from everstep.training.state import RankState
 

@@ -33,9 +33,9 @@ from everstep.protocol.rehearsals import (
     ReplayDifference,
 )
 from everstep.training.determinism import passes
-from everstep.training.determinism.kept_state import keep
-from everstep.training.determinism.recorder import Recorder
 from everstep.training.determinism.script_values import values_of_script
+from everstep.training.kept_state import keep
+from everstep.training.recorder import Recorder
 from everstep.training.script import Environment
 from everstep.training.state import RankState
 
@@ -163,6 +163,9 @@ class Rehearsal:
     def begin(self, step: int) -> None:
         """Keep the state after this step, and record the steps that follow.
 
+        Args:
+            step: the step b, which the rank has just finished.
+
         Raises:
             Exception: the state cannot be kept. Nothing is recorded then.
         """
@@ -214,13 +217,16 @@ class Rehearsal:
         ).restart()
 
     def is_over(self, step: int) -> bool:
-        """Return whether this process, a replay, has reached the end of the rehearsal.
+        """Compare the replay with the training at the end of the rehearsal.
 
         If the replay differs from the training on any rank, the call does not return: the rank replays once more, and
         then returns to its kept state after S.
 
         Args:
             step: number of finished steps.
+
+        Returns:
+            Whether this process is a replay that has reached the end, and may train on.
         """
         replay = self.replay
         if replay is None or step != replay.last:
@@ -273,7 +279,7 @@ class Rehearsal:
 
     def _note_variables(self, moment: int) -> None:
         if moment not in self._recorder.record.variables:
-            self._recorder.record.variables[moment] = values_of_script(self._state)
+            self._recorder.record.variables[moment] = values_of_script(_registered(self._state))
 
     def _write(self, records: Path) -> list[Record]:
         """Append this process's record to the file, and return all records of the rehearsal."""
@@ -375,13 +381,16 @@ def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
 
 
 def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
-    """Return the variables of the script that differ first between training and replays, and not between replays.
+    """Find the variables of the script that differ first between training and replays, and not between replays.
 
     After the first step, values that follow from the difference differ, too. Only counters are named then.
 
     Args:
         records: the records of the training and of its two replays.
         step: the first step that differs.
+
+    Returns:
+        Their names, at most `MAX_REHEARSED_NAMES`.
     """
     for moment in sorted(records[0].variables):
         is_late = moment > 2 * (records[0].kept_step + 1)
@@ -393,6 +402,16 @@ def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
 
 def _started_anew(names: Sequence[str]) -> str:
     return f"These variables of the script have other values after a restart: {', '.join(names)}." if names else ""
+
+
+def _registered(state: RankState) -> list[object]:
+    return [
+        *state.parameters().values(),
+        *state.companions(),
+        *(module for tree in state.modules() for module in tree),
+        *state.optimizers(),
+        *(stream.loader for stream in state.streams.values()),
+    ]
 
 
 def _available_bytes() -> int:

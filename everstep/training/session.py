@@ -639,7 +639,7 @@ class TrainingSession:
         first = decision.keeps_from if self._half.rehearsal_echo == ECHO_YES else None
         if self._rehearsal.kept_step != first:
             self._rehearsal.cancel()
-        if first == self._boundary:
+        if first is not None and first == self._boundary:
             try:
                 self._rehearsal.begin(first)
             except Exception as error:  # Methods of the script's objects may raise any error.

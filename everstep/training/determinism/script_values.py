@@ -21,7 +21,6 @@ from everstep.training.determinism.calls import is_user_file
 from everstep.training.determinism.digests import digest_of
 from everstep.training.parts import OF_MODULES
 from everstep.training.rng import Generator
-from everstep.training.state import RankState
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _SMALL = (bool, int, float, complex, str, bytes)
@@ -52,25 +51,16 @@ def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
     return _search({id(each) for each in (*kept, *_of_process())}, _KINDS)
 
 
-def values_of_script(state: RankState) -> dict[str, str]:
-    """Return the type and digest of each value that the script can reach and that is no part of the registered state.
+def values_of_script(kept: Iterable[object]) -> dict[str, str]:
+    """Return the type and digest of each value that the script can reach, and the length of each container.
 
     Args:
-        state: the registered objects. The search does not enter them.
+        kept: the registered objects, which the search does not enter.
 
     Returns:
         By name, for example `train.best` for a global of train.py, or `main.best` for a variable of `main`.
     """
-    kept = [
-        *state.parameters().values(),
-        *state.companions(),
-        *(module for tree in state.modules() for module in tree),
-        *state.optimizers(),
-        *state.objects.values(),
-        *(stream.loader for stream in state.streams.values()),
-        *_of_process(),
-    ]
-    found = _search({id(each) for each in kept}, (*_KINDS, *_PLAIN), lengths=True)
+    found = _search({id(each) for each in (*kept, *_of_process())}, (*_KINDS, *_PLAIN), lengths=True)
     return {
         name: f"{type(value).__name__} {digest_of(rng.generator_state(value) if isinstance(value, _KINDS) else value)}"
         for name, value in found.items()
@@ -103,7 +93,10 @@ def _search(seen: set[int], kinds: tuple[type, ...], *, lengths: bool = False) -
     Args:
         seen: ids of objects to leave out.
         kinds: classes of the wanted objects.
-        lengths: return also the lengths of containers.
+        lengths: whether to add the lengths of containers.
+
+    Returns:
+        The objects, and the lengths as texts.
     """
     found: dict[str, Any] = {}
     alive: list[object] = []  # so that no other object gets the id of one that the search has seen
