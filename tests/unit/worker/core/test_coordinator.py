@@ -561,6 +561,18 @@ class TestRehearsal:
         assert core.rehearsal.state is StopState.NONE
         assert core.request_rehearsal(1, 2).rehearsal.step > self.STEP
 
+    def test_a_restart_without_a_rehearsal_recovers_none(self) -> None:
+        core = Coordinator(world_size=2, base=Step(0), every_steps=0).recover()
+        core = self.told(core, {"boundary": NONE}, {"boundary": NONE})
+        assert core.rehearsal == RehearsalAgreement()
+
+    def test_an_order_without_steps_and_an_order_after_a_recovered_stop_announce_nothing(self) -> None:
+        core = running().report(rank(0, 4, 1, 2), rank(1, 3, 1, 2))
+        assert core.request_rehearsal(1, 0) == core
+        stopping = Coordinator(world_size=2, base=Step(0), every_steps=0).recover()
+        stopping = self.told(stopping, *2 * [{"boundary": 4, "confirmed_stop": Step(9), "heard_stop": Step(9)}])
+        assert stopping.request_rehearsal(1, 2).rehearsal.state is StopState.NONE
+
     def test_a_confirmation_of_an_earlier_rehearsal_is_over_after_a_restart(self) -> None:
         core = Coordinator(world_size=2, base=Step(0), every_steps=0).recover()
         earlier = {"boundary": 9, "heard_rehearsal": Step(7), "confirmed_rehearsal": Step(7)}
