@@ -707,9 +707,9 @@ def _resume(job: Json) -> str | None:
         words = f"Resume proven at step {result['Step']} ({result['Seconds']:.0f} s)"
     else:
         what = {"Refused": "cannot rehearse at", "Unstable": "is not deterministic after"}
-        texts = (result.get("Message"), result.get("Advice"))
-        words = f"rank {result['Rank']} {what.get(result['Verdict'], 'differs after')} step {result['Step']}: "
-        words += " ".join(text for text in texts if text)
+        words = f"rank {result['Rank']} {what.get(result['Verdict'], 'differs after')} step {result['Step']}"
+    if texts := [text for text in (result.get("Message"), result.get("Advice")) if text]:
+        words += f": {' '.join(texts)}"
     return f"{words}; {pending}" if pending else words
 
 

@@ -22,6 +22,13 @@ test('a proof names its step and its time', () => {
   )
 })
 
+test('a proof also names the variables that start anew', () => {
+  const found = result({ Message: 'These variables of the script have other values after a restart: main.i.' })
+  expect(resumeWords(found)).toBe(
+    'Resume proven at step 1,200, in 12 s. These variables of the script have other values after a restart: main.i.',
+  )
+})
+
 test.each([
   ['Differs', 'Rank 3 differs after a restart from step 1,200.'],
   ['Unstable', 'Rank 3 is not deterministic after a restart from step 1,200.'],

@@ -8,11 +8,7 @@ type Rehearsed = Pick<Partial<TrainingJob>, 'RehearsalResult' | 'IsRehearsalPend
 /** Return the line about a job's resume. Undefined before its first rehearsal, and for an older server. */
 export function resumeWords({ RehearsalResult: result, IsRehearsalPending: isPending }: Rehearsed): string | undefined {
   if (result === undefined) return isPending ? RESUME.pending : undefined
-  const step = count(result.Step)
   const texts = [result.Message, result.Advice].filter((text) => text !== undefined).map(sentence)
-  const words =
-    result.Verdict === 'Proven'
-      ? RESUME.proven(step, duration(result.Seconds))
-      : [RESUME.wrong[result.Verdict](step, result.Rank), ...texts].join(' ')
-  return isPending ? `${words} ${RESUME.again}` : words
+  const words = RESUME.of[result.Verdict](count(result.Step), duration(result.Seconds), result.Rank)
+  return [words, ...texts, ...(isPending ? [RESUME.again] : [])].join(' ')
 }

@@ -76,11 +76,12 @@ export const RESUME = {
   label: 'Resume',
   pending: 'A rehearsal is pending.',
   again: 'A further rehearsal is pending.',
-  proven: (step: string, time: string) => `Resume proven at step ${step}, in ${time}.`,
-  wrong: {
-    Differs: (step: string, rank?: number) => `Rank ${rank} differs after a restart from step ${step}.`,
-    Unstable: (step: string, rank?: number) => `Rank ${rank} is not deterministic after a restart from step ${step}.`,
-    Refused: (step: string, rank?: number) => `Rank ${rank} could not rehearse a restart from step ${step}.`,
+  of: {
+    Proven: (step: string, time: string) => `Resume proven at step ${step}, in ${time}.`,
+    Differs: (step: string, _: string, rank?: number) => `Rank ${rank} differs after a restart from step ${step}.`,
+    Unstable: (step: string, _: string, rank?: number) =>
+      `Rank ${rank} is not deterministic after a restart from step ${step}.`,
+    Refused: (step: string, _: string, rank?: number) => `Rank ${rank} could not rehearse a restart from step ${step}.`,
   },
 } as const
 
