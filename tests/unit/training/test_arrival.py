@@ -27,7 +27,7 @@ from everstep.training.errors import AgentUnreachable, RestoreMismatch, SessionM
 from everstep.training.restore import encode_facts
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
-from everstep.training.state import RankState
+from everstep.training.state import FORMAT, RankState
 
 GENERATION = Generation(2)
 ENVIRONMENT = Environment(Rank(0), 1, None, JobName("job"), RunId("ab" * 16), GENERATION, 1.0, 30.0)
@@ -384,6 +384,6 @@ def test_what_an_earlier_library_kept_is_refused_before_anything_is_written(
     fresh = Trained(seed=2, steps=0)
     before = fresh.bytes()
     agent.words = iter([lambda: agent.verified(agent.slot.ends()[-1]), agent.start])
-    with pytest.raises(RestoreMismatch, match="format was absent, is 5"):
+    with pytest.raises(RestoreMismatch, match=f"format was absent, is {FORMAT}"):
         open_session(fresh).restore()
     assert fresh.bytes() == before
