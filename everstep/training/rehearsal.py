@@ -43,10 +43,9 @@ REPLAY_VARIABLE = "EVERSTEP_REPLAY"
 MEMORY_SHARE = 0.5
 """Highest share of the node's available memory that the kept states of its ranks may take."""
 LIMIT_SECONDS = 300
-"""Seconds that a rehearsal may take, besides thirty times the seconds from the rank's start to its first step."""
+"""Seconds that a rehearsal may take, besides thirty times the seconds from `init` to the first step."""
 RETURN = 4
 _RECORDS = msgspec.json.Decoder(Record)
-_BEGUN = time.monotonic()
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -114,6 +113,7 @@ class Rehearsal:
         self._state = state
         self._environment = environment
         self._recorder = Recorder(state, self._received, self._note_start)
+        self._begun_at = time.monotonic()  # not at the import, which a template may have made long before the fork
         self._first_step_seconds = 0.0
         self._files: tuple[Path, Path] | None = None
         """Files with the state at b and with the records, while this process records for a rehearsal."""
@@ -155,7 +155,7 @@ class Rehearsal:
 
     def boundary(self, step: int) -> None:
         """Record the state after a step."""
-        self._first_step_seconds = self._first_step_seconds or time.monotonic() - _BEGUN
+        self._first_step_seconds = self._first_step_seconds or time.monotonic() - self._begun_at
         if self._is_recording:
             self._recorder.boundary(step)
             self._note_variables(2 * step + 1)
@@ -359,7 +359,9 @@ def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
     """
     moment = max(records[0].variables, default=0)
     names = tuple(
-        name for name, kind in _unkept(records, moment) if kind in ("Tensor", "Parameter", "ndarray", "Generator")
+        name
+        for name, kind in _unkept(records, moment)
+        if kind in ("Tensor", "Parameter", "ndarray", "Generator", "RandomState", "Random")
     )
     if not names:
         return None

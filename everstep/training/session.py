@@ -628,11 +628,17 @@ class TrainingSession:
         return decision
 
     def _answer_rehearsal(self, step: int, echo: int, steps: int) -> None:
-        if echo == ECHO_YES and (reason := self._snapshotter.obstacle or self._rehearsal.obstacle()):
+        if echo == ECHO_YES and (reason := self._rehearsal_obstacle()):
             echo = ECHO_UNABLE
             self._link.send(self._rehearsal.refusal(step - steps, steps, reason))
         self._publish(rehearsal_step=step, rehearsal_echo=echo)
         self._nudge()
+
+    def _rehearsal_obstacle(self) -> str:
+        try:
+            return self._snapshotter.obstacle or self._rehearsal.obstacle()
+        except Exception as error:  # Methods of the script's objects may raise any error.
+            return f"{type(error).__name__}: {error}"
 
     def _record(self, decision: StepDecision) -> None:
         """Begin to record for an agreed rehearsal after its first step, or end the recording if it is withdrawn."""
