@@ -115,8 +115,9 @@ class Rehearsal:
         self._recorder = Recorder(state, self._received, self._note_start)
         self._begun_at = time.monotonic()  # not at the import, which a template may have made long before the fork
         self._first_step_seconds = 0.0
-        self._files: tuple[Path, Path] | None = None
-        """Files with the state at b and with the records, while this process records for a rehearsal."""
+        self._files: list[Path] = []
+        """Files with the state at b, with the records, and from S on with the state at S, while this process records.
+        """
         self.replay = replay
         self.kept_step = 0
         """The step b, while this process records."""
@@ -125,7 +126,7 @@ class Rehearsal:
 
     @property
     def _is_recording(self) -> bool:
-        return self._files is not None or (self.replay is not None and self.replay.number != RETURN)
+        return bool(self._files) or (self.replay is not None and self.replay.number != RETURN)
 
     @property
     def limit_seconds(self) -> int:
@@ -169,36 +170,41 @@ class Rehearsal:
         Raises:
             Exception: the state cannot be kept. Nothing is recorded then.
         """
-        kept = passes.create_file("rehearsed-state")
-        try:
-            keep(kept, self._state, self._environment, step)
-        except BaseException:
-            os.close(int(kept.name))
-            raise
-        self._files, self.kept_step = (kept, passes.create_file("rehearsed-steps")), step
+        self._files = [self._kept("rehearsed-state", step), passes.create_file("rehearsed-steps")]
+        self.kept_step = step
         self._recorder.keep(step)
         self._recorder.attach()
 
+    def keep_last(self, step: int) -> None:
+        """Keep the state after step S, to which the rank returns if the replay differs. Raises as `begin`."""
+        self._files.append(self._kept("rehearsed-end", step))
+
+    def _kept(self, name: str, step: int) -> Path:
+        file = passes.create_file(name)
+        try:
+            keep(file, self._state, self._environment, step)
+        except BaseException:
+            os.close(int(file.name))
+            raise
+        return file
+
     def cancel(self) -> None:
         """End the recording, because the ranks do not rehearse. Without a recording, nothing happens."""
-        if self._files is not None:
+        if self._files:
             self._recorder.detach()
             for file in self._files:
                 os.close(int(file.name))
-            self._files, self.kept_step = None, 0
+            self._files, self.kept_step = [], 0
 
     def restart(self, step: int, first_passed: int) -> NoReturn:
-        """Keep the state after step S, and replace this process by the first replay. Collective.
+        """Replace this process by the first replay. Collective.
 
         Args:
             step: the step S.
             first_passed: `RankHalf.first_passed`, which the rank publishes again when it returns.
         """
-        assert self._files is not None
         began_at = time.monotonic()
-        kept, records = self._files
-        last = passes.create_file("rehearsed-end")
-        keep(last, self._state, self._environment, step)
+        kept, records, last = self._files
         sys.stdout.flush()
         output = os.dup(1)
         with open(os.devnull, "wb") as nothing:

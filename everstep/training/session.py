@@ -396,6 +396,9 @@ class TrainingSession:
             self._check.boundary(self._boundary)
         self._rehearsal.boundary(self._boundary)
         self._end_replay()
+        if self._rehearsal.kept_step and self._boundary == self._half.rehearsal_step:
+            # Before the rank reports this step, because the coordinator may then confirm the rehearsal.
+            self._keep(self._rehearsal.keep_last)
         self._publish(boundary=self._boundary, first_passed=self._half.first_passed or int(passed_at * 1e6))
         if self._link.has_agent:
             self._link.hold(self._word(passed_at))
@@ -646,13 +649,19 @@ class TrainingSession:
         if self._rehearsal.kept_step != first:
             self._rehearsal.cancel()
         if first is not None and first == self._boundary:
-            try:
-                self._rehearsal.begin(first)
-            except Exception as error:  # Methods of the script's objects may raise any error.
-                step = self._half.rehearsal_step
-                self._publish(rehearsal_echo=ECHO_UNABLE)
-                self._link.send(self._rehearsal.refusal(first, step - first, f"{type(error).__name__}: {error}"))
-                self._nudge()
+            self._keep(self._rehearsal.begin)
+
+    def _keep(self, keep: Callable[[int], None]) -> None:
+        """Keep the state of this boundary for the agreed rehearsal, or withdraw this rank's agreement."""
+        try:
+            keep(self._boundary)
+        except Exception as error:  # Methods of the script's objects may raise any error.
+            first = self._rehearsal.kept_step or self._boundary
+            steps = self._half.rehearsal_step - first
+            self._rehearsal.cancel()
+            self._publish(rehearsal_echo=ECHO_UNABLE)
+            self._link.send(self._rehearsal.refusal(first, steps, f"{type(error).__name__}: {error}"))
+            self._nudge()
 
     def _rehearse(self) -> None:
         """Leave this process for the replay of the recorded steps. All ranks wait at this step."""

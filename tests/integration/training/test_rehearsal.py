@@ -72,10 +72,11 @@ def test_a_rank_without_memory_for_its_state_says_so_and_trains_on(warm_parent: 
     assert len(result["losses"]) == STEPS
 
 
+@pytest.mark.parametrize("name", ["no_copy", "no_second_copy"])
 def test_a_state_that_cannot_be_kept_ends_the_rehearsal_and_not_the_training(
-    warm_parent: WarmParent, tmp_path: Path
+    warm_parent: WarmParent, tmp_path: Path, name: str
 ) -> None:
-    (report,), (result,) = rehearsed(warm_parent, tmp_path, "no_copy")
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, name)
     assert (report.verdict, report.message) == (RehearsalVerdict.REFUSED, "OSError: no room")
     assert len(result["losses"]) == STEPS
 
