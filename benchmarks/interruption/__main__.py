@@ -27,7 +27,7 @@ from benchmarks.interruption.contenders import (
 )
 from benchmarks.interruption.elastic import Shrink
 from benchmarks.interruption.faults import Blackout, Silence, blackout, interrupt, repeated, silence
-from benchmarks.interruption.outcomes import Fault, Interruption, Job
+from benchmarks.interruption.outcomes import Fault, Interruption, Job, Rehearsed
 from benchmarks.interruption.report import PAGE
 from infra.local_cloud.up import ClusterOptions
 
@@ -48,6 +48,7 @@ class Race:
         self.interruptions: list[Interruption] = []
         self.silences: list[Silence] = []
         self.blackouts: list[Blackout] = []
+        self.rehearsals: list[Rehearsed] = []
         self._bench = bench
         self._count = per_block
         self._parts = parts
@@ -75,6 +76,10 @@ class Race:
 
     def _everstep(self, job: Job, *faults: Fault) -> None:
         contender = UnderEverstep(self._bench, job, self._folder("everstep"))
+        contender.settle()
+        for is_first in (True, False):
+            self.rehearsals.append(contender.rehearse(is_first=is_first))
+            self._bench.say(f"  {job}: a rehearsal of {self.rehearsals[-1].seconds:.1f} s")
         for fault in faults:
             self.interruptions += repeated(
                 lambda fault=fault: interrupt(contender, fault), self._count, self._bench.say
@@ -122,6 +127,7 @@ def measure(begun: Begun) -> dict[str, Any]:
         "interruptions": race.interruptions if race else (),
         "silences": race.silences if race else (),
         "blackouts": race.blackouts if race else (),
+        "rehearsals": race.rehearsals if race else (),
         "shrinks": shrinks,
     }
 

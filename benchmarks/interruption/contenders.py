@@ -18,7 +18,7 @@ from typing import Protocol
 from benchmarks.cluster_jobs import ENDED, EVERY_STEP, Bench, BenchJob
 from benchmarks.command import pause
 from benchmarks.errors import BenchmarkFailed
-from benchmarks.interruption.outcomes import Fault, Job
+from benchmarks.interruption.outcomes import Fault, Job, Rehearsed
 from benchmarks.machine import ROOT
 from benchmarks.traces import Passed, parse
 from infra.local_cloud.fault_kinds import Terminate
@@ -154,6 +154,23 @@ class UnderEverstep:
         return {
             phase: float(incident[f"{phase.title()}Seconds"]) for phase in ("detect", "replace", "restore", "rework")
         }
+
+    def rehearse(self, *, is_first: bool) -> Rehearsed:
+        """Let the ranks rehearse, and return what the job reports.
+
+        Raises:
+            BenchmarkFailed: the steps were not repeated exactly.
+        """
+        before = self._job.describe().get("RehearsalResult")
+        self._bench.client.rehearse_training_job(TrainingJobName=self._job.name)
+        seen = self._job.wait(
+            "a rehearsal",
+            lambda seen: not seen["IsRehearsalPending"] and seen.get("RehearsalResult", before) != before,
+        )
+        result = seen["RehearsalResult"]
+        if result["Verdict"] != "Proven":
+            raise BenchmarkFailed(f"the rehearsal of job {self._job.name} was {result['Verdict']}: {result['Message']}")
+        return Rehearsed(self.job, is_first, result["Seconds"], result["Steps"])
 
     def revive(self) -> None:
         raise BenchmarkFailed(f"job {self._job.name} has not recovered from the fault")

@@ -51,6 +51,19 @@ class Interruption:
 
 
 @dataclass(frozen=True, slots=True)
+class Rehearsed:
+    """One rehearsal, in which the ranks of a job restarted and repeated some steps."""
+
+    job: Job
+    is_first: bool
+    """True for the first rehearsal of a launch, whose ranks came from a process with the imported libraries."""
+    seconds: float
+    """The longest time for which a rank did not train."""
+    steps: int
+    """Number of repeated steps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """The moment at which training continued after a fault."""
 

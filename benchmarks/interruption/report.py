@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.interruption.elastic import NODES, Shrink
 from benchmarks.interruption.faults import Blackout, Silence
-from benchmarks.interruption.outcomes import Fault, Interruption, Job
+from benchmarks.interruption.outcomes import Fault, Interruption, Job, Rehearsed
 from benchmarks.measures import bootstrap_interval
 from benchmarks.page import BenchmarkRun, Page
 from benchmarks.picture import COLOURS, Bar, Panel, panels
@@ -26,6 +26,8 @@ SHRINK_SECONDS = 10.0
 
 The time begins when the control plane opens the incident, because it has concluded that the node is lost.
 """
+REHEARSAL_SHARE = 0.001
+"""Share of the expected run that an automatic rehearsal may take."""
 OURS = "Everstep"
 MOST_DRAWN_SECONDS = 9.0
 """Seconds that the longest bar of the picture shows. A bar for a minute would make all other bars too short to see."""
@@ -39,6 +41,7 @@ class Run(BenchmarkRun):
     silences: Sequence[Silence]
     blackouts: Sequence[Blackout]
     shrinks: Sequence[Shrink] = ()
+    rehearsals: Sequence[Rehearsed] = ()
 
 
 def of(run: Run, system: str, job: Job, fault: Fault) -> list[Interruption]:
@@ -59,7 +62,10 @@ def rows(run: Run) -> list[Row]:
 
 def unmeasured(run: Run) -> list[str]:
     """Return the names of the values that have a limit and were not measured; empty after a complete run."""
-    return [what for what, row in _goals(run).items() if row is None]
+    return [
+        *(what for what, row in _goals(run).items() if row is None),
+        *([] if run.rehearsals else ["rehearsals"]),
+    ]
 
 
 def _goals(run: Run) -> dict[str, Row | None]:
@@ -151,6 +157,7 @@ def values(run: Run) -> dict[str, str | None]:
         "systems": _systems(run),
         "phases": _phases(run),
         "shrinks": _shrinks(run),
+        "rehearsals": _rehearsals(run),
     }
 
 
@@ -212,6 +219,19 @@ def _shrinks(run: Run) -> str | None:
     """Return the table of jobs that continued on fewer nodes, with one line per lost node; None without a lost node."""
     body = [[f"{each.verdict_seconds:.2f}", f"**{each.seconds:.2f}**", str(each.lost_steps)] for each in run.shrinks]
     return table(("loss → verdict, s", "verdict → next new step, s", "steps made again"), body) if body else None
+
+
+def _rehearsals(run: Run) -> str | None:
+    """Return the table of rehearsals, with one line per job and kind; None without a rehearsal."""
+    body = []
+    for job, is_first in sorted({(each.job, each.is_first) for each in run.rehearsals}, key=lambda kind: not kind[1]):
+        found = [each for each in run.rehearsals if (each.job, each.is_first) == (job, is_first)]
+        seconds, steps = statistics.median(each.seconds for each in found), found[0].steps
+        start, hours = seconds - steps * STEP_SECONDS, seconds / REHEARSAL_SHARE / 3600
+        order = "first" if is_first else "second"
+        body.append([str(job), order, f"**{seconds:.1f}**", f"{start:.1f}", f"{hours:.1f}", str(len(found))])
+    head = ("job", "rehearsal", "median s", "without the repeated steps, s", "is 0.1 % of a run of, h", "n")
+    return table(head, body) if body else None
 
 
 def draw(run: Run) -> str:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.interruption import report
 from benchmarks.interruption.elastic import Shrink
 from benchmarks.interruption.faults import Blackout, Silence
-from benchmarks.interruption.outcomes import Fault, Interruption, Job, resumed
+from benchmarks.interruption.outcomes import Fault, Interruption, Job, Rehearsed, resumed
 from benchmarks.interruption.survivors import last_gone_at, watched
 from benchmarks.measures import Verdict
 from benchmarks.page import render
@@ -77,6 +77,7 @@ def run_of(
     silences: Sequence[Silence] = (),
     blackouts: Sequence[Blackout] = (),
     shrinks: Sequence[Shrink] = (),
+    rehearsals: Sequence[Rehearsed] = (),
 ) -> report.Run:
     return report.Run(
         machine=MACHINE,
@@ -84,6 +85,7 @@ def run_of(
         silences=silences,
         blackouts=blackouts,
         shrinks=shrinks,
+        rehearsals=rehearsals,
         is_quick=False,
         seconds=1.0,
     )
@@ -157,7 +159,7 @@ def test_what_was_not_measured_is_said_and_is_no_pass() -> None:
     run = run_of(
         interruption("Everstep", 1.0), blackouts=[Blackout(seconds=3.0, lost_steps=0, restarted_ranks=0, steps=5)]
     )
-    assert len(report.rows(run)) + len(report.unmeasured(run)) == 11
+    assert len(report.rows(run)) + len(report.unmeasured(run)) == 12
     assert "rank killed, DDP, beside torchft" in report.unmeasured(run)
     assert "verdict" in report.unmeasured(run)
     assert "**Not measured**: rank killed, DDP, beside torchrun + torch.save, " in render(report.PAGE, run)
@@ -183,6 +185,14 @@ def test_a_run_of_the_elastic_part_alone_shows_each_loss_of_a_node() -> None:
     assert "## Without a spare\n" in text
     assert "| 0.41 | **3.26** | 1 |" in text
     assert "## Without a spare" not in render(report.PAGE, run_of(interruption("Everstep", 1.0)))
+
+
+def test_the_page_tells_from_which_length_of_a_run_on_rehearsals_are_cheap() -> None:
+    found = [Rehearsed(Job.DDP, is_first, seconds, 5) for is_first, seconds in ((True, 7.2), (False, 3.6))]
+    text = render(report.PAGE, run_of(rehearsals=found))
+    assert "| DDP | first | **7.2** | 6.7 | 2.0 | 1 |" in text
+    assert "| DDP | second | **3.6** | 3.1 | 1.0 | 1 |" in text
+    assert "## Rehearsals" not in render(report.PAGE, run_of(interruption("Everstep", 1.0)))
 
 
 RUN = run_of(
