@@ -31,8 +31,9 @@ from typing import Any, Final
 
 from accelerate.accelerator import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher
-from accelerate.utils.dataclasses import DistributedType
+from accelerate.utils.dataclasses import DistributedType, RNGType
 from accelerate.utils.operations import send_to_device
+from accelerate.utils.random import synchronize_rng_state
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import everstep.training
@@ -264,6 +265,11 @@ def keep(
         # With a DataLoaderDispatcher, rank 0 reads the batches of all ranks. It is accelerate's default for an
         # IterableDataset.
         raise _dispatched()
+    shuffling = getattr(data, "synchronized_generator", None)
+    if shuffling is not None and accelerator.num_processes > 1:
+        # accelerate does this before each epoch, in the loader that the session does not use. Once is enough, because
+        # all ranks make the same draws, and a restored generator is the same on all ranks.
+        synchronize_rng_state(RNGType.GENERATOR, shuffling)
     inner = _inside(scheduler, "scheduler")
     loader = _inside(data, "base_dataloader")
     objects = dict(extra)

@@ -18,10 +18,10 @@ Replaying means to read the epoch from its beginning again and drop the batches 
 torchdata's `StatefulDataLoader` is resumed like a torch DataLoader. A streaming dataset of Hugging Face `datasets` is
 resumed by its own state if this state restores the position exactly (`hugging_face`), and otherwise replayed.
 
-**A different number of ranks.** torch's `DistributedSampler` and `ShardedFiles` put all samples of an epoch into one
-order and distribute them to the ranks in turn. A launch with a different number of ranks continues after the last
-sample that any rank received. No sample is dropped or repeated. A launch with a different number of ranks rejects all
-other loaders, because their samples have no order over all ranks.
+**A different number of ranks.** torch's `DistributedSampler`, accelerate and `ShardedFiles` put all samples of an epoch
+into one order, and the ranks read it in turn. The position of a job in this order is one number. A launch with a
+different number of ranks begins there, and shares the rest of the epoch equally (`shares`). A launch with a different
+number of ranks rejects all other loaders, because their samples have no order over all ranks.
 
 Invariant: a resumed run yields the same batches as an uninterrupted run, and leaves all random generators in the same
 states.

@@ -27,6 +27,7 @@ from typing import ClassVar
 import xxhash
 
 from everstep.training.data.protocols import Order
+from everstep.training.data.shares import window_count
 from everstep.training.state_tree import Tree
 
 
@@ -93,7 +94,7 @@ class FileOrder(Order):
         Returns:
             Batch numbers in ascending order. One numbering covers the batches of all ranks (see the module).
         """
-        count = max(0, self.batches - begin) // self.replicas
+        count = window_count(self.batches - begin, self.replicas, drop_last=True)
         return range(begin + rank, begin + count * self.replicas, self.replicas)
 
     def lane(self, number: int) -> int:

@@ -10,15 +10,13 @@ from pathlib import PurePath
 from typing import cast
 
 import torch
-import torch.distributed as dist
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from everstep.training import rng
 from everstep.training.data.file_order import FileOrder, FileSequence, derive
-from everstep.training.data.protocols import END, Order
+from everstep.training.data.protocols import END, Order, place_in_world
 from everstep.training.errors import CannotResume, SessionMisuse
-from everstep.training.script import Environment
 from everstep.training.state_tree import Tree
 
 logger = logging.getLogger("everstep.training")
@@ -77,7 +75,7 @@ class ShardedFiles(IterableDataset[object]):
     ) -> None:
         self.files, self.read, self.lengths = list(files), read, [int(length) for length in lengths]
         self.collate_fn = collate_fn
-        world_rank, world_size = _place_in_world()
+        world_rank, world_size = place_in_world()
         replicas = world_size if num_replicas is None else num_replicas
         self.rank = world_rank if rank is None else rank
         if len(self.files) != len(self.lengths) or min(self.lengths, default=0) < 0:
@@ -124,13 +122,6 @@ class ShardedFiles(IterableDataset[object]):
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         reader = _EpochReader(self, epoch)
         return map(reader.batch, self.order.numbers(self.rank, begin)[worker::workers])
-
-
-def _place_in_world() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    environment = Environment.read()
-    return environment.rank, environment.world_size
 
 
 def _digest(files: Sequence[object], lengths: Sequence[int]) -> str:

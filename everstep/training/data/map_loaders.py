@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from everstep.training import rng
 from everstep.training.attributes import Attributes, objects_of_script
 from everstep.training.data.protocols import Order, Stateful, set_epoch
-from everstep.training.data.sample_order import SampleOrder, rest_of
+from everstep.training.data.sample_order import Sharing
 from everstep.training.data.walks import Place, Walk
 from everstep.training.data.worker_seeds import SeededItem, Seeding, WorkerBegin, WorkerDataset, plain_index
 from everstep.training.determinism.traced_data import TracedCollate, TracedDataset
@@ -44,7 +44,8 @@ class MapLoader:
         seeding = Seeding(seed if loader.generator is None else loader.generator.initial_seed(), rank)
         inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
         # The states of `held` describe the data of one rank, so a launch with another number of ranks cannot use them.
-        self.order: Order | None = None if held else SampleOrder.of(loader)
+        sharing = None if held else Sharing.of(loader)
+        self.order: Order | None = None if sharing is None else sharing.order
         of_sampler = rng.find_generators([*samplers, loader.generator])
         # List the dataset's generators only for a loader without workers. Workers have their own copies of these
         # generators and seed them for each batch.
@@ -54,7 +55,7 @@ class MapLoader:
         # A sampler often holds the dataset, whose attributes change with each sample and not with the sampler.
         of_samplers = objects_of_script(self._all_samplers, besides=in_dataset)
         attributes = Attributes(of_samplers, max_items=MAX_INDEXES)
-        self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None, attributes)
+        self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None, attributes, sharing)
         self._attributes = Attributes([] if has_workers else objects_of_script(in_dataset))
         self._loader = _rebuild(loader, self._sampler, is_traced=is_traced)
         self._has_begun = False
@@ -142,6 +143,7 @@ class PlacedSampler:
         generators: generators that the sampler may draw from, in addition to the global generators of the process.
         seeding: derives the seed that each batch carries to the workers. None without workers.
         attributes: finds what the sampler keeps in its attributes, such as a number of epochs.
+        sharing: this rank's share of the samples. None if the samples have no order over all ranks.
     """
 
     def __init__(
@@ -150,8 +152,10 @@ class PlacedSampler:
         generators: Sequence[rng.Generator],
         seeding: Seeding | None,
         attributes: Attributes,
+        sharing: Sharing | None = None,
     ) -> None:
         self.attributes = attributes
+        self._sharing = sharing
         self._generators = generators
         self._inner = inner
         self._seeding = seeding
@@ -163,7 +167,7 @@ class PlacedSampler:
         """
         self.epoch = 0
         self.begin = 0
-        """Position of the epoch's `SampleOrder` at which the walk (pass through the sampler) begins.
+        """Position of the epoch's order of samples at which the walk (pass through the sampler) begins.
 
         Above 0 after the number of ranks has changed.
         """
@@ -196,18 +200,23 @@ class PlacedSampler:
     def __iter__(self) -> Iterator[object]:
         # Python runs this body at the first `next`, after the DataLoader has drawn its base seed. From here on, only
         # the sampler draws from `_generators`, in uninterrupted and in resumed runs, with and without workers.
-        skip_count, self._skip_count = self._skip_count or 0, None
-        if skip_count == 0:
+        is_resuming, skip_count = self.is_resuming, self._skip_count or 0
+        self._skip_count = None
+        if not is_resuming:
             if self._held is not None:
                 rng.set_states(self._generators, self._held)
                 self._held = None
             self.place = Place(rng.states(self._generators), attributes=self.attributes.copy())
         assert self.place is not None
-        if skip_count:
+        if is_resuming:
             self.attributes.load(cast("dict[str, Any]", self.place.attributes))
-        begin = self.begin
-        walk = Walk(rest_of(self._inner, begin), self._generators, self.place)
-        items = itertools.chain(walk.repeat(skip_count), walk) if skip_count else walk
+        begin, source = self.begin, self._inner
+        if begin:
+            assert self._sharing is not None
+            is_new = not self.place.walked_count
+            source = self._sharing.rest(begin, self._generators, self.place.began, is_new=is_new)
+        walk = Walk(source, self._generators, self.place)
+        items = itertools.chain(walk.repeat(skip_count), walk) if is_resuming else walk
         for number, item in enumerate(items, skip_count):
             yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number, begin))
 

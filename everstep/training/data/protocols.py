@@ -8,9 +8,11 @@ from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
 import torch
+import torch.distributed as dist
 
 from everstep.training import rng
 from everstep.training.parts import find
+from everstep.training.script import Environment
 from everstep.training.state_tree import Tree
 
 STATEFUL_DEPTH = 4
@@ -128,6 +130,14 @@ class Resumable(Protocol):
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         """Restore a position from `state_dict`. The next `begin` continues there."""
+
+
+def place_in_world() -> tuple[int, int]:
+    """Return the rank of this process, and the number of ranks."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    environment = Environment.read()
+    return environment.rank, environment.world_size
 
 
 def set_epoch(thing: object, epoch: int) -> None:

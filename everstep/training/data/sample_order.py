@@ -1,23 +1,50 @@
-"""Describes the order in which a `DistributedSampler` distributes samples to ranks, and positions in this order."""
+"""Describes how the samplers of torch and accelerate share the samples of an epoch among ranks.
+
+The share of a rank that begins inside an epoch follows from one position (`shares`). A rank that begins at the start of
+an epoch reads its sampler unchanged.
+"""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Sized
+import copy
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
-from everstep.training.data.protocols import Order
+from everstep.training import rng
+from everstep.training.adapters.base import qualified_name
+from everstep.training.data.protocols import Order, place_in_world
+from everstep.training.data.shares import EpochShares
+
+
+class _SharedOrder(Order):
+    """An order of samples that the ranks share by `EpochShares`."""
+
+    __slots__ = ()
+
+    @property
+    def shares(self) -> EpochShares:
+        """The rule by which the ranks share the samples."""
+        raise NotImplementedError
+
+    def position(self, begin: int, batch_count: int) -> int:
+        """Return the position in the epoch's order after each rank has read `batch_count` batches.
+
+        The ranks began to read at the position `begin`. After an incomplete last batch, the position is behind the end
+        of the epoch.
+        """
+        return begin + batch_count * self.batch * self.replicas
 
 
 @dataclass(frozen=True, slots=True)
-class SampleOrder(Order):
+class SampleOrder(_SharedOrder):
     """The order in which a `DistributedSampler` distributes the samples of an epoch to the ranks.
 
-    The sampler assigns sample number p of an epoch to rank p mod `replicas`. The order of all samples does not depend
-    on `replicas`, so a launch with a different number of ranks can continue at any position.
+    The order of all samples does not depend on `replicas`, so a launch with a different number of ranks can continue at
+    any position.
     """
 
     samples: int
@@ -35,17 +62,68 @@ class SampleOrder(Order):
     """Number of samples in one batch of one rank."""
     compared: ClassVar = ("samples", "shuffle", "seed", "drop_last")
 
+    @property
+    def shares(self) -> EpochShares:
+        """The rule of `DistributedSampler`: each rank takes one sample at a time."""
+        return EpochShares(self.samples, self.replicas, 1, self.drop_last)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrder(_SharedOrder):
+    """The order of a sampler that all ranks walk alike, and from which each rank takes whole batches.
+
+    accelerate and the Trainer of transformers share samples in this way.
+    """
+
+    samples: int
+    """Number of samples in the dataset."""
+    sampler: str
+    """Class of the sampler, and its seed if each epoch's order follows from a seed."""
+    drop_last: bool
+    replicas: int
+    """Number of ranks that share the batches."""
+    batch: int
+    """Number of samples in one batch of one rank."""
+    block: int
+    """Number of samples that a rank takes at a time: `batch`, or 1 if a single rank reads all batches."""
+    compared: ClassVar = ("samples", "sampler", "drop_last")
+
+    @property
+    def shares(self) -> EpochShares:
+        """The rule of accelerate's `BatchSamplerShard`: each rank takes one batch at a time."""
+        return EpochShares(self.samples, self.replicas, self.block, self.drop_last)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """One rank's share of a loader's samples."""
+
+    order: SampleOrder | BatchOrder
+    rank: int
+    """Index of this rank among the ranks that share the samples."""
+    sampler: DistributedSampler[object] | SequentialSampler | RandomSampler
+    """The sampler that decides the order."""
+    batch_size: int | None
+    """Number of samples in one batch; None if the loader has no batches."""
+    drop_last: bool
+    """True if the loader drops the last batch of a rank if it is incomplete."""
+
     @classmethod
-    def of(cls, loader: DataLoader[object]) -> SampleOrder | None:
-        """Return the order in which a loader reads samples; None if its sampler is not a `DistributedSampler`."""
-        sampler: object = loader.sampler
-        if (batches := loader.batch_sampler) is not None:
-            if type(batches) is not BatchSampler:
-                return None
-            sampler = batches.sampler
-        if not isinstance(sampler, DistributedSampler) or type(sampler).__iter__ is not DistributedSampler.__iter__:
+    def of(cls, loader: DataLoader[object]) -> Sharing | None:
+        """Return how ranks share the samples of a loader; None if its samples have no order over all ranks."""
+        batches = cast("BatchSampler | None", loader.batch_sampler)
+        if qualified_name(type(batches)) == _ACCELERATE:
+            return cls._of_accelerate(batches)
+        if batches is not None and type(batches) is not BatchSampler:
             return None
-        return cls(
+        sampler: object = loader.sampler if batches is None else batches.sampler
+        if not isinstance(sampler, DistributedSampler):
+            if batches is None or place_in_world()[1] > 1:
+                return None
+            return cls._of_batches(batches, 0, 1, size=batches.batch_size, block=1)
+        if type(sampler).__iter__ is not DistributedSampler.__iter__:
+            return None
+        order = SampleOrder(
             samples=len(cast(Sized, sampler.dataset)),
             shuffle=sampler.shuffle,
             seed=sampler.seed,
@@ -53,34 +131,72 @@ class SampleOrder(Order):
             replicas=sampler.num_replicas,
             batch=1 if batches is None else batches.batch_size,
         )
+        size, drop_last = (None, False) if batches is None else (batches.batch_size, batches.drop_last)
+        return cls(order, sampler.rank, sampler, size, drop_last)
 
-    def position(self, begin: int, batch_count: int) -> int:
-        """Return the position in the epoch's order after each rank has read `batch_count` batches.
+    @classmethod
+    def _of_accelerate(cls, shard: Any) -> Sharing | None:
+        """Return the share of a rank whose batches a `BatchSamplerShard` of accelerate selects."""
+        inner, replicas = shard.batch_sampler, shard.num_processes
+        # Without `even_batches`, the ranks receive different numbers of batches.
+        if type(inner) is not BatchSampler or not (shard.even_batches or inner.drop_last):
+            return None
+        size = inner.batch_size // replicas if shard.split_batches else inner.batch_size
+        return cls._of_batches(inner, shard.process_index, replicas, size=size, block=size)
 
-        The ranks began to read at the position `begin`.
+    @classmethod
+    def _of_batches(cls, batches: BatchSampler, rank: int, replicas: int, *, size: int, block: int) -> Sharing | None:
+        sampler = cast(Any, batches.sampler)
+        name = qualified_name(type(sampler))
+        if name == _SEEDABLE:
+            name = f"{name} {sampler.initial_seed}"
+        elif type(sampler) is RandomSampler and sampler.generator is None:
+            return None  # It draws from the generator of the process, which differs between ranks.
+        elif type(sampler) not in (SequentialSampler, RandomSampler):
+            return None
+        samples = len(sampler)
+        if getattr(sampler, "replacement", False) or samples != len(sampler.data_source):
+            return None
+        order = BatchOrder(samples, name, batches.drop_last, replicas, size, block)
+        return cls(order, rank, sampler, size, batches.drop_last)
+
+    def rest(self, begin: int, generators: Sequence[rng.Generator], began: rng.States, *, is_new: bool) -> list[object]:
+        """Return the batches of this rank from a position of the epoch on; its samples if the loader has no batches.
+
+        Args:
+            begin: position at which all ranks begin.
+            generators: generators that the sampler may draw from, in addition to the global generators.
+            began: states of the generators at the beginning of the epoch.
+            is_new: True if the sampler's generator has yet to make the draws of this epoch.
+
+        Returns:
+            What the loader's sampler or batch sampler would yield.
         """
-        left = self.samples % self.replicas
-        end = self.samples - left if self.drop_last else self.samples + (self.replicas - left if left else 0)
-        return min(begin + batch_count * self.batch * self.replicas, max(begin, end))
+        whole = self._whole(generators, began, is_new=is_new)
+        indices = [whole[position] for position in self.order.shares.of(self.rank, begin)]
+        if self.batch_size is None:
+            return indices
+        return list(BatchSampler(cast("Any", indices), self.batch_size, self.drop_last))
+
+    def _whole(self, generators: Sequence[rng.Generator], began: rng.States, *, is_new: bool) -> list[object]:
+        """Return the samples of the whole epoch in the order in which a single rank would read them."""
+        sampler = self.sampler
+        if isinstance(sampler, DistributedSampler):
+            whole: DistributedSampler[object] = DistributedSampler(
+                sampler.dataset, 1, 0, shuffle=sampler.shuffle, seed=sampler.seed
+            )
+            whole.set_epoch(sampler.epoch)
+            return list(whole)
+        with rng.kept(generators):
+            rng.set_states(generators, began)
+            # Draw from a copy, because a seedable sampler of accelerate counts its epochs.
+            indices: list[object] = list(cast("Iterable[object]", copy.copy(sampler)))
+            own = cast("torch.Generator | None", getattr(sampler, "generator", None))
+            after = None if own is None else own.get_state()
+        if is_new and own is not None and after is not None:
+            own.set_state(after)
+        return indices
 
 
-class RestOfEpoch:
-    """Sampler that yields what a `DistributedSampler` assigns to its rank, starting at a position of the epoch."""
-
-    def __init__(self, sampler: DistributedSampler[object], begin: int) -> None:
-        self.sampler = sampler
-        self._begin = begin
-
-    def __iter__(self) -> Iterator[object]:
-        skip_count = max(0, -(-(self._begin - self.sampler.rank) // self.sampler.num_replicas))
-        return itertools.islice(iter(self.sampler), skip_count, None)
-
-
-def rest_of(items: Iterable[object], begin: int) -> Iterable[object]:
-    """Return a sampler or batch sampler that starts at a position of the epoch's `SampleOrder`."""
-    if not begin:
-        return items
-    if isinstance(items, BatchSampler):
-        sampler = RestOfEpoch(cast("DistributedSampler[object]", items.sampler), begin)
-        return BatchSampler(cast("Any", sampler), items.batch_size, items.drop_last)
-    return RestOfEpoch(cast("DistributedSampler[object]", items), begin)
+_ACCELERATE = "accelerate.data_loader.BatchSamplerShard"
+_SEEDABLE = "accelerate.data_loader.SeedableRandomSampler"

@@ -20,6 +20,7 @@ from everstep.training.data import hugging_face
 from everstep.training.data.iterables import OwnState
 from everstep.training.data.loaders import find_source
 from everstep.training.data.protocols import END, Order, Resumable
+from everstep.training.data.sample_order import BatchOrder
 from everstep.training.data.stateful_datasets import StatefulDatasetLoader
 from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
 from everstep.training.parts import find
@@ -183,7 +184,9 @@ class DataStream:
         """
         source = cast("dict[str, Any]", state["source"])
         was, now = source.get("order"), self._source.order
-        if is_same_rank and was == (None if now is None else now.tree()):
+        # Earlier versions stored no order for loaders of accelerate.
+        was_unnamed = was is None and isinstance(now, BatchOrder)
+        if is_same_rank and (was_unnamed or was == (None if now is None else now.tree())):
             return state
         if was is None or now is None:
             raise CannotRelayout(
@@ -203,14 +206,14 @@ class DataStream:
                 "the batches that the script fetched ahead begin in the epoch before. Continue with the earlier number "
                 "of ranks, or from another step",
             )
-        begin = now.earlier(was).position(source["begin"], consumed)
+        begin, place = now.earlier(was).position(source["begin"], consumed), source.get("place")
         return {
             **state,
             "consumed": 0,
             "ahead": [],
-            # Drop the walk (the pass through the sampler) of the rank that saved this state: the number of ranks has
-            # changed, so this rank reads other samples. The source starts a new walk at the position `begin`.
-            "source": {**source, "place": None, "begin": begin},
+            # This rank reads other samples than the rank that saved this state. It starts a walk (a pass through the
+            # sampler) at the position `begin`, with the generator states from the beginning of the epoch.
+            "source": {**source, "place": place and {**place, "walked": 0, "forks": []}, "begin": begin},
             "earlier_samples_per_step": state["samples_per_step"],
         }
 

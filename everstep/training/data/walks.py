@@ -26,7 +26,6 @@ from torch.utils.data import (
 
 from everstep.training import rng
 from everstep.training.data.protocols import END
-from everstep.training.data.sample_order import RestOfEpoch
 from everstep.training.state_tree import Tree
 
 
@@ -124,7 +123,6 @@ def draws_once(items: object) -> bool:
     This is true for torch's samplers and for lists.
     """
     sampler = items.sampler if type(items) is BatchSampler else items
-    sampler = sampler.sampler if type(sampler) is RestOfEpoch else sampler
     if type(sampler) is RandomSampler and sampler.generator is not None:
         # A `RandomSampler` with its own generator draws random numbers during the epoch, too, if it repeats samples.
         return not sampler.replacement and sampler.num_samples <= len(sampler.data_source)

@@ -462,17 +462,18 @@ def test_the_samples_of_a_shrunk_job_are_those_of_an_undisturbed_one(first: int)
     assert sorted(sample for step in expected[:4] for sample in step) == list(range(96)), "an epoch has four steps"
 
 
-def test_an_epochs_rest_that_no_number_of_ranks_divides_is_dealt_once() -> None:
-    ranks = Ranks(4, 50, 2, 1)
+def test_an_epochs_rest_that_its_ranks_do_not_divide_is_shared_equally() -> None:
+    ranks = Ranks(4, 51, 2, 1)
     seen = ranks.step()
     assert len(seen) % 3, "the rest begins with another rank than the first"
-    rest = Ranks(3, 50, 2, 1)
+    rest = Ranks(3, 51, 2, 1)
     for rank, stream in enumerate(rest.streams):
         stream.load_state_dict(stream.relaid(ranks.streams[rank].state_dict(), is_same_rank=False))
-    batches: list[Any] = [batch for stream in rest.streams for batch in stream]
-    seen += [sample for batch in batches for sample in batch[0].tolist()]
-    assert set(seen) == set(range(50))
-    assert len(seen) == 51, "the sampler itself repeats one sample, because 3 ranks do not divide 50"
+    batches: list[list[Any]] = [list(stream) for stream in rest.streams]
+    assert {len(each) for each in batches} == {8}, "15 samples in batches of 2"
+    seen += [sample for each in batches for batch in each for sample in batch[0].tolist()]
+    assert set(seen) == set(range(51))
+    assert len(seen) == 53, "two samples are repeated, because 3 ranks do not divide the rest of 43"
 
 
 def test_ranks_that_now_read_the_same_samples_continue_the_order() -> None:
