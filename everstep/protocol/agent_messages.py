@@ -43,7 +43,7 @@ from typing import ClassVar
 import msgspec
 
 from everstep.protocol.codec import Message
-from everstep.protocol.fixed_length import Digest, Key, PublicKey
+from everstep.protocol.fixed_length import Digest, Key, PublicKey, StateDigest
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.manifest import SharedObject
@@ -259,6 +259,17 @@ class ShardProtection(Message, frozen=True):
     """Why the owner has abandoned the newest proposed step; None if it has abandoned no step since the last commit."""
     lasts: bool = False
     """Whether this cause also prevents the next steps, unless the script or the node's memory changes."""
+    states: tuple[tuple[Step, StateDigest], ...] = ()
+    """Digests of the newest steps that the owner has sealed in this generation, oldest first; at most
+    `state_count(world_size)`. Empty from an agent that computes none."""
+
+
+def state_count(world_size: int) -> int:
+    """Return the number of sealed steps per rank of which agents report digests, and the control plane keeps them.
+
+    A state that differs stays different, so the newest two steps suffice for a job of many ranks.
+    """
+    return max(2, min(32, 2048 // world_size))
 
 
 class CheckpointPace(Message, frozen=True):

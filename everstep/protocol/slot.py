@@ -68,6 +68,7 @@ Payloads above 128 GiB have larger chunks.
 MAX_CHUNK_BYTES = 1024 * CHUNK_BYTES
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 ZERO_DIGEST = bytes(DIGEST_BYTES)
+STATE_DIGEST_BYTES = 8
 
 _FIELDS = struct.Struct("<8sHBxIQI4xQQQQ16s16s16s64s")
 assert _FIELDS.size == 176
@@ -151,6 +152,21 @@ def payload_chunk_digests(payload: bytes | bytearray | memoryview) -> bytes:
 def payload_digest(payload: bytes | bytearray | memoryview) -> bytes:
     """Return the digest of a payload that is completely in memory."""
     return shard_digest(payload_chunk_digests(payload), memoryview(payload).nbytes)
+
+
+def state_digest(chunk_digests: bytes, rest: bytes | bytearray | memoryview) -> bytes:
+    """Return the digest of a payload's tensors, which is equal whenever a step is repeated bit-identically.
+
+    It excludes the index, whose values may contain times, or sets in the order of one process.
+
+    Args:
+        chunk_digests: uint8[n * DIGEST_BYTES], digests of the first n chunks, which contain no part of the index.
+        rest: the bytes between these chunks and the index.
+
+    Returns:
+        uint8[STATE_DIGEST_BYTES].
+    """
+    return digest(chunk_digests + digest(rest))[:STATE_DIGEST_BYTES]
 
 
 class ShardHasher:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.jobs import Workplace, wait_until
+from tests.e2e.jobs import SHAPES, Workplace, wait_until
 
 SCRIPT = """
 import os
@@ -15,7 +15,7 @@ import time
 import torch
 import everstep.training
 
-settings = everstep.training.hyperparameters(mean=False)
+settings = everstep.training.hyperparameters(mean=False, logs=True)
 torch.manual_seed(0)
 torch.distributed.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
@@ -30,7 +30,8 @@ for (batch,) in session.batches(until_step=1_000_000):
     optimizer.zero_grad()
     (loss * (1 + mean) if settings.mean else loss).backward()
     optimizer.step()
-    session.log(loss=loss)
+    if settings.logs:
+        session.log(loss=loss)
     time.sleep(0.02)
 session.close()
 """
@@ -75,3 +76,24 @@ def test_a_job_proves_its_resume_and_another_names_what_it_would_lose(place: Wor
     assert differs["Verdict"] == "Differs", json.dumps(differs, default=str)
     assert any(name.endswith(".mean") for name in differs["Difference"]["Unkept"]), differs
     place.client.stop_training_job(TrainingJobName="differs")
+
+
+def test_a_step_that_a_recovery_repeats_differently_is_named_although_the_script_logs_nothing(
+    place: Workplace, tmp_path: Path
+) -> None:
+    """Both nodes and all copies of the state are lost, so only the control plane has digests of the steps before."""
+    (tmp_path / "fit.py").write_text(SCRIPT)
+    of_script = {"entry_point": "fit.py", "source_dir": tmp_path, "logs": False}
+    for mean in (False, True):
+        job = place.submit(f"mean-{mean}".lower(), SHAPES[2], **of_script, mean=mean)
+        job.wait("a commit", lambda seen: seen["CommittedStep"] > 0)
+        place.client.create_checkpoint(TrainingJobName=job.name)
+        job.wait("a checkpoint", lambda _, job=job: job.protection().get("LastCheckpoint"))
+        stored = job.protection()["LastCheckpoint"]["Step"]
+        job.wait("later steps", lambda seen, stored=stored: seen["CommittedStep"] > stored + 20)
+        job.terminate(*set[str]().union(*job.groups()))
+        job.wait_recovered(1)
+        found = [event for event in job.events() if event["Type"] == "RepeatedStepDiffers"]
+        assert len(found) == mean, found
+        assert all(event["Detail"]["Step"] > stored and event["Detail"]["Rank"] in (0, 1) for event in found), found
+        place.client.stop_training_job(TrainingJobName=job.name)

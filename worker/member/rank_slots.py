@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass
 
+from everstep.protocol.agent_messages import state_count
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Rank, Step
 from everstep.protocol.plan import GenerationPlan
@@ -369,11 +370,15 @@ class RankSlots:
 
     async def _seal(self, shard: OwnedShard, step: Step, slot: Slot, digests: ChunkDigests) -> None:
         try:
-            if await self.store.seal_followed(slot, digests) is not None:
-                shard.seal(step)
+            if await self.store.seal_followed(slot, digests) is None:
+                return
+            shard.seal(step)
         finally:
             if self._sealing.get(shard.rank) == step:
                 del self._sealing[shard.rank]
+        # The vote does not wait for this digest.
+        if (state := await self.store.state_digest(slot)) is not None:
+            shard.note_state(step, state, most=state_count(len(self.plan.ranks)))
 
 
 def _is_of_another_file(captured: Captured, slot: Slot) -> bool:

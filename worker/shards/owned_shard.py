@@ -124,6 +124,8 @@ class OwnedShard:
         """The last step that the rank finished, and the Unix time at which the rank began the next step."""
         self.first_passed_at = 0.0
         """Unix time at which the rank finished its first step of this generation; 0 until `note_first` sets it."""
+        self._states: dict[Step, bytes] = {}
+        """Digests of the newest sealed steps of this generation (`ShardProtection.states`)."""
         self._base_step = base_step if self.base is None else self.base.step
         self._given_up: list[str] = []
         """Reasons of the newest abandoned steps, at most `TROUBLE_COUNT`; empty after a commit.
@@ -342,6 +344,11 @@ class OwnedShard:
         """Record that the shard's state at `step` is sealed in a slot of this node."""
         self._apply(self.core.seal(step))
 
+    def note_state(self, step: Step, digest: bytes, *, most: int) -> None:
+        """Record the digest of the tensors of the sealed `step`, for the next reports. Keep the newest `most` steps."""
+        states = {**self._states, step: digest}
+        self._states = {each: states[each] for each in sorted(states)[-most:]}
+
     def refuse(self, cause: UnkeptCause, reason: str) -> None:
         """Record why this rank cannot capture a snapshot now."""
         self.refusal_cause, self.refusal = cause, reason
@@ -459,6 +466,7 @@ class OwnedShard:
             unkept=self._unkept,
             lasts=self._lasting is not None,
             verified=tuple(self.verified.get(peer, (NONE, 0.0)) for peer in (None, *holders[1:])),
+            states=tuple(self._states.items()),
         )
 
     def _why_out(self, peer: NodeId) -> str:

@@ -36,7 +36,15 @@ from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, Rank, RunId, Step
 from everstep.protocol.parity import Contribution, is_share, unpack_contributions
 from everstep.protocol.plan import SlotRecord
-from everstep.protocol.slot import SlotHeader, SlotState, chunk_bytes, chunk_range, digest
+from everstep.protocol.slot import (
+    DIGEST_BYTES,
+    SlotHeader,
+    SlotState,
+    chunk_bytes,
+    chunk_range,
+    digest,
+    state_digest,
+)
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.core.strays import Strays
 from worker.errors import NoRoom
@@ -623,6 +631,25 @@ class SlotStore:
         if slot.digests is None and not await self.verify(slot):
             return None
         return slot.digests
+
+    async def state_digest(self, slot: Slot) -> bytes | None:
+        """Return the digest of the tensors in a slot that this store has sealed (`slot.state_digest`).
+
+        Return None if the slot was reused for another step meanwhile.
+        """
+        if slot.digests is None or not slot.digests.is_sealed:
+            return None
+        header, known = slot.digests.header, slot.digests.known
+        whole_count = header.index_offset // chunk_bytes(header.payload_bytes)
+        begin = whole_count * chunk_bytes(header.payload_bytes)
+
+        def work(_cancelled: threading.Event) -> bytes:
+            with slot.file.payload(begin, header.index_offset) as rest:
+                return state_digest(known[: whole_count * DIGEST_BYTES], rest)
+
+        if header.index_offset - begin <= self.inline_digest_bytes:
+            return work(threading.Event())
+        return await self.reading(slot, in_thread(work))
 
     async def reading(self, slot: Slot, work: Coroutine[object, object, T]) -> T | None:
         """Run `work` on the slot's content as a task. `grant` cancels the task if it reuses the slot for another step.

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from control_plane.core import accounting, breakers, checkpoints, faults, hangs, incidents, launch, protection
+from control_plane.core import (
+    accounting,
+    breakers,
+    checkpoints,
+    faults,
+    hangs,
+    incidents,
+    launch,
+    protection,
+    repeated_steps,
+)
 from control_plane.core.actions import EventDraft
 from control_plane.core.evidence import first_passed_at, is_silent, passed_at
 from control_plane.core.incidents import incident_id
@@ -82,6 +92,8 @@ def with_progress(view: JobView) -> JobView:
         uploading=checkpoints.uploading(plan.generation, view.reports),
         upload_seconds=checkpoints.upload_seconds(view.reports) or record.upload_seconds,
     )
+    states, differences = repeated_steps.followed(record.states, plan, view.reports)
+    view = with_record(replace(view, events=(*view.events, *differences)), states=states)
     silent = frozenset(each.node_id for each in view.nodes.values() if is_silent(each, view.policy.timeouts))
     watched = protection.with_watch(
         view.now,

@@ -21,6 +21,7 @@ from control_plane.core.observed.steps import (
     GenerationRecord,
     RefusedSource,
     RepeatedWork,
+    SealedStates,
     StoreListing,
 )
 from control_plane.core.states import JobState
@@ -368,6 +369,7 @@ class Memo:
     spans: tuple[JobSpan, ...] = ()
     """What the job did lately, as far as a late report can still change it (`accounting`). Oldest first."""
     rehearsal: Rehearsals = field(default_factory=Rehearsals)
+    states: SealedStates = field(default_factory=SealedStates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

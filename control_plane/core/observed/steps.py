@@ -28,6 +28,27 @@ class GenerationRecord:
     """Whether the control plane may have ordered agents to start the ranks of this generation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepStates:
+    """Digests of all ranks' states at one step."""
+
+    step: Step
+    digests: bytes
+    """uint8[world_size * STATE_DIGEST_BYTES], in rank order. Zeros for a rank that has reported none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedStates:
+    """Digests of the steps that the owners of a job's shards have sealed last (`core.repeated_steps`)."""
+
+    generation: Generation = NO_GENERATION
+    world_size: int = 0
+    newest: tuple[StepStates, ...] = ()
+    """Steps of this generation, in increasing order; at most `state_count(world_size)`."""
+    earlier: tuple[StepStates, ...] = ()
+    """Steps of earlier generations that this generation repeats and has not compared yet."""
+
+
 def initial_generation(world_size: int) -> GenerationRecord:
     """Return the record of generation 0, for a job whose initial state another job with `world_size` ranks made."""
     return GenerationRecord(

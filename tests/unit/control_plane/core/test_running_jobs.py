@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from control_plane.core import repeats
 from control_plane.core.incidents import Fault
@@ -21,11 +22,11 @@ from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import Cause, NodeObserved
 from control_plane.core.observed.specs import Policy
-from control_plane.core.observed.steps import GenerationRecord
+from control_plane.core.observed.steps import GenerationRecord, SealedStates, StepStates
 from control_plane.core.states import IncidentState, JobState
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import MemberPhase, MemberReport
-from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Step
+from everstep.protocol.agent_messages import MemberPhase, MemberReport, ShardProtection
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
 from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
@@ -62,6 +63,21 @@ def running(node_id: NodeId, *, target: int) -> NodeObserved:
 def test_a_report_without_a_target_leaves_the_target_of_the_job(targets: tuple[int, int], target: int) -> None:
     nodes = (running(ONE, target=targets[0]), running(TWO, target=targets[1]))
     assert with_progress(view(JobState.RUNNING, *nodes, target=Step(100))).record.target == target
+
+
+def test_a_repeated_step_with_another_state_is_an_event_of_the_job() -> None:
+    shard = ShardProtection(
+        rank=Rank(1), holders=(), in_view=(), committed=NO_STEP, payload_bytes=1, states=((Step(1), b"after..."),)
+    )
+    node = running(TWO, target=0)
+    assert node.member is not None
+    node = replace(node, member=structs.replace(node.member, protection=(shard,)))
+    before = StepStates(step=Step(1), digests=bytes(8) + b"before..")
+    states = SealedStates(generation=Generation(0), world_size=2, newest=(before,))
+    seen = with_progress(view(JobState.RUNNING, node, states=states))
+    (event,) = seen.events
+    assert (event.type, event.detail["Rank"]) == ("RepeatedStepDiffers", 1)
+    assert with_progress(replace(seen, events=())).events == ()
 
 
 def test_a_member_that_does_not_prepare_in_time_is_excluded_before_others_that_still_have_time() -> None:

@@ -61,6 +61,7 @@ from worker.core.own_metrics import PERIOD_SECONDS, NodeUsage
 from worker.core.parity import CONTRIBUTION_BYTES
 from worker.core.rounds import NONE, Shard
 from worker.core.slots import Content
+from worker.member import rank_slots
 from worker.member.rank_lines import RankLines
 from worker.member.rank_slots import NO_LAYOUT
 from worker.member.traffic import Traffic
@@ -694,6 +695,24 @@ async def test_digests_of_a_ranks_copier_stand_for_the_agents_own(
     assert place.store.shards[RANK][number].file.header.payload_digest == slot.shard_digest(
         b"".join(digests), FOUR_CHUNKS
     )
+    await place.lines.close()
+
+
+async def test_the_owner_reports_the_digest_of_each_newly_sealed_state(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_slots, "state_count", lambda _: 2)
+    await begin(place)
+    states = []
+    for step, content in ((3, b"a"), (4, b"b"), (5, b"a")):
+        number = await granted(place, step)
+        with place.store.shards[RANK][number].file.payload(0, 4096) as payload:
+            payload[:] = content * 4000 + bytes([step]) * 96
+        place.lines.message(RANK, captured(step, number))
+        await done(place)
+        states.append((step, slot.state_digest(b"", content * 4000)))
+        assert place.shard.protection((NodeId("i-own"),)).states == tuple(states[-2:])
+    assert states[0][1] == states[2][1] != states[1][1]
     await place.lines.close()
 
 

@@ -27,6 +27,7 @@ from everstep.protocol.slot import (
     CHUNK_BYTES,
     DIGEST_BYTES,
     HEADER_BYTES,
+    STATE_DIGEST_BYTES,
     SlotHeader,
     SlotState,
     digest,
@@ -1084,3 +1085,39 @@ async def test_the_newest_ended_ranks_tell_how_far_they_came(tmpfs: Path) -> Non
         "not the page of a rank that moved away since"
     )
     store.close()
+
+
+@pytest.mark.parametrize("inline_bytes", [0, CHUNK_BYTES])
+@pytest.mark.parametrize("size", [1000, CHUNK_BYTES, CHUNK_BYTES + 1000])
+async def test_the_digest_of_a_state_covers_all_tensors_and_not_the_index(
+    tmpfs: Path, size: int, inline_bytes: int
+) -> None:
+    store = opened(tmpfs, memory_bytes=1 << 26, inline_digest_bytes=inline_bytes)
+
+    async def digest_of(step: int, data: bytes, tensor_bytes: int) -> bytes | None:
+        index = await grant(store, step, capacity=2 * size)
+        assert index is not None
+        slot = store.shards[RANK][index]
+        with slot.file.payload(0, len(data)) as view:
+            view[:] = data
+        of_index = {"index_offset": tensor_bytes, "index_bytes": len(data) - tensor_bytes}
+        assert await store.seal(RANK, index, replace(header(store, step, len(data)), **of_index))
+        return await store.state_digest(slot)
+
+    tensors = payload(1, size)
+    state = await digest_of(1, tensors + b"one", size)
+    assert state is not None
+    assert len(state) == STATE_DIGEST_BYTES
+    assert await digest_of(2, tensors + b"another index", size) == state
+    for place in (0, size - 1):
+        changed = bytearray(tensors)
+        changed[place] ^= 1
+        assert await digest_of(3, bytes(changed) + b"one", size) not in (state, None)
+
+
+async def test_the_state_of_a_slot_that_is_written_has_no_digest(tmpfs: Path) -> None:
+    store = opened(tmpfs)
+    slot = await fill(store, 1)
+    assert await store.state_digest(slot) is not None
+    assert await grant(store, 2, slot_count=1) == 0
+    assert await store.state_digest(slot) is None

@@ -1,0 +1,82 @@
+"""Compares the steps that a job repeats after a recovery with the same steps before the recovery.
+
+    owners' reports ─▶ digests of the newest sealed steps ──a new generation──▶ digests of earlier steps ─▶ compared
+
+Invariant: pure. A difference needs two digests of the same step and rank, from generations with the same number of
+ranks. A missing digest proves nothing, and leads to no event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from control_plane.core.actions import EventDraft
+from control_plane.core.observed.steps import SealedStates, StepStates
+from everstep.protocol.agent_messages import MemberReport, state_count
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.plan import GenerationPlan
+from everstep.protocol.slot import STATE_DIGEST_BYTES
+
+_NO_DIGEST = bytes(STATE_DIGEST_BYTES)
+
+
+def followed(
+    before: SealedStates, plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]
+) -> tuple[SealedStates, tuple[EventDraft, ...]]:
+    """Return the digests with those that the members report, and an event about the first difference.
+
+    Args:
+        before: the digests in the job's record.
+        plan: the plan of the newest generation.
+        reports: the members' reports about this generation.
+
+    Returns:
+        The digests to store, and at most one event per generation.
+    """
+    states = _of_generation(before, plan)
+    newest = {each.step: bytearray(each.digests) for each in states.newest}
+    earlier = {each.step: each.digests for each in states.earlier}
+    differences: list[tuple[Step, Rank, bytes, bytes]] = []
+    for shard in (shard for report in reports.values() for shard in report.protection):
+        if shard.rank >= plan.world_size:
+            continue
+        place = slice(shard.rank * STATE_DIGEST_BYTES, (shard.rank + 1) * STATE_DIGEST_BYTES)
+        for step, digest in shard.states:
+            of_step = newest.setdefault(step, bytearray(_NO_DIGEST * plan.world_size))
+            of_step[place] = digest
+            known = earlier[step][place] if step in earlier else _NO_DIGEST
+            if known not in (_NO_DIGEST, digest):
+                differences.append((step, shard.rank, known, digest))
+    kept = _kept(newest, plan.world_size)
+    # The ranks have trained past steps before the oldest kept step.
+    left = tuple(each for each in states.earlier if not kept or each.step >= kept[0].step)
+    if differences:
+        return replace(states, newest=kept, earlier=()), (_event(*min(differences)),)
+    return replace(states, newest=kept, earlier=left), ()
+
+
+def _of_generation(states: SealedStates, plan: GenerationPlan) -> SealedStates:
+    if states.generation == plan.generation:
+        return states
+    earlier: tuple[StepStates, ...] = ()
+    if states.world_size == plan.world_size and plan.relayout is None:
+        known = {each.step: each for each in (*states.earlier, *states.newest) if each.step > plan.base_step}
+        earlier = tuple(known[step] for step in sorted(known)[-state_count(plan.world_size) :])
+    return SealedStates(generation=plan.generation, world_size=plan.world_size, earlier=earlier)
+
+
+def _kept(newest: Mapping[Step, bytes | bytearray], world_size: int) -> tuple[StepStates, ...]:
+    steps = sorted(newest)[-state_count(world_size) :]
+    return tuple(StepStates(step=step, digests=bytes(newest[step])) for step in steps)
+
+
+def _event(step: Step, rank: Rank, known: bytes, digest: bytes) -> EventDraft:
+    return EventDraft(
+        type="RepeatedStepDiffers",
+        message=(
+            f"Warning: step {step} was repeated after a recovery, and the state of rank {rank} differs from the state "
+            "before the recovery. The run is not deterministic, or a part of its state is not registered with init()"
+        ),
+        detail={"Step": step, "Rank": rank, "Before": known.hex(), "After": digest.hex()},
+    )
