@@ -25,7 +25,7 @@ from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
 from everstep.protocol.agent_messages import MemberReport
 from everstep.protocol.ids import NO_STEP, NodeId, Rank
-from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan
+from everstep.protocol.plan import CHECK_VARIABLE, GenerationPlan, PlanNode
 from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 
@@ -57,12 +57,11 @@ def is_due(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
     told = record.rehearsal
     if spec.rehearsal_mode is RehearsalMode.OFF or CHECK_VARIABLE in spec.script.environment or told.is_open:
         return False
-    is_asked = record.rehearsal_requested_at not in (None, told.served_at)
-    if record.committed <= record.base_step or (record.committed < spec.rehearsal_at_step and not is_asked):
+    if record.committed <= record.base_step or (record.committed < spec.rehearsal_at_step and not is_asked(record)):
         return False
     if 0 < record.target < record.boundary + 3 * spec.rehearsal_steps + _LEAD_STEPS:
         return False
-    if is_asked:
+    if is_asked(record):
         return True
     if told.result is not None or told.unanswered_count >= MOST_ORDERS:
         return False
@@ -89,10 +88,40 @@ def _is_worth_it(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
     return run >= LEAST_RUN_SECONDS and (is_local or cost <= MAX_COST_RATIO * run)
 
 
+def is_asked(record: JobRecord) -> bool:
+    """Return whether a person has requested a rehearsal that no order serves yet."""
+    return record.rehearsal_requested_at not in (None, record.rehearsal.served_at)
+
+
+def refused(spec: JobSpec, record: JobRecord, node: PlanNode, now: float) -> tuple[JobRecord, tuple[EventDraft, ...]]:
+    """Return the record with the refusal of a person's request, and an event about it.
+
+    Args:
+        spec: contains the number of steps that the person wants the ranks to repeat.
+        record: the job's record with the request.
+        node: a node whose agent is of an earlier release without rehearsals.
+        now: Unix seconds.
+
+    Returns:
+        The record, in which the refusal is the newest result and answers the request.
+    """
+    result = RehearsalOutcome(
+        verdict=RehearsalVerdict.REFUSED,
+        step=record.committed,
+        steps=spec.rehearsal_steps,
+        seconds=0.0,
+        at=now,
+        rank=min(node.ranks),
+        message=f"the agent of {node.node_id} has an earlier release, which does not support rehearsals",
+        advice="Update the agents of all nodes of the job, and request the rehearsal again.",
+    )
+    told = replace(record.rehearsal, served_at=record.rehearsal_requested_at, result=result)
+    return replace(record, rehearsal=told), (_event(result),)
+
+
 def ordered(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehearsals:
     """Return the rehearsal of a job's record with a new order for the newest generation."""
     earlier = (each.step for each in _reported(record, reports).values())
-    is_asked = record.rehearsal_requested_at != record.rehearsal.served_at
     return replace(
         record.rehearsal,
         number=record.rehearsal.number + 1,
@@ -101,7 +130,7 @@ def ordered(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehear
         over_since=None,
         after=max(earlier, default=NO_STEP),
         served_at=record.rehearsal_requested_at,
-        unanswered_count=0 if is_asked else record.rehearsal.unanswered_count,
+        unanswered_count=0 if is_asked(record) else record.rehearsal.unanswered_count,
     )
 
 

@@ -445,6 +445,7 @@ class Observer:
             heard_at=view.heard_at_seconds if view is not None else None,
             address=view.hello.address if view is not None else (row.address if row is not None else ""),
             peer_port=view.hello.peer_port if view is not None else (row.peer_port if row is not None else 0),
+            protocol_minor=view.hello.protocol_minor if view is not None and view.is_connected else None,
             has_reported=report is not None,
             is_warm=report is not None and report.is_warm,
             sources=frozenset(report.sources) if report is not None else frozenset(),

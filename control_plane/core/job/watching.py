@@ -117,7 +117,7 @@ def watch(view: JobView) -> Decision:
     elif view.record.rehearsal.is_under_way:
         reason = "trains; repeats steps to prove that a restart repeats them"
     elif rehearsal.is_due(view.spec, view.record, is_local=view.policy.is_local) and _may_rehearse(view):
-        view = with_record(view, rehearsal=rehearsal.ordered(view.record, view.reports))
+        view = _with_order(view)
     trains = stay(view, reason, (*puts, *_rehearse(view)), requeue=WATCH_SECONDS)
     return replace(trains, events=(*watched.events, *trains.events))
 
@@ -132,6 +132,22 @@ def _may_rehearse(view: JobView) -> bool:
     """Return whether nothing interrupts the training of a running job now or soon."""
     is_quiet = view.record.incident is None and view.record.growth is None
     return is_quiet and is_in_phase(view, view.plan.coordinator, MemberPhase.RUNNING)
+
+
+def _with_order(view: JobView) -> JobView:
+    """Order a rehearsal if the agents of all nodes support it. Otherwise, refuse a person's request.
+
+    An agent of an earlier release, anywhere in the tree of agents, would drop the agreement's fields from the messages
+    that it forwards. The ranks would then wait for each other until the limit of their phase.
+    """
+    minors = [(view.nodes[node.node_id].protocol_minor, node) for node in view.plan.nodes]
+    earlier = [node for minor, node in minors if minor is not None and minor < Rehearse.since_minor]
+    if earlier and rehearsal.is_asked(view.record):
+        record, events = rehearsal.refused(view.spec, view.record, earlier[0], view.now)
+        return replace(view, record=record, events=(*view.events, *events))
+    if earlier or any(minor is None for minor, _ in minors):
+        return view
+    return with_record(view, rehearsal=rehearsal.ordered(view.record, view.reports))
 
 
 def _rehearse(view: JobView) -> tuple[JobAction, ...]:

@@ -155,6 +155,8 @@ class NodeObserved:
     """
     address: str = ""
     peer_port: int = 0
+    protocol_minor: int | None = None
+    """The minor version of the connected agent's protocol (`Hello.protocol_minor`). None if no agent is connected."""
     has_reported: bool = False
     """Whether the connected agent has sent this control plane a report."""
     is_warm: bool = False

@@ -69,6 +69,7 @@ from everstep.protocol.agent_messages import (
     TakeStacks,
     UploadedShard,
 )
+from everstep.protocol.codec import PROTOCOL_MINOR
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.parity import holder_of, is_share, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
@@ -382,6 +383,7 @@ class Simulation:
                 domain=self.domain_of(node_id),
                 address=node_id,
                 peer_port=1,
+                protocol_minor=PROTOCOL_MINOR if agent is not None and not silent else None,
                 has_reported=agent is not None and node_id in self.last_words,
                 member=member,
                 faults=self.told_faults(node_id, agent, silent=silent),

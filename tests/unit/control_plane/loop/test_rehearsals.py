@@ -122,6 +122,45 @@ async def test_a_late_coordinator_receives_the_same_order_until_it_has_taken_it(
     assert orders(world) == [(coordinator.node_id, 1, 1, 5)]
 
 
+async def test_no_job_rehearses_while_an_agent_of_an_earlier_release_forwards_its_messages(world: World) -> None:
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.ON)
+    await world.running()
+    coordinator = world.agents[world.plan().coordinator]
+    inner = next(world.agents[node.node_id] for node in world.plan().nodes if node.node_id != coordinator.node_id)
+    inner.protocol_minor = Rehearse.since_minor - 1
+    inner.connect()
+    await world.train(21)
+    await train_for(world, 5)
+    assert (orders(world), story(world), told(world).number) == ([], [], 0)
+    ask(world)
+    await train_for(world, 2)
+    result = told(world).result
+    assert result is not None
+    assert (result.verdict, result.rank) == (REFUSED, min(inner.boundary))
+    assert inner.node_id in result.message
+    assert (orders(world), story(world)) == ([], ["RehearsalRefused"])
+    inner.protocol_minor = Rehearse.since_minor
+    inner.connect()
+    ask(world)
+    await train_for(world, 2)
+    assert orders(world) == [(coordinator.node_id, 1, 1, 5)]
+
+
+async def test_a_request_waits_for_an_agent_that_is_not_connected(world: World) -> None:
+    world.submit(nodes=2, rehearsal_mode=RehearsalMode.AUTO)
+    await world.running()
+    await world.train(5)
+    coordinator = world.plan().coordinator
+    inner = next(world.agents[node.node_id] for node in world.plan().nodes if node.node_id != coordinator)
+    inner.disconnect()
+    ask(world)
+    await world.train(1)
+    assert (orders(world), told(world).result) == ([], None)
+    inner.connect()
+    await train_for(world, 2)
+    assert orders(world) == [(coordinator, 1, 1, 5)]
+
+
 async def test_an_order_that_is_not_stored_reaches_no_agent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     apply_job = DecisionStore.apply_job
 

@@ -194,6 +194,7 @@ class Agent:
     """True while the agent does not answer orders to rehearse."""
     rehearsed: dict[Rank, Rehearsed] = field(default_factory=dict)
     """The newest rehearsal of each rank."""
+    protocol_minor: int = PROTOCOL_MINOR
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     logged: tuple[RankValues, ...] = ()
@@ -208,7 +209,7 @@ class Agent:
             peer_port=4000,
             memory_bytes=1 << 30,
             version="1",
-            protocol_minor=PROTOCOL_MINOR,
+            protocol_minor=self.protocol_minor,
         )
         self.world.note(hello)
         self.connection = self.world.registry.accept(hello, self.world.fleet_of(self.node_id))
