@@ -23,7 +23,7 @@ import torch
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank, RunId, Step
-from everstep.protocol.parts import LOGICAL_PREFIXES, TensorPart
+from everstep.protocol.parts import LOGICAL_PREFIXES, TensorPart, whole
 from everstep.protocol.rank_messages import EarlierLayout
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, SlotState, TensorEntry, digest, unpack_header, unpack_index
 from everstep.protocol.slot_values import SlotValues
@@ -123,6 +123,13 @@ class EarlierShard:
         data = self.payload[begin : begin + part.elements * ITEM_BYTES[entry.dtype]]
         dtype: torch.dtype = getattr(torch, entry.dtype)
         return data.view(dtype).view(part.sizes) if data.numel() else torch.empty(part.sizes, dtype=dtype)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a whole tensor by its name in the slot, or raise KeyError. It shares the memory of the slot."""
+        entry = next((entry for entry in self.index.tensors if entry.name == name), None)
+        if entry is None:
+            raise KeyError(name)
+        return self.box(entry, whole(name, entry.shape))
 
 
 def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:

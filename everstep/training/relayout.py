@@ -32,6 +32,7 @@ from everstep.training.earlier import (
     LoadTarget,
     map_shard,
 )
+from everstep.training.earlier_copies import Digests, Gather, alone, check_copies, digests
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.host_copy import copy_into_live
 from everstep.training.restore import VALUE_PREFIX, Expected
@@ -95,11 +96,17 @@ def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size:
 
 
 def read_earlier(
-    shards: EarlierShards, state: RankState, expected: Expected, world_size: int, ranks_per_node: int = 1
+    shards: EarlierShards,
+    state: RankState,
+    expected: Expected,
+    world_size: int,
+    ranks_per_node: int = 1,
+    gather: Gather = alone,
 ) -> Relaid:
     """Map those shards of the earlier launch (which saved the step) that this rank needs, and plan the load.
 
-    The session calls this once per rank, before the ranks agree to load. The live state does not change.
+    The session calls this once per rank, before the ranks agree to load. The live state does not change. The ranks
+    first compare the copies of all earlier ranks (`earlier_copies`).
 
     Args:
         shards: fetches the shards of the earlier launch through the agent.
@@ -107,16 +114,46 @@ def read_earlier(
         expected: this rank, and the run and the step that the earlier shards must have.
         world_size: number of ranks of this launch.
         ranks_per_node: number of ranks on each node of this launch.
+        gather: exchanges values between the ranks. With `alone`, this rank reads all earlier shards.
 
     Returns:
         The state in this rank's layout, for `RankState.load` and `RankState.complete`.
 
     Raises:
         RestoreMismatch: a shard cannot be loaded or read.
-        CannotRelayout: the state cannot be converted to this rank's layout. The error names the tensor or object.
+        CannotRelayout: the state cannot be converted to this rank's layout, or earlier ranks differ in a tensor of
+            which each should hold a copy. The error names the tensor or object.
         AgentUnreachable: the connection to the agent was lost for too long.
     """
-    earlier = EarlierTensors()
+
+    def digests_of(rank: Rank) -> Digests:
+        return digests(map_shard(shards.fetch(rank), expected.run, rank, expected.step), parameters)
+
+    earlier, parameters = EarlierTensors(), state.parameters().keys()
+    relaid: Relaid | None = None
+    own: dict[Rank, Digests] | None = None
+    refusal: RestoreMismatch | None = None
+    try:
+        relaid = _planned(shards, earlier, state, expected, world_size, ranks_per_node)
+        own = {shard.rank: digests(shard, parameters) for shard in earlier.shards}
+    except RestoreMismatch as error:
+        refusal = error
+    check_copies(expected.rank, own, shards.world_size, shards.here, digests_of, gather)
+    if refusal is not None:
+        raise refusal
+    assert relaid is not None
+    return relaid
+
+
+def _planned(
+    shards: EarlierShards,
+    earlier: EarlierTensors,
+    state: RankState,
+    expected: Expected,
+    world_size: int,
+    ranks_per_node: int,
+) -> Relaid:
+    """Map the earlier shards that this rank needs into `earlier`, and plan the load."""
     values: _Values | None = None
     cover = _Cover(earlier, shards.world_size)
     targets: Sequence[LoadTarget] = ()

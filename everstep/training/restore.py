@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -385,6 +385,15 @@ def agree(step: Step, problem: str) -> None:
             problem = f"the ranks were given different steps, {-lowest} to {highest}; this one {step}"
     if problem:
         raise RestoreMismatch(problem)
+
+
+def gathered(value: Any) -> Sequence[Any]:
+    """Return the values of all ranks by rank. Collective: every rank calls it with its own value."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def _differences(found: bytes, expected: Mapping[str, str]) -> str:

@@ -80,6 +80,7 @@ from everstep.training.restore import (
     Snapshot,
     agree,
     check_whole,
+    gathered,
     map_ahead,
     read_snapshot,
 )
@@ -744,7 +745,7 @@ class TrainingSession:
         try:
             here = self._environment
             shards = AgentShards(self._link, layout)
-            relaid = read_earlier(shards, self._state, expected, here.world_size, here.ranks_per_node)
+            relaid = read_earlier(shards, self._state, expected, here.world_size, here.ranks_per_node, gathered)
         except RestoreMismatch as error:
             refusal = error
         try:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import everstep.training
 from everstep.protocol.slot import SlotHeader, SlotState, pack_header, payload_digest
 from everstep.training.relayout import read_earlier
-from everstep.training.restore import Expected, agree
+from everstep.training.restore import Expected, agree, gathered
 from tests.integration.training import scripts
 from tests.integration.training.scripts import WIDTH, Scenario, keep_payload, schedule, state_of
 
@@ -226,7 +226,7 @@ def load(directory: str, options: dict[str, Any], saved: str) -> int:
     expected = Expected(RUN, rank, STEP, state.facts)  # type: ignore[arg-type]
     relaid, problem = None, ""
     try:
-        relaid = read_earlier(shards, state, expected, world)  # type: ignore[arg-type]
+        relaid = read_earlier(shards, state, expected, world, 1, gathered)  # type: ignore[arg-type]
     except everstep.training.RestoreMismatch as error:
         problem = f"{type(error).__name__}: {error}"
     if problem:

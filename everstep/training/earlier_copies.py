@@ -1,0 +1,134 @@
+"""Checks, before a relayout, that earlier ranks which hold the same piece of a tensor hold the same value.
+
+A relayout reads a piece from any earlier rank that holds it. If a script keeps other parameters on each rank, this
+would replace the parameters of some ranks. The ranks therefore compare digests of all earlier shards first.
+
+    each rank    digests of the earlier shards that it has mapped ──▶ all ranks
+                 digests of one of the other earlier shards       ──▶ all ranks, which compare all digests
+
+Buffers are not compared, because each rank may keep its own, such as the running means of batch normalization. The
+positions in the data are compared, because the new ranks continue at one common position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from everstep.protocol.errors import ProtocolError
+from everstep.protocol.ids import Rank
+from everstep.protocol.parts import LOGICAL_PREFIXES
+from everstep.protocol.slot import digest
+from everstep.training.earlier import EarlierShard
+from everstep.training.errors import CannotRelayout, RestoreMismatch
+from everstep.training.restore import VALUE_PREFIX
+from everstep.training.state_tree import decode, tensor_bytes
+
+Piece: TypeAlias = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""Name of a logical tensor, and the offsets and sizes of a box; the name of a loader, and two empty tuples."""
+Digests: TypeAlias = dict[Piece, bytes]
+"""Digest of each piece that one earlier rank holds."""
+Gather: TypeAlias = Callable[[Any], Sequence[Any]]
+"""Returns the values of all ranks. Each rank calls it with its own value."""
+
+
+def alone(value: Any) -> Sequence[Any]:
+    """Return the value of this rank, which compares all earlier shards itself."""
+    return [value]
+
+
+def digests(shard: EarlierShard, parameters: Collection[str]) -> Digests:
+    """Return the digests of the parameters, the optimizer's state and the positions that a shard contains.
+
+    Args:
+        shard: a shard of the launch that saved the step.
+        parameters: names of the model's parameters.
+
+    Returns:
+        The digest of each piece. For a loader, the encoded position.
+
+    Raises:
+        RestoreMismatch: the shard's values cannot be read.
+    """
+    result: Digests = {}
+    for entry in shard.index.tensors:
+        for part in entry.logical_parts:
+            name = part.name
+            if name.startswith(LOGICAL_PREFIXES) and (name in parameters or not name.startswith("model/")):
+                data = tensor_bytes(shard.box(entry, part)).numpy().data
+                result[name, part.offsets, part.sizes] = digest(data)
+    try:
+        others = cast("dict[str, Any]", decode(shard.values.others, lambda path: shard.tensor(VALUE_PREFIX + path)))
+    except (ProtocolError, KeyError) as error:
+        raise RestoreMismatch(f"the values of earlier rank {shard.rank} cannot be read: {error}") from error
+    for name, state in others["data"].items():
+        if state["source"].get("order") is not None:
+            position = (state["epoch"], state["source"]["begin"], state["consumed"] - len(state["ahead"]))
+            result[name, (), ()] = repr(position).encode()
+    return result
+
+
+def check_copies(
+    rank: Rank,
+    own: Mapping[Rank, Digests] | None,
+    earlier_size: int,
+    here: Sequence[Rank],
+    read: Callable[[Rank], Digests],
+    gather: Gather,
+) -> None:
+    """Compare the digests of all earlier ranks. Collective: every rank calls it, also if it cannot load the step.
+
+    Args:
+        rank: this rank.
+        own: digests of the earlier shards that this rank has mapped. None if it cannot load the step.
+        earlier_size: number of earlier ranks.
+        here: earlier ranks whose shards this node holds.
+        read: maps the shard of an earlier rank, and returns its digests.
+        gather: exchanges values between the ranks.
+
+    Raises:
+        CannotRelayout: two earlier ranks hold different values of one tensor, or were at different positions.
+        RestoreMismatch: a shard cannot be loaded or read.
+    """
+    views: Sequence[Any] = gather(None if own is None else (rank, own, tuple(here)))
+    if own is None or None in views:
+        return
+    found: dict[Rank, Digests] = {other: each for _, of_rank, _ in views for other, each in of_rank.items()}
+    read_here: dict[Rank, Digests] | None = {}
+    problem: RestoreMismatch | None = None
+    # Each further shard is read by one rank, on a node that has it if possible.
+    reads = dict.fromkeys((other for other, _, _ in views), 0)
+    for missing in (Rank(number) for number in range(earlier_size) if number not in found):
+        reader = min(views, key=lambda view: (missing not in view[2], reads[view[0]], view[0]))[0]
+        reads[reader] += 1
+        if reader == rank and read_here is not None:
+            try:
+                read_here[missing] = read(missing)
+            except RestoreMismatch as error:
+                problem, read_here = error, None
+    answers: Sequence[Any] = gather(read_here)
+    if problem is not None:
+        raise problem
+    if None not in answers:
+        _compare(found | {other: each for answer in answers for other, each in answer.items()})
+
+
+def _compare(found: Mapping[Rank, Digests]) -> None:
+    first: dict[Piece, Rank] = {}
+    for rank in sorted(found):
+        for piece, value in found[rank].items():
+            other = first.setdefault(piece, rank)
+            if found[other][piece] == value:
+                continue
+            if piece[1:] == ((), ()) and not piece[0].startswith(LOGICAL_PREFIXES):
+                raise CannotRelayout(
+                    piece[0],
+                    f"earlier ranks {other} and {rank} were at different positions in the data. Continue with the "
+                    "earlier number of ranks, or let all ranks read equally many batches",
+                )
+            raise CannotRelayout(
+                piece[0],
+                f"earlier ranks {other} and {rank} hold different values of it, so no new rank can tell which value "
+                "it needs. Continue with the earlier number of ranks, make the value equal on all ranks, or divide "
+                "it with DTensor",
+            )
