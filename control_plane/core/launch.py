@@ -228,6 +228,7 @@ def make_plan(
         timeouts=policy.timeouts,
         max_slowdown=spec.max_slowdown,
         encrypts_peers=seen.encrypts_peers,
+        is_elastic=spec.least_node_count < spec.most_node_count,
     )
     return plan, restore
 

@@ -295,6 +295,9 @@ class GenerationPlan(Message, frozen=True):
     """
     encrypts_peers: bool = False
     """Whether the nodes use TLS for all connections between them, and refuse connections without TLS."""
+    is_elastic: bool = False
+    """Whether a later generation may have another number of nodes. False if the control plane is older than this field.
+    """
 
     @property
     def world_size(self) -> int:

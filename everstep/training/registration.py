@@ -102,6 +102,9 @@ def init(
             for name, loader in _named(data).items()
         }
         check_apart(streams.values())
+        if environment.is_elastic:
+            for stream in streams.values():
+                stream.check_elastic()
         pretrained = pretrained_configs({**_named(model), **_named(engine)})
         state = RankState(adapters, objects, streams, environment, pretrained)
         session = TrainingSession(

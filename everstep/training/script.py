@@ -45,6 +45,8 @@ class Environment:
     ranks_per_node: int = 1
     cores: float = 1.0
     """Number of processor cores of this node, divided by its number of ranks."""
+    is_elastic: bool = False
+    """True if the job may continue with another number of nodes. False if the agent is older than this field."""
 
     @property
     def is_crowded(self) -> bool:
@@ -68,6 +70,7 @@ class Environment:
             local_rank=int(variables.get("LOCAL_RANK", "0")),
             ranks_per_node=ranks_per_node,
             cores=len(os.sched_getaffinity(0)) / ranks_per_node,
+            is_elastic=variables.get("EVERSTEP_IS_ELASTIC") == "1",
         )
 
 

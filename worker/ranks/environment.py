@@ -264,6 +264,7 @@ def rank_environment(
         "EVERSTEP_AGENT_SOCKET": str(paths.agent_socket),
         "EVERSTEP_FINAL_ROUND_SECONDS": str(float(plan.timeouts.final_round_seconds)),
         "EVERSTEP_WELCOME_SECONDS": str(float(plan.timeouts.welcome_seconds)),
+        "EVERSTEP_IS_ELASTIC": str(int(plan.is_elastic)),
     }
     return environment
 

@@ -26,6 +26,12 @@ from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
 from everstep.training.parts import find
 from everstep.training.state_tree import Tree
 
+NO_ORDER = (
+    "this loader's samples have no order over all ranks. Use DataLoader(dataset, sampler=DistributedSampler(dataset)), "
+    "or ShardedFiles for streams; with num_replicas=1, rank=0 if all ranks read the same samples"
+)
+"""Why a loader cannot continue with another number of ranks, and what to use."""
+
 
 class DataStream:
     """One registered loader, which the script reads over many epochs.
@@ -160,6 +166,15 @@ class DataStream:
                 "a numpy Generator, which Everstep restores",
             )
 
+    def check_elastic(self) -> None:
+        """Raise CannotResume if the loader could not continue with another number of ranks."""
+        if self._source.order is None:
+            raise CannotResume(
+                self.name,
+                f"the job may continue on another number of nodes, and {NO_ORDER}. Or submit the job with "
+                "ElasticConfig.MinNodeCount and MaxNodeCount equal to NodeCount",
+            )
+
     @property
     def samples_per_step(self) -> int:
         """Number of samples that all ranks together use per optimizer step; 0 if unknown."""
@@ -189,12 +204,7 @@ class DataStream:
         if is_same_rank and (was_unnamed or was == (None if now is None else now.tree())):
             return state
         if was is None or now is None:
-            raise CannotRelayout(
-                self.name,
-                "the ranks that read samples have changed, and this loader's samples have no order over all ranks. Use "
-                "DataLoader(dataset, sampler=DistributedSampler(dataset)), or ShardedFiles for streams; with "
-                "num_replicas=1, rank=0 if all ranks read the same samples",
-            )
+            raise CannotRelayout(self.name, f"the ranks that read samples have changed, and {NO_ORDER}")
         if differences := now.differences(was):
             raise CannotRelayout(
                 self.name, f"{differences}, so the samples have another order. Use the earlier dataset and sampler"

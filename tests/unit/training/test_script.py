@@ -51,6 +51,8 @@ def test_an_empty_environment_is_one_rank_alone() -> None:
     assert (environment.rank, environment.world_size, environment.agent_socket) == (0, 1, None)
     assert environment.final_round_seconds == FINAL_ROUND_SECONDS
     assert environment.local_rank == 0
+    assert not environment.is_elastic, "an older agent does not set the variable"
+    assert Environment.read({"EVERSTEP_IS_ELASTIC": "1"}).is_elastic
     assert Environment.read({"RANK": "11", "LOCAL_RANK": "3"}).local_rank == 3
 
 

@@ -46,6 +46,18 @@ async def asked_to_stop(world: World) -> None:
     raise AssertionError(world.job().reason)
 
 
+async def test_a_plan_says_whether_the_number_of_nodes_may_change(world: World) -> None:
+    world.submit(nodes=4, min_node_count=2)
+    await world.running()
+    assert world.plan().is_elastic
+
+
+async def test_a_plan_of_a_fixed_number_of_nodes_is_not_elastic(world: World) -> None:
+    world.submit(nodes=2, min_node_count=2, max_node_count=2)
+    await world.running()
+    assert not world.plan().is_elastic
+
+
 async def test_a_small_job_grows_once_at_an_agreed_stop(world: World) -> None:
     await small(world, nodes=4)
     lose(world, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
+import everstep.training
 from everstep.training.data import DataStream
 from everstep.training.data.file_order import FileOrder
 from everstep.training.data.sample_order import BatchOrder, SampleOrder, Sharing
 from everstep.training.data.shares import EpochShares
+from everstep.training.errors import CannotResume
 
 Loader = Callable[[int, int, int, int, bool], DataLoader[Any]]
 """Creates a loader of (samples, ranks, rank, batch size, drop_last)."""
@@ -235,3 +238,20 @@ def test_a_plain_loader_has_an_order_if_a_single_rank_reads_it(monkeypatch: pyte
     assert Sharing.of(loader) is not None
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert Sharing.of(loader) is None
+
+
+def test_an_elastic_job_is_refused_if_no_other_number_of_ranks_could_continue_its_loader() -> None:
+    DataStream("data", of_torch(8, 2, 0, 2, False), 0).check_elastic()
+    with pytest.raises(CannotResume, match=r"^rows: the job may continue on another number of nodes.*MinNodeCount"):
+        DataStream("rows", [1, 2, 3], 0).check_elastic()
+
+
+@pytest.mark.parametrize("is_elastic", [True, False])
+def test_init_refuses_the_loader_of_an_elastic_job_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, is_elastic: bool
+) -> None:
+    monkeypatch.setenv("EVERSTEP_IS_ELASTIC", str(int(is_elastic)))
+    model = torch.nn.Linear(1, 1)
+    options: Any = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "data": [1, 2]}
+    with pytest.raises(CannotResume, match="ElasticConfig") if is_elastic else nullcontext():
+        everstep.training.init(**options).close()

@@ -129,6 +129,7 @@ def test_the_variables_are_those_of_torchrun_and_ours() -> None:
         "EVERSTEP_AGENT_SOCKET": "/run/ranks.sock",
         "EVERSTEP_FINAL_ROUND_SECONDS": "30.0",
         "EVERSTEP_WELCOME_SECONDS": "30.0",
+        "EVERSTEP_IS_ELASTIC": "0",
     }
     assert json.loads(found["EVERSTEP_HYPERPARAMETERS"]) == plan.script.hyperparameters
 
