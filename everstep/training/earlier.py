@@ -171,6 +171,58 @@ def map_shard(path: Path, run: RunId, rank: Rank, step: Step) -> EarlierShard:
     return EarlierShard(rank, payload, index, values, facts)
 
 
+def values_rank(earlier_size: int, rank: Rank, world_size: int, ranks_per_node: int) -> Rank:
+    """Return the earlier rank whose values a rank loads: options, schedulers, objects, data positions, generators.
+
+    A rank that existed in the earlier launch loads its own values. A new rank loads the values of the earlier rank with
+    the same local rank on the corresponding earlier node. If this launch has N nodes and the earlier launch had E
+    nodes, node n corresponds to the earlier node n × E / N, rounded down. Most frameworks divide tensors in the order
+    of ranks, so the new rank usually needs the shard of this earlier rank for its tensors, too. The local rank is the
+    same, because tensor parallelism inside nodes gives ranks with the same local rank the same slice of each tensor.
+
+    Args:
+        earlier_size: number of earlier ranks.
+        rank: the rank that loads.
+        world_size: number of ranks of this launch.
+        ranks_per_node: number of ranks on each node.
+
+    Returns:
+        An earlier rank. If the earlier ranks do not fill whole nodes, it is the rank modulo `earlier_size`.
+    """
+    if rank < earlier_size:
+        return rank
+    nodes, rest = divmod(earlier_size, ranks_per_node)
+    if rest:
+        return Rank(rank % earlier_size)
+    node, local_rank = divmod(rank, ranks_per_node)
+    return Rank(node * nodes // (world_size // ranks_per_node) * ranks_per_node + local_rank)
+
+
+def fetch_order(earlier_size: int, here: Sequence[Rank], rank: Rank, world_size: int, first: Rank) -> list[Rank]:
+    """Return the order in which a rank maps earlier shards, the shards of the launch that saved the step.
+
+    The first shard is the one from which the rank loads its non-tensor values. The shards in this node's memory follow,
+    because they need no transfer. All other shards follow in the order of their distance from the rank's own position,
+    because frameworks divide tensors in the order of ranks.
+
+    Args:
+        earlier_size: number of earlier ranks.
+        here: earlier ranks whose shards this node holds.
+        rank: the rank that loads.
+        world_size: number of ranks of this launch.
+        first: the earlier rank from which the rank loads its non-tensor values (`values_rank`).
+
+    Returns:
+        Every earlier rank once.
+    """
+    begin, end = rank * earlier_size / world_size, (rank + 1) * earlier_size / world_size
+
+    def key(other: int) -> tuple[bool, bool, float, int]:
+        return other != first, other not in here, max(0.0, begin - other - 1, other - end), other
+
+    return [Rank(other) for other in sorted(range(earlier_size), key=key)]
+
+
 @dataclass(slots=True)
 class HeldTensor:
     """The boxes (pieces) of one logical tensor in those earlier shards that this rank has mapped into its memory."""

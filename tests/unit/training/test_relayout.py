@@ -26,7 +26,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.capture import CapturePlan, SlotMemory
 from everstep.training.copier import Copies
 from everstep.training.data import DataStream
-from everstep.training.earlier import EarlierTensors, LoadTarget, map_shard
+from everstep.training.earlier import EarlierTensors, LoadTarget, fetch_order, map_shard, values_rank
 from everstep.training.errors import CannotRelayout, RestoreMismatch
 from everstep.training.host_copy import copy_into_live
 from everstep.training.relayout import (
@@ -36,9 +36,7 @@ from everstep.training.relayout import (
     _others,
     _Piece,
     _Values,
-    fetch_order,
     read_earlier,
-    values_rank,
 )
 from everstep.training.restore import Expected
 from everstep.training.script import Environment
