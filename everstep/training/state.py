@@ -33,7 +33,7 @@ from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
 
-FORMAT = 6
+FORMAT = 7
 """Version of the values that adapters and sessions store in a slot.
 
 Developers must increase it whenever the form of these values changes. A restore rejects slots of other versions before

@@ -2,58 +2,99 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from everstep.training import rng
 from everstep.training.attributes import Attributes, objects_of_script
-from everstep.training.data.protocols import Order, Stateful, set_epoch
+from everstep.training.data.protocols import END, Order, Stateful, set_epoch
 from everstep.training.data.walks import Place, Walk
+from everstep.training.parts import SEARCH_DEPTH
 from everstep.training.state_tree import Tree
 
 logger = logging.getLogger("everstep.training")
 
+LOADER_DEPTH = 3 * SEARCH_DEPTH
+"""Depth of the search for generators in a loader with its own state, which can be a long chain of a library's nodes."""
+
 
 class OwnState:
-    """Resumes a loader that stores its own position and has `state_dict` and `load_state_dict`."""
+    """Resumes a loader that stores its own position and has `state_dict` and `load_state_dict`.
+
+    Nothing of the loader is called before its state is restored, because a call can change it. A loader that restarts an
+    epoch may draw random numbers which the undisturbed run drew at the epoch's beginning, for example to start workers.
+    Until it has made its next batch, the generators therefore have their states from the beginning of the epoch. They
+    then get their states at the snapshot.
+
+    A loader that draws random numbers for every batch makes its next batch after that, because draws of the restart and
+    of the batch look alike. If both draw, only the rehearsal can find a difference.
+    """
 
     def __init__(self, loader: Stateful) -> None:
         self._loader = loader
         self._epoch = 0
+        self._is_begun = False
+        """True from `begin` until `load_state_dict`. Before, the loader itself has the state of a new loader."""
         self._is_resuming = False
         self._loaded: Tree = None
-        """The restored state, until the next `begin`.
-
-        `state_dict` returns it, because some loaders do not return a restored state before they are iterated.
-        """
-        self.generators = rng.find_generators([loader])
+        """The restored state, which the next `begin` gives to the loader."""
+        self._began: rng.States | None = None
+        """States of the generators at the beginning of the epoch; None before the first epoch."""
+        self._draws = False
+        """True if the loader has drawn random numbers for a batch that was not the first of an epoch."""
+        self.generators = rng.find_generators([loader], depth=LOADER_DEPTH)
         self.order: Order | None = None
 
     def begin(self, epoch: int) -> Iterator[object]:
-        self._epoch, self._loaded = epoch, None
-        if not self._is_resuming:
-            set_epoch(self._loader, epoch)
-            return iter(cast("Iterable[object]", self._loader))
-        self._is_resuming = False
-        before = rng.observe(with_devices=False)
-        iterator = iter(cast("Iterable[object]", self._loader))
-        rng.restore(before)
-        return iterator
+        loaded, self._loaded, self._is_begun = self._loaded, None, True
+        is_resuming, self._is_resuming = self._is_resuming, False
+        if not is_resuming or self._began is None:
+            self._began = rng.states(self.generators)
+        present = rng.states(self.generators)
+        if is_resuming:
+            rng.set_states(self.generators, self._began)
+        set_epoch(self._loader, epoch)  # before the load, because set_epoch resets the position of some loaders
+        self._epoch = epoch
+        if loaded is not None:
+            self._loader.load_state_dict(cast("dict[str, object]", loaded))
+        batches = iter(cast("Iterable[object]", self._loader))
+        if not is_resuming:
+            return self._received(batches, is_first=True)
+        made = [] if self._draws else list(itertools.islice(batches, 1))
+        rng.set_states(self.generators, present)
+        return itertools.chain(made, self._received(batches, is_first=False))
+
+    def _received(self, batches: Iterator[object], *, is_first: bool) -> Iterator[object]:
+        """Yield the batches, and note whether the loader draws random numbers for them."""
+        while True:
+            before = None if is_first or self._draws else rng.states(self.generators)
+            batch = next(batches, END)
+            if batch is END:
+                return
+            if before is not None:
+                self._draws = not rng.is_same(before, rng.states(self.generators))
+            is_first = False
+            yield batch
 
     def end(self) -> None:
         """Do nothing, because the loader's state contains the end of the epoch."""
 
     def state_dict(self) -> dict[str, Tree]:
-        return {"state": self._loaded or self._loader.state_dict(), "epoch": self._epoch}
+        return {
+            "state": cast(Tree, self._loader.state_dict()) if self._is_begun else self._loaded,
+            "epoch": self._epoch,
+            "began": None if self._began is None else list(self._began),
+            "present": rng.generator_states(self.generators),
+            "draws": self._draws,
+        }
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
-        self._epoch = cast(int, state["epoch"])
-        # Call set_epoch before loading the state, because set_epoch resets the position of some loaders.
-        set_epoch(self._loader, self._epoch)
-        self._loaded = state["state"]
-        self._loader.load_state_dict(cast("dict[str, object]", self._loaded))
-        self._is_resuming = consumed_count > 0
+        self._epoch, self._loaded = cast(int, state["epoch"]), state["state"]
+        self._began, self._draws = cast("rng.States | None", state["began"]), cast(bool, state["draws"])
+        self._is_begun, self._is_resuming = False, consumed_count > 0
+        rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 
 
 class Replayed:

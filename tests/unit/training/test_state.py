@@ -96,7 +96,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     values = msgspec.msgpack.decode(state.observe().values, type=SlotValues)
     of_adapters, others = (decode(data, torch.empty) for data in (values.adapters, values.others))  # type: ignore[arg-type]
     engine, plain = of_adapters  # type: ignore[misc]
-    assert FORMAT == 6
+    assert FORMAT == 7
     assert set(DataStream("data", [1], 0).state_dict()) == {
         "epoch",
         "consumed",
