@@ -44,7 +44,7 @@ All other failures also have tests of the control plane's loops with simulated a
 SLOW = ROOT / "slow.txt"
 """Seconds and id of each test that took at least `SLOW_SECONDS` in each run (`python -m tests.durations slow`)."""
 SLOW_SECONDS = 1.0
-MAX_KEPT_SECONDS = 8.0
+MAX_KEPT_SECONDS = 4.0
 """Limit of a file's quickest slow test. `make test` leaves out a file whose tests all take longer."""
 TELLING = (
     "contract/test_failing_reads_of_routes.py",

@@ -26,6 +26,7 @@ from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import AgentLink, NullLink, ReplayLink, UnixAgentLink
 from everstep.training.copier import Copier, CpuCopier
 from everstep.training.data import DataStream, check_apart
+from everstep.training.data.protocols import check_signatures
 from everstep.training.determinism_check import DeterminismCheck
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
 from everstep.training.pretrained import pretrained_configs
@@ -95,6 +96,7 @@ def init(
         for name, item in objects.items():
             if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None)):
                 raise CannotResume(name, f"{qualified_name(type(item))} has no state_dict and load_state_dict")
+            check_signatures(name, item)
         check_bound(objects, [optimizer for adapter in adapters for optimizer in adapter.optimizers().values()])
         seed = torch.initial_seed()
         streams = {

@@ -23,10 +23,10 @@ LOADER_DEPTH = 3 * SEARCH_DEPTH
 class OwnState:
     """Resumes a loader that stores its own position and has `state_dict` and `load_state_dict`.
 
-    Nothing of the loader is called before its state is restored, because a call can change it. A loader that restarts an
-    epoch may draw random numbers which the undisturbed run drew at the epoch's beginning, for example to start workers.
-    Until it has made its next batch, the generators therefore have their states from the beginning of the epoch. They
-    then get their states at the snapshot.
+    Nothing of the loader is called before its state is restored, because a call can change it. A loader that restarts
+    an epoch may draw random numbers which the undisturbed run drew at the epoch's beginning, for example to start
+    workers. Until it has made its next batch, the generators therefore have their states from the beginning of the
+    epoch. They then get their states at the snapshot.
 
     A loader that draws random numbers for every batch makes its next batch after that, because draws of the restart and
     of the batch look alike. If both draw, only the rehearsal can find a difference.

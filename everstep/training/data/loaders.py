@@ -13,7 +13,7 @@ from everstep.training.data import hugging_face
 from everstep.training.data.files import FilesLoader, ShardedFiles
 from everstep.training.data.iterables import OwnState, Replayed
 from everstep.training.data.map_loaders import MapLoader, nested_samplers
-from everstep.training.data.protocols import Resumable, Stateful, find_stateful, has_state
+from everstep.training.data.protocols import Resumable, Stateful, check_signatures, find_stateful, has_state
 from everstep.training.data.stateful_datasets import StatefulDatasetLoader
 from everstep.training.errors import CannotResume
 from everstep.training.versions import check_version
@@ -53,6 +53,7 @@ def find_source(name: str, loader: Iterable[object], seed: int, *, is_traced: bo
         return _torch_source(name, cast("DataLoader[object]", loader), seed, is_traced=is_traced)
     part = hugging_face.inexact_part(loader)
     if isinstance(loader, Stateful) and part is None:
+        check_signatures(name, loader)
         return OwnState(loader)
     return _replayed(name, loader, part)
 
@@ -68,6 +69,7 @@ def _torch_source(name: str, loader: DataLoader[object], seed: int, *, is_traced
     part = hugging_face.inexact_part(dataset)
     if isinstance(dataset, Stateful) and part is None:
         _check_workers(name, loader)
+        check_signatures(name, dataset)
         return StatefulDatasetLoader(name, loader)
     return _replayed(name, loader, part)
 
@@ -90,6 +92,8 @@ def _map_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: 
             f"{qualified_name(type(held[0]))} has a state, and each worker changes a copy of its own. Use "
             "num_workers=0, or torchdata's StatefulDataLoader for the state of a dataset",
         )
+    for each in held:
+        check_signatures(name, each)
     return MapLoader(loader, seed, held, is_traced=is_traced)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
@@ -11,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 from everstep.training import rng
+from everstep.training.adapters.base import qualified_name
+from everstep.training.errors import CannotResume
 from everstep.training.parts import find
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree
@@ -138,6 +142,24 @@ def place_in_world() -> tuple[int, int]:
         return dist.get_rank(), dist.get_world_size()
     environment = Environment.read()
     return environment.rank, environment.world_size
+
+
+def check_signatures(name: str, value: Stateful) -> None:
+    """Check that an object's `state_dict` needs no argument and its `load_state_dict` one, without a call.
+
+    Raises:
+        CannotResume: Everstep cannot call them.
+    """
+    for method, arguments in ((value.state_dict, ()), (value.load_state_dict, ({},))):
+        with suppress(ValueError):  # a function of C can have no signature
+            try:
+                inspect.signature(method).bind(*arguments)
+            except TypeError as error:
+                raise CannotResume(
+                    name,
+                    f"{qualified_name(type(value))}.{method.__name__}: {error}. Everstep calls state_dict() and "
+                    "load_state_dict(state)",
+                ) from error
 
 
 def set_epoch(thing: object, epoch: int) -> None:

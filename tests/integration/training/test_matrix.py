@@ -1,4 +1,4 @@
-"""Every combination of framework, parallelism, precision, accumulation, evaluation and fault resumes bit for bit.
+"""Frameworks resume bit for bit, with every pair of parallelism, precision, accumulation, evaluation and fault.
 
 `make test` runs a few combinations, `make test-rest` all others.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -66,18 +67,36 @@ def zero(accumulate: int, is_bf16: bool) -> dict[str, Any]:
     }
 
 
+def pairwise(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return few combinations that contain every pair of values of two options.
+
+    Args:
+        choices: the values of each option.
+    """
+    options = itertools.combinations(range(len(choices)), 2)
+    left = {((i, a), (j, b)) for i, j in options for a in choices[i] for b in choices[j]}
+
+    def added(row: tuple[Any, ...]) -> set[Any]:
+        return left & set(itertools.combinations(enumerate(row), 2))
+
+    rows = []
+    while left:
+        rows.append(max(itertools.product(*choices), key=lambda row: len(added(row))))
+        left -= added(rows[-1])
+    return rows
+
+
 def combinations(test: Callable[..., None], kinds: Sequence[str] = tuple(STRATEGIES)) -> Callable[..., None]:
-    """Run a test with every combination of options and kinds of parallelism. `make test` runs two of them."""
-    for decorate in (
-        pytest.mark.parametrize("fault", FAULTS),
-        pytest.mark.parametrize("evaluates", [False, True], ids=["no_evaluation", "evaluation"]),
-        pytest.mark.parametrize("accumulate", [1, 4], ids=["batch", "batches"]),
-        pytest.mark.parametrize("is_bf16", [False, True], ids=["fp32", "bf16"]),
-        pytest.mark.parametrize("kind", kinds),
-        pytest.mark.long(keep=2),
-    ):
-        test = decorate(test)
-    return test
+    """Run a test with every pair of options, kinds of parallelism and faults. `make test` runs two combinations."""
+    names = {False: "fp32", True: "bf16"}, {1: "batch", 4: "batches"}, {False: "no_evaluation", True: "evaluation"}
+    rows = [
+        pytest.param(
+            *row, id="-".join((row[0], *(of[value] for of, value in zip(names, row[1:4], strict=True)), row[4]))
+        )
+        for row in pairwise(kinds, *map(tuple, names), FAULTS)
+    ]
+    test = pytest.mark.parametrize(("kind", "is_bf16", "accumulate", "evaluates", "fault"), rows)(test)
+    return pytest.mark.long(keep=2)(test)
 
 
 @combinations

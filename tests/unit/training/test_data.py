@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -381,6 +381,94 @@ def test_a_loader_with_state_is_told_its_epoch_before_it_gets_its_state_back(con
     resumed = DataStream("data", Epochs(), seed=1)
     resumed.load_state_dict(saved(stream)["data"])
     assert [resumed.next() for _ in range(4)] == [stream.next() for _ in range(4)]
+
+
+class Lazy(Own):
+    """A loader whose `__iter__` starts at the first batch. The start of an epoch draws a random number.
+
+    Args:
+        generator: the generator of the draw; None for torch's global one.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[int]:
+        offset = int(torch.randint(1000, (), generator=self.generator))
+        for value in super().__iter__():
+            yield value + offset
+
+
+class Fragile(Own):
+    """A loader that cannot be restored after it was asked for its state, like those of torchdata.nodes."""
+
+    is_asked = False
+
+    def state_dict(self) -> dict[str, object]:
+        self.is_asked = True
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        assert not self.is_asked
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("consumed", range(8))
+@pytest.mark.parametrize(
+    "make",
+    [Lazy, lambda: Lazy(torch.Generator().manual_seed(3)), Fragile],
+    ids=["global generator", "own generator", "asked"],
+)
+def test_a_loader_restarts_as_it_began(make: Callable[[], Own], consumed: int) -> None:
+    torch.manual_seed(5)
+    stream = DataStream("data", make(), seed=1)
+    stream.state_dict()
+    for _ in range(consumed):
+        stream.next()
+        torch.rand(1)  # the training draws numbers between two batches
+    state = saved(stream)
+    expected = [(stream.next(), float(torch.rand(1))) for _ in range(7)]
+    torch.manual_seed(6)
+    resumed = DataStream("data", make(), seed=1)
+    resumed.state_dict()
+    resumed.load_state_dict(state["data"])
+    rng.restore(state["rng"])
+    assert [(resumed.next(), float(torch.rand(1))) for _ in range(7)] == expected
+
+
+class Greedy(Own):
+    """A loader whose state needs an argument."""
+
+    def state_dict(self, worker: int) -> dict[str, object]:  # type: ignore[override]
+        return {"position": worker}
+
+
+def test_a_state_that_cannot_be_asked_for_is_refused_without_a_call() -> None:
+    with pytest.raises(CannotResume, match=r"Greedy\.state_dict: missing a required argument: 'worker'"):
+        DataStream("data", Greedy(), seed=1)
+
+
+class DrawsEach(Own):
+    """A loader that draws a random number for each batch."""
+
+    def __iter__(self) -> Iterator[int]:
+        for value in super().__iter__():
+            yield value + int(torch.randint(1000, ()))
+
+
+@pytest.mark.parametrize("consumed", range(2, 8))
+def test_a_loader_that_draws_for_each_batch_draws_again(consumed: int) -> None:
+    torch.manual_seed(5)
+    stream = DataStream("data", DrawsEach(), seed=1)
+    for _ in range(consumed):
+        stream.next()
+    state = saved(stream)
+    expected = [stream.next() for _ in range(7)]
+    resumed = DataStream("data", DrawsEach(), seed=1)
+    resumed.load_state_dict(state["data"])
+    rng.restore(state["rng"])
+    assert [resumed.next() for _ in range(7)] == expected
 
 
 class Endless(IterableDataset[int]):
