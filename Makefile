@@ -19,7 +19,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check check-terraform fix web wheel docs pictures test test-rest test-durations test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check mypy pyright check-terraform fix web wheel docs pictures test test-rest test-durations test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -52,12 +52,14 @@ demo:  ## set-up, then the main job: a training run that survives lost processes
 check: setup  ## lint, types, contracts, and that what is made from the API is current
 	@$(BIN)/ruff format --check --quiet . || { echo "formatting differs: run make fix"; exit 1; }
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/pyright
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync mypy pyright
 	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
 	@$(BIN)/python -m pytest -q --no-header --no-summary tests/tidy/test_public_docstrings.py -k raises
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m control_plane.contract --check
+
+mypy pyright: setup
+	@$(BIN)/$@
 
 fix: setup  ## format, mend what can be mended mechanically, renew generated documents
 	@$(BIN)/ruff format .

@@ -66,12 +66,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item in drawn]
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Let a draw without a test succeed: no end-to-end test has a limit that `selection.draw` permits."""
-    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and session.config.getoption("one_in") > 1:
-        session.exitstatus = pytest.ExitCode.OK
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Skip a test whose program is missing, unless the variable `EVERSTEP_REQUIRE_ALL` is set."""

@@ -54,8 +54,11 @@ TELLING = (
     "unit/control_plane/loop/test_failing_reads.py",
 )
 """Files and tests that `make test` runs however long they take: they check the rules whose breach destroys data."""
-MAX_DRAWN_SECONDS = 300
-"""Longest time limit of a test that `draw` may choose. One longer test could take the time of the whole tenth."""
+MAX_DRAWN_SECONDS = 400
+"""Longest time limit of a test that `draw` may choose: that of ordinary end-to-end tests.
+
+One longer test could take the time of the whole tenth.
+"""
 
 
 def divide(items: Iterable[pytest.Item]) -> None:

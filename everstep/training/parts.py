@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -28,7 +28,7 @@ MAX_OBJECTS: Final = 20_000
 """Maximum number of objects that one search looks into."""
 OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes in which torch keeps a module's parameters, buffers, modules, hooks and mode."""
-_LEAVES: Final = (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None))
+_LEAVES: Final = (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None), ModuleType)
 _CONTAINERS: Final = (Mapping, list, tuple, deque, partial, MethodType, FunctionType)
 MAX_PARTS: Final = 64
 """Length of the longest list or dict that `find` searches. It skips longer ones, because they usually hold samples."""
