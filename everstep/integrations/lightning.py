@@ -334,6 +334,9 @@ class LightningAttachment:
         state = self._state = LightningLoopState(self._trainer, count)
         session = self.session = self._create_session(state, loader)
         session.set_target(self._last_step(count))
+        (stream,) = session.data.values()
+        order = stream.source.order
+        state.samples_at_once = 0 if order is None else order.batch * order.replicas
         resume = functools.partial(_resume, state, rng.observe()) if session.restore() else None
         self._kept_count = self._count_steps()
         self._batches = TrainBatches(session, self._end_step, resume, loader)

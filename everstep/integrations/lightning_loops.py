@@ -73,6 +73,8 @@ class LightningLoopState:
     def __init__(self, trainer: Any, batch_count: int) -> None:
         self._trainer = trainer
         self._batch_count = batch_count
+        self.samples_at_once = 0
+        """Number of samples in the batches that all ranks read at the same time; 0 if it is unknown."""
         self.restored: dict[str, Any] | None = None
         """The restored state; None if nothing was restored."""
 
@@ -89,6 +91,7 @@ class LightningLoopState:
         loop, logger = trainer.fit_loop, trainer._logger_connector
         return {
             "batch_count": self._batch_count,
+            "samples_at_once": self.samples_at_once,
             "loops": loop.state_dict(),
             "validated": dict(loop.epoch_loop.val_loop._seen_batches_per_dataloader),
             "should_stop": trainer.should_stop,
@@ -117,8 +120,17 @@ class LightningLoopState:
             state: result of `state_dict` in an earlier launch.
 
         Raises:
-            CannotRelayout: an epoch of this launch has a different number of batches.
+            CannotRelayout: an epoch of this launch has a different number of batches, or the batches of all ranks
+                together have a different number of samples.
         """
+        # Earlier versions did not store it.
+        was, now = state.get("samples_at_once", self.samples_at_once), self.samples_at_once
+        if was != now:
+            raise CannotRelayout(
+                "trainer",
+                f"all ranks together read {was} samples at a time and now read {now}, and Lightning counts batches. "
+                "Use a batch size that keeps this number, or the earlier number of ranks",
+            )
         if state["batch_count"] != self._batch_count:
             raise CannotRelayout(
                 "trainer",

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
+from everstep.training import CannotRelayout
+
 _METRICS: Final = "_metrics"
 """Name of the attribute in which TRL's trainers collect values since the last log entry, by mode and name."""
 _TOKENS: Final = "_total_train_tokens"
@@ -34,6 +36,8 @@ class TrainerLoopState:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._history = History()
+        self.updates_per_epoch = 0
+        """Number of optimizer steps of an epoch, from which the trainer computes its epoch; 0 if it is unknown."""
         self.restored: dict[str, Any] | None = None
         """The restored state; None if nothing was restored."""
 
@@ -61,10 +65,26 @@ class TrainerLoopState:
             "logged_step": getattr(trainer, "_globalstep_last_logged", 0),
             "flos": trainer.current_flos,
             "trl": self._trl_sums(),
+            "updates_per_epoch": self.updates_per_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Store the restored state until the trainer's loop needs it."""
+        """Store the restored state until the trainer's loop needs it.
+
+        Args:
+            state: result of `state_dict` in an earlier launch.
+
+        Raises:
+            CannotRelayout: an epoch of this launch has a different number of optimizer steps.
+        """
+        was = state.get("updates_per_epoch", 0)  # Earlier versions did not store it.
+        if was and self.updates_per_epoch and was != self.updates_per_epoch:
+            raise CannotRelayout(
+                "trainer",
+                f"an epoch had {was} optimizer steps and now has {self.updates_per_epoch}, and the trainer computes "
+                "its epoch from the number of steps. Use the earlier dataset, and keep the global batch with "
+                "gradient_accumulation_steps=everstep.training.accumulation(global_batch, micro_batch)",
+            )
         self.restored = state
 
     def trainer_state(self) -> TrainerState:

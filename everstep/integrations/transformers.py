@@ -233,6 +233,8 @@ class TrainerAttachment:
 
         Raises:
             UnsupportedOption: the trainer runs a search of hyperparameters.
+            CannotRelayout: the number of ranks has changed, and a step would use another number of samples, or an epoch
+                would have another number of steps.
         """
         if trial is not None:
             raise UnsupportedOption(
@@ -250,7 +252,11 @@ class TrainerAttachment:
             extra={"trainer": self._loop},
         )
         session.set_target(max_steps)
+        (stream,) = session.data.values()
+        stream.batches_per_step = trainer.args.gradient_accumulation_steps
+        self._loop.updates_per_epoch = updates_per_epoch if has_length(loader) else 0
         self._kept_step = session.restore()
+        stream.check_step()
         # Restore the generators again at the first batch, because the trainer's callbacks may draw random numbers
         # before it.
         resume = functools.partial(rng.restore, rng.observe()) if self._kept_step else None
@@ -266,7 +272,6 @@ class TrainerAttachment:
         if not has_length(loader):
             # If the loader has no length, the trainer cannot compute the epoch from the number of steps. Take the epoch
             # from the data stream, which counts the ends of the data.
-            (stream,) = session.data.values()
             return stream.epoch, stream.consumed_count
         finished, updates = divmod(trainer.state.global_step, updates_per_epoch)
         if updates == 0:

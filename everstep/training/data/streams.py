@@ -239,8 +239,8 @@ class DataStream:
             raise CannotRelayout(
                 self.name,
                 f"an optimizer step used {was} samples and would now use {now}: {order.replicas} ranks with "
-                f"{self.batches_per_step} batches of {order.batch}. Pass accumulate=everstep.training.accumulation("
-                f"{was}, {order.batch}) to batches()",
+                f"{self.batches_per_step} batches of {order.batch}. Accumulate everstep.training.accumulation("
+                f"{was}, {order.batch}) batches per step",
             )
 
     def load_state_dict(self, state: dict[str, Tree]) -> None:

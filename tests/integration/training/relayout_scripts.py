@@ -245,6 +245,68 @@ def load(directory: str, options: dict[str, Any], saved: str) -> int:
     return 0
 
 
+def train_with_trainer(directory: str, options: dict[str, Any], until: int) -> int:
+    """Train with a Trainer of transformers and the same global batch on any number of ranks.
+
+    Report which samples each step uses.
+    """
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": os.environ["RANK"]}
+    rank, _ = begin(directory)
+    from transformers import Trainer, TrainingArguments
+
+    from everstep.integrations import transformers as integration
+
+    steps: dict[int, list[list[int]]] = {}
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net(WIDTH)
+
+        def forward(self, inputs: Any, targets: Any, index: Any) -> dict[str, Any]:
+            steps.setdefault(trainer.state.global_step + 1, []).append(index.tolist())
+            return {"loss": F.mse_loss(self.net(inputs), targets)}
+
+    class Rows(Indices):
+        def __getitem__(self, index: int) -> Any:
+            return dict(zip(("inputs", "targets", "index"), super().__getitem__(index), strict=True))
+
+    arguments = TrainingArguments(
+        output_dir=str(Path(directory, "output")),
+        num_train_epochs=50,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=options.get("accumulate") or everstep.training.accumulation(24, 4),
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        remove_unused_columns=False,
+    )
+    trainer: Any = Trainer(Model(), arguments, train_dataset=Rows(options.get("samples", 60)))
+    integration.attach(trainer)
+    begun: list[int] = []
+
+    class Progress(transformers_callback()):  # type: ignore[misc]
+        def on_train_begin(self, *_: object, **__: object) -> None:
+            begun.append(trainer.state.global_step)
+
+        def on_step_end(self, _: object, state: Any, control: Any, **__: object) -> None:
+            control.should_training_stop = state.global_step >= until
+
+    trainer.add_callback(Progress())
+    trainer.train()
+    result = {"begun": begun[0], "steps": steps, "epoch": trainer.state.epoch}
+    (Path(directory) / f"result-{rank}.json").write_text(json.dumps(result))
+    return 0
+
+
+def transformers_callback() -> Any:
+    from transformers import TrainerCallback
+
+    return TrainerCallback
+
+
 class Indices(Dataset[tuple[torch.Tensor, torch.Tensor, int]]):
     """A data set in which each sample contains its index, so that tests can tell which samples a step uses."""
 

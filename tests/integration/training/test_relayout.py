@@ -196,14 +196,22 @@ def test_make_test_has_each_kind_as_source_and_as_target_in_each_dtype_and_with_
             assert found == set(itertools.product(KINDS, values))
 
 
-def launch(scenarios: Scenarios, directory: Path, world: int, until: int, agent: FakeAgent | None = None) -> Launch:
+def launch(
+    scenarios: Scenarios,
+    directory: Path,
+    world: int,
+    until: int,
+    agent: FakeAgent | None = None,
+    function: str = "train",
+    **options: Any,
+) -> Launch:
     folder = directory / f"launch-{len(list(directory.glob('launch-*')))}"
     folder.mkdir()
     environment = {"EVERSTEP_FINAL_ROUND_SECONDS": "20", **(agent.environment if agent else {})}
     return scenarios.parent.fork(
-        "tests.integration.training.relayout_scripts:train",
+        f"tests.integration.training.relayout_scripts:{function}",
         str(folder),
-        {"kind": "fsdp"},
+        options or {"kind": "fsdp"},
         until,
         world=world,
         directory=folder,
@@ -258,6 +266,54 @@ def test_a_job_shrinks_and_grows_with_the_same_samples_in_every_step(scenarios: 
     for results, begun in ((grown, three.committed), (shrunk, four.committed)):
         assert [result["begun"] for result in results] == [begun] * len(results)
         assert samples_of(results) == {step: undisturbed[step] for step in range(begun + 1, until + 1)}
+
+
+def trained(agent: FakeAgent, scenarios: Scenarios, directory: Path, world: int, **options: Any) -> FakeAgent:
+    """Train with the Trainer until a step is committed, then kill every rank. Return the agent."""
+    with agent:
+        ranks = launch(scenarios, directory, world, 1_000, agent, "train_with_trainer", **options)
+        try:
+            assert agent.reached.wait(60), f"{agent.messages[-20:]}\n{ranks.logs()}"
+        finally:
+            ranks.kill()
+            ranks.wait()
+    return agent
+
+
+def sets_of(results: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """Return the sorted samples that all ranks use in each step."""
+    found: dict[int, list[int]] = {}
+    for result in results:
+        for step, batches in result["steps"].items():
+            found.setdefault(int(step), []).extend(sample for batch in batches for sample in batch)
+    return {step: sorted(samples) for step, samples in found.items()}
+
+
+def test_a_trainer_continues_on_fewer_and_on_more_ranks_with_the_same_samples_in_every_step(
+    scenarios: Scenarios, tmp_path: Path
+) -> None:
+    one, options = "train_with_trainer", {"samples": 72}
+    two = trained(FakeAgent(tmp_path, 2, 1, first=4), scenarios, tmp_path, 2, **options)
+    three = FakeAgent(tmp_path, 3, 2, first=two.committed + 2, **earlier(two, 2))
+    three = trained(three, scenarios, tmp_path, 3, **options)
+    until = three.committed + 8
+    with FakeAgent(tmp_path, 1, 3, commit_target=0, **earlier(three, 3)) as agent:
+        results = launch(scenarios, tmp_path, 1, until, agent, one, **options).results()
+    undisturbed = sets_of(launch(scenarios, tmp_path, 2, until, None, one, **options).results())
+    assert results[0]["begun"] == three.committed
+    found = sets_of(results)
+    assert list(found) == list(range(three.committed + 1, until + 1))
+    assert found == {step: undisturbed[step] for step in found}
+    epoch = [sample for step in range(until - until % 3 - 2, until - until % 3 + 1) for sample in undisturbed[step]]
+    assert sorted(epoch) == list(range(72)), "three steps make an epoch"
+
+
+def test_a_trainer_that_does_not_keep_its_global_batch_is_refused(scenarios: Scenarios, tmp_path: Path) -> None:
+    two = trained(FakeAgent(tmp_path, 2, 1, first=3), scenarios, tmp_path, 2, samples=48)
+    with FakeAgent(tmp_path, 1, 2, commit_target=0, **earlier(two, 2)) as agent:
+        ranks = launch(scenarios, tmp_path, 1, 100, agent, "train_with_trainer", samples=48, accumulate=3)
+        assert ranks.wait() == [1]
+        assert "an epoch had 2 optimizer steps and now has 4" in ranks.log(0)
 
 
 def test_a_request_that_a_lost_connection_swallowed_is_repeated(scenarios: Scenarios, tmp_path: Path) -> None:

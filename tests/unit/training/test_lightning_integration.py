@@ -220,6 +220,10 @@ def test_another_number_of_batches_is_refused() -> None:
     trainer.fit(Line(), rows())
     with pytest.raises(CannotRelayout, match="had 3 batches per rank and now has 2"):
         LightningLoopState(trainer, 2).load_state_dict(LightningLoopState(trainer, 3).state_dict())
+    before, after = LightningLoopState(trainer, 3), LightningLoopState(trainer, 3)
+    before.samples_at_once, after.samples_at_once = 12, 9
+    with pytest.raises(CannotRelayout, match="all ranks together read 12 samples at a time and now read 9"):
+        after.load_state_dict(before.state_dict())
 
 
 def test_logged_values_are_numbers_in_groups() -> None:
