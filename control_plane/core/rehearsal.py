@@ -5,8 +5,10 @@
                                            ▲                                │
                                            └── once more ◀── the order ends before a result
 
-Invariant: pure. An order is stored before any agent receives it. A job without a result gets at most `MOST_ORDERS`
-orders in a row, and a job with a result gets another order only if a person asks.
+    the first pass over the data ends, or modules, parameters or groups change ─▶ another order
+
+Invariant: pure. An order is stored before any agent receives it. An order without a result is repeated once. A job gets
+at most `MOST_AUTOMATIC` orders, besides repeated ones and a person's, and none of them after a difference.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 
 MOST_ORDERS = 2
+MOST_AUTOMATIC = 3
+"""Largest number of rehearsals of a job that no person requests."""
 MAX_COST_RATIO = 0.001
 """Largest cost of a rehearsal in mode AUTO, as a share of the expected run."""
 REPORT_SECONDS = 30.0
@@ -63,12 +67,13 @@ def is_due(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
         return False
     if is_asked(record):
         return True
-    if told.result is not None or told.unanswered_count >= MOST_ORDERS:
+    if told.unanswered_count:
+        return told.unanswered_count < MOST_ORDERS
+    # After a difference, a later proof would hide what a restart loses.
+    if told.result is not None and (told.result.is_difference or not told.is_outdated):
         return False
-    return (
-        told.unanswered_count > 0
-        or spec.rehearsal_mode is RehearsalMode.ON
-        or _is_worth_it(spec, record, is_local=is_local)
+    return told.automatic_count < MOST_AUTOMATIC and (
+        spec.rehearsal_mode is RehearsalMode.ON or _is_worth_it(spec, record, is_local=is_local)
     )
 
 
@@ -84,7 +89,7 @@ def _is_worth_it(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
         return True
     run = record.target * step_seconds if record.target > 0 else 2 * trained
     start = max(0.0, (record.stepped_at or record.state_since) - record.state_since)
-    cost = start + 2 * spec.rehearsal_steps * step_seconds
+    cost = (record.rehearsal.automatic_count + 1) * (start + 2 * spec.rehearsal_steps * step_seconds)
     return run >= LEAST_RUN_SECONDS and (is_local or cost <= MAX_COST_RATIO * run)
 
 
@@ -122,6 +127,7 @@ def refused(spec: JobSpec, record: JobRecord, node: PlanNode, now: float) -> tup
 def ordered(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehearsals:
     """Return the rehearsal of a job's record with a new order for the newest generation."""
     earlier = (each.step for each in _reported(record, reports).values())
+    is_repeated = record.rehearsal.unanswered_count > 0
     return replace(
         record.rehearsal,
         number=record.rehearsal.number + 1,
@@ -131,6 +137,8 @@ def ordered(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehear
         after=max(earlier, default=NO_STEP),
         served_at=record.rehearsal_requested_at,
         unanswered_count=0 if is_asked(record) else record.rehearsal.unanswered_count,
+        automatic_count=record.rehearsal.automatic_count + (not is_asked(record) and not is_repeated),
+        is_outdated=False,
     )
 
 
@@ -155,7 +163,7 @@ def followed(
     Returns:
         The record. With a result, its ledger counts the time of the rehearsal as such.
     """
-    told = record.rehearsal
+    told = _with_revision(record.rehearsal, record, reports)
     living = [rank for report in reports.values() for rank in report.ranks if rank.exit is None]
     is_under_way = any(rank.phase == REHEARSE for rank in living)
     if told.is_under_way and not is_under_way:
@@ -183,6 +191,14 @@ def followed(
     if result.is_difference and spec.rehearsal_on_difference is OnDifference.STOP and not record.stop_reason:
         record = replace(record, stop_reason=f"{difference_words(result)} (Rehearsal.OnDifference is Stop)")
     return record, (_event(result),)
+
+
+def _with_revision(told: Rehearsals, record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehearsals:
+    """Note whether a rank has changed since the newest order. Ranks count their changes anew in each generation."""
+    known = told.revision if told.revision_of == record.generation else 0
+    revision = max((rank.resume_revision for report in reports.values() for rank in report.ranks), default=0)
+    is_outdated = told.is_outdated or revision > known
+    return replace(told, revision=max(known, revision), revision_of=record.generation, is_outdated=is_outdated)
 
 
 def _is_over(told: Rehearsals, plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> bool:

@@ -208,6 +208,8 @@ class RankStatus(Message, frozen=True):
     """Unix time at which the rank finished its first step in this generation; 0 if it has not finished one."""
     rehearsed: Rehearsed | None = None
     """The rank's newest rehearsal in this generation."""
+    resume_revision: int = 0
+    """How often the rank has changed so that its resume needs another proof (`RankHalf.resume_revision`)."""
 
 
 class RankStacks(Message, frozen=True):

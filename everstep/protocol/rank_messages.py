@@ -40,6 +40,7 @@ into slots.
     2128    8     first_passed   rank         end of the first step after the base, monotonic µs, 0 before that
     2136    8     rehearsal_step rank         step of the rehearsal that the rank answered last; earlier releases: 0
     2144    8     rehearsal_echo rank         0 none, 1 yes, 2 no (passed), 3 the rank cannot rehearse
+    2152    8     resume_revision rank        changes that need another proof of the resume; earlier releases: 0
 
 Invariant: a reader always gets one consistent half. During a write, and after a writer died during a write, the reader
 gets the previous content. After a restart of either side, code may compare fields of the two halves only if their
@@ -64,7 +65,7 @@ from everstep.protocol.rehearsals import Rehearsed
 RANK_WORD_BYTES = 4096
 _RANK_HALF = 2048
 _AGENT = struct.Struct("<QqqqqQqQQQ8xqQQ")
-_RANK = struct.Struct("<QqQqQqQQQQqQ")
+_RANK = struct.Struct("<QqQqQqQQQQqQQ")
 _SEQUENCE = struct.Struct("Q")
 """Layout of a sequence number, in native byte order (little endian on every supported machine).
 
@@ -212,6 +213,10 @@ class RankHalf(msgspec.Struct, frozen=True, array_like=True):
     """Step of the announced rehearsal that the rank has answered last."""
     rehearsal_echo: int = 0
     """The answer: 0 none, `ECHO_YES`, `ECHO_NO` or `ECHO_UNABLE`."""
+    resume_revision: int = 0
+    """How often, in this generation, a first pass over the data ended, or the set of modules, parameters or groups
+    changed.
+    """
 
 
 resolve(AgentHalf)
@@ -296,10 +301,12 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     body = _read(page, _RANK_HALF, _RANK.size)
     if body is None:
         return None
-    *state, target, limit, first_passed, rehearsal_step, rehearsal_echo = _RANK.unpack(body)
+    *state, target, limit, first_passed, rehearsal_step, rehearsal_echo, revision = _RANK.unpack(body)
     target, limit = target if target <= MAX_TARGET else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
     try:
-        return msgspec.convert((*state, target, limit, first_passed, rehearsal_step, rehearsal_echo), RankHalf)
+        return msgspec.convert(
+            (*state, target, limit, first_passed, rehearsal_step, rehearsal_echo, revision), RankHalf
+        )
     except msgspec.ValidationError:  # The rank's half contains invalid values, because the script overwrote the page.
         return None
 

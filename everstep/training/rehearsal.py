@@ -12,6 +12,7 @@ Invariant: after the rehearsal, the state is that of the undisturbed training af
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+import torch
 import torch.distributed as dist
 
 from everstep.determinism import Entry, Finding, Kind, Pattern, Record, Source, advice_of, compare, sentence_of
@@ -68,6 +70,8 @@ class Replay(msgspec.Struct, frozen=True):
     """Monotonic seconds at which the rank left training."""
     first_passed: int
     """`RankHalf.first_passed` of the training process."""
+    resume_revision: int
+    """`RankHalf.resume_revision` of the training process."""
     report: Rehearsed | None = None
 
     @property
@@ -98,6 +102,36 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 _REPLAYS = msgspec.json.Decoder(Replay)
+
+
+class ResumeChanges:
+    """Counts the changes after which a job must prove its resume again (`RankHalf.resume_revision`).
+
+    Args:
+        state: the rank's complete state, after the restore.
+        count: result of the last `look` before a rehearsal, if this process ends one.
+    """
+
+    def __init__(self, state: RankState, count: int = 0) -> None:
+        self._state = state
+        self._passed_count, self._modules, self._groups = self._now()
+        self.count = count
+
+    def look(self) -> int:
+        """Return the number of changes so far. The session calls this after every step."""
+        passed_count, modules, groups = self._now()
+        is_same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
+        self.count += (passed_count > self._passed_count) + (not is_same or groups != self._groups)
+        self._passed_count, self._modules, self._groups = passed_count, modules, groups
+        return self.count
+
+    def _now(self) -> tuple[int, list[Sequence[torch.nn.Module]], list[int]]:
+        """Return the number of loaders read once, the present modules, and the size of each parameter group."""
+        return (
+            sum(stream.epoch > 0 for stream in self._state.streams.values()),
+            [of_root for adapter in self._state.adapters for of_root in adapter.trees()],
+            [len(group["params"]) for optimizer in self._state.optimizers() for group in optimizer.param_groups],
+        )
 
 
 class Rehearsal:
@@ -196,12 +230,13 @@ class Rehearsal:
                 os.close(int(file.name))
             self._files, self.kept_step = [], 0
 
-    def restart(self, step: int, first_passed: int) -> NoReturn:
+    def restart(self, step: int, first_passed: int, resume_revision: int) -> NoReturn:
         """Replace this process by the first replay. Collective.
 
         Args:
             step: the step S.
             first_passed: `RankHalf.first_passed`, which the rank publishes again when it returns.
+            resume_revision: `RankHalf.resume_revision`, for the same purpose.
         """
         began_at = time.monotonic()
         kept, records, last = self._files
@@ -220,6 +255,7 @@ class Rehearsal:
             output=str(kept.parent / str(output)),
             began_at=began_at,
             first_passed=first_passed,
+            resume_revision=resume_revision,
         ).restart()
 
     def is_over(self, step: int) -> bool:

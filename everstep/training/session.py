@@ -71,7 +71,7 @@ from everstep.training.gloo_threads import settle_gloo_threads_at_exit
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, check_values
 from everstep.training.profile import NetworkProfiler, TorchTrace
-from everstep.training.rehearsal import Rehearsal, Replay
+from everstep.training.rehearsal import Rehearsal, Replay, ResumeChanges
 from everstep.training.relayout import read_earlier
 from everstep.training.restore import (
     Arrival,
@@ -144,6 +144,7 @@ class _Half(TypedDict, total=False):
     target: int
     limit: int
     first_passed: int
+    resume_revision: int
     rehearsal_step: int
     rehearsal_echo: int
 
@@ -185,6 +186,7 @@ class TrainingSession:
         """Plain values of `init(extra=…)`, which snapshots contain. The script reads and writes them here."""
         self._check = check
         self._rehearsal = Rehearsal(state, environment, replay)
+        self._changes = ResumeChanges(state)
         self._clock = clock
         self._guard = Guard()
         self._snapshotter = Snapshotter(
@@ -326,6 +328,7 @@ class TrainingSession:
         if self._check is not None:
             self._check.restored(self._boundary)
         self._rehearsal.restored(self._boundary)
+        self._changes = ResumeChanges(self._state)
         self._end_replay()
         return self._boundary
 
@@ -400,7 +403,11 @@ class TrainingSession:
         if self._rehearsal.kept_step and self._boundary == self._half.rehearsal_step:
             # Before the rank reports this step, because the coordinator may then confirm the rehearsal.
             self._keep(self._rehearsal.keep_last)
-        self._publish(boundary=self._boundary, first_passed=self._half.first_passed or int(passed_at * 1e6))
+        self._publish(
+            boundary=self._boundary,
+            first_passed=self._half.first_passed or int(passed_at * 1e6),
+            resume_revision=self._changes.look(),
+        )
         if self._link.has_agent:
             self._link.hold(self._word(passed_at))
             if self._profiler is not None:
@@ -673,7 +680,7 @@ class TrainingSession:
             self._profiler.close()
         self._ring.flush()
         self._link.close()
-        self._rehearsal.restart(self._boundary, self._half.first_passed)
+        self._rehearsal.restart(self._boundary, self._half.first_passed, self._changes.count)
 
     def _end_replay(self) -> None:
         """Return to training if this process is a replay that has ended."""
@@ -684,7 +691,8 @@ class TrainingSession:
         report = self._rehearsal.end()
         self._rehearsed = replay.last
         self._publish(boundary=self._boundary, phase=Phase.TRAIN, limit=0, first_passed=replay.first_passed)
-        self._publish(rehearsal_step=replay.last, rehearsal_echo=ECHO_YES)
+        self._changes = ResumeChanges(self._state, replay.resume_revision)
+        self._publish(rehearsal_step=replay.last, rehearsal_echo=ECHO_YES, resume_revision=self._changes.count)
         self._base = self._link.end_replay().base_step
         self._link.send(report)
 

@@ -79,6 +79,7 @@ class MemberStatus:
                     passed_at_seconds=shard.passed[1] if shard.passed[0] == half.boundary else 0.0,
                     first_passed_at_seconds=shard.first_passed_at,
                     rehearsed=self._rehearsed.get(shard.rank),
+                    resume_revision=half.resume_revision,
                 )
             )
         return tuple(statuses)

@@ -271,9 +271,11 @@ class RehearsalConfig(Request):
     """
 
     mode: Literal["Auto", "On", "Off"] = "Auto"
-    """Auto: once, if the rehearsal costs at most 0.1 % of the expected run. On: once, at any cost. Off: never.
+    """Auto: if all rehearsals together cost at most 0.1 % of the expected run. On: at any cost. Off: never.
 
     Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit.
+    A job rehearses soon after its start, after the first pass over its data ends, and after the set of its modules,
+    parameters or parameter groups changes. It does so at most three times, and not after a difference.
     RehearseTrainingJob requests further rehearsals.
     """
     on_difference: Literal["Continue", "Stop"] = "Continue"

@@ -56,6 +56,13 @@ class Rehearsals:
     """
     unanswered_count: int = 0
     """Number of orders in a row that ended without a result."""
+    automatic_count: int = 0
+    """Number of rehearsals that no person has requested. A repeated order counts once."""
+    revision: int = 0
+    """The highest `RankStatus.resume_revision` that any rank of the generation `revision_of` has reported."""
+    revision_of: Generation = NO_GENERATION
+    is_outdated: bool = False
+    """Whether a rank has reported a higher revision since the newest order."""
     is_under_way: bool = False
     """Whether ranks repeat steps now."""
     ended_at: float | None = None

@@ -92,7 +92,12 @@ def test_a_script_that_cannot_start_again_fails_with_its_own_error(warm_parent: 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_job_that_repeats_its_steps_is_proven(warm_parent: WarmParent, tmp_path: Path, world: int) -> None:
-    reports, results = rehearsed(warm_parent, tmp_path, "plain", world=world)
+    with FakeAgent(tmp_path, world) as agent:
+        launch = started(warm_parent, agent, tmp_path, "plain", world=world)
+        agent.wait_for(lambda: any(half.resume_revision for half in agent.rank_halves()))
+        reports, results = agent.rehearse(), launch.results()
+        revisions = [half.resume_revision for half in agent.rank_halves()]
+    assert revisions == [1] * world, "the end of the first pass over the data, also through the rehearsal"
     assert [report.verdict for report in reports] == [RehearsalVerdict.PROVEN] * world, reports
     assert [result["weights"] for result in results] == undisturbed(warm_parent, tmp_path, world)
 

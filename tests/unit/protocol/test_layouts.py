@@ -37,7 +37,7 @@ def table(name: str) -> list[tuple[int, int | None, str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 120), ("rank half", 2048, 2152)]
+    ("name", "start", "end"), [("slot", 0, HEADER_BYTES), ("agent half", 0, 120), ("rank half", 2048, 2160)]
 )
 def test_tables_have_no_gaps(name: str, start: int, end: int) -> None:
     position = start
@@ -108,7 +108,7 @@ HALVES = {
         },
     ),
     "rank half": (
-        RankHalf(5, 201, Phase.CLOSE, 202, RankStanding.CLOSED, 203, 2, 204, 205, 206, 207, 3),
+        RankHalf(5, 201, Phase.CLOSE, 202, RankStanding.CLOSED, 203, 2, 204, 205, 206, 207, 3, 208),
         {
             "sequence": 1,
             "generation": 5,
@@ -123,6 +123,7 @@ HALVES = {
             "first_passed": 206,
             "rehearsal_step": 207,
             "rehearsal_echo": 3,
+            "resume_revision": 208,
         },
     ),
 }

@@ -160,7 +160,7 @@ def test_halves_of_earlier_releases_lack_a_rehearsal_and_an_answer() -> None:
     assert agent == AgentHalf(5, 8, 9, 1, vote_step=9, vote=Vote.ACKED, load=2, verified=3, rehearsal=0)
     assert agent.rehearsal_state is StopState.NONE
     assert rank == RankHalf(5, 8, Phase.TRAIN, target=10, first_passed=7, rehearsal_step=0)
-    assert rank.rehearsal_echo == 0
+    assert (rank.rehearsal_echo, rank.resume_revision) == (0, 0)
 
 
 @pytest.mark.timeout(30)

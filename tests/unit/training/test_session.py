@@ -16,6 +16,7 @@ from everstep.training import session as sessions
 from everstep.training.adapters.plain import PlainAdapter
 from everstep.training.agent_link import NullLink
 from everstep.training.copier import CpuCopier
+from everstep.training.data import DataStream
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.gloo_threads import settle_gloo_threads
 from everstep.training.guard import Guard
@@ -62,7 +63,13 @@ def _close_sessions() -> Iterator[None]:
 
 
 def session_of(
-    link: Link, adapter: PlainAdapter | None = None, *, world_size: int = 1, local_rank: int = 0, **options: Any
+    link: Link,
+    adapter: PlainAdapter | None = None,
+    *,
+    stream: DataStream | None = None,
+    world_size: int = 1,
+    local_rank: int = 0,
+    **options: Any,
 ) -> TrainingSession:
     environment = Environment(
         Rank(local_rank),
@@ -75,7 +82,8 @@ def session_of(
         30.0,
         local_rank=local_rank,
     )
-    state = RankState([adapter or adapter_of()], {}, {}, environment)
+    streams = {} if stream is None else {"data": stream}
+    state = RankState([adapter or adapter_of()], {}, streams, environment)
     _sessions.append(TrainingSession(state, link, environment, CpuCopier(), **options))
     return _sessions[-1]
 
@@ -207,6 +215,37 @@ def test_the_page_keeps_the_moment_of_the_first_step_that_a_launch_made() -> Non
     for boundary in (1, 2):
         session.boundary()
         assert (link.published[-1].boundary, link.published[-1].first_passed) == (boundary, 7_500_000)
+
+
+def test_the_page_counts_first_passes_over_the_data_and_changes_of_modules_and_groups() -> None:
+    link, model = Link(), torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    adapter = PlainAdapter({"": model}, {"": optimizer})
+    session = session_of(link, adapter, stream=DataStream("data", [torch.zeros(1)] * 2, 0))
+    session.restore()
+
+    def change(name: str) -> None:
+        if name == "module":
+            model[1] = torch.nn.Linear(2, 2)
+            adapter.observe()  # as a snapshot does
+        if name == "group":
+            optimizer.add_param_group({"params": list(model[1].parameters())})
+
+    counts = []
+    changes = iter(("", "", "", "", "", "module", "", "group", ""))
+    for _ in session.batches(until_step=9):
+        change(next(changes))
+        counts.append(link.published[-1].resume_revision)
+    assert [*counts, link.published[-1].resume_revision] == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_restart_in_a_later_pass_over_the_data_is_no_change() -> None:
+    link, stream = Link(), DataStream("data", [torch.zeros(1)] * 2, 0)
+    session = session_of(link, stream=stream)
+    stream.epoch = 1  # as a restore sets it
+    session.restore()
+    session.boundary()
+    assert link.published[-1].resume_revision == 0
 
 
 def test_a_process_with_a_session_waits_for_gloos_threads_also_after_close(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ PLAN = rank_plan(addresses=("a", "b"))
 PROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
 RESULT = RehearsalOutcome(verdict=PROVEN, step=Step(20), steps=5, seconds=3.0, at=NOW)
 NONE = Rehearsals()
+OUTDATED = Rehearsals(result=RESULT, automatic_count=1, is_outdated=True)
 
 
 def running(*, committed: int = 20, step_seconds: float = 1.0, **changes: Any) -> JobRecord:
@@ -61,6 +62,25 @@ def script_with(**environment: str) -> JobSpec:
         pytest.param({"committed": 20, "base_step": Step(20)}, {}, False, id="the base is not a committed step"),
         pytest.param({"committed": 21, "base_step": Step(20)}, {}, True, id="the first step after the base"),
         pytest.param({"rehearsal": Rehearsals(result=RESULT)}, {}, False, id="once"),
+        pytest.param({"rehearsal": OUTDATED}, {}, True, id="again after the job has changed"),
+        pytest.param(
+            {"rehearsal": replace(OUTDATED, automatic_count=2)}, {"rehearsal_mode": RehearsalMode.ON}, True, id="third"
+        ),
+        pytest.param(
+            {"rehearsal": replace(OUTDATED, automatic_count=3)},
+            {"rehearsal_mode": RehearsalMode.ON},
+            False,
+            id="at most three times",
+        ),
+        pytest.param(
+            {"rehearsal": replace(OUTDATED, result=replace(RESULT, verdict=DIFFERS))},
+            {},
+            False,
+            id="a proof after a change must not hide a difference",
+        ),
+        pytest.param(
+            {"rehearsal": Rehearsals(result=RESULT, unanswered_count=1)}, {}, True, id="again after a lost generation 2"
+        ),
         pytest.param({"rehearsal": Rehearsals(is_open=True)}, {}, False, id="no second order before a result"),
         pytest.param({"rehearsal": Rehearsals(unanswered_count=1)}, {}, True, id="again after a lost generation"),
         pytest.param({"rehearsal": Rehearsals(unanswered_count=2)}, {}, False, id="not a third time"),
@@ -102,6 +122,8 @@ def test_when_a_job_of_a_local_cluster_rehearses(changes: dict[str, Any], spec: 
         pytest.param({"target": Step(20_000)}, True, id="20 s of 20,000 s"),
         pytest.param({"target": Step(19_999)}, False, id="more than 0.1 % of the run"),
         pytest.param({"target": Step(19_999), "stepped_at": START + 9}, True, id="a faster start costs less"),
+        pytest.param({"target": Step(40_000), "rehearsal": OUTDATED}, True, id="40 s for two rehearsals"),
+        pytest.param({"target": Step(39_999), "rehearsal": OUTDATED}, False, id="both cost more than 0.1 % of the run"),
         pytest.param({"committed": 10_000}, True, id="half of an unknown run is over"),
         pytest.param({"committed": 9_999}, False, id="an unknown run that is too short so far"),
         pytest.param({"committed": 10_000, "step_seconds": 0.005}, False, id="an unknown run of 100 s"),
@@ -240,6 +262,40 @@ def test_a_generation_that_ends_before_a_result_lets_the_job_rehearse_once_more(
     assert rehearsal.ordered(asked, {}).unanswered_count == 0, "a person's request begins again"
 
 
+def changed(record: JobRecord, *revisions: int, generation: int = 1) -> JobRecord:
+    """Return the record after a report of each rank's number of changes."""
+    told = {
+        node: msgspec.structs.replace(
+            report, ranks=(msgspec.structs.replace(report.ranks[0], resume_revision=revision),)
+        )
+        for revision, (node, report) in zip(revisions, reports(*[None] * len(revisions)).items(), strict=True)
+    }
+    record = replace(record, generation=Generation(generation))
+    return rehearsal.followed(SPEC, record, record, PLAN, told, NOW)[0]
+
+
+def test_a_job_rehearses_again_after_each_change_of_any_rank() -> None:
+    record = running(committed=25)
+    found = []
+    told = ((1, (0, 0)), (1, (0, 1)), (1, (1, 0)), (1, (0, 0)), (1, (1, 1)), (2, (0, 0)), (2, (1, 0)), (2, (5, 9)))
+    for generation, revisions in told:
+        record = changed(record, *revisions, generation=generation)
+        found.append(rehearsal.is_due(replace(SPEC, rehearsal_mode=RehearsalMode.ON), record, is_local=True))
+        if found[-1]:
+            record = replace(record, rehearsal=rehearsal.ordered(record, {}))
+            assert not record.rehearsal.is_outdated
+            record = replace(record, rehearsal=replace(record.rehearsal, is_open=False, result=RESULT))
+    assert found == [True, True, False, False, False, False, True, False]
+
+
+def test_only_new_orders_that_no_person_requests_count() -> None:
+    record = replace(running(), rehearsal=Rehearsals(automatic_count=1))
+    assert rehearsal.ordered(record, {}).automatic_count == 2
+    assert rehearsal.ordered(replace(record, rehearsal_requested_at=NOW), {}).automatic_count == 1
+    repeated = replace(record, rehearsal=replace(record.rehearsal, unanswered_count=1))
+    assert rehearsal.ordered(repeated, {}).automatic_count == 1
+
+
 def test_a_request_during_a_rehearsal_is_served_by_it() -> None:
     record, _ = follow(replace(ordered(), rehearsal_requested_at=NOW), None, None)
     assert record.rehearsal.served_at == NOW
@@ -315,4 +371,4 @@ def test_a_rank_that_has_ended_does_not_rehearse() -> None:
 
 def test_the_first_order_of_a_job() -> None:
     order = ordered().rehearsal
-    assert order == replace(NONE, number=1, generation=GENERATION, is_open=True, after=NO_STEP)
+    assert order == replace(NONE, number=1, generation=GENERATION, is_open=True, after=NO_STEP, automatic_count=1)

@@ -96,7 +96,24 @@ async def test_a_job_is_ordered_once_and_stores_the_result_of_all_ranks(world: W
     assert (result.verdict, result.steps, result.seconds, result.rank) == (PROVEN, 5, 2.0, None)
     for _ in range(5):
         await world.train(30)
-    assert orders(world) == [], "a job with a result rehearses only if a person asks"
+    assert orders(world) == [], "a job that does not change rehearses only if a person asks"
+
+
+async def test_a_job_that_changes_rehearses_again_within_its_limit(world: World) -> None:
+    await rehearsing(world)
+    for number in (1, 2, 3):
+        world.begin_rehearsal()
+        await world.tick()
+        world.end_rehearsal(PROVEN, PROVEN)
+        await train_for(world, 2)
+        assert [each[2] for each in orders(world)] == list(range(1, number + 1))
+        world.team()[1].resume_revision += 1
+        await train_for(world, 2)
+    assert story(world) == ["ResumeProven"] * 3
+    assert [each[2] for each in orders(world)] == [1, 2, 3]
+    ask(world)
+    await train_for(world, 2)
+    assert [each[2] for each in orders(world)] == [1, 2, 3, 4]
 
 
 async def test_a_late_coordinator_receives_the_same_order_until_it_has_taken_it(world: World) -> None:

@@ -194,6 +194,8 @@ class Agent:
     """True while the agent does not answer orders to rehearse."""
     rehearsed: dict[Rank, Rehearsed] = field(default_factory=dict)
     """The newest rehearsal of each rank."""
+    resume_revision: int = 0
+    """Number of changes that each rank of this node reports."""
     protocol_minor: int = PROTOCOL_MINOR
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
@@ -370,6 +372,7 @@ class Agent:
             passed_at_seconds=self.stamp(step) if self.stamp is not None else 0.0,
             first_passed_at_seconds=self.stamp(base + 1) if self.stamp is not None and step > base else 0.0,
             rehearsed=self.rehearsed.get(rank),
+            resume_revision=self.resume_revision,
         )
 
     def stacks(self) -> tuple[RankStacks, ...]:
