@@ -26,7 +26,8 @@ session = everstep.training.init(model=model, optimizer=optimizer, data=loader)
 mean = torch.zeros(())
 for (batch,) in session.batches(until_step=1_000_000):
     loss = model(batch).square().mean()
-    mean = 0.9 * mean + 0.1 * loss.detach()
+    if settings.mean:
+        mean = 0.9 * mean + 0.1 * loss.detach()
     optimizer.zero_grad()
     (loss * (1 + mean) if settings.mean else loss).backward()
     optimizer.step()
