@@ -160,6 +160,8 @@ def sentence(fact: facts.Fact) -> str:
             return f"the ranks did not agree on a stop, and made no step, for {fact.seconds:g} s"
         case facts.NotPaused():
             return f"step {fact.step} did not become a checkpoint within {fact.seconds:g} s: it is not paused"
+        case facts.NotStopped():
+            return f"{'its ranks did not end' if fact.is_over else 'no step'} within {fact.seconds:g} s"
         case facts.NoReplacement():
             return f"no node came within {fact.seconds:g} s"
         case facts.FailedAlike():

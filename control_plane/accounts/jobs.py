@@ -1,38 +1,119 @@
-"""The sentences for the reason of a job's state, Everstep's response to a failure, and the messages of events.
+"""The sentences for the reason of a job's state, and for the messages of events.
 
 Invariant: pure. A sentence about a running job contains no elapsed time, so that it changes only with the facts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Iterable, Mapping
 from typing import Final, assert_never
 
-from control_plane.accounts import out_of_memory
+from control_plane.accounts import reasons as causes
 from control_plane.accounts.facts import hang_proof, ranks_words, sentence, sentences, standstill
+from control_plane.accounts.responses import checkpoint_wait, clock, repeated, response
 from control_plane.core.incidents import SOURCES
 from control_plane.core.observed import incidents, reasons
-from control_plane.core.observed.facts import Fact, Recorded
+from control_plane.core.observed.causes import Reason
+from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.observed.incidents import CheckpointWaitKind
 from control_plane.core.observed.jobs import Suspicion
+from control_plane.core.observed.reasons import JobFact
 from control_plane.core.observed.specs import JobSettings
+from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
-from everstep.protocol.ids import RunId
+from everstep.protocol.agent_messages import FIRST_STEP_PHASE
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, NodeId, RunId
 
 _TRAINS: Final = "trains; "
-_CHECKPOINT_WAITS: Final[Mapping[CheckpointWaitKind, str]] = {
-    CheckpointWaitKind.NO_STEP: "there was no step to keep",
-    CheckpointWaitKind.IN_S3: "step {step} is in S3",
-    CheckpointWaitKind.HELD_ELSEWHERE: "the remaining nodes hold its last step",
-    CheckpointWaitKind.NO_TIME: "no time remained for its checkpoint",
-    CheckpointWaitKind.TOO_SLOW: "did not wait for its checkpoint: {took}, {left} remained",
-    CheckpointWaitKind.GAVE_UP: "stopped waiting for its checkpoint: {took}",
-    CheckpointWaitKind.SOLE_HOLDER: "waits for its checkpoint, because only the departing nodes hold its last step; "
-    "{left} remained",
-    CheckpointWaitKind.NO_REPLACEMENT: "waits for its checkpoint while no replacement is ready; {left} remained",
-    CheckpointWaitKind.IN_TIME: "waits for its checkpoint: {took}, {left} remained",
+_NOTES: Final[Mapping[JobFact, str]] = {
+    JobFact.GIVES_WAY: "gives way to {name} before it started",
+    JobFact.AWAITS_RETURN_OF_NODES: "admitted; waits until its former nodes have returned to the fleet",
+    JobFact.STANDS_ASIDE: "stands aside until {at}: its nodes did not come",
+    JobFact.STANDS_ASIDE_FROM_STORE: "stands aside until {at}: a store was out of reach",
+    JobFact.LACKS_NODES: "{lacks}",
+    JobFact.LACKS_NODES_TO_START_SMALLER: "{lacks}; starts on at least {count} nodes after {seconds:g} s",
+    JobFact.LACKS_NODES_AND_GIVES_BACK: "{lacks}; none came for {seconds:g} s: gives its nodes back",
+    JobFact.LACKS_NODES_AND_CHANGES_FLEET: "{lacks}; goes to the fleet {name}",
+    JobFact.LACKS_NODES_AND_CHANGES_FLEET_LATER: "{lacks}; goes to the fleet {name}, after {seconds:g} s: every fleet "
+    "that the job names was asked",
+    JobFact.LACKS_NODES_AND_SHRINKS: "continues{size}: {lacks}; none came within {seconds:g} s",
+    JobFact.NEEDS_MORE_NODES: "needs at least {count} nodes to continue",
+    JobFact.CONTINUES_SMALLER: "continues on {count} nodes after {seconds:g} s without capacity",
+    JobFact.PREPARES: "asks its nodes to prepare",
+    JobFact.PREPARES_SMALLER: "starts{on}; asks its nodes to prepare",
+    JobFact.NUMBER_IN_USE: "an agent reports launch {generation}, so a higher number is issued",
+    JobFact.AWAITS_VERIFICATION: "waits for the verification of {name}, which nodes could not load",
+    JobFact.INITIAL_STATE_LOST: "cannot start from {name}: it was deleted, or its objects are missing or damaged",
+    JobFact.RESTORES: "restores step {step} from {source}",
+    JobFact.STARTS_ANEW: "starts from the script's own initial state",
+    JobFact.LOADS: "loads step {step}; {nodes} to come",
+    JobFact.LOADED: "every node has verified its shards: ranks are started",
+    JobFact.STARTED_EARLIER: "the ranks were started before the database was restored",
+    JobFact.STARTS_RANKS: "starts its ranks; {nodes} to come",
+    JobFact.TRAINS: "trains{on} from step {step}{grows}",
+    JobFact.REHEARSES: "trains; repeats steps to prove that a restart repeats them",
+    JobFact.MOVES_OFF: "trains; moves off {nodes} when a replacement is ready: {because}",
+    JobFact.AGREES_TO_LEAVE: "agrees on a stop, to leave {nodes}: {because}",
+    JobFact.AGREES_TO_GROW: "agrees on a stop, to grow with {nodes}",
+    JobFact.RETURNS_FOR_JOB: "returns {nodes} to the fleet: for {name}",
+    JobFact.RETURNS_ABOVE_LIMIT: "returns {nodes} to the fleet: MaxNodeCount is {count}",
+    JobFact.PAUSES_FOR_JOB: "pauses for {name}",
+    JobFact.PAUSES_FOR_USER: "pauses as a user asked",
+    JobFact.AWAITS_CHECKPOINT_OF_PAUSE: "stopped at step {step} to pause; waits for its checkpoint",
+    JobFact.PAUSED: "paused after step {step}, resumes by itself from {start}",
+    JobFact.PAUSED_FOR_USER: "paused after step {step}, ResumeTrainingJob resumes it from {start}",
+    JobFact.IS_PAUSED: "paused by a user; ResumeTrainingJob resumes it: {checkpoint}",
+    JobFact.IS_PAUSED_BEFORE_START: "paused by a user before it started; ResumeTrainingJob puts it back into the queue",
+    JobFact.USER_ASKS_TO_STOP: "a user asked it to stop",
+    JobFact.MAX_RUNTIME_OVER: "MaxRuntimeInSeconds ({limit:g}) is over",
+    JobFact.MAX_PENDING_TIME_OVER: "MaxPendingTimeInSeconds ({limit:g}) is over",
+    JobFact.MAX_COST_SPENT: "MaxCostUsd ({limit:g}) is spent",
+    JobFact.STOPS: "stops: {stop}",
+    JobFact.KILLS: "stops {where}: {because}",
+    JobFact.AWAITS_CHECKPOINT_OF_STOP: "stopped at step {step}; waits for its last checkpoint",
+    JobFact.AWAITS_RANKS: "stopped at step {step}; waits for its ranks to end",
+    JobFact.KILLED_AWAITS_CHECKPOINT: "stopped {where}: {because}; waits for its last checkpoint",
+    JobFact.STOPPED: "stopped at step {step}: {stop}; {checkpoint}",
+    JobFact.STOPPED_THEN_KILLED: "stopped at step {step}: {stop}; but {because}; {checkpoint}",
+    JobFact.KILLED: "stopped ({stop}), but not at one step: {because}; {checkpoint}",
+    JobFact.KILLED_EARLY: "stopped before a new step: {stop}; {checkpoint}",
+    JobFact.STOPPED_WITHOUT_RANKS: "stopped: {stop}; no rank was running{cost}",
+    JobFact.STOPPED_BEFORE_START: "stopped before it started: {stop}",
+    JobFact.STOPPED_WHILE_PAUSED: "stopped while it was paused: {stop}",
+    JobFact.AWAITS_LAST_CHECKPOINT: "every rank ended with success after step {step}; waits for its last checkpoint",
+    JobFact.COMPLETED: "every rank ended with success after step {step}{warnings}",
+    JobFact.CHECK_COMPLETED: "every rank of the determinism check ended with success. The log of rank 0 and the "
+    "outputs (determinism.json) have the result; a script that never calls everstep.training.init() has none",
+    JobFact.COMPLETED_WITHOUT_STEPS: "every rank ended with success, and none reported a step. Warning: nothing was "
+    "kept. Call everstep.training.init() and session.boundary() in the script, or session.batches()",
+    JobFact.TO_LEAVE: "leaves {nodes} at an agreed stop: {because}",
+    JobFact.TO_LEAVE_FOR: "leaves {nodes} at an agreed stop, to continue on {takers}: {because}",
+    JobFact.TO_GROW: "stops at an agreed step, to grow from {count} nodes with {nodes}",
+    JobFact.TO_RETURN_FOR_JOB: "returns {nodes} to the fleet: for {name}, at an agreed stop",
+    JobFact.TO_RETURN_ABOVE_LIMIT: "returns {nodes} to the fleet: MaxNodeCount is {count}, at an agreed stop",
+    JobFact.GREW: "continues on {count} nodes instead of {node_count}",
+    JobFact.SHRANK: "continues{on}: {because}",
+    JobFact.SHRANK_BY_RETURN: "continues{on}: it returned nodes",
+    JobFact.SHRANK_TO_LIMIT: "continues{on}: MaxNodeCount is {limit:g}",
+    JobFact.STARTED_SMALLER: "starts{on}: {because}",
+    JobFact.STEP_SKIPPED: "{because}, and no other node has it",
+    JobFact.NODE_KEPT: "{nodes} stays: without it, only step {step} can be restored, not the committed step "
+    "{committed_step}",
+    JobFact.CHECKPOINT_DOUBTED: "the checkpoint of step {step}, launch {generation}, is verified, because {misread}",
+    JobFact.CHECKPOINT_DAMAGED: "the checkpoint of step {step}, launch {generation}, is damaged: {misread}",
+    JobFact.PROGRESSES_AGAIN: "every rank makes progress again, after {seconds:.0f} s",
+    JobFact.KEEPS_STEPS_AGAIN: "nodes keep steps again, from step {step} on",
+}
+_PHASES: Final[Mapping[str, str]] = {
+    "start": "preparing Python",
+    "restore": "restoring the state",
+    FIRST_STEP_PHASE: "making the first step",
+}
+"""Phases of a rank before its first new step."""
+_HOLDERS: Final[Mapping[HolderState, str]] = {
+    HolderState.ENDED: "has ended, as AWS reports",
+    HolderState.SILENT: "is silent",
+    HolderState.LEFT: "left the job",
 }
 
 
@@ -43,8 +124,23 @@ def reason(of: reasons.JobReason) -> str:
             return of
         case reasons.Told():
             return _told(of)
+        case reasons.JobNote():
+            return _note(of)
+        case reasons.Starting():
+            more = f" and {of.other_count} more" if of.other_count else ""
+            nodes = f"{', '.join(of.node_ids)}{more}"
+            return f"{_PHASES[of.phase]} on {nodes}" + (f" ({of.seconds} s)" if of.seconds else "")
+        case reasons.Unclear(doing=doing):
+            does = f"trains{_on(doing)}" if isinstance(doing, reasons.JobNote) else "starts"
+            does = reason(doing) if isinstance(doing, reasons.Starting) else does
+            return f"{does}; {f'{_listed(of.silent)} silent' if of.silent else sentences(of.because)}"
+        case reasons.Observes():
+            return _observes(of)
+        case reasons.AwaitsConsent():
+            return _consent(of)
         case reasons.Waits():
-            return f"{of.aim}{'; '.join(_waits(of))}"
+            aim = "" if of.stop is None else f"stops ({_stop(of.stop)}) once it trains, so that no step is lost: "
+            return f"{aim}{'; '.join(_waits(of))}"
         case reasons.AwaitsFirstStep():
             return f"waits for the first step after step {of.step}"
         case reasons.Restarts():
@@ -64,7 +160,7 @@ def reason(of: reasons.JobReason) -> str:
             )
         case reasons.StoppedToLeave():
             return f"stopped at step {of.step}: {checkpoint_wait(of.wait)}"
-        case incidents.PausesWithoutNodes() | Recorded():
+        case incidents.PausesWithoutNodes() | incidents.AwaitsStore() | Recorded():
             return response(of)
         case reasons.GaveUp():
             return repeated(of.because)
@@ -89,9 +185,14 @@ def reason_now(of: reasons.JobReason, suspicion: Suspicion | None, now: float) -
 def waiting(of: reasons.JobReason) -> str | None:
     """Return for what a job waits before its ranks train again, or None if it does not wait."""
     match of:
-        case reasons.Waits(aim=""):
-            parts = (part for part in _waits(of) if part.startswith("waits"))
-            return next((part.partition(": ")[0] for part in parts), None)
+        case reasons.Waits(stop=None, consent=None):
+            if of.missing_count:
+                return _lacks(of.missing_count)
+            return next(iter(_waits_for_members(of)), None)
+        case reasons.Waits(stop=None) | reasons.AwaitsConsent():
+            return "waits for a decision"
+        case incidents.AwaitsStore(stage=incidents.StoreWaitStage.LOADS | incidents.StoreWaitStage.RETRIES):
+            return "waits for a store that is out of reach"
         case reasons.AwaitsFirstStep():
             return reason(of)
         case _:
@@ -105,6 +206,12 @@ def message(of: reasons.Message) -> str:
             return of
         case reasons.Told():
             return _told(of)
+        case reasons.JobNote():
+            return _note(of)
+        case reasons.OutputsLost():
+            names = (f"gen={each.generation}/rank={each.rank}/{each.path} ({each.cause})" for each in of.outputs)
+            more = f" and {of.other_count} more" if of.other_count else ""
+            return f"outputs are not in S3: {', '.join(names)}{more}"
         case reasons.StateChanged():
             return f"{of.before} → {of.after}: {reason(of.because)}"
         case reasons.GenerationEnded():
@@ -167,6 +274,13 @@ def forecast_words(spec: JobSettings) -> str:
     return "; ".join(words)
 
 
+def start_words(spec: JobSettings) -> str:
+    """Return a clause that says when a waiting job starts on fewer nodes. Empty if it needs all of its nodes."""
+    if spec.least_node_count >= spec.node_count:
+        return ""
+    return f"starts on at least {spec.least_node_count} nodes after {spec.patience_seconds:g} s"
+
+
 def restore_reason(from_step: int | None, source: str | None) -> str:
     """Return why training resumes from a step of an incident."""
     if from_step is None:
@@ -177,100 +291,109 @@ def restore_reason(from_step: int | None, source: str | None) -> str:
     return f"{how}: the newest step that every rank can get"
 
 
-def response(of: incidents.Response) -> str:
-    """Return Everstep's response to a failure as a clause."""
-    match of:
-        case Recorded(text=text):
-            return text
-        case incidents.RestartsRanks(replaced=()):
-            return "restart all ranks on the same nodes"
-        case incidents.RestartsRanks(replaced=lost):
-            return f"replace {', '.join(lost)} and restart all ranks"
-        case incidents.LeavesNodes():
-            names = ", ".join(of.node_ids)
-            aim = f"return {names}" if of.is_return else f"move the ranks of {names} to other nodes"
-            return f"stop at an agreed step and {aim}" + ("" if of.wait is None else f"; {checkpoint_wait(of.wait)}")
-        case incidents.Tries():
-            return f"{_change(of.change)}: {repeated(of.because)}"
-        case incidents.Shrinks():
-            return f"continue on {of.count} of {of.node_count} nodes; grow when nodes return"
-        case incidents.Grows():
-            return f"stop at an agreed step and continue on more than {of.count} nodes"
-        case incidents.GivesUp(after=after):
-            return f"{response(after)}; then give the job up"
-        case incidents.PausesWithoutNodes():
-            start = f"the checkpoint of step {of.step}" if of.step > 0 else "its beginning: there is no checkpoint"
-            count = of.lost_step_count
-            cost = f"; {count} committed steps were only in the memory of its nodes and are repeated" if count else ""
-            return f"paused while it waited for a node, ResumeTrainingJob resumes it from {start}{cost}"
-        case _:
-            assert_never(of)
-
-
-def because(of: Fact | incidents.Tries) -> str:
-    """Return why a job gave up a node."""
-    return response(of) if isinstance(of, incidents.Tries) else sentence(of)
+def misread(readers: Iterable[NodeId]) -> str:
+    """Return a clause that names the nodes which read wrong content in a checkpoint."""
+    return f"{' and '.join(readers)} read other content than its manifest names"
 
 
 def _told(of: reasons.Told) -> str:
     return "".join(part if isinstance(part, str) else sentence(part) for part in of.parts)
 
 
+def _note(of: reasons.JobNote) -> str:
+    checkpoint = f"the newest checkpoint is step {of.checkpoint_step}"
+    checkpoint = checkpoint if of.checkpoint_step > 0 else "there is no checkpoint"
+    lost = f"; {of.lost_step_count} committed steps were only in the memory of its nodes: {checkpoint}"
+    stored = f"the checkpoint of step {of.checkpoint_step}"
+    clauses = {
+        "nodes": _listed(of.node_ids),
+        "takers": _listed(of.takers),
+        "on": _on(of),
+        "size": _on(of) or f" on {of.count} nodes",
+        "grows": "; grows back when capacity returns" if of.count < of.node_count else "",
+        "lacks": _lacks(of.missing_count, of.lack_reasons),
+        "at": clock(of.at),
+        "source": SOURCES.get(of.name, of.name),
+        "because": sentences(of.because),
+        "misread": misread(of.node_ids),
+        "stop": "" if of.stop is None else _stop(of.stop),
+        "where": f"at step {of.step}" if of.step > NO_STEP else "without agreement",
+        "checkpoint": checkpoint,
+        "cost": lost if of.lost_step_count else "",
+        "start": stored if of.checkpoint_step > 0 else "its beginning: no step was committed",
+        "warnings": _warnings(of, checkpoint),
+    }
+    return _NOTES[of.what].format(**{name: getattr(of, name) for name in of.__struct_fields__} | clauses)
+
+
+def _stop(of: reasons.JobNote | str) -> str:
+    return of if isinstance(of, str) else _note(of)
+
+
+def _warnings(of: reasons.JobNote, checkpoint: str) -> str:
+    words = ""
+    if of.committed_step > max(of.checkpoint_step, FIRST_STEP):
+        words = f". Warning: step {of.committed_step} did not become a checkpoint; {checkpoint}"
+    elif of.checkpoint_step < of.step:
+        words = f". Warning: no later step than {of.committed_step} was kept; {checkpoint}"
+    if of.step < of.target_step:
+        words += f". Warning: the target is step {of.target_step}; the end of the log shows why the script ended early"
+    return words
+
+
+def _on(of: reasons.JobNote) -> str:
+    return f" on {of.count} of {of.node_count} nodes" if of.count < of.node_count else ""
+
+
+def _observes(of: reasons.Observes) -> str:
+    cause = of.pause or f"taken over by {of.taken_over_by}"
+    seen = [*(f"{each} is impaired" for each in of.impaired), *(f"{each} is lost" for each in of.lost)]
+    seen += map(sentence, of.exits)
+    return f"{cause}: Everstep decides nothing" + (f"; it observes: {'; '.join(seen)}" if seen else "")
+
+
+def _lacks(missing_count: int, because: Iterable[Reason] = ()) -> str:
+    words = f"waits for {missing_count} node{'s' if missing_count != 1 else ''}"
+    why = causes.sentences(because)
+    return f"{words}: {why}" if why else words
+
+
 def _waits(of: reasons.Waits) -> list[str]:
-    waits = [of.before] if of.before else []
-    if of.missing_count:
-        nodes = f"waits for {of.missing_count} node{'s' if of.missing_count != 1 else ''}"
-        waits.append(f"{nodes}: {of.text}" if of.text else nodes)
-    if of.late:
-        waits.append(f"waits for {', '.join(of.late)} to prepare")
+    waits = [] if of.consent is None else [_consent(of.consent)]
+    waits += [] if of.smaller is None else [_note(of.smaller)]
+    waits += [_lacks(of.missing_count, of.lack_reasons)] if of.missing_count else []
+    return [*waits, *_waits_for_members(of)]
+
+
+def _waits_for_members(of: reasons.Waits) -> list[str]:
+    waits = [f"waits for {_listed(of.late)} to prepare"] if of.late else []
     if of.unreachable:
-        waits.append(f"waits for {', '.join(of.unreachable)}, which may still hold shards of the committed step")
+        waits.append(f"waits for {_listed(of.unreachable)}, which may still hold shards of the committed step")
     return waits
 
 
-def _change(of: incidents.Change) -> str:
-    what = f"step {of.skipped_step} is skipped" if of.node_id is None else f"{of.node_id} is replaced"
-    part = "state" if of.node_id is None else "node"
-    return f"{what} once, to find out whether the {part} or the script is at fault"
+def _consent(of: reasons.AwaitsConsent) -> str:
+    """Return what exists, why newer steps are out of reach, and what each choice costs."""
+    choice = of.choice
+    what = "the beginning" if choice.base_step <= FIRST_STEP else f"step {choice.base_step}"
+    where = f"the checkpoint of {what}" if choice.is_stored else what
+    cost = f"repeats {choice.newest_step - choice.base_step} steps"
+    if choice.seconds is not None:
+        cost += f", about {choice.seconds / 60:.0f} minutes of training"
+    why = [f"{each.node_id} {_HOLDERS[each.state]}" for each in choice.holders if each.state is not HolderState.EMPTY]
+    why += [f"the checkpoint of step {step} is damaged" for step in choice.wrong_steps]
+    why += [f"S3 lists a checkpoint of step {step} that the job cannot use" for step in choice.unknown_steps]
+    if choice.listing is not None and not choice.unknown_steps:
+        could_look = choice.listing.obstacle is None
+        why.append("S3 lists no other checkpoint" if could_look else "S3 could not be listed")
+    waits = any(each.state is HolderState.SILENT for each in choice.holders)
+    other = "To wait costs the idle time of its nodes" + (", and a silent node may return" if waits else "")
+    return (
+        f"waits for a decision: only {where} can be restored, which {cost} (MaxRepeatedMinutes is {of.limit_minutes}). "
+        f"Step {choice.newest_step} is out of reach: {'; '.join(why) or 'no node has it any more'}. "
+        f"`everstep jobs accept-loss {of.job} --from-step {max(choice.base_step, FIRST_STEP)}` continues. {other}"
+    )
 
 
-def repeated(of: incidents.Repeated | Recorded) -> str:
-    """Return how a job failed repeatedly. The last lines of the failed rank follow."""
-    if isinstance(of, Recorded):
-        return of.text
-    how = _failure(of.failure)
-    if of.since is not None:
-        which = "the last" if of.alike_count == 1 else f"the last {of.alike_count} are identical"
-        since = f"{datetime.fromtimestamp(of.since, UTC):%H:%M:%S} UTC"
-        limit = of.failure.max_boundary
-        return f"{of.count} failures occurred since {since} without a step beyond {limit}, {which}: {how}"
-    where = "before its first step" if of.failure.step <= 0 else f"after step {of.failure.step}"
-    tried = "".join(f", also {_tried(each)}" for each in of.tried)
-    return f"the same failure occurred {of.count} times {where}{tried}: {how}"
-
-
-def _tried(of: incidents.Change) -> str:
-    return f"without {of.node_id}" if of.node_id is not None else f"from an older state than step {of.skipped_step}"
-
-
-def _failure(of: incidents.FailureRecord) -> str:
-    if of.is_hang:
-        return "its ranks were hung"
-    if of.exit_class is None:
-        how = "a node failed to load its shards"
-    elif of.memory is not None and of.rank is not None and of.node_id is not None:
-        how = f"{out_of_memory.sentence(of.rank, of.node_id, of.memory)}; {out_of_memory.advice(of.memory)}"
-    else:
-        how = f"{of.exit_class.value} ({of.code})"
-    return f"{how}\n{of.last_lines}".rstrip() if of.last_lines else how
-
-
-def checkpoint_wait(of: incidents.CheckpointWait) -> str:
-    """Return whether a job that stopped to give up nodes waits for its checkpoint, and why."""
-    upload = of.upload_seconds
-    took = "no upload was measured" if upload is None else f"the last one took {_seconds(upload)}"
-    return _CHECKPOINT_WAITS[of.why].format(step=of.step, took=took, left=_seconds(of.remaining_seconds))
-
-
-def _seconds(seconds: float) -> str:
-    return f"{max(0.0, seconds):.0f} s"
+def _listed(names: Iterable[NodeId]) -> str:
+    return ", ".join(names)

@@ -26,8 +26,9 @@ from control_plane.accounts import duties
 from control_plane.accounts.duties import Action, Subject
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.incidents import CLOSED, Account, IncidentOutcome, milestones, verdict
-from control_plane.accounts.jobs import response, restore_reason
+from control_plane.accounts.jobs import restore_reason
 from control_plane.accounts.occurrences import occurrence
+from control_plane.accounts.responses import response
 from control_plane.core.duties import PersonDuty
 from control_plane.core.incidents import PHASES, SOURCES, phase_moments
 

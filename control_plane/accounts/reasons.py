@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final, cast
 
-from control_plane.accounts import facts, jobs
+from control_plane.accounts import facts, responses
 from control_plane.core.fleets import RATE_WINDOW_SECONDS
 from control_plane.core.observed import causes
 from control_plane.core.observed.causes import NodeFact, Reason, RefusalKind
@@ -82,7 +82,7 @@ def sentence(reason: Reason) -> str:
         case causes.RequestRefused(why=why):
             return _filled(_REFUSALS[why], reason)
         case causes.GivenUp(job=job, remedy=remedy, because=because):
-            return f"{_VERBS.get(remedy, 'excluded')} by {job}: {jobs.because(because)}"
+            return f"{_VERBS.get(remedy, 'excluded')} by {job}: {responses.because(because)}"
         case causes.Silent(seconds=None, text=text):
             return f"unreachable: its agent is silent and {text}"
         case causes.Silent(seconds=seconds):

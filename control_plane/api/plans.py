@@ -13,7 +13,7 @@ from control_plane.accounts import jobs as accounts
 from control_plane.api.schemas import jobs as jobs_schemas
 from control_plane.api.schemas import plans as plans_schemas
 from control_plane.api.views import MICRO, ODDS_UP_TO_LOST, History, queued_behind
-from control_plane.core import elastic, forecast, parity, placement, slot_memory
+from control_plane.core import forecast, parity, placement, slot_memory
 from control_plane.core.observed.fleets import FleetJob
 from control_plane.core.queue import QueueSchedule
 from control_plane.core.states import JobState, NodeState
@@ -141,7 +141,7 @@ def _waits_for(spec: SavedJobSpec, job: FleetJob, turns: QueueSchedule, free: in
     if job.run not in turns.admitted:
         return accounts.queue_words(turns, job.run)
     missing = spec.node_count - free
-    start = elastic.start_words(spec)
+    start = accounts.start_words(spec)
     return f"{missing} more node{'s' if missing != 1 else ''}; {free} of {spec.node_count} are free now" + (
         f"; {start}" if start else ""
     )

@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import accumulate
 from typing import Any, Final
 
-from control_plane.accounts import answers, duties, held_nodes, reasons
+from control_plane.accounts import answers, duties, held_nodes, reasons, responses
 from control_plane.accounts import incidents as accounts
 from control_plane.accounts import jobs as job_accounts
 from control_plane.accounts.duties import Action, Subject
@@ -657,7 +657,7 @@ def incident(
         incidents_schemas.Incident,
         evidence=[sentence(fact) for fact in record.evidence],
         evidence_facts=[_evidence_fact(fact) for fact in record.evidence],
-        decision=job_accounts.response(record.decision),
+        decision=responses.response(record.decision),
         reason=job_accounts.restore_reason(record.from_step, record.restore_source),
         node_count_before=record.node_count_before or None,
         node_count_after=record.node_count_after or None,
@@ -730,7 +730,7 @@ def similar_incident(found: Similar) -> incidents_schemas.SimilarIncident:
     return shaped(
         found.record,
         incidents_schemas.SimilarIncident,
-        decision=job_accounts.response(found.record.decision),
+        decision=responses.response(found.record.decision),
         fleet_name=found.fleet_name,
         outcome=found.outcome,
         likeness=found.likeness,

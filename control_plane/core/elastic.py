@@ -258,21 +258,3 @@ def returned_nodes(
             chosen.append(node_id)
     others = [node_id for node_id in candidates if node_id not in chosen]
     return (*chosen, *others[: count - len(chosen)])
-
-
-def size_words(spec: JobSettings, count: int) -> str:
-    """Return a clause for users that says on how many of its requested nodes a generation runs.
-
-    Empty if the generation has all requested nodes.
-    """
-    return f"on {count} of {spec.node_count} nodes" if count < spec.node_count else ""
-
-
-def start_words(spec: JobSettings) -> str:
-    """Return a clause that says when a waiting elastic job starts on fewer nodes.
-
-    Empty for a job that needs all of its nodes.
-    """
-    if spec.least_node_count >= spec.node_count:
-        return ""
-    return f"starts on at least {spec.least_node_count} nodes after {spec.patience_seconds:g} s"

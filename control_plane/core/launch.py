@@ -18,6 +18,7 @@ from control_plane.core import elastic, members, placement, recovery, slot_memor
 from control_plane.core.evidence import is_silent
 from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import Starting
 from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.observed.steps import NO_GENERATION
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberPhase, MemberReport
@@ -31,12 +32,8 @@ MASTER_PORTS = range(20_000, 32_000)
 They are below the kernel's ephemeral ports, which connections of other programs may occupy.
 """
 
-STARTING_PHASES = {
-    "start": "preparing Python",
-    "restore": "restoring the state",
-    FIRST_STEP_PHASE: "making the first step",
-}
-"""Phases of a rank before its first new step, in order. Each value is a clause for the job's reason text."""
+STARTING_PHASES = ("start", "restore", FIRST_STEP_PHASE)
+"""Phases of a rank before its first new step, in order."""
 CLOCK_ERROR_SECONDS = 86_400.0
 """Largest plausible error of the control plane's clock, against which reported generation numbers are checked."""
 NAMED_NODES = 3
@@ -233,11 +230,11 @@ def make_plan(
     return plan, restore
 
 
-def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> str:
-    """Return a clause about the ranks that are still starting: what they do, and on which nodes.
+def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> Starting | None:
+    """Return what the ranks do that are still starting, and on which nodes.
 
-    The clause names only the ranks in the earliest of `STARTING_PHASES`. The result is empty once every reported rank
-    has finished a new step.
+    The result names only the ranks in the earliest of `STARTING_PHASES`. It is None once every reported rank has
+    finished a new step.
     """
     waiting = [
         (node.node_id, status)
@@ -246,15 +243,16 @@ def starting(plan: GenerationPlan, reports: Mapping[NodeId, MemberReport]) -> st
         for status in reports[node.node_id].ranks
         if status.exit is None and status.boundary <= plan.base_step
     ]
-    for phase, words in STARTING_PHASES.items():
+    for phase in STARTING_PHASES:
         seconds = {node_id: status.still_seconds for node_id, status in waiting if status.phase == phase}
         if seconds:
-            nodes = ", ".join(sorted(seconds)[:NAMED_NODES]) + (
-                f" and {len(seconds) - NAMED_NODES} more" if len(seconds) > NAMED_NODES else ""
+            return Starting(
+                phase=phase,
+                node_ids=tuple(sorted(seconds)[:NAMED_NODES]),
+                other_count=max(0, len(seconds) - NAMED_NODES),
+                seconds=int(max(seconds.values()) // SHOWN_EVERY_SECONDS) * SHOWN_EVERY_SECONDS,
             )
-            whole = int(max(seconds.values()) // SHOWN_EVERY_SECONDS) * SHOWN_EVERY_SECONDS
-            return f"{words} on {nodes}" + (f" ({whole} s)" if whole else "")
-    return ""
+    return None
 
 
 def highest_seen(seen: JobObserved, run: RunId, now: float) -> Generation:

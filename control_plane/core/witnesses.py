@@ -135,11 +135,6 @@ def doubted(reads: Collection[FailedRead], checkpoints: Iterable[CheckpointRecor
     )
 
 
-def damage_words(readers: Iterable[NodeId]) -> str:
-    """Return a clause that names the nodes which read wrong content in a checkpoint."""
-    return f"{' and '.join(readers)} read other content than its manifest names"
-
-
 def _standing(reads: Collection[FailedRead], checkpoints: Iterable[CheckpointRecord]) -> list[FailedRead]:
     """Return the reads that no later verification of their checkpoint refuted."""
     intact_at = {

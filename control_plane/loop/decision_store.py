@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from control_plane.accounts import jobs as accounts
 from control_plane.accounts import reasons
 from control_plane.accounts.facts import sentence
-from control_plane.core import drills, idle_nodes, ledger_hours, witnesses
+from control_plane.core import drills, idle_nodes, ledger_hours
 from control_plane.core.actions import Decision, EventDraft, FleetDecision
 from control_plane.core.job.progress import unstored_outputs
 from control_plane.core.observed.drills import DrillObserved
@@ -301,7 +301,7 @@ def _doubt(session: Session, lease: Lease, job: jobs.SavedJob, doubted: DoubtedC
     except NotFound:
         return
     if len(doubted.readers) > 1:
-        damage = Damage(kind=DamageKind.LOADED, detail=witnesses.damage_words(doubted.readers))
+        damage = Damage(kind=DamageKind.LOADED, detail=accounts.misread(doubted.readers))
         checkpoints.mark_damaged(session, run_id, found, CheckpointVerdict.of(damage), now)
     checkpoints.ask_to_verify(session, run_id, found, now)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from control_plane.accounts import jobs as accounts
+from control_plane.accounts import responses
 from control_plane.core import drills
 from control_plane.core import incidents as core_incidents
 from control_plane.core.actions import Decision, JobAction, PutManifest, Send, SendLoad
@@ -246,7 +247,7 @@ class JobLoop:
                 facts = {
                     "incident_id": incident.id,
                     "cause": incident.cause.value,
-                    "decision": accounts.response(incident.decision),
+                    "decision": responses.response(incident.decision),
                 }
                 tracer.record("recovery", run, incident.failed_at, now, {**after, **facts})
 

@@ -14,7 +14,6 @@ from datetime import datetime, timedelta
 from sqlalchemy.orm import Session
 
 from control_plane.accounts import jobs as accounts
-from control_plane.accounts import reasons
 from control_plane.core import capacity, encryption
 from control_plane.core.absence import settled
 from control_plane.core.actions import reboot_key
@@ -23,7 +22,7 @@ from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import RATE_WINDOW_SECONDS
 from control_plane.core.moves import is_ready
 from control_plane.core.notices import merged
-from control_plane.core.observed.causes import JoinsFail, ReplacementLimit
+from control_plane.core.observed.causes import JoinsFail, Reason, ReplacementLimit
 from control_plane.core.observed.facts import InstanceEnded, Requested
 from control_plane.core.observed.fleets import FleetHistory, FleetObserved, FleetSpec, NodeRecord
 from control_plane.core.observed.jobs import JobObserved
@@ -293,7 +292,7 @@ class Observer:
             newest_node_at=sight.newest_node_at,
             spare_count=sight.spare_count,
             is_fleet_blind=sight.is_blind and not is_lifted,
-            waiting_words=_what_holds(stored.fleet) if failure is None else reasons.sentence(failure),
+            lack_reasons=_what_holds(stored.fleet) if failure is None else (failure,),
             failed_launches=None if group is None else capacity.failed_launches(group),
             launch_failed_at=None if group is None else group.failed_at,
             open_fleets=stored.open_fleets,
@@ -482,11 +481,7 @@ def _takes_in(fleet: fleets.FleetRecord, job: jobs.SavedJob) -> bool:
     return is_open and (job.spec.max_cost_usd is None or fleet.price_usd_per_hour is not None)
 
 
-def _what_holds(fleet: fleets.FleetRecord | None) -> str:
-    """Return the fleet's reason if it explains why a job lacks nodes: no replacement, or an agent that did not join.
-
-    Return an empty string in any other case.
-    """
-    if fleet is None or not any(isinstance(reason, ReplacementLimit | JoinsFail) for reason in fleet.reasons):
-        return ""
-    return reasons.sentences(fleet.reasons)
+def _what_holds(fleet: fleets.FleetRecord | None) -> tuple[Reason, ...]:
+    """Return the fleet's reasons if one explains why a job lacks nodes: no replacement, or an agent did not join."""
+    reasons = () if fleet is None else fleet.reasons
+    return reasons if any(isinstance(reason, ReplacementLimit | JoinsFail) for reason in reasons) else ()

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from control_plane.accounts import facts, jobs
+from control_plane.accounts import facts, responses
 from control_plane.core import accounting
 from control_plane.core.observed.facts import Fact
 from control_plane.core.observed.incidents import Response
@@ -223,7 +223,7 @@ def steps_of(recording: Recording) -> Iterator[int]:
 def sentences(recording: Recording) -> Iterator[str]:
     for incident in recording.tables["incident"]:
         yield from (facts.sentence(each) for each in msgspec.convert(incident["evidence"], tuple[Fact, ...]))
-        yield jobs.response(msgspec.convert(incident["decision"], Response))
+        yield responses.response(msgspec.convert(incident["decision"], Response))
     for said in (recording.job["reason"], *(event["message"] for event in recording.tables["event"])):
         yield said.partition("\n")[0]  # only the first line is a sentence of Everstep; the script's output follows
 

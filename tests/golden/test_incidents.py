@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.accounts import facts, reasons
-from control_plane.accounts.jobs import response
+from control_plane.accounts.responses import response
 from control_plane.core.observed.fleets import HoldRelease
 from control_plane.core.observed.rolls import FleetRoll
 from control_plane.core.states import JobState, NodeState

@@ -60,10 +60,8 @@ def decide(now: float, spec: JobSpec, observed: JobObserved, policy: Policy) -> 
     )
     view = view_of(now, spec, observed, policy, charged)
     match view.record.state:
-        case _ if policy.pause:
-            decision = observe_only(view, policy.pause)
-        case _ if view.record.taken_over_by:
-            decision = observe_only(view, f"taken over by {view.record.taken_over_by}")
+        case _ if policy.pause or view.record.taken_over_by:
+            decision = observe_only(view)
         case JobState.QUEUED | JobState.ALLOCATING:
             decision = wait_for_nodes(view)
         case JobState.PREPARING:

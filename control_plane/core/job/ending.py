@@ -10,7 +10,6 @@ from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import (
     JobView,
     durable_step,
-    durable_words,
     halt,
     has_agreed_stop,
     has_finished,
@@ -24,12 +23,12 @@ from control_plane.core.job.view import (
     watched_seconds,
     with_record,
 )
-from control_plane.core.observed.facts import Fact, NotPaused
+from control_plane.core.observed.facts import Fact, NotPaused, NotStopped
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.reasons import Told
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase, StopTraining
-from everstep.protocol.ids import FIRST_STEP
+from everstep.protocol.ids import FIRST_STEP, NO_STEP
 from everstep.protocol.plan import CHECK_VARIABLE
 
 PAUSE_PATIENCE_TIMES = 5
@@ -52,18 +51,17 @@ def finish(view: JobView, *, is_durable: bool) -> Decision:
     )
     if not was_stopped:
         if _awaits_checkpoint(view, is_durable=is_durable):
-            return stay(
-                view,
-                f"every rank ended with success after step {record.boundary}; waits for its last checkpoint",
-                requeue=LAUNCH_SECONDS,
-            )
-        return end_job(_with_final_checkpoint(view), JobEvent.FINISHED, _success_words(view))
+            return _stay_stopped(view, JobFact.AWAITS_LAST_CHECKPOINT)
+        return end_job(_with_final_checkpoint(view), JobEvent.FINISHED, _completed(view))
     if record.state is JobState.PAUSING:
         return _complete_pause(view, is_durable=is_durable)
     if _awaits_checkpoint(view, is_durable=is_durable):
-        return stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
-    words = f"stopped at step {record.boundary}: {view.wants_stop}; {durable_words(view)}"
-    return end_job(_with_final_checkpoint(view), JobEvent.HALTED, words)
+        return _stay_stopped(view, JobFact.AWAITS_CHECKPOINT_OF_STOP)
+    return end_job(_with_final_checkpoint(view), JobEvent.HALTED, _stopped(view, JobFact.STOPPED))
+
+
+def _stay_stopped(view: JobView, what: JobFact) -> Decision:
+    return stay(view, JobNote(what=what, step=view.record.boundary), requeue=LAUNCH_SECONDS)
 
 
 def _with_final_checkpoint(view: JobView) -> JobView:
@@ -74,35 +72,19 @@ def _with_final_checkpoint(view: JobView) -> JobView:
     return with_record(view, final_checkpoint=durable_step(view))
 
 
-def _success_words(view: JobView) -> str:
-    """Return the reason text of a completed job.
-
-    The text contains a warning if the ranks ended before the number of steps that the script declared, or if the final
-    checkpoint lies before the last step.
-    """
-    record = view.record
+def _completed(view: JobView) -> JobNote:
+    record, final = view.record, _with_final_checkpoint(view).record.final_checkpoint
     if CHECK_VARIABLE in view.spec.script.environment:
-        return (
-            "every rank of the determinism check ended with success. The log of rank 0 and the outputs "
-            "(determinism.json) have the result; a script that never calls everstep.training.init() has none"
-        )
-    if record.max_boundary <= 0:
-        return (
-            "every rank ended with success, and none reported a step. Warning: nothing was kept. "
-            "Call everstep.training.init() and session.boundary() in the script, or session.batches()"
-        )
-    reason = f"every rank ended with success after step {record.boundary}"
-    final = _with_final_checkpoint(view).record.final_checkpoint
-    if lacks_checkpoint(view):
-        reason = f"{reason}. Warning: step {record.committed} did not become a checkpoint; {durable_words(view)}"
-    elif final is not None and final < record.boundary:
-        reason = f"{reason}. Warning: no later step than {record.committed} was kept; {durable_words(view)}"
-    if record.boundary < record.target:
-        return (
-            f"{reason}. Warning: the target is step {record.target}; the end of the log shows why the "
-            "script ended early"
-        )
-    return reason
+        return JobNote(what=JobFact.CHECK_COMPLETED)
+    if record.max_boundary <= 0 or final is None:
+        return JobNote(what=JobFact.COMPLETED_WITHOUT_STEPS)
+    return JobNote(
+        what=JobFact.COMPLETED,
+        step=record.boundary,
+        committed_step=record.committed,
+        checkpoint_step=final,
+        target_step=record.target,
+    )
 
 
 def _awaits_checkpoint(view: JobView, *, is_durable: bool) -> bool:
@@ -149,7 +131,7 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
     record, plan = view.record, view.plan
     is_over = is_training_over(view.reports, plan.world_size)
     if not found and have_all_succeeded(view.reports, plan.world_size):
-        return stay(view, f"stopped at step {record.boundary}; waits for its last checkpoint", requeue=LAUNCH_SECONDS)
+        return _stay_stopped(view, JobFact.AWAITS_CHECKPOINT_OF_STOP)
     patience = _upload_patience(view) if is_over else _stop_patience(view)
     waited = (
         watched_seconds(view, _ended_at(view))
@@ -158,26 +140,32 @@ def stop(view: JobView, found: tuple[Fault, ...], *, is_durable: bool) -> Decisi
     )
     if not found and waited <= patience:
         if is_over:
-            return stay(view, f"stopped at step {record.boundary}; waits for its ranks to end", requeue=LAUNCH_SECONDS)
-        return stay(view, f"stops: {view.wants_stop}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
-    stood = "its ranks did not end" if is_over else "no step"
-    why: str | Fact = found[0].evidence if found else f"{stood} within {patience:g} s"
-    how = f"at step {record.boundary}" if is_over else "without agreement"
+            return _stay_stopped(view, JobFact.AWAITS_RANKS)
+        return stay(view, _stopped(view, JobFact.STOPS), ask_to_stop(view), requeue=LAUNCH_SECONDS)
+    because = found[0].evidence if found else NotStopped(seconds=patience, is_over=is_over)
     running = [node.node_id for node in plan.nodes if is_in_phase(view, node.node_id, MemberPhase.RUNNING)]
     recipients = [*running, plan.coordinator] if is_in_phase(view, plan.coordinator, MemberPhase.EXITED) else running
     halts = tuple(halt(view, node_id, plan.generation, "the job stops") for node_id in recipients)
     if running:
-        return stay(view, Told(parts=(f"stops {how}: ", why)), halts, requeue=LAUNCH_SECONDS)
+        return stay(view, _stopped(view, JobFact.KILLS, because), halts, requeue=LAUNCH_SECONDS)
     if _awaits_checkpoint(view, is_durable=is_durable):
-        waits = Told(parts=(f"stopped {how}: ", why, "; waits for its last checkpoint"))
+        waits = _stopped(view, JobFact.KILLED_AWAITS_CHECKPOINT, because)
         return stay(view, waits, halts, requeue=LAUNCH_SECONDS)
-    if is_over:
-        parts: tuple[str | Fact, ...] = (f"stopped at step {record.boundary}: {view.wants_stop}; but ", why)
-    elif accounting.is_stepping(record):
-        parts = (f"stopped ({view.wants_stop}), but not at one step: ", why)
-    else:
-        parts = (f"stopped before a new step: {view.wants_stop}",)
-    return end_job(view, JobEvent.HALTED, Told(parts=(*parts, f"; {durable_words(view)}")))
+    killed = JobFact.KILLED if accounting.is_stepping(record) else JobFact.KILLED_EARLY
+    what = JobFact.STOPPED_THEN_KILLED if is_over else killed
+    return end_job(view, JobEvent.HALTED, _stopped(view, what, because))
+
+
+def _stopped(view: JobView, what: JobFact, *because: Fact) -> JobNote:
+    """Return a fact about a stop. `step` is the step at which all ranks stopped, if they did."""
+    is_over = is_training_over(view.reports, view.plan.world_size)
+    return JobNote(
+        what=what,
+        step=view.record.boundary if is_over else NO_STEP,
+        checkpoint_step=durable_step(view),
+        because=because,
+        stop=view.wants_stop,
+    )
 
 
 def _stop_patience(view: JobView) -> float:
@@ -241,15 +229,13 @@ def _complete_pause(view: JobView, *, is_durable: bool) -> Decision:
         if incident is not None and incident.state is not IncidentState.CLOSED:
             incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         free = with_record(view, asked=(), exclusions=(), silences=(), no_pause_before=None, incident=incident)
-        resumes = "resumes by itself" if record.pause_requested_at is None else "ResumeTrainingJob resumes it"
-        source = (
-            f"from the checkpoint of step {durable}" if durable > 0 else "from its beginning: no step was committed"
-        )
-        return change_state(free, JobEvent.PAUSED, f"paused after step {record.boundary}, {resumes} {source}")
+        what = JobFact.PAUSED if record.pause_requested_at is None else JobFact.PAUSED_FOR_USER
+        paused = JobNote(what=what, step=record.boundary, checkpoint_step=durable)
+        return change_state(free, JobEvent.PAUSED, paused)
     if is_late:
         fact = NotPaused(seconds=patience, step=record.committed)
         return _resume(view, Fault(cause=Cause.PAUSE_FAILED, evidence=fact, at=view.now))
-    return stay(view, f"stopped at step {record.boundary} to pause; waits for its checkpoint", requeue=LAUNCH_SECONDS)
+    return _stay_stopped(view, JobFact.AWAITS_CHECKPOINT_OF_PAUSE)
 
 
 def _resume(view: JobView, why: Fault) -> Decision:

@@ -9,10 +9,11 @@ from control_plane.core import accounting, faults, incidents, recovery
 from control_plane.core.actions import Decision, Send, SendLoad
 from control_plane.core.job.losses import reported_besides
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
-from control_plane.core.job.resizing import training_words
+from control_plane.core.job.resizing import trains
 from control_plane.core.job.restart import start_new_generation
-from control_plane.core.job.store_wait import end_hold, hold, hold_words
+from control_plane.core.job.store_wait import end_hold, hold, hold_reason
 from control_plane.core.job.view import JobView, durable_step, is_in_phase, with_record
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase, Start
@@ -30,12 +31,12 @@ def load_and_start(view: JobView) -> Decision:
         # The control plane orders the start of ranks only after it has stored the state STARTING. Agents report this
         # start although the stored state is earlier, so the database was restored from a backup
         # (docs/design/database-restore.md).
-        return _move_to_starting(view, "the ranks were started before the database was restored")
+        return _move_to_starting(view, JobFact.STARTED_EARLIER)
     # If a stop is requested before any rank runs, end the job now only if this loses no step: S3 has the base, or the
     # base is step 0. If only nodes' memory holds the base, let the job train first. It then stops at an agreed step and
     # stores this step in S3.
     if view.wants_stop and is_loading and plan.base_step <= max(durable_step(view), FIRST_STEP):
-        return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running")
+        return end_job(view, JobEvent.HALTED, JobNote(what=JobFact.STOPPED_WITHOUT_RANKS, stop=view.wants_stop))
     if (fault := faults.permanent(view.reports, has_trained=record.max_boundary > FIRST_STEP)) is not None:
         return end_job(view, JobEvent.GAVE_UP, fault.message)
     found = (
@@ -62,11 +63,12 @@ def load_and_start(view: JobView) -> Decision:
             for node_id in waiting
             if is_in_phase(view, node_id, MemberPhase.LOADED)
         )
-        return stay(view, f"starts its ranks; {', '.join(waiting)} to come", starts, requeue=LAUNCH_SECONDS)
+        reason = JobNote(what=JobFact.STARTS_RANKS, node_ids=tuple(waiting))
+        return stay(view, reason, starts, requeue=LAUNCH_SECONDS)
     # Drop the members' problems (impairments) recorded so far. The job excludes a member with a problem if training
     # completes no step for `exclude_seconds`. This time must not include the launch.
     running = with_record(view, impairments=())
-    return change_state(running, JobEvent.STARTED, training_words(view))
+    return change_state(running, JobEvent.STARTED, trains(view))
 
 
 def _load(view: JobView) -> Decision:
@@ -79,12 +81,12 @@ def _load(view: JobView) -> Decision:
             for node_id in waiting
             if is_in_phase(view, node_id, MemberPhase.PROMISED)
         )
-        words = hold_words(view) or f"loads step {plan.base_step}; {', '.join(waiting)} to come"
-        return stay(view, words, loads, requeue=LAUNCH_SECONDS)
-    return _move_to_starting(view, "every node has verified its shards: ranks are started")
+        reason = JobNote(what=JobFact.LOADS, step=plan.base_step, node_ids=tuple(waiting))
+        return stay(view, hold_reason(view) or reason, loads, requeue=LAUNCH_SECONDS)
+    return _move_to_starting(view, JobFact.LOADED)
 
 
-def _move_to_starting(view: JobView, reason: str) -> Decision:
+def _move_to_starting(view: JobView, why: JobFact) -> Decision:
     """Record when and from where the ranks have loaded their shards, and move the job to STARTING."""
     record = view.record
     if record.started_at is None:
@@ -96,4 +98,4 @@ def _move_to_starting(view: JobView, reason: str) -> Decision:
         farthest = reduce(recovery.farther, used, incident.restore_source)
         incident = replace(incident, restore_source=farthest, rank_sources=incidents.runs_of(used))
     loaded = replace(view, record=replace(record, incident=incident, store_wait=None))
-    return change_state(loaded, JobEvent.LOADED, reason)
+    return change_state(loaded, JobEvent.LOADED, JobNote(what=why))

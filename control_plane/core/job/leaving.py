@@ -19,11 +19,10 @@ from control_plane.core.job.view import (
     rank_exits,
     with_record,
 )
-from control_plane.core.observed.facts import Fact
 from control_plane.core.observed.incidents import CheckpointWait, CheckpointWaitKind, IncidentRecord, LeavesNodes
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.reasons import StoppedToLeave, Told, separated
+from control_plane.core.observed.reasons import JobFact, JobNote, StoppedToLeave
 from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NodeId
 
@@ -54,7 +53,8 @@ def leave(view: JobView) -> Decision | None:
             return start_new_generation(
                 with_record(view, moves=unasked), tuple(moves.fault(move, view.now, view.now) for move in leaving), None
             )
-        return stay(view, _agrees(leaving), ask_to_stop(view), requeue=LAUNCH_SECONDS)
+        agrees = departure(JobFact.AGREES_TO_LEAVE, leaving)
+        return stay(view, agrees, ask_to_stop(view), requeue=LAUNCH_SECONDS)
     stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
     found = tuple(moves.fault(move, stopped_at, view.now) for move in leaving)
     reached = max(record.boundary, faults.reached(view.reports))
@@ -81,22 +81,16 @@ def _ask_to_leave(view: JobView, leaving: tuple[Departure, ...], ready: list[Nod
     """Store the request that all ranks stop at one agreed step, so that the job can give up nodes."""
     left = {move.node_id for move in leaving}
     known = tuple(replace(move, asked_at=view.now) if move.node_id in left else move for move in view.record.moves)
-    takers = f", to continue on {', '.join(ready[: len(leaving)])}" if ready else ""
-    names = ", ".join(move.node_id for move in leaving)
-    message = Told(parts=(f"leaves {names} at an agreed stop{takers}: ", *reasons(leaving)))
+    message = departure(JobFact.TO_LEAVE_FOR if ready else JobFact.TO_LEAVE, leaving, tuple(ready[: len(leaving)]))
     draft = EventDraft(type="NodesToBeLeft", message=message, node_id=leaving[0].node_id)
-    stayed = stay(with_record(view, moves=known), _agrees(leaving), requeue=0.0)
+    stayed = stay(with_record(view, moves=known), departure(JobFact.AGREES_TO_LEAVE, leaving), requeue=0.0)
     return replace(stayed, events=(*stayed.events, draft))
 
 
-def _agrees(leaving: tuple[Departure, ...]) -> Told:
-    names = ", ".join(move.node_id for move in leaving)
-    return Told(parts=(f"agrees on a stop, to leave {names}: ", *reasons(leaving)))
-
-
-def reasons(leaving: tuple[Departure, ...]) -> tuple[str | Fact, ...]:
-    """Return why the job gives up nodes, as the end of a sentence."""
-    return separated(move.evidence for move in leaving)
+def departure(what: JobFact, leaving: tuple[Departure, ...], takers: tuple[NodeId, ...] = ()) -> JobNote:
+    """Return a fact about the nodes that the job gives up, with the evidence against each."""
+    names, because = tuple(move.node_id for move in leaving), tuple(move.evidence for move in leaving)
+    return JobNote(what=what, node_ids=names, takers=takers, because=because)
 
 
 def _upload_wait(view: JobView, leaving: tuple[Departure, ...], stopped_at: float) -> CheckpointWait:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import faults, incidents, launch, recovery, repeats
+from control_plane.core import faults, incidents, launch, recovery
 from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, end_job, stay
 from control_plane.core.job.progress import with_unstored_outputs
-from control_plane.core.job.resizing import shrink, shrink_words, with_size, with_vacancy
+from control_plane.core.job.resizing import shrink, smaller_size, with_size, with_vacancy
 from control_plane.core.job.roster import (
     NODE_LOSS_CAUSES,
     with_faulty,
@@ -29,7 +29,8 @@ from control_plane.core.job.view import (
     with_record,
 )
 from control_plane.core.observed.incidents import PausesWithoutNodes
-from control_plane.core.observed.reasons import GaveUp, Waits
+from control_plane.core.observed.reasons import AwaitsConsent, GaveUp, JobFact, JobNote, Waits
+from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import IncidentEvent, JobEvent
 from everstep.protocol.agent_messages import Prepare
 from everstep.protocol.ids import FIRST_STEP, Generation
@@ -44,10 +45,9 @@ def prepare(view: JobView) -> Decision:
         return stopped
     seen_generation = launch.highest_seen(view.seen, view.spec.run, view.now)
     if seen_generation > view.record.issued_generation:
-        reason = f"an agent reports launch {seen_generation}, so a higher number is issued"
-        return change_state(
-            with_record(view, issued_generation=Generation(seen_generation + 1), asked=()), JobEvent.FAULTED, reason
-        )
+        number = Generation(seen_generation + 1)
+        reason = JobNote(what=JobFact.NUMBER_IN_USE, generation=seen_generation)
+        return change_state(with_record(view, issued_generation=number, asked=()), JobEvent.FAULTED, reason)
     view = with_unstored_outputs(with_late_reports(view))
     # Store the committed step now. Agents read this step from the memory pages that they share with the ranks, and the
     # next message (Load) clears these pages. The step can be newer than every boundary that agents have reported, for
@@ -79,19 +79,14 @@ def prepare(view: JobView) -> Decision:
         return smaller
     if (paused := _pause_without_nodes(view, roll)) is not None:
         return paused
-    clauses = (
-        []
-        if view.record.repeat is None
-        else [repeats.words(view.record.repeat, view.spec.job, view.spec.max_repeated_minutes)]
-    )
-    clauses += [words for words in (shrink_words(view, roll),) if words and roll.vacancy_count]
     waits = Waits(
         missing_count=roll.vacancy_count,
-        text=view.seen.waiting_words if roll.vacancy_count else "",
+        lack_reasons=view.seen.lack_reasons if roll.vacancy_count else (),
         late=roll.late,
         unreachable=roll.unreachable,
-        before="; ".join(clauses),
-        aim=f"stops ({view.wants_stop}) once it trains, so that no step is lost: " if view.wants_stop else "",
+        consent=None if view.record.repeat is None else _consent(view, view.record.repeat),
+        smaller=smaller_size(view, roll) if roll.vacancy_count else None,
+        stop=view.wants_stop,
     )
     view = with_capacity_wait(view, roll.vacancy_count)
     return stay(view, waits, tuple(asks), requeue=LAUNCH_SECONDS)
@@ -104,15 +99,19 @@ def _stop_without_ranks(view: JobView) -> Decision | None:
     committed step. The job ends without that step `blind_wait_seconds` after the request to stop.
     """
     record = view.record
-    if not view.wants_stop:
+    if view.wants_stop is None:
         return None
     left, lost = step_left_in_s3(view, launch.call_roll(view.spec, view.seen, record, view.policy))
     asked_at = record.state_since if record.stop_requested_at is None else record.stop_requested_at
     if lost and watched_seconds(view, asked_at) <= view.policy.timeouts.blind_wait_seconds:
         return None
-    source = f"the newest checkpoint is step {left}" if left > 0 else "there is no checkpoint"
-    cost = f"; {lost} committed steps were only in the memory of its nodes: {source}" if lost else ""
-    return end_job(view, JobEvent.HALTED, f"stopped: {view.wants_stop}; no rank was running{cost}")
+    what, why = JobFact.STOPPED_WITHOUT_RANKS, view.wants_stop
+    stopped = JobNote(what=what, stop=why, checkpoint_step=left, lost_step_count=lost)
+    return end_job(view, JobEvent.HALTED, stopped)
+
+
+def _consent(view: JobView, choice: RepeatedWork) -> AwaitsConsent:
+    return AwaitsConsent(choice=choice, job=view.spec.job, limit_minutes=view.spec.max_repeated_minutes)
 
 
 def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
@@ -139,23 +138,17 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     """Make and store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
     if (choice := repeat_choice(view, restore.base_step)) is not None:
-        waiting = repeats.words(choice, view.spec.job, view.spec.max_repeated_minutes)
-        return stay(with_record(view, repeat=choice), waiting, requeue=LAUNCH_SECONDS)
+        return stay(with_record(view, repeat=choice), _consent(view, choice), requeue=LAUNCH_SECONDS)
     if view.spec.initial_checkpoint and restore.base_step == FIRST_STEP:
         if any(each.is_wrong and each.verify_requested_at is not None for each in view.seen.checkpoints):
-            words = f"waits for the verification of {view.spec.initial_checkpoint}, which nodes could not load"
-            return stay(view, words, requeue=LAUNCH_SECONDS)
-        words = (
-            f"cannot start from {view.spec.initial_checkpoint}: it was deleted, or its objects are missing or damaged"
-        )
-        return end_job(view, JobEvent.GAVE_UP, words)
+            waits = JobNote(what=JobFact.AWAITS_VERIFICATION, name=view.spec.initial_checkpoint)
+            return stay(view, waits, requeue=LAUNCH_SECONDS)
+        lost = JobNote(what=JobFact.INITIAL_STATE_LOST, name=view.spec.initial_checkpoint)
+        return end_job(view, JobEvent.GAVE_UP, lost)
     incident = view.record.incident
     source = restore.farthest
-    reason = (
-        f"restores step {plan.base_step} from {incidents.SOURCES[source]}"
-        if source is not None
-        else "starts from the script's own initial state"
-    )
+    what = JobFact.STARTS_ANEW if source is None else JobFact.RESTORES
+    reason = JobNote(what=what, step=plan.base_step, name=source or "")
     if incident is not None:
         before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
         launched = [node.node_id for node in plan.nodes]

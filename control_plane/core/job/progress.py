@@ -25,6 +25,7 @@ from control_plane.core.job.view import JobView, passed_by_all, with_record
 from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
+from control_plane.core.observed.reasons import OutputsLost
 from control_plane.core.states import IncidentEvent, IncidentState
 from everstep.protocol.agent_messages import ExitClass, MemberReport, OutputFailure
 from everstep.protocol.ids import Generation, Rank, Step
@@ -151,10 +152,9 @@ def unstored_outputs(
     if unstored == before:
         return before, None
     added = [each for key, each in fresh.items() if key not in known]
-    shown = [f"gen={each.generation}/rank={each.rank}/{each.path} ({each.cause})" for each in added[:SHOWN_OUTPUTS]]
+    shown = tuple(added[:SHOWN_OUTPUTS])
     left = len(added) + sum(each.omitted_count for each in added) - len(shown)
-    more = f" and {left} more" if left > 0 else ""
-    return unstored, EventDraft(type="OutputsNotStored", message=f"outputs are not in S3: {', '.join(shown)}{more}")
+    return unstored, EventDraft(type="OutputsNotStored", message=OutputsLost(outputs=shown, other_count=left))
 
 
 def _identity(output: OutputFailure) -> tuple[Generation | None, Rank, str]:

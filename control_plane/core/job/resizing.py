@@ -17,7 +17,6 @@ from control_plane.core.job.view import (
     has_agreed_stop,
     last_movement_at,
     rank_exits,
-    waiting_words,
     watched_seconds,
     with_record,
 )
@@ -25,6 +24,7 @@ from control_plane.core.observed.facts import NodesReady, NoReplacement, Returne
 from control_plane.core.observed.incidents import Grows, Shrinks
 from control_plane.core.observed.jobs import Departure, Growth, JobRecord
 from control_plane.core.observed.nodes import Cause, Remedy
+from control_plane.core.observed.reasons import JobFact, JobNote, Message
 from everstep.protocol.plan import GenerationPlan
 
 
@@ -57,25 +57,25 @@ def shrink(view: JobView, roll: launch.Roll) -> Decision | None:
     )
     if count is None:
         return None
-    words = f"{waiting_words(view, roll.vacancy_count)}; none came within {view.spec.patience_seconds:g} s"
-    return stay(
-        with_record(view, reduced_count=count),
-        f"continues {elastic.size_words(view.spec, count) or f'on {count} nodes'}: {words}",
-        requeue=0.0,
+    shrinks = JobNote(
+        what=JobFact.LACKS_NODES_AND_SHRINKS,
+        missing_count=roll.vacancy_count,
+        lack_reasons=view.seen.lack_reasons,
+        count=count,
+        node_count=view.spec.node_count,
+        seconds=view.spec.patience_seconds,
     )
+    return stay(with_record(view, reduced_count=count), shrinks, requeue=0.0)
 
 
-def shrink_words(view: JobView, roll: launch.Roll) -> str:
-    """Return a clause that says on how many nodes a waiting job will continue, or how many nodes it needs.
-
-    The clause is empty if the job may not continue with fewer nodes.
-    """
+def smaller_size(view: JobView, roll: launch.Roll) -> JobNote | None:
+    """Return the number of nodes on which a waiting job will continue. None if it may not continue with fewer nodes."""
     spec, count = view.spec, len(roll.places) - roll.vacancy_count
     if spec.least_node_count >= max(spec.node_count, elastic.needed_count(spec, view.record)):
-        return ""
+        return None
     if count < spec.least_node_count:
-        return f"needs at least {spec.least_node_count} nodes to continue"
-    return f"continues on {count} nodes after {spec.patience_seconds:g} s without capacity"
+        return JobNote(what=JobFact.NEEDS_MORE_NODES, count=spec.least_node_count)
+    return JobNote(what=JobFact.CONTINUES_SMALLER, count=count, seconds=spec.patience_seconds)
 
 
 def with_size(view: JobView, plan: GenerationPlan) -> JobView:
@@ -92,19 +92,24 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
     if count < before:
         is_return = before - count <= sum(move.is_returned and not move.is_kept for move in record.moves)
         is_limit = spec.most_node_count <= count
-        words = f"no node came within {spec.patience_seconds:g} s"
-        if is_return or is_limit:
-            words = "it returned nodes" if is_return else f"MaxNodeCount is {spec.most_node_count}"
-        size = f"on {count} of {max(before, spec.node_count)} nodes"
+        none = NoReplacement(seconds=spec.patience_seconds)
         if incident is not None and not is_return and not is_limit:
             cause = Cause.SHRUNK if incident.cause.is_failure else incident.cause
-            none = NoReplacement(seconds=spec.patience_seconds)
             incident = incidents.with_faults(incident, (Fault(cause=cause, evidence=none, at=view.now),))
             incident = replace(incident, decision=Shrinks(count=count, node_count=max(before, spec.node_count)))
-        verb = "continues" if record.member_count else "starts"
-        view = _with_event(view, "JobShrunk", f"{verb} {size}: {words}")
+        what = JobFact.SHRANK if record.member_count else JobFact.STARTED_SMALLER
+        if is_return or is_limit:
+            what = JobFact.SHRANK_BY_RETURN if is_return else JobFact.SHRANK_TO_LIMIT
+        shrunk = JobNote(
+            what=what,
+            count=count,
+            node_count=max(before, spec.node_count),
+            because=(none,),
+            limit=spec.most_node_count,
+        )
+        view = _with_event(view, "JobShrunk", shrunk)
     elif count > before and record.member_count:
-        view = _with_event(view, "JobGrown", f"continues on {count} nodes instead of {before}")
+        view = _with_event(view, "JobGrown", JobNote(what=JobFact.GREW, count=count, node_count=before))
     return with_record(
         view,
         incident=incident,
@@ -115,19 +120,14 @@ def with_size(view: JobView, plan: GenerationPlan) -> JobView:
     )
 
 
-def _with_event(view: JobView, kind: str, message: str) -> JobView:
+def _with_event(view: JobView, kind: str, message: Message) -> JobView:
     return replace(view, events=(*view.events, EventDraft(type=kind, message=message)))
 
 
-def training_words(view: JobView) -> str:
-    """Return the reason text of a job that trains. The text names the number of nodes if the job requested more."""
-    grows = "; grows back when capacity returns" if elastic.size_words(view.spec, len(view.plan.nodes)) else ""
-    return f"{size_words(view)} from step {view.plan.base_step}{grows}"
-
-
-def size_words(view: JobView) -> str:
-    """Return a clause that the job trains, with its number of nodes if the job requested more."""
-    return f"trains {elastic.size_words(view.spec, len(view.plan.nodes))}".rstrip()
+def trains(view: JobView) -> JobNote:
+    """Return the reason of a job that trains: from which step, and on how many nodes."""
+    count, requested = len(view.plan.nodes), view.spec.node_count
+    return JobNote(what=JobFact.TRAINS, step=view.plan.base_step, count=count, node_count=requested)
 
 
 def give_back(view: JobView) -> Decision | None:
@@ -146,11 +146,9 @@ def give_back(view: JobView) -> Decision | None:
         return None
     is_for_other = seen.keep_count is not None and seen.keep_count < view.spec.most_node_count
     to = seen.returns_to if is_for_other else ""
-    why = f"for {to}" if to else f"MaxNodeCount is {view.spec.most_node_count}"
     departing = {move.node_id: move for move in record.moves if not move.is_announced and not move.is_kept}
     leaving = {move.node_id for move in record.moves} if is_for_other else departing.keys()
     returned = elastic.returned_nodes(view.plan, view.reports, count, departing=leaving, is_for_other=is_for_other)
-    words = f"returns {', '.join(returned)} to the fleet: {why}"
     others = tuple(move for move in record.moves if move.node_id not in returned)
     departures = tuple(
         _return_of(
@@ -161,7 +159,15 @@ def give_back(view: JobView) -> Decision | None:
         for node_id in returned
     )
     asked = with_record(view, moves=(*others, *departures), growth=None)
-    return stay(_with_event(asked, "NodesToBeReturned", f"{words}, at an agreed stop"), words, requeue=0.0)
+    returns = JobNote(
+        what=JobFact.RETURNS_FOR_JOB if to else JobFact.RETURNS_ABOVE_LIMIT,
+        node_ids=returned,
+        name=to,
+        count=view.spec.most_node_count,
+    )
+    agreed = JobFact.TO_RETURN_FOR_JOB if to else JobFact.TO_RETURN_ABOVE_LIMIT
+    event = msgspec.structs.replace(returns, what=agreed)
+    return stay(_with_event(asked, "NodesToBeReturned", event), returns, requeue=0.0)
 
 
 def _return_of(fact: Returned, departure: Departure | None, now: float) -> Departure:
@@ -214,10 +220,9 @@ def grow(view: JobView) -> Decision | None:
     if growth is None:
         return None
     if growth.asked_at is None:
-        is_wanted = not view.wants_pause and not view.seen.is_fleet_blind
+        is_wanted = view.wants_pause is None and not view.seen.is_fleet_blind
         is_due = is_wanted and elastic.is_due(view.spec, record, view.now, view.policy.timeouts)
         return _ask_to_grow(view, growth) if is_due else None
-    names = ", ".join(growth.node_ids)
     stopped_at = min(max((each.at_seconds for each in rank_exits(view.reports)), default=view.now), view.now)
     fault = Fault(cause=Cause.GROWN, evidence=NodesReady(node_ids=growth.node_ids), at=stopped_at)
     decision = Grows(count=record.member_count)
@@ -227,18 +232,13 @@ def grow(view: JobView) -> Decision | None:
     if view.now - max(growth.asked_at, last_movement_at(view)) > patience:
         # Training makes no progress, so the ranks cannot agree on a stop. Restart them without this agreement.
         return start_new_generation(view, (replace(fault, at=view.now),), None, decision=decision)
-    return stay(view, f"agrees on a stop, to grow with {names}", ask_to_stop(view), requeue=LAUNCH_SECONDS)
+    agrees = JobNote(what=JobFact.AGREES_TO_GROW, node_ids=growth.node_ids)
+    return stay(view, agrees, ask_to_stop(view), requeue=LAUNCH_SECONDS)
 
 
 def _ask_to_grow(view: JobView, growth: Growth) -> Decision:
     """Store the request that all ranks stop at the same step, after which the job grows."""
-    names = ", ".join(growth.node_ids)
-    words = f"agrees on a stop, to grow with {names}"
     asked = with_record(view, growth=replace(growth, asked_at=view.now))
-    return stay(
-        _with_event(
-            asked, "JobToGrow", f"stops at an agreed step, to grow from {view.record.member_count} nodes with {names}"
-        ),
-        words,
-        requeue=0.0,
-    )
+    event = JobNote(what=JobFact.TO_GROW, count=view.record.member_count, node_ids=growth.node_ids)
+    agrees = JobNote(what=JobFact.AGREES_TO_GROW, node_ids=growth.node_ids)
+    return stay(_with_event(asked, "JobToGrow", event), agrees, requeue=0.0)

@@ -19,7 +19,7 @@ from control_plane.core.job.outcome import change_state
 from control_plane.core.job.view import JobView, halt, has_agreed_stop, is_in_phase, with_record
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Response, RestartsRanks
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.reasons import GenerationEnded, Restarts
+from control_plane.core.observed.reasons import GenerationEnded, JobFact, JobNote, Restarts
 from control_plane.core.observed.steps import DoubtedCheckpoint
 from control_plane.core.states import IncidentEvent, IncidentState, JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase
@@ -106,12 +106,16 @@ def start_new_generation(
 
 
 def _doubt_event(doubted: DoubtedCheckpoint) -> EventDraft:
-    which, readers = f"the checkpoint of step {doubted.step}, launch {doubted.generation}", doubted.readers
-    first = next(iter(readers))
-    if len(readers) > 1:
-        return EventDraft(type="CheckpointDamaged", message=f"{which}, is damaged: {witnesses.damage_words(readers)}")
-    message = f"{which}, is verified, because {witnesses.damage_words(readers)}"
-    return EventDraft(type="CheckpointDoubted", message=message, node_id=first)
+    is_damaged = len(doubted.readers) > 1
+    message = JobNote(
+        what=JobFact.CHECKPOINT_DAMAGED if is_damaged else JobFact.CHECKPOINT_DOUBTED,
+        step=doubted.step,
+        generation=doubted.generation,
+        node_ids=doubted.readers,
+    )
+    if is_damaged:
+        return EventDraft(type="CheckpointDamaged", message=message)
+    return EventDraft(type="CheckpointDoubted", message=message, node_id=doubted.readers[0])
 
 
 def with_incident(

@@ -20,7 +20,7 @@ from control_plane.core.observed.facts import Absence, AloneFailedToLoad, NotPre
 from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import Departure
 from control_plane.core.observed.nodes import Cause, InstanceCondition, Remedy
-from control_plane.core.observed.reasons import Told
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.states import IncidentState
 from everstep.protocol.ids import NO_STEP, NodeId
 
@@ -226,7 +226,7 @@ def without_suspects(view: JobView) -> JobView:
             if skipped != record.refused:
                 event = EventDraft(
                     type="StepSkipped",
-                    message=Told(parts=(fact, ", and no other node has it")),
+                    message=JobNote(what=JobFact.STEP_SKIPPED, because=(fact,)),
                     node_id=suspect.node_id,
                 )
                 view = replace(with_record(view, refused=skipped), events=(*view.events, event))
@@ -281,10 +281,8 @@ def without_departing(view: JobView) -> JobView:
             verdicts.append(verdict)
         else:
             kept.add(move.node_id)
-            event = (
-                f"{move.node_id} stays: without it, only step {base} can be restored, not the committed step {floor}"
-            )
-            events.append(EventDraft(type="NodeKept", message=event))
+            kept_note = JobNote(what=JobFact.NODE_KEPT, node_ids=(move.node_id,), step=base, committed_step=floor)
+            events.append(EventDraft(type="NodeKept", message=kept_note))
     if kept:
         if roll.late or roll.unreachable:
             return view

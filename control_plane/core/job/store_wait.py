@@ -9,7 +9,6 @@ Invariant: no failed read of a store counts against the job, a node or a checkpo
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from control_plane.core import faults, incidents, launch
 from control_plane.core.actions import Decision
@@ -17,9 +16,7 @@ from control_plane.core.incidents import Fault
 from control_plane.core.job.outcome import LAUNCH_SECONDS, change_state, stay
 from control_plane.core.job.sources import step_left_in_s3
 from control_plane.core.job.view import JobView, durable_step, with_record
-from control_plane.core.observed.facts import Recorded
-from control_plane.core.observed.incidents import PausesWithoutNodes
-from control_plane.core.observed.reasons import Waits
+from control_plane.core.observed.incidents import AwaitsStore, PausesWithoutNodes, StoreWaitStage
 from control_plane.core.states import IncidentEvent, JobEvent
 from control_plane.core.verification import Blocked, blocked
 from everstep.protocol.agent_messages import Obstacle
@@ -29,15 +26,6 @@ LONGEST_PAUSE_SECONDS = 10.0
 """Longest pause between two attempts to load while the store is out of reach. A short pause resumes training soon."""
 STAND_ASIDE_SECONDS = 600.0
 """Time for which a job without patience left stays in the queue before its next attempt."""
-OBSTACLES = {
-    Obstacle.DENIED: "a store denies access",
-    Obstacle.NO_CREDENTIALS: "there are no AWS credentials",
-    Obstacle.THROTTLED: "a store throttles the nodes",
-    Obstacle.NO_ANSWER: "a store does not answer",
-    Obstacle.GARBLED: "a store's answers cannot be read",
-    Obstacle.NO_BUCKET: "a bucket does not exist",
-    Obstacle.REFUSED: "a store rejects the request",
-}
 
 
 def after_loads(view: JobView) -> Blocked | None:
@@ -77,13 +65,12 @@ def hold(view: JobView) -> JobView:
     return with_record(view, store_wait=begun)
 
 
-def hold_words(view: JobView) -> Waits | None:
+def hold_reason(view: JobView) -> AwaitsStore | None:
     """Return what the nodes of a generation wait for while they repeat their loads, or None if no node does."""
     wait = view.record.store_wait
     if wait is None or not wait.is_probed:
         return None
-    kept = _keeps(view, wait, is_only_copy=not _is_stored(view))
-    return Waits(before=f"waits: {_why(wait)}; its nodes try again all the time; {kept}")
+    return AwaitsStore(stage=StoreWaitStage.LOADS, wait=wait, until=_until(view, wait) if _is_stored(view) else None)
 
 
 def end_hold(view: JobView) -> tuple[JobView, tuple[Fault, ...]] | None:
@@ -117,20 +104,17 @@ def await_store(view: JobView, roll: launch.Roll) -> Decision | None:
     if wait is None or view.now >= wait.next_attempt_at:
         return None
     left, lost = step_left_in_s3(view, roll)
-    why = _why(wait)
     if not lost and record.pause_requested_at is not None:
-        words = f"paused while it waited: {why}; ResumeTrainingJob resumes it"
-        return release(with_record(view, store_wait=None), left, Recorded(text=words))
+        return release(with_record(view, store_wait=None), left, AwaitsStore(stage=StoreWaitStage.PAUSES, wait=wait))
     if not lost and view.now >= _until(view, wait):
         aside = with_record(view, not_before=view.now + STAND_ASIDE_SECONDS)
-        words = f"gives its nodes back, because {why}; it queues again in {STAND_ASIDE_SECONDS / 60:g} minutes"
-        return release(aside, left, Recorded(text=f"{words} and restores step {left}"))
-    kept = _keeps(view, wait, is_only_copy=bool(lost))
-    waits = Waits(before=f"waits: {why}; tries again at {_clock(wait.next_attempt_at)}; {kept}")
+        gives_up = AwaitsStore(stage=StoreWaitStage.GIVES_UP, wait=wait, step=left)
+        return release(aside, left, gives_up)
+    waits = AwaitsStore(stage=StoreWaitStage.RETRIES, wait=wait, until=None if lost else _until(view, wait))
     return stay(view, waits, requeue=LAUNCH_SECONDS)
 
 
-def release(view: JobView, left: Step, response: PausesWithoutNodes | Recorded) -> Decision:
+def release(view: JobView, left: Step, response: PausesWithoutNodes | AwaitsStore) -> Decision:
     """Return a prepared job to the queue without its nodes. `left` is the step that S3 can restore."""
     incident = view.record.incident
     if incident is not None:
@@ -150,17 +134,3 @@ def release(view: JobView, left: Step, response: PausesWithoutNodes | Recorded) 
 
 def _until(view: JobView, wait: Blocked) -> float:
     return wait.since + view.spec.store_patience_seconds
-
-
-def _why(wait: Blocked) -> str:
-    return f"{OBSTACLES[wait.obstacle]} since {_clock(wait.since)} ({wait.detail})"
-
-
-def _keeps(view: JobView, wait: Blocked, *, is_only_copy: bool) -> str:
-    if is_only_copy:
-        return "keeps its nodes, because only their memory has the newest step"
-    return f"keeps its nodes until {_clock(_until(view, wait))}"
-
-
-def _clock(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"

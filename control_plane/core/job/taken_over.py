@@ -11,21 +11,17 @@ from control_plane.core.evidence import NodeStanding
 from control_plane.core.job.outcome import stay
 from control_plane.core.job.progress import with_progress
 from control_plane.core.job.view import JobView, halt, with_record
-from control_plane.core.observed.facts import Fact
-from control_plane.core.observed.reasons import Told
+from control_plane.core.observed.reasons import Observes
 from control_plane.core.states import RUNNING_JOBS, JobState
 from everstep.protocol.agent_messages import MemberPhase
 
-_STANDING_WORDS = {NodeStanding.IMPAIRED: "impaired", NodeStanding.GONE: "lost"}
 
-
-def observe_only(view: JobView, cause: str) -> Decision:
+def observe_only(view: JobView) -> Decision:
     """Record progress and write manifests. Send no message except orders to kill ranks of old generations.
 
-    `cause` says why Everstep only observes the job: a person controls the job, or automatic actions are paused. The
-    job's reason contains `cause`, and the faults to which Everstep would otherwise respond. A user's request to stop
-    waits until the job is handed back or the pause ends. Ranks of an old generation are killed even then, because they
-    must never run beside newer ranks.
+    The job's reason contains the faults to which Everstep would otherwise respond. A user's request to stop waits until
+    the job is handed back or the pause ends. Ranks of an old generation are killed even then, because they must never
+    run beside newer ranks.
     """
     actions: tuple[JobAction, ...] = ()
     if view.record.state in RUNNING_JOBS:
@@ -46,13 +42,11 @@ def observe_only(view: JobView, cause: str) -> Decision:
         and node.member.generation < present
         and node.member.phase is MemberPhase.RUNNING
     ]
-    observed: list[str | Fact] = []
-    for verdict in view.verdicts.values():
-        if verdict.standing in _STANDING_WORDS:
-            observed += ["; ", f"{verdict.node_id} is {_STANDING_WORDS[verdict.standing]}"]
-    for fault in faults.of_ranks(view.reports):
-        observed += ["; ", fault.evidence]
-    view = with_record(view, left_alone=bool(observed))
-    doing = f"{cause}: Everstep decides nothing"
-    reason = Told(parts=(f"{doing}; it observes: ", *observed[1:])) if observed else doing
-    return stay(view, reason, (*actions, *ended))
+    standings = {node_id: verdict.standing for node_id, verdict in view.verdicts.items()}
+    impaired = tuple(node_id for node_id, standing in standings.items() if standing is NodeStanding.IMPAIRED)
+    lost = tuple(node_id for node_id, standing in standings.items() if standing is NodeStanding.GONE)
+    exits = tuple(fault.evidence for fault in faults.of_ranks(view.reports))
+    reason = Observes(
+        pause=view.policy.pause, taken_over_by=view.record.taken_over_by, impaired=impaired, lost=lost, exits=exits
+    )
+    return stay(with_record(view, left_alone=bool(impaired or lost or exits)), reason, (*actions, *ended))

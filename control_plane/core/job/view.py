@@ -26,6 +26,7 @@ from control_plane.core.evidence import (
 )
 from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord
 from control_plane.core.observed.nodes import Implication, NodeObserved
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.states import LAUNCHED_JOBS, RUNNING_JOBS, IncidentState, JobState
@@ -66,10 +67,10 @@ class JobView:
         return self.seen.plan
 
     @property
-    def wants_pause(self) -> str:
-        """Reason for the job to release its nodes and continue later. Empty without such a reason."""
+    def wants_pause(self) -> JobNote | None:
+        """Reason for the job to release its nodes and continue later. None without such a reason."""
         if self.seen.gives_way_to:
-            return f"for {self.seen.gives_way_to}"
+            return JobNote(what=JobFact.PAUSES_FOR_JOB, name=self.seen.gives_way_to)
         before, incident = self.record.no_pause_before, self.record.incident
         is_too_soon = before is not None and self.now < before
         if (
@@ -77,15 +78,14 @@ class JobView:
             or is_too_soon
             or (incident is not None and incident.state is not IncidentState.REWORKING)
         ):
-            return ""
-        return "as a user asked"
+            return None
+        return JobNote(what=JobFact.PAUSES_FOR_USER)
 
     @property
-    def wants_stop(self) -> str:
-        """Reason for the job to stop. Empty without such a reason."""
-        if self.record.stop_reason:
-            return self.record.stop_reason
-        return "a user asked it to stop" if self.record.stop_requested_at is not None else ""
+    def wants_stop(self) -> JobNote | str | None:
+        """Reason for the job to stop. None without such a reason."""
+        is_requested = self.record.stop_requested_at is not None
+        return self.record.stop_reason or (JobNote(what=JobFact.USER_ASKS_TO_STOP) if is_requested else None)
 
 
 def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record: JobRecord) -> JobView:
@@ -169,8 +169,8 @@ def _history_before(node: NodeObserved, incident_id: str) -> NodeObserved:
     return replace(node, history=tuple(line for line in node.history if line.incident_id != incident_id))
 
 
-def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> str:
-    """Return which stopping condition the job has reached, or an empty string.
+def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_hour: float | None) -> JobNote | None:
+    """Return which stopping condition the job has reached, or None.
 
     Paused time does not count. The limit for pending time applies only until the job first runs.
     """
@@ -180,18 +180,18 @@ def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_h
         and record.started_at is not None
         and now - record.started_at - paused > spec.max_runtime_seconds
     ):
-        return f"MaxRuntimeInSeconds ({spec.max_runtime_seconds:g}) is over"
+        return JobNote(what=JobFact.MAX_RUNTIME_OVER, limit=spec.max_runtime_seconds)
     is_pending = record.state in (JobState.QUEUED, JobState.ALLOCATING) and record.started_at is None
     if (
         spec.max_pending_seconds is not None
         and is_pending
         and now - record.created_at - paused > spec.max_pending_seconds
     ):
-        return f"MaxPendingTimeInSeconds ({spec.max_pending_seconds:g}) is over"
+        return JobNote(what=JobFact.MAX_PENDING_TIME_OVER, limit=spec.max_pending_seconds)
     cost = accounting.cost_usd(record.node_microseconds, price_usd_per_hour)
     if spec.max_cost_usd is not None and cost is not None and cost >= spec.max_cost_usd:
-        return f"MaxCostUsd ({spec.max_cost_usd:g}) is spent"
-    return ""
+        return JobNote(what=JobFact.MAX_COST_SPENT, limit=spec.max_cost_usd)
+    return None
 
 
 def with_record(view: JobView, **changes: object) -> JobView:
@@ -275,12 +275,6 @@ def lacks_checkpoint(view: JobView) -> bool:
     return view.record.committed > max(durable_step(view), FIRST_STEP)
 
 
-def durable_words(view: JobView) -> str:
-    """Return a clause about the newest checkpoint that the job can restore, for the job's reason text."""
-    newest = durable_step(view)
-    return f"the newest checkpoint is step {newest}" if newest > 0 else "there is no checkpoint"
-
-
 def watched_seconds(view: JobView, since: float) -> float:
     """Return the seconds since `since` in which a control plane could watch the job.
 
@@ -321,9 +315,3 @@ def with_capacity_wait(view: JobView, missing: int) -> JobView:
     if launches is None or missing <= 0:
         return view
     return with_record(view, capacity_wait=CapacityWait(missing_count=missing, **asdict(launches)))
-
-
-def waiting_words(view: JobView, missing: int) -> str:
-    """Return a clause that says how many nodes the job lacks, and why the fleet has none, for the job's reason text."""
-    words = f"waits for {missing} node{'s' if missing != 1 else ''}"
-    return f"{words}: {view.seen.waiting_words}" if view.seen.waiting_words else words

@@ -8,12 +8,14 @@ user's list.
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+
+import msgspec
 
 from control_plane.core import capacity, elastic, launch, queue
 from control_plane.core.actions import Decision
 from control_plane.core.job.outcome import change_state, end_job, stay
-from control_plane.core.job.view import JobView, durable_words, waiting_words, with_capacity_wait, with_record
+from control_plane.core.job.view import JobView, durable_step, with_capacity_wait, with_record
+from control_plane.core.observed.reasons import JobFact, JobNote, JobReason
 from control_plane.core.states import JobEvent, JobState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS
 from everstep.protocol.ids import FleetName, Generation
@@ -23,24 +25,25 @@ def wait_for_nodes(view: JobView) -> Decision:
     """Admit a job from the queue, then wait until it has all of its nodes."""
     view = _with_vacancy(view)
     record, spec = view.record, view.spec
-    if view.wants_stop:
-        words = "stopped before it started" if record.started_at is None else "stopped while it was paused"
-        return end_job(view, JobEvent.HALTED, f"{words}: {view.wants_stop}")
+    if view.wants_stop is not None:
+        what = JobFact.STOPPED_BEFORE_START if record.started_at is None else JobFact.STOPPED_WHILE_PAUSED
+        return end_job(view, JobEvent.HALTED, JobNote(what=what, stop=view.wants_stop))
     if record.pause_requested_at is not None:
         if record.state is JobState.QUEUED:
-            return stay(view, _paused_words(view))
-        return change_state(view, JobEvent.SENT_BACK, _paused_words(view))
+            return stay(view, _paused(view))
+        return change_state(view, JobEvent.SENT_BACK, _paused(view))
     if record.state is JobState.QUEUED:
         if not view.seen.is_admitted:
-            return stay(view, _queue_words(view))
+            return stay(view, _queued(view))
         # These nodes remain from before the job's return to the queue. The fleet removes them before it assigns new
         # nodes.
         if view.seen.assigned:
-            return stay(view, "admitted; waits until its former nodes have returned to the fleet")
+            return stay(view, JobNote(what=JobFact.AWAITS_RETURN_OF_NODES))
         waiting = with_capacity_wait(view, spec.node_count)
-        return change_state(waiting, JobEvent.ADMITTED, _gang_words(view, spec.node_count))
+        return change_state(waiting, JobEvent.ADMITTED, _lacks(view, spec.node_count))
     if view.seen.gives_way_to:
-        return change_state(view, JobEvent.SENT_BACK, f"gives way to {view.seen.gives_way_to} before it started")
+        gives_way = JobNote(what=JobFact.GIVES_WAY, name=view.seen.gives_way_to)
+        return change_state(view, JobEvent.SENT_BACK, gives_way)
     count = len(view.seen.assigned)
     missing = spec.node_count - count
     if missing > 0 and not _may_start_smaller(view):
@@ -51,7 +54,7 @@ def wait_for_nodes(view: JobView) -> Decision:
             return _change_fleet(view, fleet, missing)
         if has_none_come:
             return _stand_aside(view, missing)
-        return stay(with_capacity_wait(view, missing), _gang_words(view, missing))
+        return stay(with_capacity_wait(view, missing), _lacks(view, missing))
     issued = Generation(max(record.issued_generation, launch.highest_seen(view.seen, spec.run, view.now)) + 1)
     ready = with_record(
         view,
@@ -63,8 +66,9 @@ def wait_for_nodes(view: JobView) -> Decision:
         reduced_count=count if missing > 0 else 0,
         vacant_since=None,
     )
-    size = f"starts on {count} of {spec.node_count} nodes; " if missing > 0 else ""
-    return change_state(ready, JobEvent.GANG_ASSIGNED, f"{size}asks its nodes to prepare")
+    what = JobFact.PREPARES_SMALLER if missing > 0 else JobFact.PREPARES
+    prepares = JobNote(what=what, count=count, node_count=spec.node_count)
+    return change_state(ready, JobEvent.GANG_ASSIGNED, prepares)
 
 
 def _with_vacancy(view: JobView) -> JobView:
@@ -81,8 +85,17 @@ def _may_start_smaller(view: JobView) -> bool:
     return is_enough and smaller_from is not None and view.now >= smaller_from
 
 
-def _gang_words(view: JobView, missing: int) -> str:
-    return "; ".join(words for words in (waiting_words(view, missing), elastic.start_words(view.spec)) if words)
+def _lacks(view: JobView, missing: int, what: JobFact | None = None) -> JobNote:
+    """Return the fact that the job lacks nodes. None for `what`: the job waits."""
+    is_elastic = view.spec.least_node_count < view.spec.node_count
+    waits = JobFact.LACKS_NODES_TO_START_SMALLER if is_elastic else JobFact.LACKS_NODES
+    return JobNote(
+        what=what or waits,
+        missing_count=missing,
+        lack_reasons=view.seen.lack_reasons,
+        count=view.spec.least_node_count,
+        seconds=view.spec.patience_seconds,
+    )
 
 
 def _stand_aside(view: JobView, missing: int) -> Decision:
@@ -90,8 +103,8 @@ def _stand_aside(view: JobView, missing: int) -> Decision:
     attempts = view.record.gang_attempts + 1
     not_before = view.now + queue.stand_aside_seconds(attempts)
     aside = with_record(view, gang_attempts=attempts, not_before=not_before)
-    words = f"{waiting_words(view, missing)}; none came for {GANG_PATIENCE_SECONDS:g} s: gives its nodes back"
-    return change_state(aside, JobEvent.SENT_BACK, words)
+    gives_back = _lacks(view, missing, JobFact.LACKS_NODES_AND_GIVES_BACK)
+    return change_state(aside, JobEvent.SENT_BACK, msgspec.structs.replace(gives_back, seconds=GANG_PATIENCE_SECONDS))
 
 
 def _next_fleet(view: JobView) -> FleetName | None:
@@ -112,24 +125,26 @@ def _change_fleet(view: JobView, fleet: FleetName, missing: int) -> Decision:
     After the job has tried all of its fleets, it waits before it tries the first fleet again, longer each time.
     """
     ring = view.spec.fleets
-    record, pause = view.record, ""
+    record = view.record
+    what, seconds = JobFact.LACKS_NODES_AND_CHANGES_FLEET, 0.0
     if ring.index(fleet) < ring.index(view.spec.fleet):
         rounds = record.gang_attempts + 1
         record = replace(record, gang_attempts=rounds, not_before=view.now + capacity.pause_seconds(rounds))
-        pause = f", after {capacity.pause_seconds(rounds):g} s: every fleet that the job names was asked"
-    words = f"{waiting_words(view, missing)}; goes to the fleet {fleet}{pause}"
-    return replace(change_state(replace(view, record=record), JobEvent.SENT_BACK, words), fleet=fleet)
+        seconds = capacity.pause_seconds(rounds)
+        what = JobFact.LACKS_NODES_AND_CHANGES_FLEET_LATER
+    goes = msgspec.structs.replace(_lacks(view, missing, what), name=fleet, seconds=seconds)
+    return replace(change_state(replace(view, record=record), JobEvent.SENT_BACK, goes), fleet=fleet)
 
 
-def _paused_words(view: JobView) -> str:
+def _paused(view: JobView) -> JobNote:
     if view.record.started_at is None:
-        return "paused by a user before it started; ResumeTrainingJob puts it back into the queue"
-    return f"paused by a user; ResumeTrainingJob resumes it: {durable_words(view)}"
+        return JobNote(what=JobFact.IS_PAUSED_BEFORE_START)
+    return JobNote(what=JobFact.IS_PAUSED, checkpoint_step=durable_step(view))
 
 
-def _queue_words(view: JobView) -> str:
+def _queued(view: JobView) -> JobReason:
     not_before = view.record.not_before
     if not_before is not None and view.now < not_before:
-        why = "its nodes did not come" if view.record.store_wait is None else "a store was out of reach"
-        return f"stands aside until {datetime.fromtimestamp(not_before, UTC):%H:%M:%S} UTC: {why}"
+        is_store = view.record.store_wait is not None
+        return JobNote(what=JobFact.STANDS_ASIDE_FROM_STORE if is_store else JobFact.STANDS_ASIDE, at=not_before)
     return view.seen.queue_words

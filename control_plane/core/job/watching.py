@@ -8,14 +8,14 @@ from control_plane.core import accounting, checkpoints, faults, hangs, launch, m
 from control_plane.core.actions import Decision, JobAction, Send
 from control_plane.core.evidence import NodeStanding, is_silent, progress_without
 from control_plane.core.job.ending import finish, pause, stop
-from control_plane.core.job.leaving import leave, reasons
+from control_plane.core.job.leaving import departure, leave
 from control_plane.core.job.losses import reported_besides, with_departures
 from control_plane.core.job.outcome import LAUNCH_SECONDS, WATCH_SECONDS, change_state, end_job, stay, with_actions
 from control_plane.core.job.progress import with_progress
-from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, size_words, training_words, with_growth
+from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, trains, with_growth
 from control_plane.core.job.restart import start_new_generation
 from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
-from control_plane.core.observed.reasons import AwaitsFirstStep, JobReason, Told, separated
+from control_plane.core.observed.reasons import AwaitsFirstStep, JobFact, JobNote, JobReason, Unclear
 from control_plane.core.states import JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase, Rehearse, TakeCheckpoint, TakeStacks
 from everstep.protocol.ids import FIRST_STEP, NO_STEP
@@ -60,7 +60,7 @@ def watch(view: JobView) -> Decision:
             change_state(
                 with_record(view, suspicion=None, moves=(), growth=None),
                 JobEvent.STOP_ASKED,
-                f"stops: {view.wants_stop}",
+                JobNote(what=JobFact.STOPS, stop=view.wants_stop),
             ),
             puts,
         )
@@ -80,9 +80,9 @@ def watch(view: JobView) -> Decision:
     view = with_growth(view)
     if (grown := grow(view)) is not None:
         return with_actions(grown, puts)
-    if view.wants_pause:
+    if (pause_reason := view.wants_pause) is not None:
         pausing = with_record(view, moves=(), growth=None)
-        return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, f"pauses {view.wants_pause}"), puts)
+        return with_actions(change_state(pausing, JobEvent.PAUSE_ASKED, pause_reason), puts)
     if (returning := give_back(view)) is not None:
         return with_actions(returning, puts)
     looks: tuple[JobAction, ...] = tuple(
@@ -104,22 +104,22 @@ def watch(view: JobView) -> Decision:
         )
         return replace(waiting, events=(*watched.events, *waiting.events))
     if view.record.moves:
-        waiting = stay(view, _moves_off(view), puts, requeue=WATCH_SECONDS)
+        moving = departure(JobFact.MOVES_OFF, view.record.moves)
+        waiting = stay(view, moving, puts, requeue=WATCH_SECONDS)
         return replace(waiting, events=(*watched.events, *waiting.events))
     is_stepping = accounting.is_stepping(view.record)
     unclear = [verdict.evidence for verdict in view.verdicts.values() if verdict.standing is NodeStanding.UNCLEAR]
-    reason: JobReason = training_words(view) if is_stepping else _awaits_first_step(view)
+    reason: JobReason = trains(view) if is_stepping else _awaits_first_step(view)
     if unclear:
         silent = sorted(node.node_id for node in view.nodes.values() if is_silent(node, view.policy.timeouts))
-        doing = size_words(view) if is_stepping else launch.starting(view.plan, view.reports) or "starts"
-        facts = (f"{', '.join(silent)} silent",) if silent else separated(unclear)
-        reason = Told(parts=(f"{doing}; ", *facts))
+        doing = trains(view) if is_stepping else launch.starting(view.plan, view.reports)
+        reason = Unclear(doing=doing, silent=tuple(silent), because=() if silent else tuple(unclear))
     elif view.record.rehearsal.is_under_way:
-        reason = "trains; repeats steps to prove that a restart repeats them"
+        reason = JobNote(what=JobFact.REHEARSES)
     elif rehearsal.is_due(view.spec, view.record, is_local=view.policy.is_local) and _may_rehearse(view):
         view = _with_order(view)
-    trains = stay(view, reason, (*puts, *_rehearse(view)), requeue=WATCH_SECONDS)
-    return replace(trains, events=(*watched.events, *trains.events))
+    stayed = stay(view, reason, (*puts, *_rehearse(view)), requeue=WATCH_SECONDS)
+    return replace(stayed, events=(*watched.events, *stayed.events))
 
 
 def _with_rehearsal(view: JobView) -> JobView:
@@ -165,12 +165,6 @@ def _rehearse(view: JobView) -> tuple[JobAction, ...]:
         steps=view.spec.rehearsal_steps,
     )
     return (Send(view.plan.coordinator, message),)
-
-
-def _moves_off(view: JobView) -> Told:
-    names = ", ".join(move.node_id for move in view.record.moves)
-    text = f"trains; moves off {names} when a replacement is ready: "
-    return Told(parts=(text, *reasons(view.record.moves)))
 
 
 def _awaits_first_step(view: JobView) -> JobReason:

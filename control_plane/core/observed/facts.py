@@ -350,6 +350,13 @@ class Returned(Value, frozen=True):
     """The earlier reason to give the node up. None without such a reason."""
 
 
+class NotStopped(Value, frozen=True):
+    """The ranks of a job that stops made no step in time, or did not end after their last step (`is_over`)."""
+
+    seconds: float
+    is_over: bool
+
+
 class NotPaused(Value, frozen=True):
     """The job was not paused within `seconds`: the ranks did not stop, or a step did not become a checkpoint."""
 
@@ -404,6 +411,7 @@ Fact: TypeAlias = (
     | NodesReady
     | Returned
     | NotPaused
+    | NotStopped
     | NoReplacement
     | FailedAlike
     | LostEachOther

@@ -9,8 +9,9 @@ from typing import TypeAlias
 from control_plane.core.observed.facts import Fact, Recorded, Value
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.states import IncidentState
+from control_plane.core.verification import Blocked
 from everstep.protocol.agent_messages import ExitClass, MemoryEnd
-from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,13 +149,39 @@ class PausesWithoutNodes(Value, frozen=True):
     lost_step_count: int = 0
 
 
+class StoreWaitStage(StrEnum):
+    """The stage of a job that waits for a store.
+
+    - LOADS: its nodes repeat their loads. RETRIES: it waits for the next attempt.
+    - PAUSES: it pauses, because a user asked. GIVES_UP: its patience is over, so it queues again later.
+    """
+
+    LOADS = "loads"
+    RETRIES = "retries"
+    PAUSES = "pauses"
+    GIVES_UP = "gives_up"
+
+
+class AwaitsStore(Value, frozen=True):
+    """S3, IAM or KMS prevents a restore."""
+
+    stage: StoreWaitStage
+    wait: Blocked
+    until: float | None = None
+    """Unix time until which the job keeps its nodes. None if only their memory has the newest step."""
+    step: Step = NO_STEP
+    """The step that the job will restore, after GIVES_UP."""
+
+
 class GivesUp(Value, frozen=True):
     """Give the job up, after an earlier response."""
 
     after: Response
 
 
-Response: TypeAlias = Recorded | RestartsRanks | LeavesNodes | Tries | Shrinks | Grows | PausesWithoutNodes | GivesUp
+Response: TypeAlias = (
+    Recorded | RestartsRanks | LeavesNodes | Tries | Shrinks | Grows | PausesWithoutNodes | AwaitsStore | GivesUp
+)
 """Everstep's response to a failure."""
 
 

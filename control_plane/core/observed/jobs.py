@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.facts import Fact
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Tries
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
-from control_plane.core.observed.reasons import JobReason
+from control_plane.core.observed.reasons import JobNote, JobReason
 from control_plane.core.observed.rehearsals import Rehearsals
 from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.steps import (
@@ -300,8 +301,8 @@ class Memo:
     It is set when the job keeps a node, because giving it up would lose a committed step.
     """
     trials: tuple[Trial, ...] = ()
-    stop_reason: str = ""
-    """Text about the limit (runtime, pending time or cost) that stops the job. Empty if no limit stops it."""
+    stop_reason: JobNote | str | None = None
+    """The limit or the finding that stops the job. None if only a user can stop it. A text: an earlier version's."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
     """When the next checkpoint is due, as the coordinator reported last."""
     uploading: CheckpointUpload | None = None
@@ -459,8 +460,8 @@ class JobObserved:
     """The newest listing of the run in S3. None before the first one, and unless the job waits for consent."""
     is_fleet_blind: bool = False
     """Whether most of the fleet is silent while AWS reports its instances running. If so, silence proves nothing."""
-    waiting_words: str = ""
-    """AWS's reason for failed instance launches. Empty if no launch fails."""
+    lack_reasons: tuple[Reason, ...] = ()
+    """Why the fleet has no nodes for the job. Empty if no launch fails."""
     failed_launches: FailedLaunches | None = None
     """The fleet's failed launches that Everstep retries. None while launches succeed, and if a person suspended them.
     """

@@ -1,28 +1,119 @@
 """The reasons for the states of jobs, and the messages of events, as values.
 
-`control_plane.accounts.jobs` turns a reason into a sentence. A reason is a plain sentence if it has no fact that any
-code reads. No code interprets such a sentence.
+`control_plane.accounts.jobs` turns a reason into a sentence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from enum import StrEnum
 from typing import TypeAlias
 
+from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.facts import AloneStuck, Fact, RanksOnNodes, Recorded, Standstill, Value
-from control_plane.core.observed.incidents import CheckpointWait, PausesWithoutNodes, Repeated, Response, Tries
-from everstep.protocol.ids import Generation, NodeId, Step
+from control_plane.core.observed.incidents import (
+    AwaitsStore,
+    CheckpointWait,
+    PausesWithoutNodes,
+    Repeated,
+    Response,
+    Tries,
+)
+from control_plane.core.observed.steps import NO_GENERATION, RepeatedWork
+from everstep.protocol.agent_messages import OutputFailure
+from everstep.protocol.ids import NO_STEP, Generation, NodeId, Step
+
+JobFact = StrEnum(
+    "JobFact",
+    """
+    GIVES_WAY AWAITS_RETURN_OF_NODES STANDS_ASIDE STANDS_ASIDE_FROM_STORE LACKS_NODES LACKS_NODES_TO_START_SMALLER
+    LACKS_NODES_AND_GIVES_BACK LACKS_NODES_AND_CHANGES_FLEET LACKS_NODES_AND_CHANGES_FLEET_LATER
+    LACKS_NODES_AND_SHRINKS NEEDS_MORE_NODES CONTINUES_SMALLER PREPARES PREPARES_SMALLER NUMBER_IN_USE
+    AWAITS_VERIFICATION INITIAL_STATE_LOST RESTORES STARTS_ANEW LOADS LOADED STARTED_EARLIER STARTS_RANKS
+    TRAINS REHEARSES MOVES_OFF AGREES_TO_LEAVE AGREES_TO_GROW RETURNS_FOR_JOB RETURNS_ABOVE_LIMIT
+    PAUSES_FOR_JOB PAUSES_FOR_USER AWAITS_CHECKPOINT_OF_PAUSE PAUSED PAUSED_FOR_USER IS_PAUSED
+    IS_PAUSED_BEFORE_START
+    USER_ASKS_TO_STOP MAX_RUNTIME_OVER MAX_PENDING_TIME_OVER MAX_COST_SPENT STOPS KILLS AWAITS_CHECKPOINT_OF_STOP
+    AWAITS_RANKS KILLED_AWAITS_CHECKPOINT STOPPED STOPPED_THEN_KILLED KILLED KILLED_EARLY STOPPED_WITHOUT_RANKS
+    STOPPED_BEFORE_START STOPPED_WHILE_PAUSED
+    AWAITS_LAST_CHECKPOINT COMPLETED CHECK_COMPLETED COMPLETED_WITHOUT_STEPS
+    TO_LEAVE TO_LEAVE_FOR TO_GROW TO_RETURN_FOR_JOB TO_RETURN_ABOVE_LIMIT GREW SHRANK SHRANK_BY_RETURN
+    SHRANK_TO_LIMIT STARTED_SMALLER STEP_SKIPPED NODE_KEPT CHECKPOINT_DOUBTED CHECKPOINT_DAMAGED PROGRESSES_AGAIN
+    KEEPS_STEPS_AGAIN
+    """,
+)
+"""A fact about a job or its nodes, with the fields of `JobNote`. `control_plane.accounts.jobs` has their sentences."""
 
 
-class Told(Value, frozen=True):
-    """A sentence that contains facts. `parts` joined without spaces make the sentence."""
+class JobNote(Value, frozen=True):
+    """A fact about a job or its nodes. `what` decides which fields its sentence contains."""
 
-    parts: tuple[str | Fact, ...]
+    what: JobFact
+    step: Step = NO_STEP
+    committed_step: Step = NO_STEP
+    checkpoint_step: Step = NO_STEP
+    """The newest checkpoint that the job can restore. At most 0 without one."""
+    target_step: Step = NO_STEP
+    lost_step_count: int = 0
+    """Committed steps that were only in the memory of the job's nodes."""
+    generation: Generation = NO_GENERATION
+    node_ids: tuple[NodeId, ...] = ()
+    takers: tuple[NodeId, ...] = ()
+    """The nodes that replace `node_ids`."""
+    count: int = 0
+    node_count: int = 0
+    """Number of nodes that the job requested, or that it had."""
+    missing_count: int = 0
+    name: str = ""
+    """Description of another job or of a checkpoint, a kind of source, or the name of a fleet."""
+    seconds: float = 0.0
+    at: float = 0.0
+    limit: float = 0.0
+    because: tuple[Fact, ...] = ()
+    lack_reasons: tuple[Reason, ...] = ()
+    """Why the fleet has no nodes for the job."""
+    stop: JobNote | str | None = None
+    """Why the job must stop. A text: as an earlier version stored it."""
 
 
-def separated(facts: Iterable[Fact]) -> tuple[str | Fact, ...]:
-    """Return facts with semicolons between them, as parts of a sentence."""
-    return tuple(part for fact in facts for part in ("; ", fact))[1:]
+class Starting(Value, frozen=True):
+    """Ranks are in a phase before their first new step. `seconds`: for how long, rounded down."""
+
+    phase: str
+    node_ids: tuple[NodeId, ...]
+    """The first few of the nodes."""
+    other_count: int = 0
+    """Number of further nodes."""
+    seconds: int = 0
+
+
+class Unclear(Value, frozen=True):
+    """The job continues although it is unclear whether some of its nodes still work."""
+
+    doing: JobNote | Starting | None
+    """What the ranks do. None if they start."""
+    silent: tuple[NodeId, ...] = ()
+    because: tuple[Fact, ...] = ()
+    """What is known about the nodes if no node is silent."""
+
+
+class Observes(Value, frozen=True):
+    """Everstep does nothing but observe the job, because a person took it over or paused all automatic actions."""
+
+    pause: str = ""
+    """Who paused all automatic actions, and why, in the person's words. Empty if the job was taken over."""
+    taken_over_by: str = ""
+    impaired: tuple[NodeId, ...] = ()
+    lost: tuple[NodeId, ...] = ()
+    exits: tuple[Fact, ...] = ()
+
+
+class AwaitsConsent(Value, frozen=True):
+    """The job waits until a person accepts that it repeats much training."""
+
+    choice: RepeatedWork
+    job: str
+    limit_minutes: int
+    """The job's MaxRepeatedMinutes."""
 
 
 class Waits(Value, frozen=True):
@@ -30,16 +121,17 @@ class Waits(Value, frozen=True):
 
     missing_count: int = 0
     """Number of nodes that the job lacks."""
-    text: str = ""
-    """AWS's or Everstep's reason for failed instance launches. Empty if no launch fails."""
+    lack_reasons: tuple[Reason, ...] = ()
+    """Why the fleet has no nodes. Empty if no launch fails."""
     late: tuple[NodeId, ...] = ()
     """Members that have not promised to join."""
     unreachable: tuple[NodeId, ...] = ()
     """Members that may still hold shards of the committed step."""
-    before: str = ""
-    """A clause about the number of nodes on which the job would continue. Empty without such a clause."""
-    aim: str = ""
-    """A clause about a requested stop. Empty without such a request."""
+    consent: AwaitsConsent | None = None
+    smaller: JobNote | None = None
+    """The number of nodes on which the job would continue, or which it needs."""
+    stop: JobNote | str | None = None
+    """A requested stop, which waits until the job trains."""
 
 
 class AwaitsFirstStep(Value, frozen=True):
@@ -84,9 +176,20 @@ class GaveUp(Value, frozen=True):
     because: Repeated
 
 
+class Told(Value, frozen=True):
+    """A sentence that contains facts, as an earlier version stored it. `parts` without spaces between make it."""
+
+    parts: tuple[str | Fact, ...]
+
+
 JobReason: TypeAlias = (
     str
     | Told
+    | JobNote
+    | Starting
+    | Unclear
+    | Observes
+    | AwaitsConsent
     | Waits
     | AwaitsFirstStep
     | Restarts
@@ -95,9 +198,10 @@ JobReason: TypeAlias = (
     | StoppedToLeave
     | GaveUp
     | PausesWithoutNodes
+    | AwaitsStore
     | Recorded
 )
-"""Why a job is in its state, and what it does."""
+"""Why a job is in its state, and what it does. A plain text is an agent's, or an earlier version stored it."""
 
 
 class StateChanged(Value, frozen=True):
@@ -122,5 +226,13 @@ class HangFound(Value, frozen=True, tag="Hang"):
     alone: AloneStuck | None
 
 
-Message: TypeAlias = str | Told | StateChanged | GenerationEnded | HangFound | Tries
+class OutputsLost(Value, frozen=True):
+    """Output files of ranks are not in S3."""
+
+    outputs: tuple[OutputFailure, ...]
+    """The first few files."""
+    other_count: int = 0
+
+
+Message: TypeAlias = str | Told | JobNote | StateChanged | GenerationEnded | HangFound | Tries | OutputsLost
 """The message of an event."""

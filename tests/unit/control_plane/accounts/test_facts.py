@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from control_plane.accounts.facts import sentence
-from control_plane.accounts.jobs import response
+from control_plane.accounts.responses import response
 from control_plane.core.observed.drills import DrillKind
 from control_plane.core.observed.facts import (
     AgentSilent,

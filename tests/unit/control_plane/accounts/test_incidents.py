@@ -18,6 +18,7 @@ from control_plane.accounts.incidents import (
     outcome_of,
     verdict,
 )
+from control_plane.core.observed.causes import LaunchesFail
 from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.incidents import RestartsRanks
@@ -81,7 +82,7 @@ def test_the_course_of_the_job_determines_how_an_incident_ended(
 def test_a_verdict_says_what_failed_and_how_it_ended() -> None:
     assert verdict(RECOVERED, 500.0) == "i-1 was terminated. Everstep recovered the job in 12 s; no step was lost."
     assert verdict(OPEN, 500.0) == "i-1 was terminated. Everstep is recovering the job."
-    waiting = replace(OPEN, job_reason=Waits(missing_count=1, text="AWS has none"))
+    waiting = replace(OPEN, job_reason=Waits(missing_count=1, lack_reasons=(LaunchesFail(text="AWS has none"),)))
     assert verdict(waiting, 500.0) == "i-1 was terminated. The job waits for 1 node."
     assert verdict(replace(RECOVERED, repeated_steps=None), 500.0).endswith("the job in 12 s.")
     assert verdict(FAILED, 500.0) == "A training process failed on i-1. The job failed; 28 steps are lost."

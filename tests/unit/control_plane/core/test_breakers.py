@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.accounts.jobs import repeated
+from control_plane.accounts.responses import repeated
 from control_plane.core import breakers
 from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord

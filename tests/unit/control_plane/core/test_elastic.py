@@ -146,8 +146,8 @@ def test_the_forecast_names_every_size() -> None:
 
 
 def test_a_waiting_job_names_its_smallest_size_only_if_it_can_start_with_fewer_nodes() -> None:
-    assert elastic.start_words(SPEC) == "starts on at least 2 nodes after 20 s"
-    assert elastic.start_words(replace(SPEC, min_node_count=4)) == ""
+    assert accounts.start_words(SPEC) == "starts on at least 2 nodes after 20 s"
+    assert accounts.start_words(replace(SPEC, min_node_count=4)) == ""
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from control_plane.accounts.facts import sentence
-from control_plane.accounts.jobs import reason, reason_now, repeated
+from control_plane.accounts.jobs import reason, reason_now
+from control_plane.accounts.responses import repeated
 from control_plane.core import breakers, hangs
 from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from control_plane.accounts.jobs import reason
 from control_plane.core import launch
 from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import NodeObserved
@@ -129,7 +130,8 @@ def test_a_launch_says_what_its_ranks_do_before_their_first_new_step(
         reports[NodeId(f"i-{rank}")] = MemberReport(
             job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.RUNNING, ranks=(status,)
         )
-    assert launch.starting(plan, reports) == words
+    starting = launch.starting(plan, reports)
+    assert ("" if starting is None else reason(starting)) == words
 
 
 def test_a_generation_number_that_was_never_issued_is_ignored() -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from control_plane.accounts.jobs import checkpoint_wait
+from control_plane.accounts.responses import checkpoint_wait
 from control_plane.core import moves
 from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.observed.facts import NodeRequest, Recorded, Requested

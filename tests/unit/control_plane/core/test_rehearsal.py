@@ -225,7 +225,7 @@ def test_a_difference_is_an_event_with_its_advice(verdict: RehearsalVerdict, typ
     told = rehearsed(verdict, at=31, message="loss differs.", advice="Keep it.")
     record, (event,) = follow(ordered(), told, told)
     assert (event.type, event.message) == (type_, message)
-    assert record.stop_reason == ""
+    assert record.stop_reason is None
 
 
 @pytest.mark.parametrize(("verdict", "stops"), [(PROVEN, False), (DIFFERS, True), (UNSTABLE, True), (REFUSED, False)])

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from control_plane.accounts.jobs import reason
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.job import decide as decide_job
 from control_plane.core.observed.jobs import CapacityWait, FailedLaunches, JobObserved, JobRecord
@@ -67,7 +68,10 @@ def test_a_job_stores_its_wait_for_capacity_only_while_it_lacks_nodes_and_launch
 
 def test_a_gang_gives_way_before_it_starts_even_when_it_is_complete() -> None:
     record = decide(JobState.ALLOCATING, assigned=("i-1", "i-2"), gives_way_to="urgent (priority 5)")
-    assert (record.state, record.reason) == (JobState.QUEUED, "gives way to urgent (priority 5) before it started")
+    assert (record.state, reason(record.reason)) == (
+        JobState.QUEUED,
+        "gives way to urgent (priority 5) before it started",
+    )
 
 
 def test_a_gang_waits_as_long_as_nodes_keep_coming() -> None:
@@ -162,7 +166,7 @@ def test_an_elastic_gang_starts_with_its_minimum_after_its_patience(
         smaller = len(assigned) if len(assigned) < 4 else 0
         assert (record.reduced_count, record.vacant_since) == (smaller, None)
     else:
-        assert record.reason == f"waits for {4 - len(assigned)} nodes; starts on at least 2 nodes after 30 s"
+        assert reason(record.reason) == f"waits for {4 - len(assigned)} nodes; starts on at least 2 nodes after 30 s"
 
 
 def test_a_pause_by_a_person_ends_the_patience() -> None:

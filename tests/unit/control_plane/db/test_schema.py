@@ -15,8 +15,8 @@ from sqlalchemy import JSON, Integer, MetaData, Table, bindparam, inspect, text
 from alembic import command
 from control_plane.accounts import facts
 from control_plane.accounts.answers import why
-from control_plane.accounts.jobs import response
 from control_plane.accounts.reasons import sentence, sentences
+from control_plane.accounts.responses import response
 from control_plane.api import incident_reports
 from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.causes import GivenUp, Surplus

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.core.job.ending import PAUSE_PATIENCE_TIMES
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.queue import PAUSE_AGAIN_SECONDS
 from control_plane.core.states import JobState
 from control_plane.db import jobs
@@ -324,7 +325,7 @@ async def test_a_pause_before_the_first_start_makes_no_run_longer(small: World) 
         if small.job().state == JobState.RUNNING:
             await small.train(1)  # the control plane would suspect a hang if the ranks did not advance
         await after(small, 100.0)
-    assert records.job_record(small.job()).stop_reason == "MaxRuntimeInSeconds (1200) is over"
+    assert records.job_record(small.job()).stop_reason == JobNote(what=JobFact.MAX_RUNTIME_OVER, limit=1200.0)
 
 
 async def test_the_control_plane_may_die_anywhere_in_a_persons_pause(small: World) -> None:

@@ -10,6 +10,7 @@ from control_plane.core.observed.facts import Recorded, ShardLoss, ShardsLost
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import AgentSilence, Exclusion
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.observed.steps import FailedRead, RefusedSource
 from control_plane.core.states import IncidentState
 from control_plane.db import jobs
@@ -81,7 +82,7 @@ async def test_a_job_record_survives_the_database(world: World) -> None:
                 key="k",
             ),
         ),
-        stop_reason="s",
+        stop_reason=JobNote(what=JobFact.MAX_COST_SPENT, limit=5.0),
         microseconds={"train": 1_250_000},
         node_microseconds=5_000_000,
         node_count=4,
