@@ -147,6 +147,10 @@ def place_in_world() -> tuple[int, int]:
 def check_signatures(name: str, value: Stateful) -> None:
     """Check that an object's `state_dict` needs no argument and its `load_state_dict` one, without a call.
 
+    Args:
+        name: the object's name, for the error.
+        value: the object.
+
     Raises:
         CannotResume: Everstep cannot call them.
     """
