@@ -14,8 +14,9 @@ from typing import Final
 
 from control_plane.accounts.facts import fault_name, hang, hardware_fault, sentence
 from control_plane.accounts.incidents import Account, IncidentOutcome
+from control_plane.accounts.jobs import SOURCES
 from control_plane.accounts.occurrences import brief_occurrence, capital, listed
-from control_plane.core.incidents import SOURCES, absent_seconds
+from control_plane.core.incidents import absent_seconds
 from control_plane.core.observed.facts import (
     AgentSilent,
     ControlPlaneAbsent,

@@ -130,7 +130,7 @@ def sentence(fact: facts.Fact) -> str:
             how = f"{'signal' if fact.code < 0 else 'code'} {abs(fact.code)}"
             return f"rank {fact.rank} on {fact.node_id} ended: {fact.exit_class.value}, {how}"
         case facts.RankLoadFailed():
-            return f"{fact.node_id} failed to load its shards: {fact.text}"
+            return f"{fact.node_id} failed to load its shards: {fact.text or 'a source failed verification'}"
         case facts.AloneFailedToLoad():
             return f"{fact.node_id} alone could not load step {fact.step}"
         case facts.ShardsLost():

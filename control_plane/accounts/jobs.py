@@ -11,7 +11,6 @@ from typing import Final, assert_never
 from control_plane.accounts import reasons as causes
 from control_plane.accounts.facts import hang_proof, ranks_words, sentence, sentences, standstill
 from control_plane.accounts.responses import checkpoint_wait, clock, repeated, response
-from control_plane.core.incidents import SOURCES
 from control_plane.core.observed import incidents, reasons
 from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.facts import Recorded
@@ -23,6 +22,7 @@ from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, NodeId, RunId
+from everstep.protocol.rank_messages import UnkeptCause
 
 _TRAINS: Final = "trains; "
 _NOTES: Final[Mapping[JobFact, str]] = {
@@ -110,6 +110,24 @@ _PHASES: Final[Mapping[str, str]] = {
     FIRST_STEP_PHASE: "making the first step",
 }
 """Phases of a rank before its first new step."""
+_UNKEPT: Final[Mapping[UnkeptCause, str]] = {
+    UnkeptCause.LATE: "the ranks finish steps before their agents can propose them",
+    UnkeptCause.STATE: "no restart could restore the state",
+    UnkeptCause.CAPTURE: "the state cannot be copied",
+    UnkeptCause.CHANGED: "the state changes while it is copied",
+    UnkeptCause.LAYOUT: "the size of the state keeps changing",
+    UnkeptCause.NO_SLOT: "no memory slot is ready",
+    UnkeptCause.MEMORY: "the node has too little memory",
+    UnkeptCause.SILENT_AGENT: "its agent does not answer",
+    UnkeptCause.UNCONFIRMED: "no agent reports why",
+}
+SOURCES: Final[Mapping[str, str]] = {
+    "local": "the memory of its own nodes",
+    "peer": "the memory of other nodes",
+    "parity": "parity in the memory of other nodes",
+    "s3": "a checkpoint in S3",
+}
+"""Names of the sources from which ranks restore their state."""
 _HOLDERS: Final[Mapping[HolderState, str]] = {
     HolderState.ENDED: "has ended, as AWS reports",
     HolderState.SILENT: "is silent",
@@ -208,6 +226,8 @@ def message(of: reasons.Message) -> str:
             return _told(of)
         case reasons.JobNote():
             return _note(of)
+        case reasons.Lapsed():
+            return lapsed(of)
         case reasons.OutputsLost():
             names = (f"gen={each.generation}/rank={each.rank}/{each.path} ({each.cause})" for each in of.outputs)
             more = f" and {of.other_count} more" if of.other_count else ""
@@ -289,6 +309,42 @@ def restore_reason(from_step: int | None, source: str | None) -> str:
     if source is not None:
         how = f"restores step {from_step} from {SOURCES[source]}"
     return f"{how}: the newest step that every rank can get"
+
+
+def policy_words(
+    *,
+    every_steps: int,
+    interval_seconds: int | None,
+    max_overhead: float | None,
+    max_bytes_per_second: int | None,
+    on_notice: bool,
+) -> str:
+    """Return a clause for users that lists when a job makes a checkpoint.
+
+    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. The function
+    `core.checkpoints.contradictions` documents the other arguments.
+    """
+    budget = f" and {max_bytes_per_second:,} bytes per second and node" if max_bytes_per_second else ""
+    causes = [
+        *([f"every {every_steps:,} steps"] if every_steps else []),
+        *([f"every {interval_seconds:,} s"] if interval_seconds else []),
+        *([f"as often as {max_overhead:.2%} overhead{budget} permit"] if max_overhead else []),
+        *(["on a notice of AWS"] if on_notice else []),
+        "when the job stops",
+    ]
+    return ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
+
+
+def lapsed(of: reasons.Lapsed) -> str:
+    """Return a sentence without a period: which step is kept, how far training is, and why."""
+    lapse = of.lapse
+    where = "" if lapse.node_id is None else f"{lapse.node_id}: "
+    where = where if lapse.rank is None else f"rank {lapse.rank} on {where}"
+    detail = f": {lapse.detail}" if lapse.detail else ""
+    return (
+        f"no step after step {lapse.kept} is kept, and training is at step {of.boundary}: "
+        f"{where}{_UNKEPT[lapse.cause]}{detail}"
+    )
 
 
 def misread(readers: Iterable[NodeId]) -> str:

@@ -26,11 +26,11 @@ from control_plane.accounts import duties
 from control_plane.accounts.duties import Action, Subject
 from control_plane.accounts.facts import sentence
 from control_plane.accounts.incidents import CLOSED, Account, IncidentOutcome, milestones, verdict
-from control_plane.accounts.jobs import restore_reason
+from control_plane.accounts.jobs import SOURCES, restore_reason
 from control_plane.accounts.occurrences import occurrence
 from control_plane.accounts.responses import response
 from control_plane.core.duties import PersonDuty
-from control_plane.core.incidents import PHASES, SOURCES, phase_moments
+from control_plane.core.incidents import PHASES, phase_moments
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
 """ANSI escape sequences, and control characters except tabs and line ends."""

@@ -46,8 +46,7 @@ from control_plane.core import (
     rolls,
     states,
 )
-from control_plane.core import protection as core_protection
-from control_plane.core.checkpoints import CheckpointStatus, Verification, policy_words
+from control_plane.core.checkpoints import CheckpointStatus, Verification
 from control_plane.core.duties import PersonDuty
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.incidents import absent_seconds
@@ -63,6 +62,7 @@ from control_plane.core.observed.facts import (
 )
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.reasons import Lapsed
 from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.specs import DEFAULT_STORE_PATIENCE_SECONDS
 from control_plane.core.observed.steps import HolderState
@@ -392,7 +392,7 @@ def _checkpoint_activity(job: SavedJob) -> jobs_schemas.CheckpointActivity:
     spec, pace, upload = job.spec, checkpoint_pace_of(job), checkpoint_upload_of(job)
     is_over = job.ended_at is not None
     return jobs_schemas.CheckpointActivity(
-        policy=policy_words(
+        policy=job_accounts.policy_words(
             every_steps=spec.checkpoint_every_steps,
             interval_seconds=spec.checkpoint_interval_seconds,
             max_overhead=spec.checkpoint_max_overhead,
@@ -927,7 +927,7 @@ def _protection_state(job: SavedJob, shards: Sequence[ShardRecord]) -> tuple[Pro
     if is_paused(job):
         return ProtectionState.UNPROTECTED, f"The job has no nodes; its state is in S3. {job.reason}"
     if (lapse := lapse_of(job)) is not None:
-        words = core_protection.in_words(lapse, Step(job.boundary))
+        words = job_accounts.lapsed(Lapsed(lapse=lapse, boundary=Step(job.boundary)))
         return ProtectionState.UNPROTECTED, f"{words[0].upper()}{words[1:]}."
     refused = next((shard for shard in shards if shard.reason), None)
     if job.committed_step < 0:

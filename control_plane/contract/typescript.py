@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from control_plane.accounts.jobs import SOURCES
 from control_plane.accounts.occurrences import occurrence
 from control_plane.contract.names import error_names, prose, structures
 from control_plane.contract.service_model import LOGGED_NUMBER
-from control_plane.core.incidents import SOURCES
 from control_plane.core.observed.nodes import Cause
 
 Json = dict[str, Any]

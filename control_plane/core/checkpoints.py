@@ -121,30 +121,6 @@ def contradictions(
     return tuple(found)
 
 
-def policy_words(
-    *,
-    every_steps: int,
-    interval_seconds: int | None,
-    max_overhead: float | None,
-    max_bytes_per_second: int | None,
-    on_notice: bool,
-) -> str:
-    """Return a clause for users that lists when a job makes a checkpoint.
-
-    `on_notice` says whether the job also makes a checkpoint when AWS announces the end of a node. The function
-    `contradictions` documents the other arguments.
-    """
-    budget = f" and {max_bytes_per_second:,} bytes per second and node" if max_bytes_per_second else ""
-    causes = [
-        *([f"every {every_steps:,} steps"] if every_steps else []),
-        *([f"every {interval_seconds:,} s"] if interval_seconds else []),
-        *([f"as often as {max_overhead:.2%} overhead{budget} permit"] if max_overhead else []),
-        *(["on a notice of AWS"] if on_notice else []),
-        "when the job stops",
-    ]
-    return ", ".join(causes[:-1]) + f"{' and ' if len(causes) > 1 else ''}{causes[-1]}"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCheckpoint:
     """A complete checkpoint, with the facts from which `surplus` decides whether the control plane may delete it."""

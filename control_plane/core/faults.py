@@ -437,4 +437,4 @@ def _last_sign(nodes: Mapping[NodeId, NodeObserved], node_id: NodeId, now: float
 
 
 def _words(report: MemberReport) -> str:
-    return "; ".join(fault.message for fault in report.faults) or "a source failed verification"
+    return "; ".join(fault.message for fault in report.faults)

@@ -38,7 +38,7 @@ from control_plane.core.observed.facts import AloneStuck, HangProof, Oddity, Ran
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Pace, Suspicion
 from control_plane.core.observed.nodes import Cause
-from control_plane.core.observed.reasons import HangFound, StandsStill, WaitsDeliberately
+from control_plane.core.observed.reasons import HangFound, JobFact, JobNote, StandsStill, WaitsDeliberately
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE, MemberReport, RankStacks, RankStatus
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.plan import GenerationPlan, Timeouts
@@ -180,7 +180,8 @@ def watch(
     if not overdue:
         over = (
             EventDraft(
-                type="RanksMoveAgain", message=f"every rank makes progress again, after {now - suspicion.since:.0f} s"
+                type="RanksMoveAgain",
+                message=JobNote(what=JobFact.PROGRESSES_AGAIN, seconds=now - suspicion.since),
             )
             if suspicion
             else None

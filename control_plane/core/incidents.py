@@ -21,13 +21,6 @@ from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
 
 _GRAVITY = tuple(Cause)
 PHASES = ("detect", "replace", "restore", "rework")
-SOURCES: Mapping[str, str] = {
-    "local": "the memory of its own nodes",
-    "peer": "the memory of other nodes",
-    "parity": "parity in the memory of other nodes",
-    "s3": "a checkpoint in S3",
-}
-"""Names of the sources from which ranks restore their state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 
 from control_plane.core.actions import EventDraft
-from control_plane.core.observed.jobs import AwaitedCommit, JobRecord, Lapse
+from control_plane.core.observed.jobs import AwaitedCommit, JobRecord
+from control_plane.core.observed.reasons import JobFact, JobNote, Lapsed
+from control_plane.core.observed.steps import Lapse
 from everstep.protocol.agent_messages import MemberReport, ShardProtection
 from everstep.protocol.ids import NodeId, Step
 from everstep.protocol.plan import Timeouts
@@ -25,17 +27,6 @@ COMMIT_TIMES = 3
 """A commit is overdue after this multiple of the time that the newest commit took, if that is long."""
 UPLOAD_TIMES = 10
 """Factor of this limit during the upload of a checkpoint, which may need the slot of the next step."""
-CAUSES: Mapping[UnkeptCause, str] = {
-    UnkeptCause.LATE: "the ranks finish steps before their agents can propose them",
-    UnkeptCause.STATE: "no restart could restore the state",
-    UnkeptCause.CAPTURE: "the state cannot be copied",
-    UnkeptCause.CHANGED: "the state changes while it is copied",
-    UnkeptCause.LAYOUT: "the size of the state keeps changing",
-    UnkeptCause.NO_SLOT: "no memory slot is ready",
-    UnkeptCause.MEMORY: "the node has too little memory",
-    UnkeptCause.SILENT_AGENT: "its agent does not answer",
-    UnkeptCause.UNCONFIRMED: "no agent reports why",
-}
 
 
 def with_watch(
@@ -103,20 +94,12 @@ def events(before: JobRecord, after: JobRecord) -> tuple[EventDraft, ...]:
         return ()
     if after.lapse is not None:
         detail = {name: value for name, value in asdict(after.lapse).items() if value is not None}
-        draft = EventDraft(type="ProtectionLost", message=in_words(after.lapse, after.boundary), detail=detail)
+        draft = EventDraft(
+            type="ProtectionLost", message=Lapsed(lapse=after.lapse, boundary=after.boundary), detail=detail
+        )
         return (replace(draft, node_id=after.lapse.node_id),)
-    return (EventDraft(type="ProtectionRestored", message=f"nodes keep steps again, from step {after.committed} on"),)
-
-
-def in_words(lapse: Lapse, boundary: Step) -> str:
-    """Return a sentence without a period: which step is kept, how far training is, and why."""
-    where = "" if lapse.node_id is None else f"{lapse.node_id}: "
-    where = where if lapse.rank is None else f"rank {lapse.rank} on {where}"
-    detail = f": {lapse.detail}" if lapse.detail else ""
-    return (
-        f"no step after step {lapse.kept} is kept, and training is at step {boundary}: "
-        f"{where}{CAUSES[lapse.cause]}{detail}"
-    )
+    restored = JobNote(what=JobFact.KEEPS_STEPS_AGAIN, step=after.committed)
+    return (EventDraft(type="ProtectionRestored", message=restored),)
 
 
 def _unkept(shards: Mapping[NodeId, tuple[ShardProtection, ...]]) -> Iterator[tuple[NodeId, ShardProtection]]:

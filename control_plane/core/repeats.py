@@ -61,35 +61,6 @@ def repeated_seconds(seen: JobObserved, record: JobRecord, newest: Step, base: S
     return trained * (newest - base) / step_count if trained > 0 and step_count > 0 else None
 
 
-def words(found: RepeatedWork, job: str, limit_minutes: int) -> str:
-    """Return what exists, why newer steps are out of reach, and what each choice costs, for the job's reason text."""
-    what = "the beginning" if found.base_step <= FIRST_STEP else f"step {found.base_step}"
-    where = f"the checkpoint of {what}" if found.is_stored else what
-    cost = f"repeats {found.newest_step - found.base_step} steps"
-    if found.seconds is not None:
-        cost += f", about {found.seconds / 60:.0f} minutes of training"
-    why = [f"{each.node_id} {_STORY[each.state]}" for each in found.holders if each.state is not HolderState.EMPTY]
-    why += [f"the checkpoint of step {step} is damaged" for step in found.wrong_steps]
-    why += [f"S3 lists a checkpoint of step {step} that the job cannot use" for step in found.unknown_steps]
-    if found.listing is not None and not found.unknown_steps:
-        could_look = found.listing.obstacle is None
-        why.append("S3 lists no other checkpoint" if could_look else "S3 could not be listed")
-    waits = any(each.state is HolderState.SILENT for each in found.holders)
-    other = "To wait costs the idle time of its nodes" + (", and a silent node may return" if waits else "")
-    return (
-        f"waits for a decision: only {where} can be restored, which {cost} (MaxRepeatedMinutes is {limit_minutes}). "
-        f"Step {found.newest_step} is out of reach: {'; '.join(why) or 'no node has it any more'}. "
-        f"`everstep jobs accept-loss {job} --from-step {max(found.base_step, FIRST_STEP)}` continues. {other}"
-    )
-
-
-_STORY = {
-    HolderState.ENDED: "has ended, as AWS reports",
-    HolderState.SILENT: "is silent",
-    HolderState.LEFT: "left the job",
-}
-
-
 def _holders(seen: JobObserved, record: JobRecord, policy: Policy) -> tuple[LostHolder, ...]:
     """Return why each node of the newest plan cannot provide a newer step."""
     planned = () if seen.plan is None else tuple(node.node_id for node in seen.plan.nodes)

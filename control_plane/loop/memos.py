@@ -8,10 +8,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from control_plane.core.observed.jobs import CapacityWait, Lapse, Suspicion, UnstoredOutputs
+from control_plane.core.observed.jobs import CapacityWait, Suspicion, UnstoredOutputs
 from control_plane.core.observed.reasons import JobReason
 from control_plane.core.observed.rehearsals import Rehearsals
-from control_plane.core.observed.steps import CheckpointUpload, RepeatedWork
+from control_plane.core.observed.steps import CheckpointUpload, Lapse, RepeatedWork
 from control_plane.core.states import RUNNING_JOBS
 from control_plane.core.verification import Blocked
 from control_plane.db import incidents, jobs

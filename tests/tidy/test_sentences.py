@@ -172,6 +172,64 @@ def test_what_reads_a_sentence_in_typescript(line: str, is_read: bool) -> None:
     assert (READINGS_IN_TYPESCRIPT.search(line) is not None) is is_read
 
 
+CORE = ROOT / "control_plane" / "core"
+WORDS = re.compile(r"(?:^|[ (])[a-z]{2,},? [a-z]{2,}")
+TO_MOVE = "the sentence moves to `control_plane.accounts` when somebody edits the module"
+ERROR = "an error of the API, which `control_plane.api` returns"
+LOG = "the reason of an order, which an agent writes to its log"
+COMPOSING = {
+    "attestation.py": ERROR,
+    "checkpoints.py": ERROR,
+    "drills.py": TO_MOVE,
+    "elastic.py": ERROR,
+    "fleets.py": TO_MOVE,
+    "hangs.py": TO_MOVE,
+    "job/ending.py": LOG,
+    "job/restart.py": LOG,
+    "job/taken_over.py": LOG,
+    "observed/jobs.py": "the default of a text that the job loop sets",
+    "parity.py": ERROR,
+    "rehearsal.py": TO_MOVE,
+    "repeated_steps.py": TO_MOVE,
+    "reports.py": TO_MOVE,
+    "timeouts.py": "the meaning of each timeout, for the generated page",
+}
+"""Modules of the core that may contain words of sentences, with the reason. Remove a module that no longer does."""
+
+
+def texts(source: str) -> Iterator[str]:
+    """Yield each string of a module that contains words of a sentence. Docstrings are none, and failed assertions."""
+    nodes = list(ast.walk(ast.parse(source)))
+    apart = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    apart |= {each for node in nodes if isinstance(node, ast.Assert | ast.Raise) for each in ast.walk(node)}
+    for node in nodes:
+        match node:
+            case ast.Constant(value=str(text)) if node not in apart and WORDS.search(text):
+                yield text
+
+
+def test_the_core_composes_no_sentence():
+    """The core returns facts. A new module that composes a sentence fails, and so does a module without one here."""
+    found = {str(path.relative_to(CORE)) for path in CORE.rglob("*.py") if any(texts(path.read_text()))}
+    assert sorted(found ^ COMPOSING.keys()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "has_words"),
+    [
+        ("stay(view, f'waits for {count} nodes')", True),
+        ("words = 'stored in S3 now'", True),
+        ("reason = (f'{node_id} is silent')", True),
+        ("name = f'{node_id} {state}'", False),
+        ("def f():\n    'A docstring says more than a name.'", False),
+        ("assert node, 'the plan has a node'", False),
+        ("what = JobFact.TRAINS", False),
+    ],
+)
+def test_what_composes_a_sentence(source: str, has_words: bool) -> None:
+    assert any(texts(source)) is has_words
+
+
 def test_no_code_reads_a_sentence():
     found = {
         f"{path.relative_to(ROOT)}: {path.read_text().splitlines()[line - 1].strip()}"

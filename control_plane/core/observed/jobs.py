@@ -20,6 +20,7 @@ from control_plane.core.observed.steps import (
     CheckpointUpload,
     FailedRead,
     GenerationRecord,
+    Lapse,
     RefusedSource,
     RepeatedWork,
     SealedStates,
@@ -28,9 +29,8 @@ from control_plane.core.observed.steps import (
 from control_plane.core.states import JobState
 from control_plane.core.verification import Blocked
 from everstep.protocol.agent_messages import CheckpointPace, OutputFailure
-from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, NodeId, Rank, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, FleetName, Generation, NodeId, Step
 from everstep.protocol.plan import GenerationPlan
-from everstep.protocol.rank_messages import UnkeptCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,22 +229,6 @@ class AwaitedCommit:
     step: Step
     passed_at: float | None = None
     """Unix time at which training had first finished `step`. None before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lapse:
-    """The time in which training goes on although the job keeps no further step."""
-
-    cause: UnkeptCause
-    generation: Generation
-    kept: Step
-    """The newest step that the job keeps. A failure repeats all later steps."""
-    since: float
-    """Unix time at which this step was committed, or at which this generation finished its first step."""
-    node_id: NodeId | None = None
-    rank: Rank | None = None
-    detail: str = ""
-    """The words of the rank or its agent, for people. No code reads them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from control_plane.core.observed.incidents import (
     Response,
     Tries,
 )
-from control_plane.core.observed.steps import NO_GENERATION, RepeatedWork
+from control_plane.core.observed.steps import NO_GENERATION, Lapse, RepeatedWork
 from everstep.protocol.agent_messages import OutputFailure
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Step
 
@@ -204,6 +204,13 @@ JobReason: TypeAlias = (
 """Why a job is in its state, and what it does. A plain text is an agent's, or an earlier version stored it."""
 
 
+class Lapsed(Value, frozen=True):
+    """Training goes on, and is at step `boundary`, although the job keeps no further step."""
+
+    lapse: Lapse
+    boundary: Step
+
+
 class StateChanged(Value, frozen=True):
     """A job changed its state."""
 
@@ -234,5 +241,5 @@ class OutputsLost(Value, frozen=True):
     other_count: int = 0
 
 
-Message: TypeAlias = str | Told | JobNote | StateChanged | GenerationEnded | HangFound | Tries | OutputsLost
+Message: TypeAlias = str | Told | JobNote | StateChanged | GenerationEnded | HangFound | Tries | OutputsLost | Lapsed
 """The message of an event."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from everstep.protocol.agent_messages import Obstacle, RunningUpload
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.manifest import ManifestShard
+from everstep.protocol.rank_messages import UnkeptCause
 
 NO_GENERATION = Generation(0)
 
@@ -126,6 +127,22 @@ class FailedRead:
     """True if the content was wrong. False if the source was unreachable."""
     key: str = ""
     """Key of the S3 object. Empty for a source in nodes' memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lapse:
+    """The time in which training goes on although the job keeps no further step."""
+
+    cause: UnkeptCause
+    generation: Generation
+    kept: Step
+    """The newest step that the job keeps. A failure repeats all later steps."""
+    since: float
+    """Unix time at which this step was committed, or at which this generation finished its first step."""
+    node_id: NodeId | None = None
+    rank: Rank | None = None
+    detail: str = ""
+    """The words of the rank or its agent, for people. No code reads them."""
 
 
 class HolderState(StrEnum):
