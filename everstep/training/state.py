@@ -14,10 +14,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import msgspec
 import torch
+from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
 from torch.optim.optimizer import Optimizer
 
 from everstep.protocol.parts import TensorPart
@@ -28,12 +29,14 @@ from everstep.training.arena import Arena
 from everstep.training.attributes import Attributes, copied, generators_of
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
+from everstep.training.errors import CannotResume
 from everstep.training.module_tree import places_of
 from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
+from everstep.training.step_watch import unfolded
 
-FORMAT = 7
+FORMAT = 8
 """Version of the values that adapters and sessions store in a slot.
 
 Developers must increase it whenever the form of these values changes. A restore rejects slots of other versions before
@@ -110,6 +113,10 @@ class RankState:
 
         None if nothing is recorded; `observe` then reads the current values.
         """
+        self._lambdas = {
+            name: [(scheduler, list(scheduler.lr_lambdas)) for scheduler in unfolded([item]) if _has_lambdas(scheduler)]
+            for name, item in objects.items()
+        }
         self.facts = {
             "format": str(FORMAT),
             "torch": str(torch.__version__),
@@ -139,6 +146,11 @@ class RankState:
             self._modules = modules
             self._attributes.follow(places_of(modules))
         return self._modules
+
+    @property
+    def revision(self) -> int:
+        """A number that grows with each change of modules, parameter groups or `requires_grad` that `observe` sees."""
+        return sum(adapter.revision for adapter in self.adapters)
 
     def companions(self) -> Sequence[object]:
         """Return all objects whose `state_dict` a snapshot contains.
@@ -176,6 +188,13 @@ class RankState:
         """
         for stream in self.streams.values():
             stream.check()
+        for name, schedulers in self._lambdas.items():
+            if any(scheduler.lr_lambdas != lambdas for scheduler, lambdas in schedulers):
+                raise CannotResume(
+                    name,
+                    "lr_lambdas has other functions than at init(), and functions are not kept. Create the scheduler "
+                    "with its functions before init()",
+                )
         return self._observed([_checked(adapter) for adapter in self.adapters])
 
     def foresee(self) -> Observed | None:
@@ -313,6 +332,10 @@ class RankState:
             "generators": rng.generator_states(self.generators),
             "rng": rng.observe(),
         }
+
+
+def _has_lambdas(scheduler: object) -> TypeGuard[LambdaLR | MultiplicativeLR]:
+    return isinstance(scheduler, (LambdaLR, MultiplicativeLR))
 
 
 def _checked(adapter: Adapter) -> AdapterState:

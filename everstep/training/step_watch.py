@@ -141,7 +141,7 @@ class StepWatch:
         optimizer = getattr(scheduler, "optimizer", None)
         if optimizer is None or getattr(scheduler, "_is_initial", False):
             return
-        if any(scheduler is kept for kept in _unfolded(self._companions)):
+        if any(scheduler is kept for kept in unfolded(self._companions)):
             return
         if updated := self._updated_by(optimizer):
             kind = qualified_name(type(scheduler))
@@ -207,7 +207,7 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
     """
     kept = [optimizer for optimizer in (*optimizers, *companions.values()) if isinstance(optimizer, Optimizer)]
     for name, companion in companions.items():
-        for scheduler in _unfolded([companion]):
+        for scheduler in unfolded([companion]):
             bound = scheduler.optimizer if isinstance(scheduler, LRScheduler) else None
             if bound is not None and not any(bound.state is other.state for other in kept):
                 raise CannotResume(
@@ -218,12 +218,12 @@ def check_bound(companions: Mapping[str, object], optimizers: Collection[Optimiz
                 )
 
 
-def _unfolded(companions: Collection[object]) -> Iterator[object]:
+def unfolded(companions: Collection[object]) -> Iterator[object]:
     """Yield the given objects, and the schedulers inside a `SequentialLR` or inside accelerate's wrapper."""
     for companion in companions:
         yield companion
         parts = [*getattr(companion, "_schedulers", ()), getattr(companion, "scheduler", None)]
-        yield from _unfolded([part for part in parts if isinstance(part, LRScheduler)])
+        yield from unfolded([part for part in parts if isinstance(part, LRScheduler)])
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -71,6 +71,8 @@ class Adapter(Protocol):
     """
 
     kind: str
+    revision: int
+    """Number of changes that `observe` has seen in the modules, the optimizers' groups and `requires_grad`."""
 
     def prepare(self) -> None:
         """Prepare the models so that the first step of a launch computes in the same order as all later steps.
@@ -83,7 +85,7 @@ class Adapter(Protocol):
         """Return facts about models and optimizers, such as shapes, which a snapshot and a launch must have in common.
 
         A launch can restore a snapshot of another launch only if both launches have the same facts. The facts are
-        constant after `init`.
+        those at `init`, because a restarted script has not repeated later changes when it restores.
         """
         ...
 
@@ -272,8 +274,11 @@ class NamedOptimizer:
 
     name: str
     optimizer: Optimizer
-    members: Sequence[tuple[str, torch.Tensor]]
-    """Name and parameter of each tensor that the optimizer may change, in a fixed order."""
+    members: list[tuple[str, torch.Tensor]]
+    """Name and parameter of each tensor that the optimizer may change or has state of.
+
+    The adapter changes the list when the script changes the optimizer's groups.
+    """
     local: Callable[[torch.Tensor], torch.Tensor]
     """Function that returns the part of a tensor that is in this rank's own memory."""
     rewrap: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -12,6 +12,7 @@ Invariant: the first step of every launch uses the same bucket layout as all lat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 
 import torch
 from torch.distributed import ProcessGroup
@@ -50,6 +51,33 @@ class DDPAdapter(PlainAdapter):
         ]
         for name, module in self._wrapped:
             _check(name, module)
+        self._trainable = {id(parameter) for parameter in self._parameters.values() if parameter.requires_grad}
+        self._checked_revision = self.revision
+        self._unaveraged = ""
+        """Name of a parameter that the script has unfrozen, and whose gradients DDP does not average."""
+
+    def check(self) -> None:
+        super().check()
+        if self._checked_revision != self.revision:
+            self._checked_revision = self.revision
+            self._unaveraged = next(filter(None, starmap(self._find_unaveraged, self._wrapped)), "")
+        if self._unaveraged:
+            raise CannotResume(
+                self._unaveraged,
+                "DDP does not average its gradients over the ranks, because it was frozen when DDP wrapped the model. "
+                "A new wrapper after init() is missing after a restart. Wrap the model with all parameters trainable "
+                "and find_unused_parameters=True, and freeze them afterwards",
+            )
+
+    def _find_unaveraged(self, name: str, model: DistributedDataParallel) -> str:
+        later = {
+            path: parameter
+            for path, parameter in model.module.named_parameters()
+            if parameter.requires_grad and id(parameter) not in self._trainable
+        }
+        buckets = model.reducer._get_zeros_like_grad_buckets() if later else []
+        averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters()}
+        return next((f"{name}/{path}" for path, each in later.items() if id(each) not in averaged), "")
 
     def prepare(self) -> None:
         for _, module in self._wrapped:

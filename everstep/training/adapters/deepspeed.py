@@ -81,6 +81,7 @@ class DeepSpeedAdapter:
     """
 
     kind = "deepspeed"
+    revision = 0  # An engine refuses all changes that this number counts.
 
     def __init__(self, name: str, engine: torch.nn.Module, trusted: Sequence[type] = ()) -> None:
         self._name = name or "engine"
@@ -322,7 +323,7 @@ class DeepSpeedAdapter:
             # step when the count is a multiple of this number.
             counters["micro_steps"] = counters["micro_steps"] // before * accumulation
         else:
-            optimizer = self._optimizer.adopt(_only_optimizer(self._optimizer.name, saved["optimizers"]))
+            optimizer = self._optimizer.adopt(_only_optimizer(self._optimizer.name, saved))
             step = int(values.step)
             counters = {
                 "global_steps": step,
@@ -440,12 +441,19 @@ class DeepSpeedAdapter:
         return parts_of_range(name, tuple(parameter.ds_shape), begin, min(count, begin + size), start)
 
 
-def _only_optimizer(name: str, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+def _only_optimizer(name: str, adapter: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the saved values of the engine's optimizer, which the saving launch must have registered as `name`."""
+    saved = adapter["optimizers"]
     if name not in saved:
         raise CannotRelayout(
             f"optimizer/{name}" if name else "optimizer",
             f"the earlier launch registered {sorted(saved)}. Give the engine the name of its optimizer",
+        )
+    if adapter["groups"][name] is not None:
+        raise CannotRelayout(
+            f"optimizer/{name}" if name else "optimizer",
+            "the earlier script changed its parameter groups while it trained, and an engine cannot. Load the step "
+            "with the earlier kind of training",
         )
     return cast("Mapping[str, Any]", saved[name])
 

@@ -1,18 +1,20 @@
 """Adapter for plain torch modules and optimizers, and base class of the DDP and FSDP2 adapters.
 
-Invariant: a snapshot contains exactly the parameters that `init` listed, each with its optimizer.
+Invariant: a snapshot contains exactly the parameters that `init` listed, each with its present optimizer.
 
-The module has more than 500 lines. It is not divided, because the parameters, their gradients and the modules that the
-script replaces are one list, which all three parts update.
+The module has more than 500 lines. It is not divided, because the parameters, their gradients and the modules and
+groups that the script changes are one list, which all of these parts update.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, itemgetter
+from typing import Any
 
 import msgspec
 import torch
@@ -36,6 +38,7 @@ from everstep.training.adapters.base import (
     tensor_names,
 )
 from everstep.training.adapters.buffers import Buffers, buffers_of
+from everstep.training.adapters.groups import ParameterGroups
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
@@ -78,7 +81,7 @@ class PlainAdapter:
         self._models = dict(models)
         self._tree = ModuleTree(self._models)
         self._obstacle: CannotResume | None = None
-        """Why no restarted script could restore the modules that the last `observe` found."""
+        """Why no restarted script could restore the modules or groups that the last `observe` found."""
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._buffers = Buffers(self.local)
         self._extra = ExtraStates()
@@ -100,17 +103,22 @@ class PlainAdapter:
         }
         self._sparse = [number for number, parameter in enumerate(self._live) if id(parameter) in embeddings]
         """Indexes of the parameters whose gradients are sparse."""
-        self._owner = {id(parameter): named.name for named in self._optimizers for _, parameter in named.members}
+        self._parameter_groups = {
+            named.name: ParameterGroups(named.optimizer, self._names) for named in self._optimizers
+        }
+        self.revision = 0
+        self._flags = self._live_flags()
+        """`requires_grad` of each parameter at the last `observe`."""
         self._listed = NamedTensors()
-        self._used: dict[str, list[_GradientMark]] = {}
-        """Mark (tensor and version) of each gradient right after an optimizer's step, by optimizer name.
+        self._used: dict[str, dict[int, _GradientMark]] = {}
+        """Mark (tensor and version) of each gradient right after an optimizer's step, by optimizer name and parameter.
 
         A gradient that changed later no longer matches its mark. Only optimizers that made a step since the last
         boundary have an entry.
         """
         self._adds_up: set[str] = set()
         """Optimizers whose gradients the script does not clear by `zero_grad`: they add up over the steps."""
-        self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
+        self._list_owners()
         self._accumulating: dict[str | None, int] = {}
         """Number of further steps for which snapshots contain each optimizer's gradients.
 
@@ -130,30 +138,9 @@ class PlainAdapter:
         if self._obstacle is not None:
             raise self._obstacle
         self._buffers.check()
-        for named in self._optimizers:
-            live = list(chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups)))
-            where = f"optimizer/{named.name}" if named.name else "optimizer"
-            # Reject `add_param_group` after `init`, because a restarted script has not called it yet when it restores.
-            if len(live) != len(named.members):
-                known = f"the optimizer has {len(live)} parameters, but init() saw {len(named.members)}"
-                raise CannotResume(
-                    where,
-                    f"{known}; add all parameters before init(), and set requires_grad=False on those that are "
-                    "frozen at first",
-                )
-            # Reject parameters that the script replaced after `init`, for example with `resize_token_embeddings`.
-            if not all(map(operator.is_, live, map(itemgetter(1), named.members))):
-                other = next(
-                    name for (name, parameter), held in zip(named.members, live, strict=True) if held is not parameter
-                )
-                raise CannotResume(
-                    where,
-                    f"a tensor was replaced after init() registered it as {other}; create or move parameters before "
-                    "init()",
-                )
 
     def observe(self) -> AdapterState:
-        self._obstacle = self._follow() if self._tree.has_changed() else None
+        self._obstacle = (self._follow() if self._tree.has_changed() else None) or self._follow_groups()
         observed = [(named.name, *named.observe()) for named in self._optimizers]
         return self._state([tensors for _, tensors, _ in observed], {name: values for name, _, values in observed})
 
@@ -167,12 +154,16 @@ class PlainAdapter:
         )
 
     def _state(self, of_optimizers: Sequence[list[StateTensor]], values: Mapping[str, Tree]) -> AdapterState:
-        flags = bytes(map(attrgetter("requires_grad"), self._live))
-        listed = self._listed.of(local_tensors(self._live, self.local), flags, self._named_parameters)
+        flags = self._live_flags()
+        if flags != self._flags:
+            self._flags = flags
+            self.revision += 1
+        listed = self._listed.of(local_tensors(self._live, self.local), self.revision, self._named_parameters)
         fresh, buffers = self._buffers.observe()
         gradients = self._gradients(fresh)
         plain = {
             "optimizers": dict(values),
+            "groups": {name: groups.observe() for name, groups in self._parameter_groups.items()},
             "buffers": buffers,
             "gradients": gradients,
             "requires_grad": flags,
@@ -215,7 +206,13 @@ class PlainAdapter:
             if parameter.requires_grad != bool(flag):
                 parameter.requires_grad_(bool(flag))
         for named in self._optimizers:
-            named.load(tensors, values["optimizers"][named.name])
+            of_optimizer, groups = values["optimizers"][named.name], values["groups"][named.name]
+            self._parameter_groups[named.name].load(groups, of_optimizer["groups"], self._parameters)
+            saved = {split[0] for path in tensors if (split := named.split_name(path)) is not None}
+            self._list_members(named, saved | of_optimizer["plain"].keys())
+            named.load(tensors, of_optimizer)
+        self._list_owners()
+        self.revision += 1
         self._buffers.load(tensors, values["buffers"])
         gradients = list(zip(self._parameters.items(), values["gradients"], strict=True))
         # Create gradients in one new memory mapping (arena), which is zero without a write. A gradient that the
@@ -233,7 +230,8 @@ class PlainAdapter:
 
     def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[LoadTarget]:
         states = self._named_parameters()
-        states += [state for named in self._optimizers for state in named.of_earlier(earlier)]
+        optimizers = [self._as_saved(named, values.adapter) for named in self._optimizers]
+        states += [state for named in optimizers for state in named.of_earlier(earlier)]
         divided, own = self._buffers.of_earlier(earlier, values.adapter["buffers"])
         states += divided
         parts = self.parts(states)
@@ -242,7 +240,7 @@ class PlainAdapter:
             shape = tuple(state.tensor.shape)
             held = parts.get(state.name, (whole(state.name, shape),))
             found.append(LoadTarget(state.name, shape, state.tensor.dtype, held))
-        wanted = [name for named in self._optimizers for name in named.wanted(earlier)]
+        wanted = [name for named in optimizers for name in named.wanted(earlier)]
         found += [LoadTarget(name, (), torch.float32, (whole(name, ()),), is_optional=True) for name in wanted]
         return [*found, *own]
 
@@ -256,9 +254,10 @@ class PlainAdapter:
             raise CannotRelayout("optimizer", "the engine had one, this launch has none. Register the optimizer")
         return {
             "optimizers": {named.name: named.adopt(saved["optimizer"])},
+            "groups": {named.name: None},
             "buffers": saved["buffers"],
             "gradients": bytes([_NO_GRADIENT] * len(self._parameters)),
-            "requires_grad": bytes(map(attrgetter("requires_grad"), self._parameters.values())),
+            "requires_grad": self._live_flags(),
             "extra_states": saved["extra_states"],
         }
 
@@ -306,13 +305,13 @@ class PlainAdapter:
         return None
 
     def end_step(self) -> None:
-        for named in self._optimizers:
-            if named.name in self._adds_up:
-                self._keep_place(named.name, True)
-                continue
-            gradients = [parameter.grad for _, parameter in named.members]
-            used = self._used.get(named.name, repeat(None))
-            self._keep_place(named.name, not all(map(_is_used, gradients, used)))
+        self._follow_groups()  # Ignore an error, because the next `observe` finds it again.
+        for name, groups in self._parameter_groups.items():
+            used = self._used.get(name, {})
+            is_used = name not in self._adds_up and all(
+                _is_used(parameter.grad, used.get(id(parameter))) for parameter in groups.parameters
+            )
+            self._keep_place(name, not is_used)
         # Snapshots contain all gradients of parameters without an optimizer. The script may still use these gradients,
         # for example in a clipping norm, and no hook reports their use.
         self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
@@ -383,10 +382,66 @@ class PlainAdapter:
         self._tree = tree
         self._parameters |= parameters
         self._live = list(self._parameters.values())
-        self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
+        self._list_owners()
         self._buffers.follow(replaced)
         self._extra.follow(replaced)
+        self.revision += 1
         return None
+
+    def _follow_groups(self) -> CannotResume | None:
+        """Use the parameter groups that the optimizers have now.
+
+        Return an error if a group contains a parameter that a restarted script would not have.
+        """
+        for named in self._optimizers:
+            groups = self._parameter_groups[named.name]
+            if groups.have_changed():
+                names = {id(parameter): name for name, parameter in self._parameters.items()}
+                where = f"optimizer/{named.name}" if named.name else "optimizer"
+                if (refused := groups.follow(where, names)) is not None:
+                    return refused
+                self._list_members(named)
+                self._list_owners()
+                self.revision += 1
+        return None
+
+    def _list_members(self, named: NamedOptimizer, saved: Collection[str] = ()) -> None:
+        """List the parameters of an optimizer's groups, and the other parameters of which it has state.
+
+        A parameter that leaves the groups keeps its state, which counts if the parameter returns.
+
+        Args:
+            named: the optimizer, whose members are changed.
+            saved: names of parameters of which the optimizer will have state.
+        """
+        parameters = self._parameter_groups[named.name].parameters
+        of_groups = set(map(id, parameters))
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        with_state = {*saved, *(names.get(id(owner)) for owner in named.optimizer.state)}
+        named.members[:] = [
+            *((names[id(parameter)], parameter) for parameter in parameters),
+            *(
+                (name, parameter)
+                for name, parameter in self._parameters.items()
+                if name in with_state and id(parameter) not in of_groups
+            ),
+        ]
+
+    def _list_owners(self) -> None:
+        self._owner = {
+            id(parameter): name for name, groups in self._parameter_groups.items() for parameter in groups.parameters
+        }
+        self._ownerless = [parameter for parameter in self._parameters.values() if id(parameter) not in self._owner]
+
+    def _as_saved(self, named: NamedOptimizer, saved: Mapping[str, Any]) -> NamedOptimizer:
+        """Return the optimizer with its members of the saved step, if the script had changed its groups by then."""
+        if (groups := saved.get("groups", {}).get(named.name)) is None:
+            return named
+        members = dict.fromkeys([*chain.from_iterable(map(itemgetter(0), groups)), *self._parameters])
+        return dataclasses.replace(named, members=[(name, self._parameters[name]) for name in members])
+
+    def _live_flags(self) -> bytes:
+        return bytes(map(attrgetter("requires_grad"), self._live))
 
     def _named_tensors(
         self, prefix: str, model: torch.nn.Module
@@ -458,11 +513,13 @@ class PlainAdapter:
         """The first gradient that the last step used, while the script has not cleared it."""
 
         def mark() -> None:
-            self._used[named.name] = [_mark(parameter.grad) for _, parameter in named.members]
+            # Read the groups themselves, because the script may change them between this step and its boundary.
+            live = chain.from_iterable(map(itemgetter("params"), named.optimizer.param_groups))
+            self._used[named.name] = {id(parameter): _mark(parameter.grad) for parameter in live}
 
         def use(*_: object) -> None:
             mark()
-            first = next((each[0] for each in self._used[named.name] if each is not None), None)
+            first = next((each[0] for each in self._used[named.name].values() if each is not None), None)
             if left and first is not None and first() is left[0]():
                 self._adds_up.add(named.name)
             left[:] = [] if first is None else [first]

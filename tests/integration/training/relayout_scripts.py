@@ -56,6 +56,8 @@ class Kind:
     dtype: str = "fp32"
     optimizer: str = "adamw"
     width: int = 60
+    grows: bool = False
+    """Whether the optimizer gets the parameters of one layer only in its first step."""
 
     def replica(self, rank: int) -> int:
         """Return the number of the model copy to which this rank belongs. Two ranks of a mesh share one copy."""
@@ -84,11 +86,14 @@ def build(kind: Kind) -> Scenario:
         _shard(kind, model, None)
     elif kind.kind == "mesh":
         _shard(kind, model, _parallelize(model))
-    optimizer = kind.make_optimizer(model.parameters())
+    late = [each for name, each in model.named_parameters() if kind.grows and ".up." in f".{name}"]
+    optimizer = kind.make_optimizer([each for each in model.parameters() if all(each is not other for other in late)])
     scheduler = schedule(optimizer)
 
     def step(batch: Any, _session: Any) -> float:
         inputs, targets = batch
+        optimizer.param_groups[0]["params"] += late
+        late.clear()
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=kind.dtype == "bf16" and kind.kind in ("plain", "ddp")):
             output = model(inputs.to(torch.bfloat16) if kind.dtype == "pure_bf16" else inputs)

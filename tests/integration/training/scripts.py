@@ -300,6 +300,44 @@ def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool
     )
 
 
+def growing(kind: str = "plain", adds: bool = True, freezes_first: bool = False) -> Scenario:
+    """Return a scenario that trains the last layer first, two more after step 4, and the first one after step 6.
+
+    Args:
+        kind: how the model is wrapped.
+        adds: whether the script adds groups. Otherwise, the optimizer has all parameters from the beginning.
+        freezes_first: whether the script freezes the layers before DDP wraps them, so that DDP never averages them.
+    """
+    model: nn.Module = network()
+    layers = [module for module in model if isinstance(module, nn.Linear)]  # type: ignore[attr-defined]
+    for layer in layers[:-1] if freezes_first else ():
+        layer.requires_grad_(False)
+    if kind == "ddp":
+        model = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in layers:
+            fully_shard(layer)
+        fully_shard(model)
+    for layer in layers[:-1]:
+        layer.requires_grad_(False)
+    optimizer = torch.optim.AdamW(layers[-1].parameters() if adds else model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.8)
+    stages = {4: layers[1:-1], 6: layers[:1]}
+    usual = usual_step(model, optimizer, scheduler, averages=kind == "plain")
+
+    def step(batch: Any, session: TrainingSession) -> float:
+        loss = usual(batch, session)
+        for layer in stages.get(session.step, ()):
+            layer.requires_grad_(True)
+            if adds:
+                optimizer.add_param_group({"params": list(layer.parameters()), "lr": 1e-3})
+        return loss
+
+    return Scenario({"model": model, "optimizer": optimizer, "scheduler": scheduler, "data": loader()}, step)
+
+
 class Branches(nn.Module):
     """A module with two branches. Each step uses one branch; the parameters of the other branch get no gradient."""
 
@@ -831,6 +869,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
         plain,
         ddp,
         ddp_unused,
+        growing,
         fsdp,
         tensor_parallel,
         zero,

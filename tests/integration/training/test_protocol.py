@@ -548,13 +548,37 @@ def test_state_that_turns_into_what_cannot_be_kept_costs_snapshots_not_training(
     assert caplog.text.count("snapshots fail") == 1, "the same reason is said once"
 
 
+def test_an_optimizer_that_outgrows_its_slots_gets_new_ones(tmp_path: Path, begin: Begin) -> None:
+    with FakeAgent(tmp_path, 1, commit_target=100) as agent:
+        session, step = begin(agent, frozen_bytes=1 << 20)
+        assert outcomes(agent, session, step, 1) == [""]
+        frozen = step.model.frozen
+        assert isinstance(frozen, nn.Parameter)
+
+        def train_all() -> None:
+            step.optimizer.zero_grad()
+            (step.model(torch.randn(4, 3)).sum() + frozen.sum()).backward()
+            step.optimizer.step()
+
+        frozen.requires_grad_(True)
+        step.optimizer.add_param_group({"params": [frozen]})
+        lost, *later = outcomes(agent, session, train_all, 3)
+        assert lost == "the layout of the state has changed; the rank requests new slots"
+        assert later == ["", ""]
+        assert "optimizer/frozen/exp_avg" in session.state_tensors()
+
+
 def test_a_parameter_group_added_after_init_is_not_kept_by_halves(tmp_path: Path, begin: Begin) -> None:
     with FakeAgent(tmp_path, 1, commit_target=2) as agent:
         session, step = begin(agent)
         train(session, step, lambda: len(agent.commits) >= 1)
         step.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         newest = agent.committed
-        train(session, step, lambda: any("init() saw 4" in message.reason for _, message in agent.of_kind(Abandoned)))  # type: ignore[attr-defined]
+        train(
+            session,
+            step,
+            lambda: any("of shape [3], is not" in message.reason for _, message in agent.of_kind(Abandoned)),
+        )  # type: ignore[attr-defined]
         assert agent.committed <= newest + 1, "a step that was being captured already may still be committed"
         assert "model/0.weight" in session.state_tensors(), "results can be written all the same"
 

@@ -110,6 +110,7 @@ PAIRS = [
     pytest.param("ddp", 4, "mesh", 4, {}, id="DDP 4 to a mesh of 4"),
     pytest.param("fsdp", 4, "fsdp", 3, {}, id="FSDP2 4 to 3"),
     pytest.param("fsdp", 4, "fsdp", 6, {}, id="FSDP2 4 to 6"),
+    pytest.param("fsdp", 2, "fsdp", 3, {"grows": True}, id="FSDP2 2 to 3 of an optimizer that has grown"),
     pytest.param("fsdp", 4, "zero1", 2, {}, id="FSDP2 4 to ZeRO-1 2", marks=long),
     pytest.param("mesh", 4, "fsdp", 3, {}, id="a mesh of 4 to FSDP2 3"),
     pytest.param("mesh", 4, "mesh", 2, {}, id="a mesh of 4 to 2", marks=long),

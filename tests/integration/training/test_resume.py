@@ -102,6 +102,30 @@ def test_torch(scenarios: Scenarios, tmp_path: Path, name: str, world: int) -> N
     check(scenarios, tmp_path, name, world, commits=5)
 
 
+@pytest.mark.parametrize("first", [3, 4, 5, 7])  # before the first growth, at it, between both, and after both
+@pytest.mark.parametrize("kind", ["plain", "ddp", "fsdp"])
+@pytest.mark.parametrize("adds", [True, False])
+def test_an_optimizer_that_grows(scenarios: Scenarios, tmp_path: Path, adds: bool, kind: str, first: int) -> None:
+    check(scenarios, tmp_path, "growing", 2, first=first, lead=0, kind=kind, adds=adds)
+
+
+def test_a_layer_that_ddp_does_not_average_ends_the_snapshots_by_name(scenarios: Scenarios, tmp_path: Path) -> None:
+    options = {"kind": "ddp", "freezes_first": True}
+
+    def reasons() -> set[str]:
+        return {message.reason for _, message in agent.of_kind(Abandoned) if "DDP" in message.reason}  # type: ignore[attr-defined]
+
+    with FakeAgent(tmp_path, 2, first=4, lead=0, commit_target=1_000) as agent:
+        ranks = scenarios.launch("growing", 2, tmp_path, until=1_000_000, options=options, agent=agent)
+        try:
+            agent.wait_for(reasons)
+        finally:
+            ranks.kill()
+            ranks.wait()
+    assert {reason.partition(":")[0] for reason in reasons()} <= {"model/4.weight", "model/0.weight"}
+    assert agent.committed < 4
+
+
 def test_ddp_with_a_static_graph(scenarios: Scenarios, tmp_path: Path) -> None:
     check(scenarios, tmp_path, "ddp", 2, static_graph=True)
 

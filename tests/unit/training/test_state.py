@@ -96,7 +96,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     values = msgspec.msgpack.decode(state.observe().values, type=SlotValues)
     of_adapters, others = (decode(data, torch.empty) for data in (values.adapters, values.others))  # type: ignore[arg-type]
     engine, plain = of_adapters  # type: ignore[misc]
-    assert FORMAT == 7
+    assert FORMAT == 8
     assert set(DataStream("data", [1], 0).state_dict()) == {
         "epoch",
         "consumed",
@@ -107,7 +107,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
         "ahead",
     }
     assert [set(tree) for tree in (plain, engine, others)] == [
-        {"optimizers", "buffers", "gradients", "requires_grad", "extra_states"},
+        {"optimizers", "groups", "buffers", "gradients", "requires_grad", "extra_states"},
         {"optimizer", "buffers", "extra_states", "engine", "zero", "scaler", "scheduler"},
         {"objects", "data", "modes", "attributes", "generators", "rng"},
     ]
