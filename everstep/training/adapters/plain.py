@@ -160,12 +160,13 @@ class PlainAdapter:
             self.revision += 1
         listed = self._listed.of(local_tensors(self._live, self.local), self.revision, self._named_parameters)
         fresh, buffers = self._buffers.observe()
-        gradients = self._gradients(fresh)
+        gradients, sparse_gradients = self._gradients(fresh)
         plain = {
             "optimizers": dict(values),
             "groups": {name: groups.observe() for name, groups in self._parameter_groups.items()},
             "buffers": buffers,
             "gradients": gradients,
+            "sparse_gradients": sparse_gradients,
             "requires_grad": flags,
             "extra_states": self._extra.observe(),
         }
@@ -225,7 +226,10 @@ class PlainAdapter:
         )
         arena = Arena(sum(align(local.nbytes) for local in made))
         for (name, parameter), state in gradients:
-            self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
+            if state == _SPARSE_GRADIENT:
+                parameter.grad = _sparse_gradient(parameter, values["sparse_gradients"].get(name))
+            else:
+                self._load_gradient(parameter, state, tensors.get(f"gradient/{name}"), arena)
         self._extra.load(values["extra_states"])
 
     def targets(self, earlier: EarlierTensors, values: EarlierState) -> Sequence[LoadTarget]:
@@ -257,11 +261,12 @@ class PlainAdapter:
             "groups": {named.name: None},
             "buffers": saved["buffers"],
             "gradients": bytes([_NO_GRADIENT] * len(self._parameters)),
+            "sparse_gradients": {},
             "requires_grad": self._live_flags(),
             "extra_states": saved["extra_states"],
         }
 
-    def _check_gradients(self, saved: Mapping[str, bytes]) -> None:
+    def _check_gradients(self, saved: Mapping[str, Any]) -> None:
         """Raise an error if the snapshot contains gradients that the script was accumulating over several steps.
 
         Each rank accumulates its own gradients. A launch with more or fewer ranks than the launch that saved them
@@ -273,7 +278,7 @@ class PlainAdapter:
                 "model", f"it had {len(states)} parameters and has {len(self._parameters)}. Build the same model"
             )
         for name, state in zip(self._parameters, states, strict=True):
-            if state == _LIVE_GRADIENT:
+            if state == _LIVE_GRADIENT or name in saved["sparse_gradients"]:
                 raise CannotRelayout(
                     f"gradient/{name}",
                     "the script accumulates it across a step, and each rank has its own. Restart from a step at which "
@@ -535,10 +540,10 @@ class PlainAdapter:
         named.optimizer.register_step_post_hook(use)
         named.optimizer.zero_grad = clear_and_mark  # type: ignore[method-assign]
 
-    def _gradients(self, tensors: list[StateTensor]) -> bytes:
-        """Return the state of each parameter's gradient as a byte.
+    def _gradients(self, tensors: list[StateTensor]) -> tuple[bytes, dict[str, _SparseGradient]]:
+        """Return the state of each parameter's gradient as a byte, and the sparse gradients that snapshots contain.
 
-        Append the gradients that snapshots must contain to `tensors`.
+        Append the dense gradients that snapshots contain to `tensors`.
 
         If the optimizer's step has used a gradient, the snapshot records only that the gradient exists. This matters,
         because AdamW updates a parameter with a zero gradient and skips a parameter without a gradient. The snapshot
@@ -557,18 +562,23 @@ class PlainAdapter:
             for number in self._sparse:
                 if states[number] and self._live[number].grad.is_sparse:  # type: ignore[union-attr]
                     states[number] = _SPARSE_GRADIENT
-            return bytes(states)
-        states = bytearray()
+            return bytes(states), {}
+        states, sparse = bytearray(), {}
         for name, parameter in self._parameters.items():
             gradient, owner = parameter.grad, self._owner.get(id(parameter))
             is_live = owner in self._accumulating and (parameter.requires_grad or gradient is not None)
+            if gradient is not None and gradient.is_sparse:
+                states.append(_SPARSE_GRADIENT)
+                if is_live:
+                    sparse[name] = gradient._indices(), gradient._values(), gradient.is_coalesced()
+                continue
             if is_live:
                 if gradient is not None:
                     self.check_gradient(name, parameter, gradient)
                 local = self.local(parameter if gradient is None else gradient)
                 tensors.append(StateTensor(f"gradient/{name}", local, is_deferred=False))
             states.append(_NO_GRADIENT if gradient is None else _LIVE_GRADIENT if is_live else _ZERO_GRADIENT)
-        return bytes(states)
+        return bytes(states), sparse
 
     def _load_gradient(
         self, parameter: torch.nn.Parameter, state: int, saved: torch.Tensor | None, arena: Arena
@@ -576,15 +586,23 @@ class PlainAdapter:
         if state == _NO_GRADIENT:
             parameter.grad = None
             return
-        if state == _SPARSE_GRADIENT:
-            parameter.grad = torch.zeros_like(parameter, layout=torch.sparse_coo)
-            return
         local = self.local(parameter).detach()
         fresh = arena.empty(local.shape, local.dtype) if _is_of_host(local) else None
         value = torch.zeros_like(local) if fresh is None else fresh
         if state == _LIVE_GRADIENT and saved is not None:
             value = value.to(saved.dtype).copy_(saved)
         parameter.grad = self.rewrap(parameter, value)
+
+
+_SparseGradient = tuple[torch.Tensor, torch.Tensor, bool]
+"""Indices and values of a sparse gradient, and whether each index occurs once."""
+
+
+def _sparse_gradient(parameter: torch.Tensor, saved: _SparseGradient | None) -> torch.Tensor:
+    if saved is None:
+        return torch.zeros_like(parameter, layout=torch.sparse_coo)
+    indices, values, is_coalesced = saved
+    return torch.sparse_coo_tensor(indices, values, parameter.shape, is_coalesced=is_coalesced, check_invariants=False)
 
 
 _GradientMark = tuple[weakref.ref[torch.Tensor], int] | None

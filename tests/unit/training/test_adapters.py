@@ -522,6 +522,34 @@ def test_a_gradient_that_was_sparse_is_sparse_again() -> None:
     other.step()
 
 
+@pytest.mark.parametrize("is_summed", [True, False])
+@pytest.mark.parametrize("is_used", [True, False])
+def test_a_sparse_gradient_stays_sparse_while_others_add_up(is_used: bool, is_summed: bool) -> None:
+    models, adapters = [], []
+    for _ in range(2):
+        model = nn.ModuleDict({"words": nn.Embedding(90, 9, sparse=True), "last": nn.Linear(9, 1)})
+        own = torch.optim.SparseAdam(model["words"].parameters())
+        adapters.append(PlainAdapter({"": model}, {"words": own, "last": torch.optim.SGD(model["last"].parameters())}))
+        models.append(model)
+    words = torch.tensor([1, 2, 2, 3] * 20)
+    models[0]["last"](models[0]["words"](words)).square().sum().backward()
+    gradient = models[0]["words"].weight.grad
+    if is_summed:
+        gradient = models[0]["words"].weight.grad = gradient.coalesce()
+    if is_used:
+        adapters[0].optimizers()["words"].step()
+    carry(*adapters)
+    restored = models[1]["words"].weight.grad
+    assert restored.is_sparse
+    assert torch.equal(models[1]["last"].weight.grad, models[0]["last"].weight.grad)
+    if is_used:
+        assert not restored.to_dense().any()
+    else:
+        assert restored.is_coalesced() == is_summed
+        assert torch.equal(restored._indices(), gradient._indices())
+        assert torch.equal(restored._values(), gradient._values())
+
+
 def test_the_state_of_an_optimizer_comes_back_in_its_order() -> None:
     model, twin = (nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(3)) for _ in range(2))
     own, other = (torch.optim.AdamW(each.parameters()) for each in (model, twin))
