@@ -55,7 +55,7 @@ def find(roots: Iterable[object], is_wanted: Callable[[object], bool], *, depth:
     waiting = deque((root, depth) for root in roots)
     while waiting and len(seen) < MAX_OBJECTS:
         value, left = waiting.popleft()
-        if id(value) in seen or isinstance(value, _LEAVES):
+        if id(value) in seen or isinstance(value, _LEAVES) or _is_module_of_library(value):
             continue
         seen[id(value)] = value
         if is_wanted(value):
@@ -107,6 +107,10 @@ def _names(code: CodeType) -> Iterator[str]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
+
+
+def _is_module_of_library(value: object) -> bool:
+    return isinstance(value, ModuleType) and (getattr(value, "__file__", None) or "").startswith(LIBRARIES)
 
 
 def _is_class_of_script(kind: type) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import inspect
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from everstep.training import rng
 from everstep.training.attributes import Attributes, objects_of_script
@@ -18,6 +18,8 @@ logger = logging.getLogger("everstep.training")
 
 LOADER_DEPTH = 3 * SEARCH_DEPTH
 """Depth of the search for generators in a loader with its own state, which can be a long chain of a library's nodes."""
+_RESTARTS: Final = "restart_on_stop_iteration"
+"""Attribute of torchdata's `Loader`: whether `iter` begins an epoch if the restored one has no further batches."""
 
 
 class OwnState:
@@ -42,41 +44,66 @@ class OwnState:
         """The restored state, which the next `begin` gives to the loader."""
         self._began: rng.States | None = None
         """States of the generators at the beginning of the epoch; None before the first epoch."""
-        self._draws = False
-        """True if the loader has drawn random numbers for a batch that was not the first of an epoch."""
+        self._draws: bool | None = None
+        """Whether the loader has drawn random numbers for a batch; None before the second batch of an epoch."""
+        self._is_of_nodes = hasattr(loader, _RESTARTS)
+        self._is_lazy = self._is_of_nodes or inspect.isgeneratorfunction(getattr(type(loader), "__iter__", None))
         self.generators = rng.find_generators([loader], depth=LOADER_DEPTH)
         self.order: Order | None = None
 
     def begin(self, epoch: int) -> Iterator[object]:
         loaded, self._loaded, self._is_begun = self._loaded, None, True
         is_resuming, self._is_resuming = self._is_resuming, False
-        if not is_resuming or self._began is None:
-            self._began = rng.states(self.generators)
         present = rng.states(self.generators)
-        if is_resuming:
-            rng.set_states(self.generators, self._began)
-        set_epoch(self._loader, epoch)  # before the load, because set_epoch resets the position of some loaders
-        self._epoch = epoch
         if loaded is not None:
+            rng.set_states(self.generators, self._began or present)
+            set_epoch(self._loader, self._epoch)  # before the load, because it resets the position of some loaders
             self._loader.load_state_dict(cast("dict[str, object]", loaded))
-        batches = iter(cast("Iterable[object]", self._loader))
-        if not is_resuming:
-            return self._received(batches, is_first=True)
-        made = [] if self._draws else list(itertools.islice(batches, 1))
+            if not is_resuming and self._is_of_nodes:
+                next(self._iter_once(), END)  # Such a loader goes on to the next epoch only from the end of one.
+        if is_resuming:
+            batches = self._iter_once()
+            if not (self._is_lazy if self._draws is None else not self._draws):
+                rng.set_states(self.generators, present)
+                return self._received(batches, None)
+            return self._received(batches, present)
         rng.set_states(self.generators, present)
-        return itertools.chain(made, self._received(batches, is_first=False))
+        self._began, self._epoch = present, epoch
+        set_epoch(self._loader, epoch)
+        return self._received(iter(cast("Iterable[object]", self._loader)), None)
 
-    def _received(self, batches: Iterator[object], *, is_first: bool) -> Iterator[object]:
-        """Yield the batches, and note whether the loader draws random numbers for them."""
-        while True:
-            before = None if is_first or self._draws else rng.states(self.generators)
-            batch = next(batches, END)
-            if batch is END:
-                return
-            if before is not None:
-                self._draws = not rng.is_same(before, rng.states(self.generators))
-            is_first = False
+    def _iter_once(self) -> Iterator[object]:
+        """Return an iterator that ends with the restored epoch, where torchdata's `Loader` would begin another one."""
+        batches = cast("Iterable[object]", self._loader)
+        if not self._is_of_nodes:
+            return iter(batches)
+        before = getattr(self._loader, _RESTARTS)
+        setattr(self._loader, _RESTARTS, False)
+        try:
+            return iter(batches)
+        finally:
+            setattr(self._loader, _RESTARTS, before)
+
+    def _received(self, batches: Iterator[object], present: rng.States | None) -> Iterator[object]:
+        """Yield the batches, and note whether the loader draws random numbers for them.
+
+        After the first batch, the generators get the states `present` unless it is None. A generator of the loader
+        keeps its state if the loader has drawn from it again as at the beginning of the epoch.
+        """
+        batch = next(batches, END)
+        if present is not None and self._began is not None:
+            states = rng.states(self.generators)
+            for index, (now, began) in enumerate(zip(states, self._began, strict=True)):
+                if index == 0 or rng.is_same(now, began):
+                    rng.set_state_at(self.generators, index, present[index])
+        # Threads of torchdata's nodes read ahead, and can shuffle for the end of the epoch during any batch.
+        watched = [] if self._is_of_nodes else self.generators
+        while batch is not END:
             yield batch
+            before = None if self._draws else rng.states(watched)
+            batch = next(batches, END)
+            if before is not None and batch is not END:
+                self._draws = not rng.is_same(before, rng.states(watched))
 
     def end(self) -> None:
         """Do nothing, because the loader's state contains the end of the epoch."""
@@ -92,7 +119,7 @@ class OwnState:
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._epoch, self._loaded = cast(int, state["epoch"]), state["state"]
-        self._began, self._draws = cast("rng.States | None", state["began"]), cast(bool, state["draws"])
+        self._began, self._draws = cast("rng.States | None", state["began"]), cast("bool | None", state["draws"])
         self._is_begun, self._is_resuming = False, consumed_count > 0
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
 

@@ -92,7 +92,7 @@ def _map_source(name: str, loader: DataLoader[object], seed: int, *, is_traced: 
             f"{qualified_name(type(held[0]))} has a state, and each worker changes a copy of its own. Use "
             "num_workers=0, or torchdata's StatefulDataLoader for the state of a dataset",
         )
-    for each in held:
+    for each in (*nested_samplers(loader), loader.dataset, *held):
         check_signatures(name, each)
     return MapLoader(loader, seed, held, is_traced=is_traced)
 
@@ -113,6 +113,8 @@ def _check_collate(name: str, loader: DataLoader[object]) -> None:
 
 def _replayed(name: str, loader: Iterable[object], part: str | None) -> Replayed:
     _check_workers(name, loader)
+    for each in (loader, getattr(loader, "dataset", None)):
+        check_signatures(name, each)
     if not isinstance(loader, (list, tuple)):
         reason = "does not store its position" if part is None else f"has {part}"
         advice = "" if part is None else ". ShuffledBlocks or ShardedFiles resume without reading again"

@@ -144,25 +144,27 @@ def place_in_world() -> tuple[int, int]:
     return environment.rank, environment.world_size
 
 
-def check_signatures(name: str, value: Stateful) -> None:
-    """Check that an object's `state_dict` needs no argument and its `load_state_dict` one, without a call.
+def check_signatures(name: str, value: object) -> None:
+    """Check that Everstep can call an object's `state_dict`, `load_state_dict` and `set_epoch`, without a call.
 
     Args:
-        name: the object's name, for the error.
-        value: the object.
+        name: the name under which the script registered the object, for the error.
+        value: an object with any of these methods.
 
     Raises:
-        CannotResume: Everstep cannot call them.
+        CannotResume: a method needs other arguments.
     """
-    for method, arguments in ((value.state_dict, ()), (value.load_state_dict, ({},))):
+    for method, arguments in (("state_dict", ()), ("load_state_dict", ({},)), ("set_epoch", (0,))):
+        function = getattr(value, method, None)
         with suppress(ValueError):  # a function of C can have no signature
             try:
-                inspect.signature(method).bind(*arguments)
+                if callable(function):
+                    inspect.signature(function).bind(*arguments)
             except TypeError as error:
                 raise CannotResume(
                     name,
-                    f"{qualified_name(type(value))}.{method.__name__}: {error}. Everstep calls state_dict() and "
-                    "load_state_dict(state)",
+                    f"{qualified_name(type(value))}.{method}: {error}. Everstep calls state_dict(), "
+                    "load_state_dict(state) and set_epoch(epoch)",
                 ) from error
 
 

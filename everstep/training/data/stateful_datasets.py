@@ -71,11 +71,14 @@ class StatefulDatasetLoader:
         self._next_worker = 0
         self._epoch = 0
         """Index of the epoch that began last."""
+        self._has_begun = False
+        """False until the first `begin`. The dataset's `state_dict` is not called before, as it may change the dataset.
+        """
         self._loaded: dict[str, object] | None = None
         """State of the dataset that the next `begin` restores, if the loader has no workers; otherwise None."""
 
     def begin(self, epoch: int) -> Iterator[object]:
-        loaded, self._loaded = self._loaded, None
+        loaded, self._loaded, self._has_begun = self._loaded, None, True
         if loaded is not None and (self._began is None or self._batches.has_ended):
             self._end_epoch_of_dataset(loaded)
         self._epoch = epoch
@@ -101,7 +104,8 @@ class StatefulDatasetLoader:
         self._began = None
 
     def state_dict(self) -> dict[str, Tree]:
-        dataset = None if self._worker_count else self._loaded or self._dataset.state_dict()
+        is_own = self._has_begun and self._loaded is None and self._worker_count == 0
+        dataset = self._dataset.state_dict() if is_own else self._loaded
         return {
             "epoch": self._epoch,
             "began": None if self._began is None else list(self._began),

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from everstep.protocol.rank_messages import ECHO_YES, NONE, RankHalf, StopState, read_rank_half
+from everstep.protocol.rank_messages import ECHO_YES, NONE, Abandoned, RankHalf, StopState, read_rank_half
 from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.test_resume import differences
 from tests.warm_parent import Launch, WarmParent
@@ -135,6 +135,22 @@ class Training:
             found = self._launch(second, "disturbed", {}).results()
         assert [each["begun"] for each in found] == [base] * self._world
         return found
+
+    def refused(self) -> set[str]:
+        """Run the script to its end, and return why its ranks captured no step.
+
+        Returns:
+            The end of the output of each rank that fails. If no rank fails, the reasons of all abandoned steps.
+        """
+        with FakeAgent(self._directory, self._world, first=self._first, lead=1, commit_target=1) as agent:
+            points = {"gate": str(self._directory / "gate"), "halt": None}
+            (self._directory / "gate").write_text(json.dumps(self._first))
+            ranks = self._launch(agent, "disturbed", points)
+            codes = ranks.wait(until_one_fails=False)
+            assert agent.commits == []
+            if any(codes):
+                return {ranks.log(rank)[-2000:] for rank in range(self._world)}
+            return {message.reason for _, message in agent.of_kind(Abandoned)}  # type: ignore[attr-defined]
 
     def _launch(self, agent: FakeAgent | None, home: str, points: dict[str, Any]) -> Launch:
         own, work = self._directory / f"launch-{next(_numbers)}", self._directory / home
