@@ -86,21 +86,20 @@ class ParameterGroups:
             options: the options of each saved group.
             parameters: the registered parameters by name.
         """
-        wanted = self._initial if saved is None else list(saved)
-        if self.have_changed() or wanted != self._names:
-            live = self._optimizer.param_groups
-            del live[len(wanted) :]
-            present = len(live)
-            # First replace the parameters of present groups, because `add_param_group` rejects a parameter that another
-            # group still contains.
-            for group, (of_group, called) in zip(live, wanted[:present], strict=True):
-                group["params"][:] = [parameters[each] for each in of_group]
-                if called is not None:
-                    group["param_names"] = list(called)
-            for entries, (of_group, called) in zip(options[present:], wanted[present:], strict=True):
-                tensors = [parameters[each] for each in of_group]
-                members = tensors if called is None else list(zip(called, tensors, strict=True))
-                self._optimizer.add_param_group({**entries, "params": members})
+        wanted = self._initial if saved is None else saved
+        live = self._optimizer.param_groups
+        del live[len(wanted) :]
+        present = len(live)
+        # First replace the parameters of present groups, because `add_param_group` rejects a parameter that another
+        # group still contains.
+        for group, (of_group, called) in zip(live, wanted[:present], strict=True):
+            group["params"][:] = [parameters[each] for each in of_group]
+            if called is not None:
+                group["param_names"] = list(called)
+        for entries, (of_group, called) in zip(options[present:], wanted[present:], strict=True):
+            tensors = [parameters[each] for each in of_group]
+            members = tensors if called is None else list(zip(called, tensors, strict=True))
+            self._optimizer.add_param_group({**entries, "params": members})
         self.follow("", {id(parameter): name for name, parameter in parameters.items()})
 
     def _live(self) -> list[torch.Tensor]:
@@ -111,6 +110,9 @@ class ParameterGroups:
 
     def _named(self, names: Mapping[int, str]) -> list[GroupNames]:
         return [
-            ([names[id(each)] for each in group["params"]], group.get("param_names"))
+            (
+                [names[id(each)] for each in group["params"]],
+                list(group["param_names"]) if "param_names" in group else None,
+            )
             for group in self._optimizer.param_groups
         ]

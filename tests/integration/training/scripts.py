@@ -300,13 +300,14 @@ def ddp(bucket_cap_mb: float = 0.001, static_graph: bool = False, compress: bool
     )
 
 
-def growing(kind: str = "plain", adds: bool = True, freezes_first: bool = False) -> Scenario:
+def growing(kind: str = "plain", adds: bool = True, freezes_first: bool = False, delay: int = 0) -> Scenario:
     """Return a scenario that trains the last layer first, two more after step 4, and the first one after step 6.
 
     Args:
         kind: how the model is wrapped.
         adds: whether the script adds groups. Otherwise, the optimizer has all parameters from the beginning.
         freezes_first: whether the script freezes the layers before DDP wraps them, so that DDP never averages them.
+        delay: number of steps by which rank 1 adds its groups later than rank 0.
     """
     model: nn.Module = network()
     layers = [module for module in model if isinstance(module, nn.Linear)]  # type: ignore[attr-defined]
@@ -331,7 +332,8 @@ def growing(kind: str = "plain", adds: bool = True, freezes_first: bool = False)
         loss = usual(batch, session)
         for layer in stages.get(session.step, ()):
             layer.requires_grad_(True)
-            if adds:
+        if adds:
+            for layer in stages.get(session.step - delay * dist.get_rank(), ()):
                 optimizer.add_param_group({"params": list(layer.parameters()), "lr": 1e-3})
         return loss
 

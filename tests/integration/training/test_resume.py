@@ -109,6 +109,11 @@ def test_an_optimizer_that_grows(scenarios: Scenarios, tmp_path: Path, adds: boo
     check(scenarios, tmp_path, "growing", 2, first=first, lead=0, kind=kind, adds=adds)
 
 
+@pytest.mark.parametrize("first", [4, 5])
+def test_ranks_whose_optimizers_grow_at_different_steps(scenarios: Scenarios, tmp_path: Path, first: int) -> None:
+    check(scenarios, tmp_path, "growing", 2, first=first, lead=0, delay=2)
+
+
 def test_a_layer_that_ddp_does_not_average_ends_the_snapshots_by_name(scenarios: Scenarios, tmp_path: Path) -> None:
     options = {"kind": "ddp", "freezes_first": True}
 

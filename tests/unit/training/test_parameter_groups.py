@@ -92,7 +92,10 @@ def test_named_parameters_keep_the_names_of_the_script() -> None:
     script, restored = Script(named=True), Script(1, named=True)
     script.model[1].requires_grad_(True)
     script.optimizer.add_param_group({"params": list(script.model[1].named_parameters(prefix="first"))})
+    for key in ("params", "param_names"):
+        del script.optimizer.param_groups[0][key][0]
     carry(script.state, restored.state)
+    assert restored.optimizer.param_groups[0]["param_names"] == ["2.bias"]
     assert restored.optimizer.param_groups[1]["param_names"] == ["first.weight", "first.bias"]
     check_equal(script, restored)
 
@@ -139,9 +142,12 @@ def test_changed_groups_come_back(change: Callable[[Script], None]) -> None:
 
 
 def test_a_restore_of_an_earlier_step_takes_a_group_away() -> None:
-    script, restored = Script(), Script(1)
+    script, restored = Script(named=True), Script(1, named=True)
     script.train(1)
-    restored.unfreeze(0)
+    restored.model[0].requires_grad_(True)
+    restored.optimizer.add_param_group({"params": list(restored.model[0].named_parameters(prefix="0"))})
+    for key in ("params", "param_names"):
+        del restored.optimizer.param_groups[0][key][0]
     restored.train(1)
     carry(script.state, restored.state)
     check_equal(script, restored)
