@@ -484,7 +484,7 @@ class UnkeptCause(StrEnum):
     """The reason why a job does not keep a step that its rank has finished.
 
     LATE: The rank had passed the step before the agent granted a slot. The coordinator then proposes steps earlier.
-    STATE: No restart could restore the state, for example after `add_param_group`.
+    STATE: No restart could restore the state, for example after a module was pruned.
     CAPTURE: The state could not be read or copied.
     CHANGED: A tensor changed while it was copied.
     LAYOUT: The state no longer fits its slots, and the rank has requested other slots.
