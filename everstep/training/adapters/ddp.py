@@ -6,22 +6,31 @@ buckets, and an all-reduce over three or more ranks sums them in a different ord
 restores step 100 would run step 101 with the initial layout, which an uninterrupted run uses only in step 1. The
 results would differ in the last bits.
 
+With `gradient_as_bucket_view`, DDP divides a gradient that already is a view of its bucket by the number of ranks, and
+multiplies any other gradient by the inverse, which can round differently. A restored gradient is therefore such a view
+again if it was one.
+
 Invariant: the first step of every launch uses the same bucket layout as all later steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import starmap
+from typing import cast
 
 import torch
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
-from everstep.training.adapters.base import qualified_name
+from everstep.training.adapters.base import AdapterState, qualified_name
 from everstep.training.adapters.plain import PlainAdapter
+from everstep.training.capture import StateTensor
 from everstep.training.errors import CannotResume
+from everstep.training.saved_tensors import SavedTensors
+from everstep.training.state_tree import Tree
 
 
 class DDPAdapter(PlainAdapter):
@@ -55,6 +64,8 @@ class DDPAdapter(PlainAdapter):
         self._checked_revision = self.revision
         self._unaveraged = ""
         """Name of a parameter that the script has unfrozen, and whose gradients DDP does not average."""
+        self._views: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+        """Parameters with the views of their buckets, of models with `gradient_as_bucket_view`."""
 
     def check(self) -> None:
         super().check()
@@ -82,6 +93,21 @@ class DDPAdapter(PlainAdapter):
     def prepare(self) -> None:
         for _, module in self._wrapped:
             fix_buckets(module)
+            self._views += bucket_views(module)
+
+    def _state(self, of_optimizers: Sequence[list[StateTensor]], values: Mapping[str, Tree]) -> AdapterState:
+        state = super()._state(of_optimizers, values)
+        are_views = [_is_view(parameter.grad, view) for parameter, view in self._views]
+        return replace(state, values={**cast("dict[str, Tree]", state.values), "bucket_views": bytes(are_views)})
+
+    @torch.no_grad()
+    def load(self, tensors: SavedTensors, values: Tree) -> None:
+        super().load(tensors, values)
+        # Values of a launch with another kind of training have no views.
+        are_views = cast("dict[str, bytes]", values).get("bucket_views", b"")
+        for (parameter, view), is_view in zip(self._views, are_views, strict=False):
+            if is_view and parameter.grad is not None:
+                parameter.grad = view.copy_(parameter.grad)
 
 
 def _check(name: str, model: DistributedDataParallel) -> None:
@@ -117,18 +143,43 @@ def fix_buckets(model: DistributedDataParallel) -> None:
     parameters = [p for p in model.module.parameters() if p.requires_grad]
     if not parameters or model.static_graph or model.find_unused_parameters:
         return  # With find_unused_parameters, DDP never rebuilds its buckets.
-    reducer = model.reducer
     gradients = [p.grad for p in parameters]
+    _send_zeros(model, parameters)
+    model.reducer._rebuild_buckets()
+    _put_back(parameters, gradients)
+
+
+def bucket_views(model: DistributedDataParallel) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
+    """Return the view of its bucket that DDP uses as the gradient of each parameter. Collective, after `fix_buckets`.
+
+    Returns:
+        An empty list for a model without `gradient_as_bucket_view`, or with a static graph, which `fix_buckets` omits.
+    """
+    parameters = [p for p in model.module.parameters() if p.requires_grad]
+    if not parameters or not model.gradient_as_bucket_view or model.static_graph:
+        return []
+    gradients = [p.grad for p in parameters]
+    _put_back(parameters, [None] * len(parameters))
+    _send_zeros(model, parameters)
+    found = [(p, p.grad) for p in parameters if p.grad is not None]
+    _put_back(parameters, gradients)
+    return found
+
+
+def _send_zeros(model: DistributedDataParallel, parameters: Sequence[torch.nn.Parameter]) -> None:
+    """Send DDP gradients of zeros in the reverse order of registration. Collective."""
     with torch.enable_grad():
         # Create this tensor on the parameters' device. Autograd runs one thread per device, so hooks on two devices
         # would run in no fixed order.
         end = torch.zeros((), device=parameters[0].device, requires_grad=True)
         for parameter in parameters:
             end = _Arrive.apply(end, parameter)  # type: ignore[no-untyped-call]
-        reducer.prepare_for_backward([])
+        model.reducer.prepare_for_backward([end] if model.find_unused_parameters else [])
         end.backward()  # type: ignore[no-untyped-call]
-    reducer._rebuild_buckets()
-    _put_back(parameters, gradients)
+
+
+def _is_view(gradient: torch.Tensor | None, view: torch.Tensor) -> bool:
+    return gradient is not None and not gradient.is_sparse and gradient.is_set_to(view)
 
 
 def _put_back(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor | None]) -> None:

@@ -82,7 +82,8 @@ def _roots() -> Iterator[tuple[str, object]]:
             yield from ((f"{module.__name__}.{name}", value) for name, value in list(vars(module).items()))
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
+        # The local variables of a module's own code are its globals, which the loop above has yielded.
+        if is_user_file(frame.f_code.co_filename) and frame.f_locals is not frame.f_globals:
             yield from ((f"{frame.f_code.co_name}.{name}", value) for name, value in list(frame.f_locals.items()))
         frame = frame.f_back
 

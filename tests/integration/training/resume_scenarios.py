@@ -1089,15 +1089,17 @@ def shared_loader(dataset: Any = None, **options: Any) -> torch_data.DataLoader[
     return loader_of(dataset, sampler=torch_data.DistributedSampler(dataset), batch_size=4, **options)
 
 
-def across_steps(model: Any, optimizer: Any, *, synchronizes: bool) -> Mapping[str, Any]:
+def across_steps(model: Any, optimizer: Any, *, parts: int = 3, synchronizes: bool, sets_none: bool = True) -> Any:
+    """Return the step of a script that updates after every `parts` steps, and has gradients at most boundaries."""
+
     def step(batch: Any, session: Any) -> torch.Tensor:
-        is_last = session.step % 3 == 0
+        is_last = session.step % parts == 0
         with contextlib.nullcontext() if synchronizes or is_last else model.no_sync():
-            loss = F.mse_loss(model(batch[0]), batch[1]) / 3
+            loss = F.mse_loss(model(batch[0]), batch[1]) / parts
             loss.backward()
         if is_last:
             optimizer.step()
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=sets_none)
         return loss.detach()
 
     return {"step": step}
@@ -1204,8 +1206,14 @@ def batch_norm_of_each_rank() -> Job:
     return distributed(model, broadcast_buffers=False)
 
 
+def in_buckets(**options: Any) -> Job:
+    return distributed(job=partial(across_steps, **options), gradient_as_bucket_view=True, bucket_cap_mb=0.0005)
+
+
 RANKS: dict[str, tuple[int, Callable[[], Job]]] = {
     "ddp": (3, distributed),
+    "ddp_gradients_in_buckets": (3, lambda: in_buckets(synchronizes=True)),
+    "ddp_zeros_in_buckets": (3, lambda: in_buckets(parts=1, synchronizes=True, sets_none=False)),
     "ddp_without_synchronization": (3, partial(distributed, job=partial(across_steps, synchronizes=False))),
     "ddp_unused_experts": (3, lambda: distributed(Experts(), find_unused_parameters=True)),
     "ddp_batch_norm_of_each_rank": (3, batch_norm_of_each_rank),
