@@ -34,6 +34,7 @@ from everstep.protocol.rehearsals import (
     Rehearsed,
     ReplayDifference,
 )
+from everstep.training import rng
 from everstep.training.determinism import passes
 from everstep.training.determinism.script_values import values_of_script
 from everstep.training.kept_state import keep
@@ -48,6 +49,8 @@ LIMIT_SECONDS = 300
 """Seconds that a rehearsal may take, besides thirty times the seconds from `init` to the first step."""
 RETURN = 4
 _RECORDS = msgspec.json.Decoder(Record)
+_GENERATORS = tuple(kind.__name__ for kind in rng.GENERATORS)
+"""Class names of the random generators that a script can keep."""
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -350,6 +353,9 @@ class Rehearsal:
             again = unkept_variables([*records, records[-1]][:3], replay.last)
             return msgspec.structs.replace(report, message=_started_anew(again))
         is_stable = finding.pattern is Pattern.RESTART
+        if is_stable and finding.source is Source.PREFETCH and _is_generator_lost(records):
+            # The script's own generator, such as that of a simulator, decides how often the script draws from others.
+            finding = msgspec.structs.replace(finding, source=Source.UNKEPT_STATE)
         unkept = unkept_variables(records, finding.step) if is_stable else ()
         message = f"{sentence_of(finding)} {_started_anew(unkept)}".rstrip()
         return msgspec.structs.replace(
@@ -401,13 +407,16 @@ def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
     """
     moment = max(records[0].variables, default=0)
     names = tuple(
-        name
-        for name, kind in _unkept(records, moment)
-        if kind in ("Tensor", "Parameter", "ndarray", "Generator", "RandomState", "Random")
+        name for name, kind in _unkept(records, moment) if kind in ("Tensor", "Parameter", "ndarray", *_GENERATORS)
     )
     if not names:
         return None
     return Finding(rank, moment // 2, Kind.VARIABLE, Pattern.RESTART, Source.UNKEPT_STATE, names)
+
+
+def _is_generator_lost(records: Sequence[Record]) -> bool:
+    """Return whether the script keeps a random generator that starts anew after a restart."""
+    return any(kind in _GENERATORS for moment in records[0].variables for _, kind in _unkept(records, moment))
 
 
 def _unkept(records: Sequence[Record], moment: int) -> list[tuple[str, str]]:
@@ -427,7 +436,8 @@ def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
 def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
     """Find the variables of the script that differ first between training and replays, and not between replays.
 
-    After the first step, values that follow from the difference differ, too. Only counters are named then.
+    After the first step, values that follow from the difference differ, too. Only counters are named then. Random
+    generators come first, and the variables of functions that have ended before the boundary come last.
 
     Args:
         records: the records of the training and of its two replays.
@@ -436,9 +446,13 @@ def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
     Returns:
         Their names, at most `MAX_REHEARSED_NAMES`.
     """
-    for moment in sorted(records[0].variables):
+    moments = records[0].variables
+    of_loop = {name.partition(".")[0] for moment in moments if moment % 2 for name in moments[moment]}
+    for moment in sorted(moments):
         is_late = moment > 2 * (records[0].kept_step + 1)
-        names = [name for name, kind in _unkept(records, moment) if kind == "int" or not is_late]
+        found = [(name, kind) for name, kind in _unkept(records, moment) if kind == "int" or not is_late]
+        found.sort(key=lambda each: (each[1] not in _GENERATORS, each[0].partition(".")[0] not in of_loop))
+        names = [name for name, _ in found]
         if names or moment > 2 * step:
             return tuple(name[:MAX_REHEARSED_CHARACTERS] for name in names[:MAX_REHEARSED_NAMES])
     return ()

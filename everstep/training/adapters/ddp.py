@@ -150,7 +150,10 @@ def fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def bucket_views(model: DistributedDataParallel) -> list[tuple[torch.nn.Parameter, torch.Tensor]]:
-    """Return the view of its bucket that DDP uses as the gradient of each parameter. Collective, after `fix_buckets`.
+    """Return the view of its bucket that DDP uses as the gradient of each parameter. Collective.
+
+    Args:
+        model: the wrapped model, after `fix_buckets`.
 
     Returns:
         An empty list for a model without `gradient_as_bucket_view`, or with a static graph, which `fix_buckets` omits.
