@@ -154,6 +154,13 @@ def test_a_batch_that_the_script_fetches_before_the_boundary_is_named(warm_paren
     assert (report.verdict, report.difference.source) == (RehearsalVerdict.DIFFERS, Source.PREFETCH)
 
 
+def test_a_generator_of_the_script_is_the_cause_of_other_draws(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, "simulated_draws")
+    assert report.difference is not None
+    assert (report.verdict, report.difference.source) == (RehearsalVerdict.DIFFERS, Source.UNKEPT_STATE)
+    assert "SHARED.numpy" in report.difference.unkept[0]
+
+
 def test_a_computation_that_differs_in_every_run_is_no_unkept_state(warm_parent: WarmParent, tmp_path: Path) -> None:
     (report,), _ = rehearsed(warm_parent, tmp_path, "clock")
     assert report.verdict is RehearsalVerdict.UNSTABLE

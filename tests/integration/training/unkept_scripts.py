@@ -262,6 +262,16 @@ def history_in_a_dict(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
     return loss
 
 
+def simulated_draws(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
+    """Draw from torch's generator as often as a generator of the script's own decides, as a simulator does."""
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        torch.rand(int(SHARED.numpy.integers(1, 1_000)))
+        return F.mse_loss(model(inputs), targets)
+
+    return loss
+
+
 def plain(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
     return lambda inputs, targets: F.mse_loss(model(inputs), targets)
 
@@ -340,7 +350,9 @@ def train(name: str, directory: Path) -> None:
     )
     everstep_fence = session.fence
     name = "numpy_generator" if name == "generator_of_the_last_rank" and rank == world - 1 else name
-    loss_of = {**UNKEPT, "clock": clock, "counted": counted}.get(name, plain)(model, optimizer)
+    loss_of = {**UNKEPT, "clock": clock, "counted": counted, "simulated_draws": simulated_draws}.get(name, plain)(
+        model, optimizer
+    )
     losses: dict[int, str] = {}
     if name == "prefetched_batch":
         session.restore()
