@@ -234,7 +234,7 @@ class _Table:
             reason=reason,
             since=self.now,
             hold=hold,
-            release=None,
+            release=row.release if state in (NodeState.DRAINING, NodeState.GONE) else None,
             evidence_at=None,
             request=row.request if is_kept else None,
         )
@@ -280,11 +280,8 @@ class _Table:
             if row.release is HoldRelease.RETURN:
                 self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.RELEASED))
             elif row.release is HoldRelease.TERMINATE and not self.lacks_evidence(row):
-                self.move(row, NodeEvent.EXCLUDED, causes.ReleasedToEnd(held=row.reason))
-                # The fleet already requested a replacement when it began to hold the node. Mark the node, so that the
-                # fleet requests no second one.
-                if _has_successor(row):
-                    self.rows[row.node_id] = replace(self.rows[row.node_id], replaced_at=self.now)
+                released = causes.ReleasedToEnd(held=row.reason, is_replaced=_has_successor(row))
+                self.move(row, NodeEvent.EXCLUDED, released)
 
     def follow_roll(self, policy: Policy, *, is_frozen: bool) -> None:
         """Store the requests that the fleet's roll (replacement or reboot of all nodes) makes for single nodes.
@@ -675,6 +672,8 @@ class _Table:
 
 def _has_successor(row: NodeRecord) -> bool:
     """Return whether the fleet has requested a replacement for this node since the node went out of service."""
+    if isinstance(row.reason, causes.ReleasedToEnd) and row.reason.is_replaced:
+        return True
     return row.replaced_at is not None and row.replaced_at >= row.since
 
 

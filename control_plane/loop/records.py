@@ -353,7 +353,8 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
     """Return the columns of a node's row that a decision about the node's fleet may change.
 
     The API writes `release` (a person's request for a held node), and the executor writes `evidence_at` (when the
-    node's logs were stored). The result contains these two columns only if the node's state changes, to clear them.
+    node's logs were stored). The result contains these two columns only if the node's state changes: then `evidence_at`
+    is cleared, and `release` stays on a node that drains or is gone, to tell that a person ended it.
 
     Args:
         node: the node's record after the decision.
@@ -376,7 +377,7 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
     if had_request and node.request is None:
         columns["request"] = None
     if node.state.value != before:
-        columns["release"], columns["evidence_at"] = "", None
+        columns["release"], columns["evidence_at"] = node.release or "", None
     return columns
 
 

@@ -92,9 +92,10 @@ class Surplus(Value, frozen=True):
 
 
 class ReleasedToEnd(Value, frozen=True):
-    """A person permitted the termination of a held node."""
+    """A person permitted the termination of a held node. `is_replaced`: its replacement was requested while held."""
 
     held: Reason
+    is_replaced: bool = False
 
 
 class KeptForInspection(Value, frozen=True):

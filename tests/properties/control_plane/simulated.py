@@ -45,7 +45,7 @@ from control_plane.core.observed.incidents import IncidentRecord
 from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.observed.spans import Bucket, JobSpan
-from control_plane.core.observed.specs import JobSpec, Policy
+from control_plane.core.observed.specs import JobSpec, Policy, RehearsalMode
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from control_plane.core.timeouts import ladder
@@ -73,6 +73,8 @@ from everstep.protocol.codec import PROTOCOL_MINOR
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.parity import holder_of, is_share, share_owner
 from everstep.protocol.plan import GenerationPlan, ObjectReference, ScriptPlan, SourceArchive
+from everstep.protocol.rank_messages import StopState
+from everstep.protocol.rehearsals import RehearsalVerdict
 from tests.properties.control_plane.incident_ledger import check_incidents
 from tests.unit.control_plane.loop.world import Agent, digest, seal_shares, uploaded_object
 
@@ -231,7 +233,10 @@ class Simulation:
         """Number of messages that the simulation will lose, counted from the next message."""
         self.upload_seconds = 1.0
         """Seconds from the successful end of all ranks until the last upload has ended."""
+        self.verdict: RehearsalVerdict | None = RehearsalVerdict.PROVEN
+        """What rank 0 reports after a rehearsal. None: no rank reports."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
+        specs = (replace(specs[0], rehearsal_mode=RehearsalMode.ON, rehearsal_at_step=3), specs[1])
         if is_elastic:
             specs = (
                 replace(specs[0], min_node_count=2, patience_seconds=10, priority=1),
@@ -444,7 +449,7 @@ class Simulation:
         observed = replace(observed, replaced=self.replaced_before(now))
         decision = fleets.decide(now, spec, observed, policy)
         assert fleets.decide(now, spec, observed, policy) == decision
-        replaced = [row.node_id for row in decision.records if row.replaced_at == now and not row.release]
+        replaced = [row.node_id for row in decision.records if row.replaced_at == now]
         assert not replaced or len(observed.replaced) + len(replaced) <= self.replacement_limit, (
             f"{replaced} are replaced beyond the hourly limit"
         )
@@ -597,11 +602,11 @@ class Simulation:
                 case SendLoad():
                     assert action.plan is job.plan
                     self.send(action.node_id, Load(plan=action.plan, key=b""))
-                case Send(_, TakeStacks() | Rehearse()):
-                    pass  # simulated agents send no stacks and do not rehearse, so no hang can be proven
+                case Send(_, TakeStacks()):
+                    pass  # simulated agents send no stacks, so no hang can be proven
                 case Send(_, TakeCheckpoint()):
                     self.upload(job)
-                case Send(node_id, Prepare() | Start() | HaltRanks() | StopTraining() as message):
+                case Send(node_id, Prepare() | Start() | HaltRanks() | StopTraining() | Rehearse() as message):
                     assert not isinstance(message, Prepare) or message.generation == job.record.issued_generation
                     self.send(node_id, message)
                 case PutManifest(manifest=manifest):
@@ -864,6 +869,8 @@ class Simulation:
                 record = replace(record, stop_requested_at=self.control_seconds)
             case "pause" if record.stop_requested_at is None and record.pause_requested_at is None:
                 record = replace(record, pause_requested_at=self.control_seconds)
+            case "rehearse":
+                record = replace(record, rehearsal_requested_at=self.control_seconds)
             case "resume":
                 record = replace(record, pause_requested_at=None)
             case "take over":
@@ -911,6 +918,16 @@ class Simulation:
             if plan is not None and team:
                 newest = max(step for agent in team for step in agent.boundary.values())
                 seal_shares(plan, newest, members, is_lagging=is_lagging)
+                self.rehearse(plan, team)
+
+    def rehearse(self, plan: GenerationPlan, team: list[Agent]) -> None:
+        """End a rehearsal five steps after the coordinator took its order, with the drawn verdict of rank 0."""
+        coordinator = next(agent for agent in team if agent.node_id == plan.coordinator)
+        newest = max(coordinator.boundary.values(), default=-1)
+        if coordinator.rehearsal_state is StopState.ANNOUNCED and newest >= coordinator.rehearses_from + 5:
+            verdicts = dict.fromkeys(range(plan.world_size), RehearsalVerdict.PROVEN)
+            for agent in team:
+                agent.end_rehearsal({} if self.verdict is None else {**verdicts, 0: self.verdict}, seconds=3.0)
 
     def stamped(self, node_id: NodeId, step: int) -> float:
         """Return when a node's ranks finished a step, by the node's wall clock.

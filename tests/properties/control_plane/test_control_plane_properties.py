@@ -26,6 +26,7 @@ from control_plane.core.observed.nodes import Cause, NodeObserved, Notice
 from control_plane.core.states import ENDED_JOBS, JobState, NodeState
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, NoticeKind, RankExit
 from everstep.protocol.ids import Generation, NodeId, Rank, RunId, Step
+from everstep.protocol.rehearsals import RehearsalVerdict
 from tests.properties.control_plane.simulated import EPOCH_SECONDS, Domains, SimulatedJob, Simulation, fresh
 from tests.unit.control_plane.loop.world import Agent
 
@@ -69,11 +70,14 @@ EVENTS = st.one_of(
     st.tuples(st.just("standstill"), st.integers(0, 600), st.just(0)),
     st.tuples(st.just("clock"), st.integers(0, 11), st.sampled_from([-3600, -65, 65, 3600])),
     st.tuples(
-        st.just("person"), st.integers(0, 1), st.sampled_from(["stop", "pause", "resume", "take over", "hand back"])
+        st.just("person"),
+        st.integers(0, 1),
+        st.sampled_from(["stop", "pause", "resume", "take over", "hand back", "rehearse"]),
     ),
     st.tuples(st.just("automation"), st.integers(0, 2), st.just(0)),
     st.tuples(st.just("finish"), st.integers(0, 1), st.just(0)),
     st.tuples(st.just("uploads take"), st.sampled_from([0, 1, 30, 4000]), st.just(0)),
+    st.tuples(st.just("rehearsals end"), st.just(0), st.sampled_from([None, *RehearsalVerdict])),
     st.tuples(st.just("restart"), st.sampled_from([0, 2, 20, 200]), st.just(0)),
 )
 TOGETHER = st.tuples(st.just("faults"), st.integers(0, 11), st.tuples(st.integers(2, 4), st.sampled_from([1, 2, 3])))
@@ -548,6 +552,8 @@ def play(simulation: Simulation, story: Sequence[Event]) -> None:
                 simulation.announce(agent.node_id, ENDING[extra % len(ENDING)], extra, is_true=False)
             case "advise":
                 simulation.announce(agent.node_id, NoticeKind.REBALANCE, 0)
+            case "rehearsals end":
+                simulation.verdict = extra
             case "load fails":
                 agent.fails_load = bool(extra)
         simulation.step()
@@ -570,7 +576,11 @@ def come_to_rest(simulation: Simulation) -> None:
         is_quiet = all(decision.actions == () for decision in simulation.last_decisions)
         is_under_way = any(row.state in in_between for row in simulation.table.values())
         is_watched = any(
-            job.record.moves or job.record.impairments or job.record.incident or job.record.growth
+            job.record.moves
+            or job.record.impairments
+            or job.record.incident
+            or job.record.growth
+            or job.record.rehearsal.is_open
             for job in simulation.jobs
         )
         quiet_steps = quiet_steps + 1 if is_quiet and not is_under_way and not is_watched else 0

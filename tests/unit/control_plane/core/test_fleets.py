@@ -980,6 +980,9 @@ def test_a_person_lets_a_held_node_work_again_or_ends_it_once_its_evidence_is_ke
     assert states(gone) == {"i1": ("draining", None)}
     (action,) = [action for action in gone.actions if isinstance(action, TerminateMember)]
     assert (action.node_id, action.decrement) == ("i1", True), "another one has its place already"
+    (ending,) = gone.records
+    assert ending.replaced_at == 5.0, "a termination without another replacement counts against no limit"
+    assert ending.release is HoldRelease.TERMINATE, "a person's termination stays known as such"
 
 
 def test_a_job_that_is_to_leave_a_node_is_lent_another_and_a_spare_is_enough() -> None:

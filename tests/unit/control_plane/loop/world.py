@@ -190,6 +190,8 @@ class Agent:
     rehearsal_number: int = 0
     """Number of the newest order to rehearse that the agent has taken. 0 after a restart."""
     rehearsal_state: StopState = StopState.NONE
+    rehearses_from: int = -1
+    """The newest step of the node's ranks when the agent took that order."""
     is_slow_to_rehearse: bool = False
     """True while the agent does not answer orders to rehearse."""
     rehearsed: dict[Rank, Rehearsed] = field(default_factory=dict)
@@ -459,6 +461,7 @@ class Agent:
                 is_new = generation == self.generation and number > self.rehearsal_number
                 if is_new and not self.is_slow_to_rehearse:
                     self.rehearsal_number, self.rehearsal_state = number, StopState.ANNOUNCED
+                    self.rehearses_from = max(self.boundary.values(), default=-1)
             case TakeStacks(generation=generation, number=number):
                 if generation == self.generation and (self.look is None or number > self.look[0]):
                     self.look = number, self.world.now
@@ -489,6 +492,26 @@ class Agent:
             case _:
                 raise AssertionError(message)
         self.report()
+
+    def end_rehearsal(self, verdicts: Mapping[int, RehearsalVerdict], seconds: float) -> None:
+        """Let the node's ranks train again after five repeated steps. Each rank with a verdict reports it."""
+        self.phase_of, self.limit_of, self.rehearsal_state = {}, {}, StopState.NONE
+        for rank, boundary in self.boundary.items():
+            if (verdict := verdicts.get(rank)) is None:
+                continue
+            is_proven = verdict is RehearsalVerdict.PROVEN
+            step = Step(boundary - 5)
+            found = ReplayDifference(step=Step(step + 2 + rank), kind="loss", source="unknown")
+            self.rehearsed[rank] = Rehearsed(
+                generation=self.generation,
+                step=step,
+                steps=5,
+                seconds=seconds,
+                verdict=verdict,
+                difference=None if is_proven else found,
+                message="" if is_proven else "the loss differs",
+                advice="" if is_proven else "Register it.",
+            )
 
     def load(self, plan: GenerationPlan) -> None:
         """Load the shards once. A patient agent repeats the load if a store is out of reach."""
@@ -1017,22 +1040,9 @@ class World:
     def end_rehearsal(self, *verdicts: RehearsalVerdict | None, seconds: float = 3.0) -> None:
         """Let each rank train again and report its verdict, or nothing."""
         for agent in self.team():
-            agent.phase_of, agent.limit_of, agent.rehearsal_state = {}, {}, StopState.NONE
-            for rank in agent.boundary:
-                if rank < len(verdicts) and (verdict := verdicts[rank]) is not None:
-                    step = Step(agent.boundary[rank] - 5)
-                    agent.rehearsed[rank] = Rehearsed(
-                        generation=agent.generation,
-                        step=step,
-                        steps=5,
-                        seconds=seconds,
-                        verdict=verdict,
-                        difference=None
-                        if verdict is RehearsalVerdict.PROVEN
-                        else ReplayDifference(step=Step(step + 2 + rank), kind="loss", source="unknown"),
-                        message="" if verdict is RehearsalVerdict.PROVEN else "the loss differs",
-                        advice="" if verdict is RehearsalVerdict.PROVEN else "Register it.",
-                    )
+            agent.end_rehearsal(
+                {rank: verdict for rank, verdict in enumerate(verdicts) if verdict is not None}, seconds
+            )
 
     def spare(self) -> Agent:
         """Return a living agent whose node is not assigned to a job."""
