@@ -11,7 +11,7 @@ from typing import Final, assert_never
 
 from control_plane.accounts import out_of_memory
 from control_plane.core.observed import facts
-from control_plane.core.observed.drills import DrillKind
+from control_plane.core.observed.drills import DrillKind, DrillOutcome
 from control_plane.core.remedies import is_of_hardware
 from everstep.protocol.agent_messages import FaultCode
 
@@ -77,6 +77,39 @@ _ODD: Final[Mapping[facts.Oddity, str]] = {
     facts.Oddity.BEHIND: "at an earlier step than the other ranks",
     facts.Oddity.ELSEWHERE: "at another place in the code than the other ranks",
 }
+
+
+_CAME: Final[Mapping[DrillOutcome, str]] = {
+    DrillOutcome.JOB_COMPLETED: "the job completed",
+    DrillOutcome.JOB_FAILED: "the job failed",
+    DrillOutcome.JOB_STOPPED: "the job stopped",
+    DrillOutcome.JOB_PAUSED: "the job was paused",
+    DrillOutcome.OTHER_INCIDENT: "another incident began",
+}
+_PASSED = "passed the step that it had reached before the drill"
+
+
+def drill_outcome(outcome: DrillOutcome | str, incident_id: str) -> str:
+    """Return why a drill has ended. Empty before the end.
+
+    Args:
+        outcome: the reason, or the sentence that an earlier version stored.
+        incident_id: the incident that the drill caused. Empty without one.
+    """
+    try:
+        why = DrillOutcome(outcome)
+    except ValueError:
+        return outcome
+    match why:
+        case DrillOutcome.TRAINED_ON:
+            return f"training has {_PASSED}"
+        case DrillOutcome.NO_LAUNCH_ENDED:
+            return "the drill ended no launch"
+        case DrillOutcome.NOT_TRAINING:
+            return "the job was not training without an incident"
+        case _:
+            before = f"training {_PASSED}" if incident_id else "the result of the drill was known"
+            return f"{_CAME[why]} before {before}"
 
 
 def sentences(several: Iterable[facts.Fact]) -> str:

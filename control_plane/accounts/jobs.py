@@ -241,6 +241,14 @@ def message(of: reasons.Message) -> str:
             return "; ".join(part for part in parts if part)
         case incidents.Tries():
             return response(of)
+        case reasons.RepeatedStepDiffers():
+            return (
+                f"Warning: step {of.step} was repeated after a recovery, and the state of rank {of.rank} differs from "
+                "the state before the recovery. The run is not deterministic, or a part of its state is not registered "
+                "with init()"
+            )
+        case reasons.RollEnded():
+            return "roll of the fleet"
         case _:
             assert_never(of)
 

@@ -18,7 +18,7 @@ from control_plane.accounts import answers, duties, held_nodes, reasons, respons
 from control_plane.accounts import incidents as accounts
 from control_plane.accounts import jobs as job_accounts
 from control_plane.accounts.duties import Action, Subject
-from control_plane.accounts.facts import sentence
+from control_plane.accounts.facts import drill_outcome, sentence
 from control_plane.accounts.incidents import Account, IncidentOutcome
 from control_plane.accounts.occurrences import capital
 from control_plane.api.alike import alike, shaped
@@ -751,7 +751,7 @@ def _rank_sources(record: SavedIncident) -> list[incidents_schemas.RankSource]:
 
 def drill(record: DrillRecord) -> drills_schemas.Drill:
     """Convert the record of a drill (a fault that a person injects) into its response model."""
-    return shaped(record, drills_schemas.Drill)
+    return shaped(record, drills_schemas.Drill, outcome=drill_outcome(record.outcome, record.incident_id) or None)
 
 
 def fleet(

@@ -24,7 +24,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from control_plane.core.incidents import Fault
-from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
+from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillOutcome, DrillState
 from control_plane.core.observed.facts import DrillOrdered
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import JobRecord
@@ -91,7 +91,7 @@ def follow(
         The drill to store, and whether the control plane then injects its fault.
     """
 
-    def ended(state: DrillState, outcome: str) -> Followed:
+    def ended(state: DrillState, outcome: DrillOutcome) -> Followed:
         return Followed(drill=replace(drill, state=state, ended_at=now, outcome=outcome))
 
     patience = PATIENCE_TIMES * timeouts.exclude_seconds
@@ -101,22 +101,21 @@ def follow(
             struck = replace(drill, state=DrillState.STRUCK, struck_at=now, generation=record.generation)
             return Followed(drill=struck, course=DrillCourse.STRIKE)
         if record.state in ENDED_JOBS or now - drill.requested_at > patience:
-            return ended(DrillState.NOT_DONE, "the job was not training without an incident")
+            return ended(DrillState.NOT_DONE, DrillOutcome.NOT_TRAINING)
         return Followed(drill=drill)
     struck_at = drill.struck_at
     assert struck_at is not None  # A drill in the state STRUCK always has a `struck_at`.
     if record.incident is not None and drill.incident_id == "" and ordered(drill) in record.incident.evidence:
         drill = replace(drill, incident_id=record.incident.id)
     has_trained_on = record.incident is None and record.state in _TRAINS
-    passed = "passed the step that it had reached before the drill"
     if drill.incident_id and (record.incident is None or record.incident.id != drill.incident_id):
         if has_trained_on:
-            return ended(DrillState.RECOVERED, f"training has {passed}")
-        return ended(DrillState.NOT_RECOVERED, f"{_what_came(record)} before training {passed}")
+            return ended(DrillState.RECOVERED, DrillOutcome.TRAINED_ON)
+        return ended(DrillState.NOT_RECOVERED, _what_came(record))
     if not drill.incident_id and (record.state in ENDED_JOBS or now - struck_at > patience):
         if record.state in ENDED_JOBS and not has_trained_on:
-            return ended(DrillState.NOT_RECOVERED, f"{_what_came(record)} before the result of the drill was known")
-        return ended(DrillState.ABSORBED, "the drill ended no launch")
+            return ended(DrillState.NOT_RECOVERED, _what_came(record))
+        return ended(DrillState.ABSORBED, DrillOutcome.NO_LAUNCH_ENDED)
     return Followed(drill=drill)
 
 
@@ -242,7 +241,7 @@ def _node_of(fault: Fault) -> NodeId | None:
     return fault.node_id or (fault.implicates.node_id if fault.implicates is not None else None)
 
 
-def _what_came(record: JobRecord) -> str:
+def _what_came(record: JobRecord) -> DrillOutcome:
     if record.state in ENDED_JOBS:
-        return f"the job {record.state}"
-    return "the job was paused" if record.incident is None else "another incident began"
+        return DrillOutcome(f"job_{record.state}")
+    return DrillOutcome.JOB_PAUSED if record.incident is None else DrillOutcome.OTHER_INCIDENT

@@ -61,6 +61,7 @@ from control_plane.core.observed.fleets import (
     NodeRecord,
 )
 from control_plane.core.observed.nodes import Implication, InstanceCondition, NodeObserved, Remedy
+from control_plane.core.observed.reasons import RollEnded
 from control_plane.core.observed.specs import Policy
 from control_plane.core.queue import in_order, schedule
 from control_plane.core.spares import spare_count
@@ -313,9 +314,7 @@ class _Table:
         for node_id in step.cancelled:
             self.rows[node_id] = replace(self.rows[node_id], request=None)
         if step.has_ended:
-            self.events.append(
-                EventDraft(type="FleetRollEnded", message="roll of the fleet", reason=step.progress.reason)
-            )
+            self.events.append(EventDraft(type="FleetRollEnded", message=RollEnded(), reason=step.progress.reason))
         self.roll_progress = step.progress
 
     def _unavailable_count(self, policy: Policy) -> int:

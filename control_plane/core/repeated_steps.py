@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from control_plane.core.actions import EventDraft
+from control_plane.core.observed.reasons import RepeatedStepDiffers
 from control_plane.core.observed.steps import SealedStates, StepStates
 from everstep.protocol.agent_messages import MemberReport, state_count
 from everstep.protocol.ids import NodeId, Rank, Step
@@ -74,9 +75,6 @@ def _kept(newest: Mapping[Step, bytes | bytearray], world_size: int) -> tuple[St
 def _event(step: Step, rank: Rank, known: bytes, digest: bytes) -> EventDraft:
     return EventDraft(
         type="RepeatedStepDiffers",
-        message=(
-            f"Warning: step {step} was repeated after a recovery, and the state of rank {rank} differs from the state "
-            "before the recovery. The run is not deterministic, or a part of its state is not registered with init()"
-        ),
+        message=RepeatedStepDiffers(step=step, rank=rank),
         detail={"Step": step, "Rank": rank, "Before": known.hex(), "After": digest.hex()},
     )

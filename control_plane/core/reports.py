@@ -365,7 +365,7 @@ def _idle_sums(fleet: FleetTime, bounds: Sequence[int]) -> Iterable[Sums]:
             if change := amount - before.spent.get(name, 0):
                 sums["idle", name] += change
                 if (price := fleet.price_micro_usd) is not None:
-                    what = "spare cost" if name == NodeState.SPARE else "other idle cost"
+                    what = "spare_cost" if name == NodeState.SPARE else "other_idle_cost"
                     sums[what, ""] += price * amount // HOUR - price * before.spent.get(name, 0) // HOUR
         yield sums
 
@@ -409,7 +409,7 @@ def _at_bounds(points: Sequence[Ledger], bounds: Sequence[int]) -> list[Ledger]:
 def _ranked(groups: Mapping[str, Sums], name_of: Callable[[str], str]) -> list[str]:
     def rank(key: str) -> tuple[int, int, str, str]:
         sums = groups[key]
-        cost = sum(sums.get((what, ""), 0) for what in ("cost", "spare cost", "other idle cost"))
+        cost = sum(sums.get((what, ""), 0) for what in ("cost", "spare_cost", "other_idle_cost"))
         return -cost, -sums.get(("nodes", ""), 0), name_of(key), key
 
     return sorted(groups, key=rank)
@@ -424,8 +424,8 @@ def _figures(sums: Sums) -> Figures:
         cost_micro_usd=sums.get(("cost", "")),
         incidents={kind: _incident_figures(sums, f" {kind}") for kind in IncidentKind},
         idle_microseconds={name: amount for (kind, name), amount in sorted(sums.items()) if kind == "idle"},
-        spare_cost_micro_usd=sums.get(("spare cost", "")),
-        other_idle_cost_micro_usd=sums.get(("other idle cost", "")),
+        spare_cost_micro_usd=sums.get(("spare_cost", "")),
+        other_idle_cost_micro_usd=sums.get(("other_idle_cost", "")),
     )
 
 

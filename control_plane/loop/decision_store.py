@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.accounts import jobs as accounts
 from control_plane.accounts import reasons
-from control_plane.accounts.facts import sentence
+from control_plane.accounts.facts import drill_outcome, sentence
 from control_plane.core import drills, idle_nodes, ledger_hours
 from control_plane.core.actions import Decision, EventDraft, FleetDecision
 from control_plane.core.job.progress import unstored_outputs
@@ -153,7 +153,8 @@ class DecisionStore:
             self._fleet_leases.check(session, job.fleet_name)
             db_drills.change(session, lease, drill.id, **records.drill_update(drill))
             message = f"{sentence(drills.ordered(drill))}: {drill.state}"
-            message += f", {drill.outcome}" if drill.outcome else ""
+            outcome = drill_outcome(drill.outcome, drill.incident_id)
+            message += f", {outcome}" if outcome else ""
             events.append_for_job(session, job, "DrillStateChanged", message, records.at(now), node_id=drill.node_id)
 
     def record_outputs(self, fleet: FleetName, member: MemberReport, now: float) -> None:

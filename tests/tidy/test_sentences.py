@@ -180,18 +180,15 @@ LOG = "the reason of an order, which an agent writes to its log"
 COMPOSING = {
     "attestation.py": ERROR,
     "checkpoints.py": ERROR,
-    "drills.py": TO_MOVE,
     "elastic.py": ERROR,
-    "fleets.py": TO_MOVE,
-    "hangs.py": TO_MOVE,
+    "fleets.py": LOG,
+    "hangs.py": "the label in place of a stack that an agent could not read",
     "job/ending.py": LOG,
     "job/restart.py": LOG,
     "job/taken_over.py": LOG,
     "observed/jobs.py": "the default of a text that the job loop sets",
     "parity.py": ERROR,
     "rehearsal.py": TO_MOVE,
-    "repeated_steps.py": TO_MOVE,
-    "reports.py": TO_MOVE,
     "timeouts.py": "the meaning of each timeout, for the generated page",
 }
 """Modules of the core that may contain words of sentences, with the reason. Remove a module that no longer does."""

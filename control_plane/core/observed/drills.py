@@ -33,6 +33,21 @@ class DrillState(StrEnum):
     NOT_DONE = "not_done"
 
 
+class DrillOutcome(StrEnum):
+    """Why a drill has ended. `control_plane.accounts.facts` has the sentences."""
+
+    TRAINED_ON = "trained_on"
+    """The ranks have passed the step that they had reached before the drill."""
+    JOB_COMPLETED = "job_completed"
+    JOB_FAILED = "job_failed"
+    JOB_STOPPED = "job_stopped"
+    JOB_PAUSED = "job_paused"
+    OTHER_INCIDENT = "other_incident"
+    NO_LAUNCH_ENDED = "no_launch_ended"
+    NOT_TRAINING = "not_training"
+    """The control plane did not inject the fault, because the job did not train without an incident."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillObserved:
     """A drill (a fault that a person ordered), as the job loop reads it from the database."""
@@ -49,4 +64,5 @@ class DrillObserved:
     struck_at: float | None = None
     incident_id: str = ""
     ended_at: float | None = None
-    outcome: str = ""
+    outcome: DrillOutcome | str = ""
+    """Empty before the end. A sentence if an earlier version stored it."""

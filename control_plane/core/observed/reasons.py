@@ -20,7 +20,7 @@ from control_plane.core.observed.incidents import (
 )
 from control_plane.core.observed.steps import NO_GENERATION, Lapse, RepeatedWork
 from everstep.protocol.agent_messages import OutputFailure
-from everstep.protocol.ids import NO_STEP, Generation, NodeId, Step
+from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 
 JobFact = StrEnum(
     "JobFact",
@@ -241,5 +241,28 @@ class OutputsLost(Value, frozen=True):
     other_count: int = 0
 
 
-Message: TypeAlias = str | Told | JobNote | StateChanged | GenerationEnded | HangFound | Tries | OutputsLost | Lapsed
+class RepeatedStepDiffers(Value, frozen=True):
+    """After a recovery, a rank repeated a step, and its state was not the state before the recovery."""
+
+    step: Step
+    rank: Rank
+
+
+class RollEnded(Value, frozen=True):
+    """A roll has replaced or rebooted all nodes of the fleet, or has stopped. The event's reason says which."""
+
+
+Message: TypeAlias = (
+    str
+    | Told
+    | JobNote
+    | StateChanged
+    | GenerationEnded
+    | HangFound
+    | Tries
+    | OutputsLost
+    | Lapsed
+    | RepeatedStepDiffers
+    | RollEnded
+)
 """The message of an event."""

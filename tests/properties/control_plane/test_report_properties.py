@@ -97,8 +97,8 @@ def sums(figures: Figures) -> Counter[str]:
             "ranks": figures.rank_microseconds,
             "unpriced": figures.unpriced_node_microseconds,
             "cost": figures.cost_micro_usd or 0,
-            "spare cost": figures.spare_cost_micro_usd or 0,
-            "other idle cost": figures.other_idle_cost_micro_usd or 0,
+            "spare_cost": figures.spare_cost_micro_usd or 0,
+            "other_idle_cost": figures.other_idle_cost_micro_usd or 0,
         }
     )
     found.update({f"spent {name}": amount for name, amount in figures.spent.items()})

@@ -7,9 +7,9 @@ import typing
 import msgspec
 import pytest
 
-from control_plane.accounts.facts import sentence
+from control_plane.accounts.facts import drill_outcome, sentence
 from control_plane.accounts.responses import response
-from control_plane.core.observed.drills import DrillKind
+from control_plane.core.observed.drills import DrillKind, DrillOutcome
 from control_plane.core.observed.facts import (
     AgentSilent,
     Announced,
@@ -161,3 +161,21 @@ RESPONSES: tuple[tuple[Response, str], ...] = (
 
 def test_a_response_has_its_sentence():
     assert [response(value) for value, _ in RESPONSES] == [words for _, words in RESPONSES]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "incident_id", "words"),
+    [
+        ("", "", ""),
+        (DrillOutcome.TRAINED_ON, "i", "training has passed the step that it had reached before the drill"),
+        (
+            DrillOutcome.JOB_FAILED,
+            "i",
+            "the job failed before training passed the step that it had reached before the drill",
+        ),
+        (DrillOutcome.JOB_STOPPED, "", "the job stopped before the result of the drill was known"),
+        ("the words of an earlier version", "i", "the words of an earlier version"),
+    ],
+)
+def test_a_drill_tells_why_it_ended(outcome: DrillOutcome | str, incident_id: str, words: str) -> None:
+    assert drill_outcome(outcome, incident_id) == words

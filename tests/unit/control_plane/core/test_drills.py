@@ -8,7 +8,7 @@ import pytest
 
 from control_plane.core import drills, incidents
 from control_plane.core.incidents import Fault
-from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
+from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillOutcome, DrillState
 from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import JobRecord
@@ -252,54 +252,54 @@ def test_a_rank_that_failed_for_want_of_the_struck_instance_is_told_as_the_drill
             JobState.RUNNING,
             False,
             DrillState.RECOVERED,
-            "training has passed the step that it had reached before the drill",
+            DrillOutcome.TRAINED_ON,
         ),
         (
             JobState.STOPPING,
             False,
             DrillState.RECOVERED,
-            "training has passed the step that it had reached before the drill",
+            DrillOutcome.TRAINED_ON,
         ),
         (
             JobState.COMPLETED,
             False,
             DrillState.RECOVERED,
-            "training has passed the step that it had reached before the drill",
+            DrillOutcome.TRAINED_ON,
         ),
         (
             JobState.FAILED,
             False,
             DrillState.NOT_RECOVERED,
-            "the job failed before training passed the step that it had reached before the drill",
+            DrillOutcome.JOB_FAILED,
         ),
         (
             JobState.STOPPED,
             False,
             DrillState.NOT_RECOVERED,
-            "the job stopped before training passed the step that it had reached before the drill",
+            DrillOutcome.JOB_STOPPED,
         ),
         (
             JobState.QUEUED,
             False,
             DrillState.NOT_RECOVERED,
-            "the job was paused before training passed the step that it had reached before the drill",
+            DrillOutcome.JOB_PAUSED,
         ),
         (
             JobState.PREPARING,
             True,
             DrillState.NOT_RECOVERED,
-            "another incident began before training passed the step that it had reached before the drill",
+            DrillOutcome.OTHER_INCIDENT,
         ),
         (
             JobState.RUNNING,
             True,
             DrillState.NOT_RECOVERED,
-            "another incident began before training passed the step that it had reached before the drill",
+            DrillOutcome.OTHER_INCIDENT,
         ),
     ],
 )
 def test_a_drill_is_recovered_from_only_where_training_has_gone_on(
-    state: JobState, has_another: bool, ended: DrillState, outcome: str
+    state: JobState, has_another: bool, ended: DrillState, outcome: DrillOutcome
 ) -> None:
     another = opened_by(fault(Cause.RANK_EXIT)) if has_another else None
     record = JobRecord(state=state, reason="", created_at=0.0, state_since=0.0, incident=another)
