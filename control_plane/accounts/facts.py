@@ -90,12 +90,7 @@ _PASSED = "passed the step that it had reached before the drill"
 
 
 def drill_outcome(outcome: DrillOutcome | str, incident_id: str) -> str:
-    """Return why a drill has ended. Empty before the end.
-
-    Args:
-        outcome: the reason, or the sentence that an earlier version stored.
-        incident_id: the incident that the drill caused. Empty without one.
-    """
+    """Return why a drill has ended. `outcome` may be the sentence that an earlier version stored, or empty."""
     try:
         why = DrillOutcome(outcome)
     except ValueError:
