@@ -21,6 +21,8 @@ from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
 
 FIRST_RETRY_SECONDS = 30.0
 LONGEST_RETRY_SECONDS = 900.0
+_MOST_DOUBLINGS = 10
+"""More doublings of the first pause than the longest pause has."""
 LONG_WAIT_SECONDS = 300.0
 """If the next retry is at least this far away, Everstep asks a person to decide whether the job waits for it."""
 
@@ -67,16 +69,14 @@ def _schedule(group: GroupObserved) -> tuple[float, int] | None:
     at, failed = group.failing_since, 0
     while at <= group.failed_at:
         failed += 1
-        pause = pause_seconds(failed)
-        further = int((group.failed_at - at) // pause) if pause >= LONGEST_RETRY_SECONDS else 0
-        at += pause * (1 + further)
-        failed += further
+        at += pause_seconds(failed)
     return at, failed
 
 
 def pause_seconds(failure_count: int) -> float:
     """Return the pause in seconds before the next retry, after `failure_count` failed launches in a row."""
-    return min(FIRST_RETRY_SECONDS * 2.0 ** max(0, min(failure_count, 10) - 1), LONGEST_RETRY_SECONDS)
+    doublings = min(max(0, failure_count - 1), _MOST_DOUBLINGS)
+    return min(FIRST_RETRY_SECONDS * 2.0**doublings, LONGEST_RETRY_SECONDS)
 
 
 def failing_since(before: GroupObserved | None, first: float) -> float:

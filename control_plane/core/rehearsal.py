@@ -85,9 +85,12 @@ def _is_worth_it(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
     if record.boundary_at is not None and record.stepped_at is not None and newer > 0:
         # A job that starts from another job's checkpoint has not trained the steps before its base.
         step_seconds = (record.boundary_at - record.stepped_at) / newer
-    if record.target <= 0 and is_local:
+    if record.target > 0:
+        run = record.target * step_seconds
+    elif is_local:
         return True
-    run = record.target * step_seconds if record.target > 0 else 2 * trained
+    else:
+        run = 2 * trained
     start = max(0.0, (record.stepped_at or record.state_since) - record.state_since)
     cost = (record.rehearsal.automatic_count + 1) * (start + 2 * spec.rehearsal_steps * step_seconds)
     return run >= LEAST_RUN_SECONDS and (is_local or cost <= MAX_COST_RATIO * run)

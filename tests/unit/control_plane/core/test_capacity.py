@@ -70,6 +70,26 @@ def test_everstep_retries_launches_that_aws_suspended_and_none_that_a_person_sus
     assert failed_launches(replace(suspended, launch_failure="", failed_at=None, failing_since=None)) is None
 
 
+def test_launches_fail_while_aws_names_a_failure_or_suspends_them() -> None:
+    failed = group(1e9, 1e9)
+    assert failure(failed) is not None
+    fine = replace(failed, launch_failure="", failed_at=None, failing_since=None)
+    assert failure(fine) is None
+    assert failure(replace(fine, launch_suspension="Administrative")) is not None
+
+
+@pytest.mark.parametrize("unknown", ["failing_since", "failed_at"])
+def test_without_a_time_of_a_failure_no_retry_is_planned(unknown: str) -> None:
+    assert retry_at(replace(group(1e9, 1e9), **{unknown: None})) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds"), [(0, 30), (1, 30), (2, 60), (3, 120), (5, 480), (6, 900), (7, 900), (5_000, 900)]
+)
+def test_each_pause_is_twice_as_long_up_to_15_minutes(count: int, seconds: float) -> None:
+    assert pause_seconds(count) == seconds
+
+
 @pytest.mark.parametrize(
     ("message", "is_short"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStatus
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from tests.unit.worker.rank_plans import rank_plan
 
 STRUCK, OTHER = NodeId("i-1"), NodeId("i-2")
 NOW = 1000.0
@@ -321,3 +323,57 @@ def test_a_drill_is_recovered_from_only_where_training_has_gone_on(
 def test_a_drill_is_not_absorbed_by_a_job_that_ended_over_it(state: JobState, ended: DrillState) -> None:
     record = JobRecord(state=state, reason="", created_at=0.0, state_since=0.0)
     assert drills.follow(drill(DrillKind.KILL_RANK), record, None, NOW, ladder(3.0)).drill.state is ended
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "state", "ended"),
+    [
+        pytest.param(DrillState.REQUESTED, 120.0, JobState.PREPARING, DrillState.REQUESTED, id="may still strike"),
+        pytest.param(DrillState.REQUESTED, 121.0, JobState.PREPARING, DrillState.NOT_DONE, id="could not strike"),
+        pytest.param(DrillState.REQUESTED, 1.0, JobState.STOPPED, DrillState.NOT_DONE, id="the job has ended"),
+        pytest.param(DrillState.STRUCK, 120.0, JobState.RUNNING, DrillState.STRUCK, id="may still have a result"),
+        pytest.param(DrillState.STRUCK, 121.0, JobState.RUNNING, DrillState.ABSORBED, id="had no result"),
+    ],
+)
+def test_a_drill_waits_for_twice_t_max(kind: DrillState, seconds: float, state: JobState, ended: DrillState) -> None:
+    at = NOW - seconds
+    begun = replace(drill(DrillKind.KILL_RANK), state=kind, requested_at=at, struck_at=at)
+    record = JobRecord(state=state, reason="", created_at=0.0, state_since=0.0)
+    found = drills.follow(begun, record, None, NOW, ladder(3.0))
+    assert (found.drill.state, found.course) == (ended, drills.DrillCourse.WAIT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "target", "strikes"),
+    [
+        pytest.param({}, NodeId("i-1"), True, id="a member of a job that trains"),
+        pytest.param({}, NodeId("i-9"), False, id="no member"),
+        pytest.param({"state": JobState.PREPARING}, NodeId("i-1"), False, id="no training"),
+        pytest.param({"incident": opened_by(exit_of(0, OTHER))}, NodeId("i-1"), False, id="an open incident"),
+        pytest.param({"taken_over_by": "ann"}, NodeId("i-1"), False, id="a person has taken the job over"),
+    ],
+)
+def test_a_drill_strikes_only_a_job_that_trains_without_an_incident(
+    changes: dict[str, Any], target: NodeId, strikes: bool
+) -> None:
+    wanted = replace(drill(DrillKind.KILL_RANK), state=DrillState.REQUESTED, struck_at=None, node_id=target)
+    values = {"state": JobState.RUNNING, "created_at": 0.0, "state_since": 0.0, "generation": Generation(5), **changes}
+    found = drills.follow(wanted, JobRecord(**values), rank_plan(addresses=("a", "b")), NOW, ladder(3.0))
+    assert found.course is (drills.DrillCourse.STRIKE if strikes else drills.DrillCourse.WAIT)
+    if strikes:
+        assert (found.drill.state, found.drill.struck_at, found.drill.generation) == (DrillState.STRUCK, NOW, 5)
+    assert drills.follow(wanted, JobRecord(**values), None, NOW, ladder(3.0)).course is drills.DrillCourse.WAIT
+
+
+def test_a_drill_belongs_to_the_first_incident_that_names_it() -> None:
+    struck = drill(DrillKind.KILL_RANK)
+    own = replace(opened_by(exit_of(1, STRUCK)), id="inc-1", evidence=(drills.ordered(struck),))
+    other = replace(own, id="inc-2", evidence=())
+    values = {"state": JobState.PREPARING, "created_at": 0.0, "state_since": 0.0}
+
+    def incident_of(before: DrillObserved, incident: IncidentRecord) -> str:
+        record = JobRecord(**values, incident=incident)
+        return drills.follow(before, record, None, NOW, ladder(3.0)).drill.incident_id
+
+    assert [incident_of(struck, own), incident_of(struck, other)] == ["inc-1", ""]
+    assert incident_of(replace(struck, incident_id="inc-0"), own) == "inc-0"

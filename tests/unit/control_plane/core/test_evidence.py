@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from control_plane.accounts.facts import sentence
 from control_plane.core import evidence
@@ -63,8 +64,8 @@ def test_an_agent_that_speaks_is_alive_whatever_its_peers_say() -> None:
     [
         (4, False, False, NodeStanding.UNCLEAR),
         (4, True, False, NodeStanding.GONE),
-        (2, True, False, NodeStanding.UNCLEAR),
-        (59, False, False, NodeStanding.UNCLEAR),
+        (3, True, False, NodeStanding.UNCLEAR),
+        (60, False, False, NodeStanding.UNCLEAR),
         (61, False, False, NodeStanding.GONE),
         (61, True, True, NodeStanding.UNCLEAR),
     ],
@@ -82,6 +83,7 @@ def test_silence_needs_a_second_class_or_time(
     assert not verdict.may_terminate
     assert not verdict.is_final
     assert isinstance(verdict.evidence, AgentSilent)
+    assert verdict.evidence.limit_seconds == (60.0 if seconds == 61 and not is_blind else 0.0)
 
 
 def test_a_step_of_the_wall_clock_makes_no_silence_longer() -> None:
@@ -165,7 +167,9 @@ def test_a_silence_counts_as_shorter_than_a_lease_when_it_is_first_seen() -> Non
 def test_an_ended_instance_has_no_silence() -> None:
     ended = node(instance=InstanceCondition.ENDED, is_connected=False, silent_seconds=313.0)
     assert evidence.track_silences((), [ended], {}, NOW, LADDER) == ()
-    assert evidence.track_silences((), [replace(ended, instance=InstanceCondition.PRESENT)], {}, NOW, LADDER) != ()
+    present = replace(ended, node_id=NodeId("i-2"), instance=InstanceCondition.PRESENT)
+    found = evidence.track_silences((), [ended, present], {}, NOW, LADDER)
+    assert [each.node_id for each in found] == ["i-2"]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +214,7 @@ def test_a_word_ends_a_silence() -> None:
 
 
 def test_a_silent_agent_vouches_for_its_shards_only_while_steps_are_committed() -> None:
-    silent, heard = node(silent_seconds=3.1), replace(node(silent_seconds=2.9), node_id=NodeId("i-2"))
+    silent, heard = node(silent_seconds=3.1), replace(node(silent_seconds=3.0), node_id=NodeId("i-2"))
 
     def unvouched(committed_at: float | None) -> frozenset[NodeId]:
         return evidence.unvouched((silent, heard), committed_at=committed_at, now=NOW, timeouts=LADDER)
@@ -310,7 +314,12 @@ def test_a_typed_fault_is_believed_of_a_live_agent_alone() -> None:
 
 @pytest.mark.parametrize(
     ("since", "stepped", "standing"),
-    [(59, 0, NodeStanding.UNCLEAR), (61, 0, NodeStanding.IMPAIRED), (200, 61, NodeStanding.GONE)],
+    [
+        (60, 0, NodeStanding.UNCLEAR),
+        (61, 0, NodeStanding.IMPAIRED),
+        (200, 60, NodeStanding.IMPAIRED),
+        (200, 61, NodeStanding.GONE),
+    ],
 )
 def test_a_holder_out_of_view_is_left_after_t_max(since: float, stepped: float, standing: NodeStanding) -> None:
     verdict = judge_training(node(), impairment(since, stepped=stepped))
@@ -375,6 +384,37 @@ def test_progress_is_the_others_and_dated_by_the_first_that_passed_its_boundary(
     assert evidence.progress_without({}, NODE).stepped_at is None
 
 
+def test_committed_progress_is_the_newest_that_another_member_reports() -> None:
+    told = {NodeId(name): owner(0, (), ()) for name in ("i-1", "i-2", "i-3")}
+    for name, step in (("i-1", 9), ("i-2", 4), ("i-3", 6)):
+        (shard,) = told[NodeId(name)].protection
+        shard = structs.replace(shard, committed=Step(step))
+        told[NodeId(name)] = structs.replace(told[NodeId(name)], protection=(shard,))
+    assert evidence.progress_without(told, NODE).committed == 6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "at"),
+    [
+        pytest.param(((6, 900.0, 950.0), (5, 910.0, 940.0)), 900.0, id="the first of the first steps"),
+        pytest.param(((6, 0.0, 950.0), (5, 910.0, 940.0)), 910.0, id="of the ranks that know it"),
+        pytest.param(((6, 0.0, 950.0), (5, 0.0, 940.0)), 950.0, id="a later step, but not the restored one"),
+        pytest.param(((5, 0.0, 940.0),), None, id="no new step"),
+    ],
+)
+def test_a_generation_begins_with_its_first_new_step(
+    ranks: tuple[tuple[int, float, float], ...], at: float | None
+) -> None:
+    told = tuple(
+        RankStatus(
+            rank=Rank(number), boundary=Step(boundary), passed_at_seconds=passed_at, first_passed_at_seconds=first_at
+        )
+        for number, (boundary, first_at, passed_at) in enumerate(ranks)
+    )
+    report = structs.replace(owner(0, (), ()), ranks=told)
+    assert evidence.first_passed_at({NODE: report}, Step(5)) == at
+
+
 def owner(rank: int, holders: tuple[str, ...], in_view: tuple[str, ...]) -> MemberReport:
     shard = ShardProtection(
         rank=Rank(rank),
@@ -399,6 +439,15 @@ def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_tha
     two = {**mutual, NodeId("c"): owner(2, ("c", "a"), ("c",))}
     assert evidence.blamed(two, (a, b, c)) == "a", "most others have lost it"
     assert evidence.blamed({}, (a, b)) is None
+
+
+def test_of_three_the_coordinator_is_not_blamed_and_of_two_the_last() -> None:
+    a, b, c = (NodeObserved(node_id=NodeId(name)) for name in "abc")
+    status = RoundStatus(committed=Step(9), proposed=Step(10), boundary=Step(10), committed_at_seconds=0.0)
+    coordinator = structs.replace(owner(1, ("b", "a"), ("b",)), round=status)
+    mutual = {NodeId("a"): owner(0, ("a", "b"), ("a",)), NodeId("b"): coordinator}
+    assert evidence.blamed(mutual, (a, b)) == "b"
+    assert evidence.blamed(mutual, (a, b, c)) == "a"
 
 
 @pytest.mark.parametrize(("place", "root"), [(0, 0), (1, 0), (3, 0), (0, 1), (1, 1), (3, 1), (0, 3)])

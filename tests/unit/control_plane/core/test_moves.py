@@ -134,6 +134,7 @@ def test_two_nodes_are_left_together_and_one_interruption_is_better_than_two() -
     assert left({1: spot(60), 2: spot(120)}, spares=2) == (NODES[1], NODES[2])
     assert left({1: spot(20), 2: spot(120)}, spares=1) == (NODES[1],)
     assert left({1: spot(20), 2: spot(25), 3: spot(600)}, spares=1) == (NODES[1], NODES[2])
+    assert left({1: spot(20), 2: spot(120), 3: spot(600)}, spares=2) == (NODES[1], NODES[2])
 
 
 def test_what_has_no_time_waits_for_another_node() -> None:
@@ -247,6 +248,7 @@ def test_a_parity_group_can_rebuild_the_shards_of_one_member_that_all_others_hav
             (True, "waits for its checkpoint while no replacement is ready; 114 s remained"),
         ),
         (114, 120, 10.0, False, False, (False, "no time remained for its checkpoint")),
+        (0, 120, 76.0, True, True, (True, "waits for its checkpoint: the last one took 76 s, 114 s remained")),
         (0, None, 10.0, True, True, (True, "waits for its checkpoint: the last one took 10 s, 120 s remained")),
     ],
 )
@@ -347,3 +349,41 @@ def test_a_node_that_a_person_wants_is_left_after_what_is_wrong_and_never_lent()
     assert (faulty.cause, faulty.remedy) == (Cause.NODE_FAULT, Remedy.REBOOT)
     assert moves.is_ready(node(SPARES[0]), NOW, TIMEOUTS)
     assert not moves.is_ready(node(SPARES[0], request=structs.replace(DRAIN, request=NodeRequest.HOLD)), NOW, TIMEOUTS)
+
+
+@pytest.mark.parametrize(("remedy", "is_left"), [(Remedy.RETIRE, True), (Remedy.HOLD, False), (None, False)])
+def test_of_lost_members_only_those_to_retire_are_left_as_planned(remedy: Remedy | None, is_left: bool) -> None:
+    gone = NodeVerdict(node_id=NODES[1], standing=NodeStanding.GONE, remedy=remedy)
+    found = moves.wanted((), NODES[1:2], {NODES[1]: gone}, {NODES[1]: node(NODES[1])}, now=NOW, not_before=0.0)
+    assert bool(found) is is_left
+
+
+@pytest.mark.parametrize(
+    ("ends", "stopped_seconds", "promised_seconds", "is_stuck"),
+    [
+        pytest.param((None,), TIMEOUTS.blind_wait_seconds, 0.0, False, id="at the limit"),
+        pytest.param((None,), TIMEOUTS.blind_wait_seconds + 1, 0.0, True, id="after the limit"),
+        pytest.param((None,), TIMEOUTS.blind_wait_seconds + 7, 7.0, False, id="at the script's own limit"),
+        pytest.param((None,), TIMEOUTS.blind_wait_seconds + 8, 7.0, True, id="after the script's own limit"),
+        pytest.param((None, NOW), TIMEOUTS.blind_wait_seconds + 1, 7.0, True, id="aws waits for no script"),
+    ],
+)
+def test_a_stop_is_given_up_without_progress(
+    ends: tuple[float | None, ...], stopped_seconds: float, promised_seconds: float, is_stuck: bool
+) -> None:
+    """The time counts from the request or from the last progress, whichever is later."""
+    (move,) = wanted({}, wounded=(0,))
+    for asked_ago, progress_ago in ((stopped_seconds, 1e6), (1e6, stopped_seconds)):
+        known = [replace(move, asked_at=NOW - asked_ago, ends_at=at) for at in ends]
+        assert moves.is_stuck(known, NOW - progress_ago, NOW, TIMEOUTS, promised_seconds) is is_stuck
+    assert not moves.is_stuck([move], 0.0, NOW, TIMEOUTS, 0.0), "no stop was requested"
+
+
+def test_the_newest_notice_tells_when_the_first_departing_node_ends() -> None:
+    first, second = wanted({1: spot(60), 2: spot(90)})
+    assert moves.ends_at((first, second), {}, NOW) == NOW + 60
+    assert moves.ends_at((first, second), {NODES[2]: node(NODES[2], spot(30))}, NOW) == NOW + 30
+    assert moves.ends_at((first,), {NODES[1]: node(NODES[1], spot(70))}, NOW) == NOW + 70
+    endless = Notice(kind=NoticeKind.TERMINATING, message="")
+    assert moves.ends_at((first,), {NODES[1]: node(NODES[1], endless)}, NOW) == NOW + 60
+    assert moves.ends_at((), {}, NOW) is None

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from math import comb
 
 import pytest
 
 from control_plane.core import placement
+from control_plane.core.separation import Group, holders_in, separate
 from control_plane.errors import ImpossiblePlacement
 from everstep.protocol.ids import NodeId
 
@@ -212,3 +215,40 @@ def test_parity_groups_of_another_size_are_no_guide(before: tuple[tuple[int, ...
 def test_parity_groups_that_do_not_fit_are_refused(count: int, group_size: int) -> None:
     with pytest.raises(ImpossiblePlacement, match=f"groups of {group_size} nodes do not fit {count} nodes"):
         placement.parity_groups(nodes(count), group_size)
+
+
+def layouts(seed: int, count: int) -> Iterator[tuple[list[Group], int, list[str]]]:
+    """Yield random groups, the number of copies, and the failure domain of each node. Half of the nodes share one."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        copies = rng.choice((2, 3))
+        order = list(range(rng.randrange(2 * copies, 16)))
+        rng.shuffle(order)
+        starts = range(0, len(order) // copies * copies, copies)
+        groups = [tuple(order[start : start + copies]) for start in starts]
+        groups[-1] = tuple(order[starts[-1] :])
+        yield groups, copies, [rng.choice("aabc") for _ in order]
+
+
+def test_an_exchange_counts_the_shards_that_earlier_exchanges_changed() -> None:
+    groups = [(4, 0, 3), (1, 7, 10), (2, 6, 5, 9, 8)]
+    assert exposed_and_changed([(groups, 3, [*"ccabaaabaac"])]) == (0, 8)
+
+
+@pytest.mark.parametrize(("seed", "exposed", "changed"), [(0, 23, 158), (1, 16, 120)])
+def test_few_shards_move_so_that_few_are_exposed(seed: int, exposed: int, changed: int) -> None:
+    """A better search has lower totals."""
+    assert exposed_and_changed(layouts(seed, 40)) == (exposed, changed)
+
+
+def exposed_and_changed(cases: Iterable[tuple[list[Group], int, list[str]]]) -> tuple[int, int]:
+    """Return how many shards have all holders in one domain after the search, and how many have other holders."""
+    found = [0, 0]
+    for groups, copies, domains in cases:
+        before, after = (
+            {node: {*holders_in(group, place, copies)} for group in each for place, node in enumerate(group)}
+            for each in (groups, separate(groups, copies, domains))
+        )
+        found[0] += sum(len({domains[holder] for holder in held}) == 1 for held in after.values())
+        found[1] += sum(after[node] != held for node, held in before.items())
+    return found[0], found[1]

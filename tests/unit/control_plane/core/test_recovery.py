@@ -156,6 +156,16 @@ def test_an_equal_number_of_ranks_needs_no_relayout_after_one() -> None:
     assert [sources[0].kind for sources in restore.sources] == ["local", "local"]
 
 
+def test_of_the_same_step_the_state_of_the_same_number_of_ranks_is_restored() -> None:
+    for path, worlds in (
+        ({1: Step(10), 2: recovery.UNBOUNDED}, {1: 3, 2: 2}),
+        ({1: Step(10), 2: Step(10)}, {1: 1, 2: 2}),
+    ):
+        stored = (checkpoint(10, 1, ranks=worlds[1]), checkpoint(10, 2, ranks=worlds[2]))
+        restore = recovery.choose(survey({A: [], B: []}, path=path, worlds=worlds, checkpoints=stored))
+        assert (restore.base_step, restore.relayout) == (10, None)
+
+
 def test_with_a_relayout_each_shard_has_a_slot_for_the_first_step_of_the_new_generation() -> None:
     inventories = {A: [slot(0, 2, 12), slot(0, 2, 11), slot(2, 2, 12)], B: [slot(1, 2, 12), slot(2, 2, 11)]}
     changes = {"worlds": {1: 3, 2: 3}, "committed": Step(11)}

@@ -104,12 +104,15 @@ def script_with(**environment: str) -> JobSpec:
         ),
         pytest.param({"target": Step(180)}, {}, True, id="180 s"),
         pytest.param({"target": Step(179)}, {}, False, id="shorter than 180 s"),
+        pytest.param({"target": Step(180 * 20 * 10**6), "microseconds": {}}, {}, False, id="no training yet"),
         pytest.param({"target": Step(179)}, {"rehearsal_mode": RehearsalMode.ON}, True, id="short, but on"),
         pytest.param({"target": Step(179), "rehearsal_requested_at": NOW}, {}, True, id="short, but asked"),
         pytest.param(
             {"target": Step(46)}, {"rehearsal_mode": RehearsalMode.ON}, True, id="the room before the target suffices"
         ),
         pytest.param({"target": Step(45)}, {"rehearsal_mode": RehearsalMode.ON}, False, id="too near to the target"),
+        pytest.param({"target": Step(1)}, {"rehearsal_mode": RehearsalMode.ON}, False, id="the target is passed"),
+        pytest.param({"target": Step(0)}, {}, True, id="the target is unknown"),
     ],
 )
 def test_when_a_job_of_a_local_cluster_rehearses(changes: dict[str, Any], spec: dict[str, Any], is_due: bool) -> None:
@@ -122,6 +125,10 @@ def test_when_a_job_of_a_local_cluster_rehearses(changes: dict[str, Any], spec: 
         pytest.param({"target": Step(20_000)}, True, id="20 s of 20,000 s"),
         pytest.param({"target": Step(19_999)}, False, id="more than 0.1 % of the run"),
         pytest.param({"target": Step(19_999), "stepped_at": START + 9}, True, id="a faster start costs less"),
+        pytest.param({"target": Step(10_000), "stepped_at": START}, True, id="a start without delay is free"),
+        pytest.param({"target": Step(10_000), "stepped_at": START - 5}, True, id="a start never earns seconds"),
+        pytest.param({"target": Step(9_999), "stepped_at": None}, False, id="an unknown start is free, not its steps"),
+        pytest.param({"target": Step(0), "committed": 10_000}, True, id="half of a run without a target is over"),
         pytest.param({"target": Step(40_000), "rehearsal": OUTDATED}, True, id="40 s for two rehearsals"),
         pytest.param({"target": Step(39_999), "rehearsal": OUTDATED}, False, id="both cost more than 0.1 % of the run"),
         pytest.param({"committed": 10_000}, True, id="half of an unknown run is over"),
@@ -140,6 +147,35 @@ def test_a_job_from_the_checkpoint_of_another_job_has_the_pace_of_its_own_steps(
     started = running(committed=10_020, base_step=Step(10_000), target=Step(19_999), **times)
     assert not rehearsal.is_due(SPEC, started, is_local=False)
     assert rehearsal.is_due(SPEC, replace(started, target=Step(20_000)), is_local=False)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "steps"),
+    [pytest.param(1, 90, id="2 s of all training"), pytest.param(2, 45, id="4 s of the steps after the first")],
+)
+def test_the_pace_of_a_generation_needs_two_steps(boundary: int, steps: int) -> None:
+    """The generation's second step took 4 s. All training of the job took 4 s for 2 steps."""
+    begun = running(
+        committed=1,
+        boundary=Step(boundary),
+        max_boundary=Step(2),
+        boundary_at=START + 14,
+        microseconds={Bucket.TRAIN.value: 4_000_000},
+    )
+    spec = replace(SPEC, rehearsal_at_step=1)
+    assert rehearsal.is_due(spec, replace(begun, target=Step(steps)), is_local=True), "180 s"
+    assert not rehearsal.is_due(spec, replace(begun, target=Step(steps - 1)), is_local=True)
+
+
+def test_a_refusal_answers_the_request_and_names_the_first_rank_of_the_old_agent() -> None:
+    asked = running(rehearsal_requested_at=NOW - 1)
+    node = rank_plan(ranks_per_node=2, addresses=("a", "b")).nodes[1]
+    record, (event,) = rehearsal.refused(SPEC, asked, node, NOW)
+    result = record.rehearsal.result
+    assert result is not None
+    assert (result.verdict, result.step, result.steps, result.seconds, result.at) == (REFUSED, 20, 5, 0.0, NOW)
+    assert (result.rank, event.type) == (2, "RehearsalRefused")
+    assert not rehearsal.is_asked(record)
 
 
 def test_a_determinism_check_never_rehearses() -> None:
@@ -195,6 +231,7 @@ def test_a_result_needs_the_reports_of_all_ranks() -> None:
         ((rehearsed(DIFFERS, at=32), rehearsed(DIFFERS, at=31)), 1),
         ((rehearsed(DIFFERS, at=31), rehearsed(DIFFERS, at=31)), 0),
         ((rehearsed(DIFFERS), rehearsed(UNSTABLE, at=35)), 0),
+        ((rehearsed(DIFFERS), rehearsed(UNSTABLE, at=34)), 1),
         ((rehearsed(UNSTABLE, at=30), rehearsed(DIFFERS, at=31)), 0),
         ((rehearsed(PROVEN), rehearsed(REFUSED)), 1),
         ((None, rehearsed(REFUSED)), 1),
@@ -239,7 +276,7 @@ def test_a_difference_stops_a_job_that_asks_for_it(verdict: RehearsalVerdict, st
 
 def test_reports_of_earlier_rehearsals_do_not_answer_an_order() -> None:
     record = running(committed=25)
-    told = reports(rehearsed(PROVEN, step=30), rehearsed(PROVEN, step=30))
+    told = reports(rehearsed(PROVEN, step=30), rehearsed(PROVEN, step=25))
     record = replace(record, rehearsal=rehearsal.ordered(record, told))
     assert record.rehearsal.after == 30
     assert follow(record, rehearsed(PROVEN, step=30), rehearsed(PROVEN, step=41))[0].rehearsal.is_open
@@ -255,6 +292,7 @@ def test_a_generation_that_ends_before_a_result_lets_the_job_rehearse_once_more(
         later = replace(record, generation=Generation(record.generation + 1))
         record, events = rehearsal.followed(SPEC, later, later, PLAN, {}, NOW)
         assert (record.rehearsal.unanswered_count, record.rehearsal.is_open, events) == (number, False, ())
+        assert not record.rehearsal.is_outdated, "no rank has reported a change"
         assert rehearsal.is_due(SPEC, record, is_local=True) is (number == 1)
         record = replace(record, rehearsal=rehearsal.ordered(record, {}))
     asked = replace(record, rehearsal=replace(record.rehearsal, is_open=False), rehearsal_requested_at=NOW)
@@ -355,6 +393,20 @@ def test_without_a_time_of_the_last_step_the_seconds_before_the_report_count() -
     assert record.microseconds == {"train": 70_000_000, "rehearsal": 30_000_000}
 
 
+def test_the_rehearsal_begins_when_the_ranks_had_passed_its_last_step_also_if_they_have_trained_on() -> None:
+    """The ranks reached step 35 at 1,060 s, and step 36 at 1,095 s, before the control plane received their reports."""
+    before = ordered(boundary=Step(35), boundary_at=1_060.0, accounted_until=1_000.0)
+    before = accounting.charge(replace(before, microseconds={}), NOW, gap_seconds=1_000)
+    record = replace(before, boundary=Step(36), boundary_at=1_095.0)
+    told = reports(rehearsed(PROVEN, seconds=30.0), rehearsed(PROVEN, seconds=30.0))
+    record, _ = rehearsal.followed(SPEC, before, record, PLAN, told, NOW)
+    assert [(span.start // 1_000_000, span.bucket) for span in record.spans] == [
+        (1_000, Bucket.TRAIN),
+        (1_060, Bucket.REHEARSAL),
+        (1_090, Bucket.TRAIN),
+    ]
+
+
 def test_a_rank_that_has_ended_does_not_rehearse() -> None:
     exited = RankExit(exit_class=ExitClass.ERROR, code=1, at_seconds=NOW, boundary=Step(36))
     told = reports(None, None, phase="rehearse")
@@ -367,6 +419,14 @@ def test_a_rank_that_has_ended_does_not_rehearse() -> None:
     record = ordered()
     assert rehearsal.followed(SPEC, record, record, PLAN, told, NOW)[0].rehearsal.is_under_way
     assert not rehearsal.followed(SPEC, record, record, PLAN, gone, NOW)[0].rehearsal.is_under_way
+
+
+def test_a_rehearsal_without_a_result_ends_when_the_ranks_train_on() -> None:
+    record, found = ordered(), []
+    for later, phase in enumerate(("train", "rehearse", "rehearse", "train", "train")):
+        record, _ = follow(record, None, None, phase=phase, now=NOW + later)
+        found.append((record.rehearsal.is_under_way, record.rehearsal.ended_at))
+    assert found == [(False, None), (True, None), (True, None), (False, NOW + 3), (False, NOW + 3)]
 
 
 def test_the_first_order_of_a_job() -> None:

@@ -88,11 +88,21 @@ def test_the_digests_of_several_reports_are_compared_when_all_ranks_of_before_ha
         pytest.param(plan(2, base=10, nodes=3), {0: {12: 9}}, id="another number of ranks"),
         pytest.param(plan(2, base=10, relayout=Relayout(world_size=2, shards=())), {0: {12: 9}}, id="another layout"),
         pytest.param(plan(1), {0: {12: 9}}, id="the final step of the same generation is captured twice"),
-        pytest.param(plan(2, base=10), {7: {12: 9}}, id="a rank that does not exist"),
+        pytest.param(plan(2, base=10), {2: {12: 9}}, id="a rank that does not exist"),
     ],
 )
 def test_without_two_digests_of_a_repeated_step_nothing_is_reported(of_plan: GenerationPlan, again: Sealed) -> None:
     assert found((plan(), BEFORE), (of_plan, again))[1] == []
+
+
+def test_a_rank_that_does_not_exist_hides_no_difference_of_another() -> None:
+    _, (event,) = found((plan(), BEFORE), (plan(2, base=10), {2: {12: 9}, 0: {12: 9}}))
+    assert (event.detail["Step"], event.detail["Rank"]) == (12, 0)
+
+
+def test_a_step_is_compared_as_long_as_a_rank_can_still_report_it() -> None:
+    _, (event,) = found((plan(), BEFORE), (plan(2, base=10), {0: {12: 2}}), (plan(2, base=10), {1: {12: 7}}))
+    assert (event.detail["Step"], event.detail["Rank"]) == (12, 1)
 
 
 def test_digests_of_a_generation_that_ended_before_it_repeated_a_step_still_count() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from control_plane.core import repeats
 from control_plane.core.incidents import Fault
 from control_plane.core.job.progress import with_progress
 from control_plane.core.job.restart import with_incident
@@ -22,29 +21,26 @@ from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import JobObserved, JobRecord
 from control_plane.core.observed.nodes import Cause, NodeObserved
 from control_plane.core.observed.specs import Policy
-from control_plane.core.observed.steps import GenerationRecord, SealedStates, StepStates
+from control_plane.core.observed.steps import SealedStates, StepStates
 from control_plane.core.states import IncidentState, JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, ShardProtection
-from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
 NOW = 10_000.0
 POLICY = Policy(timeouts=ladder(3.0))
-SPEC = replace(spec_of("job", "ab", 2, 2), run=RUN, max_repeated_minutes=3)
+SPEC = replace(spec_of("job", "ab", 2, 2), run=RUN)
 ONE, TWO = NodeId("i-0"), NodeId("i-1")
-FIRST = GenerationRecord(
-    generation=Generation(1), parent=Generation(0), base_step=FIRST_STEP, world_size=2, was_started=True
-)
 
 
-def view(state: JobState, *nodes: NodeObserved, lineage: tuple[GenerationRecord, ...] = (), **record: Any) -> JobView:
+def view(state: JobState, *nodes: NodeObserved, **record: Any) -> JobView:
     values = {"state": state, "reason": "", "created_at": 9_000.0, "state_since": 9_000.0, **record}
     seen = JobObserved(
         record=JobRecord(generation=Generation(1), **values),
         plan=rank_plan(addresses=("a", "b")),
-        lineage=lineage,
+        lineage=(),
         checkpoints=(),
         assigned=tuple(node.node_id for node in nodes),
         nodes={node.node_id: node for node in nodes},
@@ -107,11 +103,3 @@ def test_a_further_failure_in_a_recovery_keeps_the_time_of_the_first_failure(sec
     found = with_incident(before, (later,), Step(7))[0].record.incident
     assert found is not None
     assert (found.instance_ids, found.failed_at) == ((TWO,), NOW - 60)
-
-
-@pytest.mark.parametrize(("seconds", "is_asked"), [(180.0, False), (181.0, True)])
-def test_a_person_decides_only_about_more_repeated_training_than_the_limit(seconds: float, is_asked: bool) -> None:
-    """The job has no ledger of training, so it counts the time since its ranks started."""
-    lost = view(JobState.PREPARING, lineage=(FIRST,), committed=Step(9), started_at=NOW - seconds)
-    choice = repeats.choice(SPEC, lost.seen, lost.record, FIRST_STEP, policy=POLICY, now=NOW)
-    assert (choice is not None) is is_asked
