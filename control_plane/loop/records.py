@@ -353,8 +353,8 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
     """Return the columns of a node's row that a decision about the node's fleet may change.
 
     The API writes `release` (a person's request for a held node), and the executor writes `evidence_at` (when the
-    node's logs were stored). The result contains these two columns only if the node's state changes: then `evidence_at`
-    is cleared, and `release` stays on a node that drains or is gone, to tell that a person ended it.
+    node's logs were stored). The result contains these two columns only if the node's state changes. `evidence_at` is
+    then cleared. `release` stays while the node drains or is gone: it shows that a person ended the node.
 
     Args:
         node: the node's record after the decision.

@@ -34,7 +34,7 @@ class DrillState(StrEnum):
 
 
 class DrillOutcome(StrEnum):
-    """Why a drill has ended. `control_plane.accounts.facts` has the sentences."""
+    """The reason for the end of a drill. `control_plane.accounts.facts` has the sentences."""
 
     TRAINED_ON = "trained_on"
     """The ranks have passed the step that they had reached before the drill."""
