@@ -257,10 +257,12 @@ def due(
 
     Returns:
         Manifests, oldest step first: one per step whose shards are all in the S3 folder of the newest generation. Each
-        shard was captured on this generation's path. The result omits checkpoints that are complete or deleted.
+        shard was captured on this generation's path, by a generation with as many ranks. The result omits checkpoints
+        that are complete or deleted.
     """
     lineage = tuple(lineage)
     path = recovery.path_of(lineage, plan.generation)
+    other_sizes = {each.generation for each in lineage if each.world_size not in (0, plan.world_size)}
     done = {(checkpoint.generation, checkpoint.step) for checkpoint in known} | {*dropped}
     manifests: list[PutManifest] = []
     uploads = (upload for report in reports.values() for upload in report.uploads if _is_in_place(plan, upload))
@@ -268,7 +270,8 @@ def due(
         complete = all(Rank(rank) in shards for rank in range(plan.world_size))
         if not complete or (plan.generation, step) in done:
             continue
-        if all(recovery.is_on_path(path, shard.origin_generation, step) for shard in shards.values()):
+        origins = {shard.origin_generation for shard in shards.values()}
+        if origins.isdisjoint(other_sizes) and all(recovery.is_on_path(path, origin, step) for origin in origins):
             manifests.append(PutManifest(at=_key(plan, step), manifest=_manifest(plan, step, shards, lineage)))
     return tuple(manifests)
 

@@ -986,6 +986,8 @@ class Simulation:
         step = min((agent.boundary[rank] for agent in team for rank in agent.boundary), default=0)
         for agent in team:
             assert agent.plan is not None
+            if agent.plan.relayout is not None and step == agent.plan.base_step:
+                continue  # no rank has captured its shard of the base yet
             agent.uploads = tuple(
                 UploadedShard(
                     rank=rank,

@@ -43,6 +43,15 @@ def test_a_complete_set_is_put_once_under_its_generation_and_step() -> None:
     assert due(simulation, job) == ()
 
 
+def test_shards_of_another_number_of_ranks_complete_no_set() -> None:
+    simulation, job = uploaded()
+    (lineage,) = job.lineage
+    reports = {agent.node_id: report for agent in simulation.running(job) if (report := agent.member()) is not None}
+    for world_size, count in ((4, 1), (3, 0), (0, 1)):  # 0: a restored database does not know the number
+        history = (replace(lineage, world_size=world_size),)
+        assert len(checkpoints.due(job.plan, reports, history, ())) == count
+
+
 def test_the_manifest_names_each_frozen_object_once() -> None:
     simulation, job = uploaded()
     objects = [SharedObject(key="another/object", object_bytes=1, sha256=digit * 64) for digit in "cba"]
