@@ -18,7 +18,6 @@ import hmac
 import secrets
 from datetime import UTC, datetime, timedelta
 from typing import Final
-from urllib.parse import urlsplit
 
 from fastapi import Request
 from starlette.responses import Response
@@ -134,7 +133,7 @@ def require_own_site(request: Request) -> None:
     is_safe = request.method in _SAFE_METHODS
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if origin is not None:
-        is_own = urlsplit(origin).netloc == request.headers.get("host") and site in (None, "same-origin")
+        is_own = origin.partition("://")[2] == request.headers.get("host") and site in (None, "same-origin")
     elif site is not None:
         # Browsers send `none` as Sec-Fetch-Site if the user typed the URL or used a bookmark.
         is_own = site == "same-origin" or (is_safe and site == "none")

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import logging
+import re
 import socket
 import tarfile
 import threading
@@ -33,8 +34,9 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from starlette.routing import Route
 
-from control_plane.api import envelope
+from control_plane.api import envelope, peers
 from control_plane.api.surface import OPEN_OPERATIONS, is_server_sent, least_roles, make_surface
 from control_plane.db import tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -385,6 +387,31 @@ def test_a_body_is_bounded_whether_or_not_it_says_how_long_it_is(http: httpx.Cli
 
 
 # Bad tokens, and objects of other projects
+
+
+STRANGE = (b"\xff\xfe", b"http://[", b"Bearer \xff", b"a=b; =;\xe9", b"9e9")
+"""Values of headers that no client of Everstep sends."""
+
+
+@pytest.mark.parametrize(
+    "names", [("Authorization",), ("Host",), ("Origin", "Cookie", "Last-Event-ID", "Accept-Encoding")], ids=",".join
+)
+def test_no_header_of_a_stranger_is_an_error_of_the_service(service: Service, names: tuple[str, ...]) -> None:
+    """Every route is called, also those that the document does not describe."""
+    rooms = [getattr(each, "original_router", None) for each in service.app.routes]
+    routes = [route for room in rooms if room is not None for route in room.routes if isinstance(route, Route)]
+    assert {"/v1/agents/session", "/v1/session", peers.PATH, "/metrics"} <= {route.path for route in routes}
+    with httpx.Client(base_url=f"http://{service.address}", trust_env=False, timeout=20) as client:
+        for route in routes:
+            for value in STRANGE:
+                method = min(route.methods or {"GET"})
+                answer = client.request(
+                    method,
+                    re.sub(r"\{[^}]*\}", "x", route.path),
+                    headers=[(b"Sec-Fetch-Site", b"same-origin"), *((name.encode(), value) for name in names)],
+                    json={"Token": "x"} if method in ("POST", "PUT") else None,
+                )
+                assert answer.status_code < 500, (method, route.path, value)
 
 
 def calls() -> Iterator[tuple[str, str, str]]:

@@ -27,7 +27,8 @@ async def get_agents(request: Request, services: ServicesDep) -> Response:
 
     Raises Unauthenticated if the caller does not send the key of the installation's servers.
     """
-    if not hmac.compare_digest(bearer(request.headers.get("authorization")), services.peers.key):
+    key = bearer(request.headers.get("authorization")).encode()
+    if not hmac.compare_digest(key, services.peers.key.encode()):
         raise Unauthenticated("The key is not the one of this installation's servers.")
     trust: Callable[[], None] | None = request.scope["state"].get(TRUST)
     if trust is not None:
