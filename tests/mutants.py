@@ -233,8 +233,9 @@ def change(path: str, tree: ast.Module, marks: mmap.mmap | None = None) -> None:
 
     The function objects stay the same, so that the change reaches every module that imported them.
     """
+    file, installed = str(ROOT / path), sysconfig.get_path("purelib")
     codes: dict[tuple[str, int], CodeType] = {}
-    pending = [compile(tree, str(ROOT / path), "exec", dont_inherit=True)]
+    pending = [compile(tree, file, "exec", dont_inherit=True)]
     while pending:
         code = pending.pop()
         codes[code.co_qualname, code.co_firstlineno] = code
@@ -243,7 +244,7 @@ def change(path: str, tree: ast.Module, marks: mmap.mmap | None = None) -> None:
     for each in [each for each in gc.get_objects() if type(each) is FunctionType]:  # A proxy may raise in `isinstance`.
         old = each.__code__
         new = codes.get((old.co_qualname, old.co_firstlineno))
-        if old.co_filename == str(ROOT / path) and new is not None and new.co_freevars == old.co_freevars:
+        if old.co_filename == file and new is not None and new.co_freevars == old.co_freevars:
             each.__code__ = new
             if marks is not None:
                 each.__globals__[MARKS] = marks
@@ -251,7 +252,7 @@ def change(path: str, tree: ast.Module, marks: mmap.mmap | None = None) -> None:
         # A cached result from before the change would hide it. Caches of installed packages stay: torch's compiler uses
         # caches as registries, and fails when they are empty.
         wrapped = each.__wrapped__
-        if type(wrapped) is FunctionType and not wrapped.__code__.co_filename.startswith(sysconfig.get_path("purelib")):
+        if type(wrapped) is FunctionType and not wrapped.__code__.co_filename.startswith(installed):
             each.cache_clear()
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 import msgspec
 
@@ -292,9 +293,9 @@ def _common(living: Mapping[Rank, tuple[NodeId, RankStatus]], pace: Pace, timeou
         for phase, declared_seconds in {(status.phase, status.limit_seconds) for _, status in living.values()}
     ]
     return HangLimits(
-        first=max((limit.first for limit in each), default=0.0),
-        second=max((limit.second for limit in each), default=0.0),
-        last=max((limit.last for limit in each), default=0.0),
+        first=max((limit.first for limit in each), default=inf),
+        second=max((limit.second for limit in each), default=inf),
+        last=max((limit.last for limit in each), default=inf),
     )
 
 

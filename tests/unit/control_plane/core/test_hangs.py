@@ -13,12 +13,14 @@ from control_plane.accounts.jobs import reason, reason_now
 from control_plane.accounts.responses import repeated
 from control_plane.core import breakers, hangs
 from control_plane.core.breakers import BreakerCourse
+from control_plane.core.observed.facts import Oddity, SameStack
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Pace, Suspicion
 from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.reasons import HangFound, JobFact, JobNote, StandsStill
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, RankExit, RankStacks, RankStatus
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import NO_STEP, Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan
 from tests.properties.control_plane.simulated import fresh, spec_of
 
@@ -136,6 +138,30 @@ def test_the_pace_is_the_longest_of_all_and_belongs_to_a_world_size() -> None:
     }
     assert hangs.learned(PACE, 4, seen).longest == {**PACE.longest, "train": 3.0}
     assert hangs.learned(PACE, 8, seen) == Pace(world_size=8, longest={"train": 3.0})
+    quick = {node: msgspec.structs.replace(report, longest={"eval": 0.5}) for node, report in seen.items()}
+    assert hangs.learned(PACE, 8, quick) == Pace(world_size=8, longest={"eval": 0.5})
+
+
+def test_the_limits_of_a_quick_job_follow_from_its_own_times() -> None:
+    quick = msgspec.structs.replace(TIMEOUTS, stall_seconds=1.0)
+    pace = Pace(world_size=4, longest={"first_step": 0.5, "train": 0.0})
+    assert hangs.limits("first_step", pace, quick).first == 2.5
+    assert hangs.limits("train", pace, quick).first == 1.0
+
+
+def test_of_several_phases_each_longest_limit_counts() -> None:
+    """The limits are 600 s, 900 s and 1,800 s for a start, and 200 s, 300 s and 600 s for an evaluation."""
+
+    def both(still: float) -> dict[NodeId, MemberReport]:
+        phases = (status(0, still=still, phase="start"), status(1, still=still, phase="eval"))
+        return reports(*phases, looks=tuple(look(rank, cpu_seconds=60.0) for rank in (0, 1)))
+
+    assert watch(both(600.0)).suspicion is None
+    suspicion = watch(both(601.0)).suspicion
+    assert suspicion is not None
+    assert suspicion.limit_seconds == 900.0
+    assert not watch(both(1_800.0), second(1_800.0)).faults
+    assert watch(both(1_801.0), second(1_801.0)).faults
 
 
 def test_a_suspected_hang_is_shown_with_its_age_and_its_limit() -> None:
@@ -223,15 +249,23 @@ def test_all_asleep_is_a_hang_and_the_node_that_stands_elsewhere_is_named() -> N
         look(1, cpu_seconds=1.3),  # more than two percent of a minute, so the ranks count as working
         look(1, gpu_percent=40.0),
         look(1, same_seconds=0.0),  # the stacks have changed since the previous sample
+        look(1, same_seconds=0.0, cpu_seconds=0.0),
         look(1, text="", error="py-spy is not installed"),
     ],
-    ids=["cpu", "gpu", "moved", "unread"],
+    ids=["cpu", "gpu", "moved", "moved idle", "unread"],
 )
 def test_a_rank_that_may_be_at_work_spares_all(busy: RankStacks) -> None:
     seen = reports(*FOUR, looks=(look(0), busy, look(2), look(3)))
     watched = watch(seen, second())
     assert not watched.faults
     assert watched.suspicion == replace(second(), is_answered=True)
+
+
+@pytest.mark.parametrize(
+    "idle", [look(1, cpu_seconds=1.2), look(1, same_seconds=0.5, cpu_seconds=0.0)], ids=["two percent", "half a second"]
+)
+def test_an_idle_rank_spares_nobody(idle: RankStacks) -> None:
+    assert watch(reports(*FOUR, looks=(look(0), idle, look(2), look(3))), second()).faults
 
 
 def test_a_rank_that_was_not_looked_at_spares_all() -> None:
@@ -313,7 +347,29 @@ def test_a_wait_that_outlasts_its_word_is_a_hang() -> None:
     )
     assert watched.faults[0].at == NOW - 91.0, "the time that it was given is no time lost"
     assert hangs.promised_seconds(reports(*waits)) == 600
-    assert hangs.promised_seconds(reports(*FOUR)) == 0
+    assert hangs.promised_seconds(reports(*FOUR)) == hangs.promised_seconds({}) == 0
+
+
+def test_the_longest_declared_wait_of_the_ranks_that_stand_still_is_no_time_lost() -> None:
+    waits = [status(rank, still=691.0, phase="wait", limit=limit) for rank, limit in ((0, 600.0), (1, 500.0))]
+    watched = watch(reports(*waits, looks=(look(0), look(1))), second(691.0))
+    assert {fault.at for fault in watched.faults} == {NOW - 91.0}
+    at_gate = watch(reports(*(msgspec.structs.replace(each, still_seconds=400.0) for each in waits)))
+    assert words_of(at_gate).endswith("for at most 600 s")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "stands"),
+    [
+        pytest.param((status(0, still=30.0), status(1, still=0.0)), False, id="at the first limit"),
+        pytest.param((status(0, still=31.0), status(1, still=0.0)), True, id="one rank after the first limit"),
+        pytest.param((status(0, still=31.0, is_ended=True), status(1, still=0.0)), False, id="a rank that has ended"),
+        pytest.param((status(0, still=1e6, phase="close"), status(1, still=0.0)), False, id="a rank that closes"),
+        pytest.param((), False, id="no rank"),
+    ],
+)
+def test_which_ranks_stand_still(statuses: tuple[RankStatus, ...], stands: bool) -> None:
+    assert hangs.stands_still(reports(*statuses), PACE, TIMEOUTS) is stands
 
 
 def test_a_wait_without_a_limit_has_that_of_a_phase_never_seen() -> None:
@@ -335,7 +391,60 @@ def test_nothing_is_judged_while_a_node_is_silent() -> None:
 def test_ranks_that_move_again_end_the_suspicion() -> None:
     watched = watch(reports(*(status(rank, still=0.3) for rank in range(4))), second())
     assert watched.suspicion is None
-    assert [event.type for event in watched.events] == ["RanksMoveAgain"]
+    (event,) = watched.events
+    assert (event.type, event.message) == ("RanksMoveAgain", JobNote(what=JobFact.PROGRESSES_AGAIN, seconds=95.0))
+
+
+def test_a_suspicion_begins_with_the_rank_that_stands_still_for_the_longest_time() -> None:
+    suspicion = watch(reports(status(0, still=31.0), status(1, still=50.0), status(2, still=1.0))).suspicion
+    assert suspicion is not None
+    assert suspicion.since == NOW - 50.0
+
+
+@pytest.mark.parametrize(
+    ("count", "still", "are_all"), [(1, (0,), False), (2, (0, 1), True), (3, (0, 1), False), (3, (0, 1, 2), True)]
+)
+def test_all_ranks_are_more_than_one(count: int, still: tuple[int, ...], are_all: bool) -> None:
+    watched = watch(reports(*(status(rank, still=31.0 if rank in still else 1.0) for rank in range(count))))
+    assert isinstance(watched.still, StandsStill)
+    assert (watched.still.stuck.ranks, watched.still.stuck.are_all) == (still, are_all)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "odd", "alone"),
+    [
+        pytest.param((7, 7, 6, 7), {}, (2, Oddity.BEHIND), id="behind"),
+        pytest.param((7, 6, 6, 7), {}, None, id="two behind"),
+        pytest.param((7, 7, 7, 7), {1: {"text": STUCK}}, (1, Oddity.ELSEWHERE), id="elsewhere"),
+        pytest.param((7, 7), {1: {"text": STUCK}}, None, id="each elsewhere"),
+        pytest.param((7, 7), {1: {"is_stopped": True}}, (1, Oddity.STOPPED), id="stopped"),
+        pytest.param((7,), {0: {"is_stopped": True}}, None, id="the only rank"),
+        pytest.param((7, 7, 7, 7), {}, None, id="all alike"),
+    ],
+)
+def test_a_node_that_alone_is_stuck(
+    boundaries: tuple[int, ...], odd: dict[int, dict[str, object]], alone: tuple[int, Oddity] | None
+) -> None:
+    looks = tuple(look(rank, 1, **odd.get(rank, {})) for rank in range(len(boundaries)))
+    statuses = (status(rank, still=31.0, boundary=boundary) for rank, boundary in enumerate(boundaries))
+    first = Suspicion(since=NOW - 31, began_at=NOW, number=1, asked_at=NOW)
+    (event,) = watch(reports(*statuses, looks=looks), first).events
+    assert isinstance(event.message, HangFound)
+    found = event.message.alone
+    assert (None if found is None else (found.ranks, found.how)) == (None if alone is None else ((alone[0],), alone[1]))
+
+
+@pytest.mark.parametrize(("stuck", "first"), [((0, 1, 3), "0, 1, 3"), ((0, 1), "0, 1")])
+def test_the_largest_group_of_equal_stacks_comes_first_and_then_the_lowest_ranks(
+    stuck: tuple[int, ...], first: str
+) -> None:
+    looks = tuple(look(rank, text=STUCK if rank in stuck else WAITS) for rank in range(4))
+    watched = watch(reports(*FOUR, looks=looks), second())
+    places = [sentence(fault.evidence) for fault in watched.faults if isinstance(fault.evidence, SameStack)]
+    assert places[0] == f"ranks {first}: read (data.py:40) < main (train.py:3)"
+    stacks = watched.events[0].detail["stacks"]
+    assert isinstance(stacks, list)
+    assert stacks[0] == {"ranks": [*stuck], "text": STUCK}
 
 
 def plan() -> GenerationPlan:
@@ -348,7 +457,8 @@ def test_a_hang_is_remembered_where_the_slowest_rank_stood_and_with_the_node_tha
     seen = reports(status(0, still=1, boundary=9), status(1, still=1, boundary=7))
     remembered = hangs.failure(plan(), seen, Step(9), NOW, stuck=NodeId("i-0"))
     assert (remembered.step, remembered.is_hang, remembered.exit_class) == (7, True, None)
-    assert (remembered.node_id, remembered.base_step) == ("i-0", 0)
+    assert (remembered.node_id, remembered.base_step, remembered.code) == ("i-0", 0, 0)
+    assert hangs.failure(plan(), {}, Step(9), NOW).step == NO_STEP
 
 
 def test_a_script_that_hangs_at_the_same_step_again_and_again_is_given_up() -> None:
