@@ -208,7 +208,7 @@ def settle(record: JobRecord) -> tuple[JobRecord, tuple[tuple[JobSpan, int], ...
     horizon = microseconds(record.last_incident_ended_at or record.created_at)
     ends = [span.start for span in record.spans[1:]]
     count = max(sum(end <= horizon for end in ends), len(record.spans) - MOST_SPANS)
-    settled = tuple(zip(record.spans, ends[: max(0, count)], strict=False))
+    settled = tuple(zip(record.spans, ends[:count], strict=False))
     return replace(record, spans=record.spans[len(settled) :]), settled
 
 

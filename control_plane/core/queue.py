@@ -44,6 +44,8 @@ MOST_STAND_ASIDE_SECONDS = 7_200.0
 
 The time starts at `STAND_ASIDE_SECONDS` and doubles with each attempt.
 """
+_MOST_DOUBLINGS = 10
+"""More doublings of the first time aside than the longest time has."""
 PAUSE_AGAIN_SECONDS = 600.0
 """Seconds after a failed pause before the control plane requests another pause of the same job."""
 
@@ -218,10 +220,11 @@ class _Shares:
                 missing = job.claim_count(self.now) - self.counts[job.run]
                 if job.quota is not None:
                     missing = min(missing, job.quota - self.held_by(job.project))
-                if missing > 0 and (found := self._returns_to(job, missing, self.holding)):
+                if found := self._returns_to(job, missing, self.holding):
                     return found
         for job in limited:
-            missing = self.held_by(job.project) + job.needed_count(self.now) - (job.quota or 0)
+            assert job.quota is not None  # Only a quota limits a job.
+            missing = self.held_by(job.project) + job.needed_count(self.now) - job.quota
             found = self._returns_to(job, missing, [each for each in self.holding if each.project == job.project])
             released = sum(self.counts[run] - each.keep_count for run, each in found.items())
             if released == missing and self.free + released >= job.needed_count(self.now):
@@ -299,7 +302,7 @@ def stand_aside_seconds(attempt_count: int) -> float:
 
     `attempt_count` is the number of times in a row that the job waited for nodes that did not arrive.
     """
-    return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, 10))
+    return min(MOST_STAND_ASIDE_SECONDS, STAND_ASIDE_SECONDS * 2.0 ** min(attempt_count - 1, _MOST_DOUBLINGS))
 
 
 def _sizes(job: FleetJob, head: FleetJob, now: float) -> range:

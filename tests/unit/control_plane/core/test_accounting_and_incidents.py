@@ -82,6 +82,26 @@ def test_a_clock_that_goes_back_charges_nothing() -> None:
     assert accounting.charge(job, 150, gap_seconds=10) == job
 
 
+def test_the_ledger_counts_single_microseconds() -> None:
+    job = accounting.charge(record(member_count=1), 200, gap_seconds=1000)
+    assert accounting.charge(job, 200, gap_seconds=1000) == job
+    later = accounting.charge(job, 200.000001, gap_seconds=1000)
+    assert later.microseconds["train"] == job.microseconds["train"] + 1
+
+
+def test_a_gap_is_longer_than_its_limit() -> None:
+    launching = record(JobState.PREPARING, boundary=Step(-1), max_boundary=Step(-1))
+    assert in_seconds(accounting.charge(launching, 200, gap_seconds=100)) == {"start": 100}
+    assert in_seconds(accounting.charge(launching, 200, gap_seconds=99)) == {"unaccounted": 100}
+
+
+def test_only_training_counts_missing_nodes() -> None:
+    job = accounting.charge(record(JobState.QUEUED, member_count=3, missing_count=1), 200, gap_seconds=1000)
+    assert [(span.present, span.missing) for span in job.spans] == [(1, 0)]
+    trained = accounting.charge(replace(job, state=JobState.RUNNING), 300, gap_seconds=1000)
+    assert [(span.present, span.missing) for span in trained.spans] == [(1, 0), (3, 1)]
+
+
 def test_detection_begins_at_the_failure() -> None:
     job = accounting.charge(record(), 200, gap_seconds=1000)
     assert in_seconds(follow(job, opened(200.0, 195.0))) == {"train": 95, "detect": 5}
@@ -238,6 +258,8 @@ def test_nodes_are_idle_from_the_failure_to_the_end_of_the_rework() -> None:
     incident = replace(opened(200.0, 195.0), node_microseconds_before=job.node_microseconds - 4 * 5_000_000)
     job = accounting.charge(replace(job, incident=incident), 210, gap_seconds=100, node_count=3)
     assert accounting.idle_node_microseconds(incident, job) == (4 * 5 + 3 * 10) * 1_000_000
+    later = replace(incident, node_microseconds_before=job.node_microseconds + 5)
+    assert accounting.idle_node_microseconds(later, job) == 0
     closed = replace(incident, closed_at=207.0)
     assert accounting.idle_node_microseconds(closed, job) == (4 * 5 + 3 * 7) * 1_000_000
 
@@ -295,12 +317,18 @@ def test_ettr_with_and_without_the_time_that_the_job_had_no_nodes() -> None:
     assert accounting.ettr_ratio(spent, is_queue_counted=True) == pytest.approx(0.2)
     assert accounting.ettr_ratio({}) is None
     assert accounting.ettr_ratio({"queue": 5}) is None
+    assert accounting.ettr_ratio({"train": 1}) == accounting.ettr_ratio({"train": 3, "queue": 1}) == 1.0
+    assert accounting.ettr_ratio({"train": 3, "queue": 1}, is_queue_counted=True) == 0.75
+    assert accounting.ettr_ratio({"detect": 4}) == 0.0
 
 
 def test_what_is_left_takes_the_mean_pace_of_what_is_finished_whatever_failures_cost() -> None:
     spent = {"queue": 500_000_000, "train": 40_000_000, "detect": 7_000_000, "rework": 90_000_000}
     assert accounting.remaining_seconds(spent, finished=20, target=50) == 60.0
     assert accounting.remaining_seconds(spent, finished=60, target=50) == 0.0
+    assert accounting.remaining_seconds({"train": 1}, finished=1, target=2) == 1e-6
+    assert accounting.remaining_seconds({"train": 1}, finished=1, target=1) == 0.0
+    assert accounting.remaining_seconds({}, finished=1, target=2) is None
 
 
 @pytest.mark.parametrize(
@@ -314,6 +342,7 @@ def test_mean_time_to_failure_counts_the_time_in_which_one_could_begin() -> None
     spent = {"train": 50_000_000, "stall": 10_000_000, "rework": 7_000_000, "queue": 9_000_000}
     assert accounting.mean_seconds_to_failure(spent, 3) == pytest.approx(20)
     assert accounting.mean_seconds_to_failure(spent, 0) is None
+    assert accounting.mean_seconds_to_failure({"train": 1}, 1) == 1e-6
 
 
 def test_sources_are_told_by_rank_in_short() -> None:

@@ -10,9 +10,11 @@ from msgspec import structs
 from control_plane.accounts.facts import sentence
 from control_plane.core import breakers, faults, launch, members, witnesses
 from control_plane.core.breakers import BreakerCourse
+from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.observed.facts import CutOff
 from control_plane.core.observed.incidents import FailureRecord
-from control_plane.core.observed.nodes import Cause
+from control_plane.core.observed.jobs import AgentSilence
+from control_plane.core.observed.nodes import Cause, NodeObserved
 from control_plane.core.observed.specs import JobSpec
 from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
@@ -25,9 +27,8 @@ RUN = RunId("a" * 32)
 
 
 def report(*ranks: RankStatus, **changes: object) -> MemberReport:
-    return MemberReport(
-        job=JobName("gpt"), run=RUN, generation=Generation(1), phase=MemberPhase.RUNNING, ranks=ranks, **changes
-    )  # type: ignore[arg-type]
+    values = {"run": RUN, "generation": Generation(1), **changes}
+    return MemberReport(job=JobName("gpt"), phase=MemberPhase.RUNNING, ranks=ranks, **values)  # type: ignore[arg-type]
 
 
 def rank(number: int, exit_class: ExitClass | None = None, at: float = 0.0, code: int = -9) -> RankStatus:
@@ -85,6 +86,92 @@ def test_the_first_rank_that_failed_is_the_fault_and_halted_ones_are_not() -> No
         7,
         "n2",
     )
+
+
+def test_of_ranks_that_failed_at_the_same_time_the_lowest_is_the_fault() -> None:
+    reports = {NodeId("a"): report(rank(1, ExitClass.ERROR, 5.0)), NodeId("b"): report(rank(0, ExitClass.ERROR, 5.0))}
+    (fault,) = faults.of_ranks(reports)
+    assert (fault.rank, fault.seen_on) == (0, ("b",))
+
+
+def verdict(node: NodeId, **changes: object) -> NodeVerdict:
+    values: dict[str, object] = {"standing": NodeStanding.GONE, "is_final": True, "since": 50.0, **changes}
+    return NodeVerdict(node_id=node, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("since", "at"), [(90.0, 90.0), (110.0, 100.0)])
+def test_a_node_is_lost_since_its_last_sign_of_life_and_not_later_than_now(since: float, at: float) -> None:
+    assert faults.lost_at(verdict(NodeId("a"), since=since), {}, 100.0) == at
+
+
+def test_shards_are_lost_with_the_first_of_their_holders() -> None:
+    planned = plan()
+    lost = {node.node_id: verdict(node.node_id, since=50.0 + place) for place, node in enumerate(planned.nodes)}
+    found = faults.of_nodes(planned, lost, {}, 100.0)
+    assert [(fault.cause, fault.at) for fault in found[-2:]] == [
+        (Cause.NODE_UNREACHABLE, 50.0 + len(planned.nodes) - 1),
+        (Cause.GROUP_LOST, 50.0),
+    ]
+    unsure = {node: replace(each, is_final=False) for node, each in lost.items()}
+    assert [fault.node_id for fault in faults.of_nodes(planned, unsure, {}, 100.0)] == [None] * len(planned.nodes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"cause": Cause.INSTANCE_TERMINATED}, None),
+        ({"cause": Cause.NOTICE}, None),
+        ({"cause": Cause.NODE_FAULT, "what": "gpu_lost"}, "gpu_lost"),
+        ({"cause": Cause.NODE_UNREACHABLE}, "node_unreachable"),
+    ],
+)
+def test_what_a_loss_adds_to_the_history_of_a_node(changes: dict[str, object], what: str | None) -> None:
+    line = faults.implied(verdict(NodeId("a"), **changes), 100.0)
+    assert (None if line is None else line.what) == what
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_lost"),
+    [
+        pytest.param({}, True, id="without a report about the job"),
+        pytest.param({"member": report()}, False, id="of the generation"),
+        pytest.param({"member": report(generation=Generation(2))}, True, id="of another generation"),
+        pytest.param({"member": report(run=RunId("b" * 32))}, True, id="of another run"),
+        pytest.param({"is_connected": False}, False, id="not connected"),
+        pytest.param({"has_reported": False}, False, id="not heard yet"),
+    ],
+)
+def test_a_connected_agent_that_does_not_know_its_generation_has_restarted(
+    changes: dict[str, object], is_lost: bool
+) -> None:
+    planned = plan()
+    values: dict[str, object] = {"is_connected": True, "has_reported": True, **changes}
+    first, *_, last = (node.node_id for node in planned.nodes)
+    nodes = {first: NodeObserved(node_id=first, member=report(), is_connected=True, has_reported=True)}
+    nodes[last] = NodeObserved(node_id=last, **values)  # type: ignore[arg-type]
+    found = faults.of_agents(planned, RUN, nodes, 100.0)
+    assert [fault.seen_on for fault in found] == [(last,)] * is_lost
+
+
+@pytest.mark.parametrize(
+    ("seconds", "committed", "is_lost"), [(15.0, 4, False), (15.1, 4, True), (15.1, 5, False), (15.1, 3, True)]
+)
+def test_a_coordinator_is_lost_without_a_commit_since_its_last_word(
+    seconds: float, committed: int, is_lost: bool
+) -> None:
+    quiet = AgentSilence(node_id=plan().coordinator, since=100.0 - seconds, boundary=Step(9), committed=Step(4))
+    found = faults.of_coordinator(plan(), quiet, Step(committed), 100.0, ladder(3.0))
+    assert [fault.at for fault in found] == [100.0 - seconds] * is_lost
+    assert [fault.evidence.seconds for fault in found] == [round(seconds, 1)] * is_lost  # type: ignore[union-attr]
+    assert faults.of_coordinator(plan(), None, Step(committed), 100.0, ladder(3.0)) == ()
+
+
+@pytest.mark.parametrize(("seconds", "is_lost"), [(15.0, False), (15.04, True)])
+def test_a_member_that_is_silent_in_a_launch_is_lost_since_its_last_word(seconds: float, is_lost: bool) -> None:
+    (name, *_) = (node.node_id for node in plan().nodes)
+    found = faults.of_silence(plan(), {name: NodeObserved(node_id=name, silent_seconds=seconds)}, 100.0, ladder(3.0))
+    assert [fault.at for fault in found] == [100.0 - seconds] * is_lost
+    assert [fault.evidence.seconds for fault in found] == [15.0] * is_lost  # type: ignore[union-attr]
 
 
 def test_ranks_that_were_only_halted_are_a_fault_but_no_failure() -> None:

@@ -233,6 +233,14 @@ def test_a_member_has_finished_with_the_success_of_all_its_ranks(
     assert view.has_finished(made({}, *([] if member is None else [member])), ONE) is has_finished
 
 
+def test_a_member_has_not_finished_before_its_last_rank() -> None:
+    (status,) = report(0, SUCCESS).ranks
+    both = structs.replace(report(0, phase=MemberPhase.EXITED), ranks=(status, structs.replace(status, exit=KILLED)))
+    assert not view.has_finished(made({}, both, spec={"ranks_per_node": 2}), ONE)
+    both = structs.replace(both, ranks=(status, status))
+    assert view.has_finished(made({}, both, spec={"ranks_per_node": 2}), ONE)
+
+
 def test_a_phase_is_that_of_a_connected_member() -> None:
     seen = made({}, report(0))
     assert view.is_in_phase(seen, ONE, MemberPhase.LOADED, MemberPhase.RUNNING)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from control_plane.core.observed.fleets import FleetJob
-from control_plane.core.queue import schedule
+from control_plane.core.queue import cannot_delay, schedule
 from control_plane.core.states import JobState
 from everstep.protocol.ids import JobName, RunId
 
@@ -165,3 +165,55 @@ def test_a_job_returns_nodes_beyond_its_node_count_to_a_job_that_waits_for_its_q
     assert released([grown, waits], 9) == {"grown": 4}
     assert released([grown, waiting(4, project="p", quota=6)], 9) == {}, "three nodes do not suffice"
     assert released([replace(grown, project="q"), job("own", 5, member_count=5, project="p"), waits], 13) == {}
+    assert released([grown, waits], 6) == {"grown": 4}, "the returned nodes alone suffice"
+
+
+def test_several_jobs_together_return_no_more_than_is_missing() -> None:
+    both = [job(name, 3, most_node_count=6, member_count=6) for name in ("a", "b")]
+    small = job("small", 6, least_node_count=2, member_count=2)
+    assert sorted(released([*both, small], 14).values()) == [3, 5]
+    assert released([*both, replace(small, is_taken_over=True)], 14) == {}, "a person has it in hand"
+
+
+def test_the_queue_counts_places_from_1() -> None:
+    runs = job("runs", 4, member_count=4)
+    first, second, aside = (job(name, 4, JobState.QUEUED, created_at=9.0) for name in ("a", "b", "c"))
+    found = schedule([runs, second, first, replace(aside, not_before=NOW + 1)], 6, NOW)
+    assert [each.run for each in found.waiting] == ["a", "b", "c"]
+    assert [found.place_of(each.run) for each in (first, second, runs)] == [1, 2, None]
+    assert [found.ahead_of(each.run) for each in (first, second, runs)] == [(), (first,), ()]
+
+
+def test_a_job_stands_aside_until_its_time() -> None:
+    assert "head" in schedule([waiting(2, not_before=NOW)], 6, NOW).counts
+    assert "head" not in schedule([waiting(2, not_before=NOW + 1)], 6, NOW).counts
+
+
+@pytest.mark.parametrize(("capacity", "free"), [(7, 3), (4, 0), (3, 0)])
+def test_free_nodes_are_those_that_no_job_holds(capacity: int, free: int) -> None:
+    assert schedule([job("runs", 4, member_count=4)], capacity, NOW).free_count == free
+
+
+def test_a_job_passes_with_all_free_nodes_that_the_head_does_not_need() -> None:
+    runs, passes = job("runs", 4, member_count=4), job("passes", 3, JobState.QUEUED, created_at=10.0)
+    assert "passes" in schedule([runs, waiting(4), passes], 7, NOW).counts
+    grows = job("grows", 6, least_node_count=2, member_count=2)
+    passes = replace(passes, node_count=2)
+    assert "passes" not in schedule([grows, waiting(4), passes], 9, NOW).counts, "the other job may grow to four nodes"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_safe"),
+    [
+        pytest.param([], True, id="nobody holds nodes"),
+        pytest.param([range(1, 2)], True, id="one node leaves room for both"),
+        pytest.param([range(2, 3)], False, id="two nodes leave room for one of them"),
+        pytest.param([range(4, 5)], False, id="four nodes leave room for the head"),
+        pytest.param([range(5, 8)], True, id="five nodes leave no room for the head"),
+        pytest.param([range(1, 3)], False, id="one or two nodes"),
+        pytest.param([range(1, 2), range(1, 2)], False, id="one node twice"),
+        pytest.param([range(1, 8)], False, id="up to seven nodes"),
+    ],
+)
+def test_a_job_of_three_nodes_cannot_delay_a_head_of_three_on_seven(sizes: list[range], is_safe: bool) -> None:
+    assert cannot_delay(3, 3, sizes, 7) is is_safe
