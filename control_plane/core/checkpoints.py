@@ -224,7 +224,7 @@ def _excess(kept: Sequence[KeptCheckpoint], limits: CheckpointRetention, now: fl
         if limits.max_age_seconds is not None and now - each.completed_at > limits.max_age_seconds
     }
     exempt = {each.key for each in _spaced(counted, limits.keep_every_steps)}
-    going = [each for each in newest_first[1:] if each.key in beyond and each.key not in exempt and not each.is_needed]
+    going = [each for each in newest_first if each.key in beyond and each.key not in exempt and not each.is_needed]
     return going[::-1] if limits.is_limited else []
 
 

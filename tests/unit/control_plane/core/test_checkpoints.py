@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from control_plane.core import checkpoints
 from control_plane.core.checkpoints import CheckpointRetention, KeptCheckpoint
 from control_plane.core.evidence import current_reports
+from control_plane.core.observed.steps import CheckpointRecord, initial_generation
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.manifest import SharedObject, decode_manifest, encode_manifest
@@ -213,6 +215,7 @@ def test_the_newest_and_the_needed_never_go() -> None:
 
 def test_old_ones_go_and_both_limits_count() -> None:
     every = [kept(10, at=0.0), kept(20, at=50.0), kept(30, at=100.0)]
+    assert surplus(every, 60.0, max_age_seconds=60) == (), "at its limit"
     assert surplus(every, 100.0, max_age_seconds=60) == ((1, 10),)
     assert surplus(every, 100.0, max_count=1, max_age_seconds=1_000) == ((1, 10), (1, 20))
 
@@ -230,6 +233,10 @@ def test_nothing_goes_before_a_later_checkpoint_is_verified() -> None:
     assert checkpoints.to_verify(every, limits, 0.0) == (1, 30)
     assert checkpoints.to_verify([*every[:2], replace(every[2], is_verified=True)], limits, 0.0) is None
     assert checkpoints.to_verify([every[0]], limits, 0.0) is None, "there is nothing to delete"
+    assert checkpoints.to_verify([], limits, 0.0) is None
+    unlimited = CheckpointRetention()
+    found = [checkpoints.to_verify(every, unlimited, 0.0, [step]) for step in (19, 20, 29, 30)]
+    assert found == [None, (1, 30), (1, 30), None], "the trash from step 20 on waits for a later verified one"
 
 
 def test_a_verified_checkpoint_that_the_job_cannot_restore_supersedes_nothing() -> None:
@@ -242,3 +249,103 @@ def test_a_damaged_checkpoint_counts_for_no_limit_and_goes_once_it_is_superseded
     broken = kept(20, is_restorable=False)
     assert surplus([kept(10), broken, kept(30)], max_count=2) == ((1, 20),)
     assert checkpoints.surplus([kept(10), broken, kept(30)], CheckpointRetention(max_count=2), 0.0) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        pytest.param({}, [], id="nothing set"),
+        pytest.param({"every_steps": 5, "interval_seconds": 60}, [], id="two fixed intervals"),
+        pytest.param({"max_overhead": 0.01, "max_bytes_per_second": 1}, [], id="automatic with a limit"),
+        pytest.param({"max_overhead": 0.01, "every_steps": 5}, ["MaxOverhead"], id="automatic and fixed"),
+        pytest.param({"max_bytes_per_second": 1, "every_steps": 5}, ["MaxUploadBytesPerSecond"], id="not automatic"),
+        pytest.param({"max_uploads": 2}, ["MaxUploadsInFlight"], id="two uploads in two slots"),
+        pytest.param({"max_uploads": 2, "has_third_slot": True}, [], id="two uploads in three slots"),
+        pytest.param({"has_third_slot": True}, [], id="one upload in three slots"),
+    ],
+)
+def test_settings_of_checkpoints_that_contradict_each_other(changes: dict[str, Any], fields: list[str]) -> None:
+    values = {"every_steps": 0, "interval_seconds": None, "max_overhead": None, "max_bytes_per_second": None, **changes}
+    found = checkpoints.contradictions(**values)
+    assert [name for name, _ in found] == [f"CheckpointConfig.{field}" for field in fields]
+
+
+def test_an_incomplete_or_known_step_does_not_hide_a_later_one() -> None:
+    simulation, job = uploaded()
+    assert job.plan is not None
+    (known,) = due(simulation, job)
+    for agent in simulation.running(job):
+        agent.uploads = tuple(
+            msgspec.structs.replace(
+                upload,
+                step=Step(step),
+                object=ObjectReference(bucket="b", key=upload.object.key.replace("step=3", f"step={step}")),
+            )
+            for upload in agent.uploads
+            for step in ((2, 3, 5) if upload.rank else (3, 5))
+        )
+    job.checkpoints = [
+        CheckpointRecord(generation=Generation(1), step=Step(3), bucket="b", shards=known.manifest.shards)
+    ]
+    assert [put.manifest.step for put in due(simulation, job)] == [5]
+
+
+def test_the_upload_time_is_that_of_the_slowest_shard_of_the_newest_step() -> None:
+    simulation, job = uploaded()
+    reports = current_reports(simulation.nodes(), job.spec.run, job.record.generation)
+    times = iter([(3, 0.5), (4, 0.25), (4, 0.5), (3, 2.0)])
+    timed = {
+        node_id: msgspec.structs.replace(
+            report,
+            uploads=tuple(
+                msgspec.structs.replace(upload, step=Step(step), upload_seconds=seconds)
+                for upload in report.uploads
+                for step, seconds in [next(times)]
+            ),
+        )
+        for node_id, report in reports.items()
+    }
+    assert checkpoints.upload_seconds(timed) == 0.5
+    unknown = {
+        node_id: msgspec.structs.replace(
+            report, uploads=tuple(msgspec.structs.replace(upload, upload_seconds=0.0) for upload in report.uploads)
+        )
+        for node_id, report in reports.items()
+    }
+    assert checkpoints.upload_seconds(unknown) is None
+
+
+def test_of_running_uploads_the_newest_step_and_its_least_stored_fraction_count() -> None:
+    simulation, job = uploaded()
+    (first, *_) = current_reports(simulation.nodes(), job.spec.run, job.record.generation).values()
+    sizes = [(0, 4, 1, 100), (1, 5, 30, 100), (2, 5, 40, 400), (3, 5, 0, 0)]
+    running = [
+        RunningUpload(rank=Rank(rank), step=Step(step), object_name="", stored_bytes=stored, object_bytes=size)
+        for rank, step, stored, size in sizes
+    ]
+    for count, slowest in ((3, 2), (4, 3)):
+        report = msgspec.structs.replace(first, uploads=(), running_uploads=tuple(running[:count]))
+        found = checkpoints.uploading(Generation(1), {job.plan.nodes[0].node_id: report} if job.plan else {})
+        assert found is not None
+        assert (found.step, found.stored_bytes, found.total_bytes, found.slowest.rank) == (5, 70, 500, slowest)
+
+
+def test_a_checkpoint_is_restorable_with_all_its_shards_on_the_path() -> None:
+    simulation, job = uploaded()
+    (put,) = due(simulation, job)
+    sound = CheckpointRecord(generation=Generation(1), step=Step(3), bucket="b", shards=put.manifest.shards)
+    stray = msgspec.structs.replace(put.manifest.shards[0], origin_generation=Generation(7))
+    mixed = replace(sound, step=Step(4), shards=(stray, *put.manifest.shards[1:]))
+    wrong = replace(sound, step=Step(5), is_wrong=True)
+    assert checkpoints.restorable([sound, mixed, wrong], job.lineage, Generation(1)) == (sound,)
+    assert checkpoints.newest_restorable([sound, mixed, wrong], job.lineage, Generation(1)) == sound
+    assert checkpoints.newest_restorable([mixed, wrong], job.lineage, Generation(1)) is None
+
+
+def test_the_chain_of_parents_ends_before_the_checkpoint_of_another_job() -> None:
+    simulation, job = uploaded()
+    assert job.plan is not None
+    reports = current_reports(simulation.nodes(), job.spec.run, job.record.generation)
+    lineage = (initial_generation(4), *job.lineage)
+    (put,) = checkpoints.due(job.plan, reports, lineage, [])
+    assert put.manifest.parent_chain == ((1, 0),)

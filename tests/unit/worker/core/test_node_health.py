@@ -176,10 +176,22 @@ def test_errors_count_within_a_minute_and_a_counter_may_begin_anew() -> None:
     assert told(counted(50.0, 60), counted(100.0, 120)) == []
     assert told(counted(50.0, 60), counted(60.0, 107)) == [("nic_errors", "eth0")]
     assert told(counted(1.0, 2), counted(2.0, 101)) == []
+    assert told(counted(20.0, 57), counted(30.0, 57), counted(40.0, 107)) == [("nic_errors", "eth0")]
+    assert told(counted(10.0, 100), counted(20.0, 50), counted(30.0, 110)) == [], "the counter began anew"
+    assert told(counted(70.0, 20), counted(100.0, 120)) == [("nic_errors", "eth0")]
     health = NodeHealth()
     for second in range(1000):
         health = judge(health, counted(float(second), second))
     assert len(health.errors["eth0"]) <= node_health.WINDOW_SECONDS + 1
+
+
+def test_a_disk_is_full_below_the_least_free_space() -> None:
+    assert told(at(1.0, disks=(replace(WELL.disks[0], free_bytes=GIB // 4),))) == []
+
+
+def test_no_fault_of_hardware_is_permanent() -> None:
+    (fault,) = judge(judge(NodeHealth(), WELL), at(1.0, gpus=gpu(is_lost=True))).faults
+    assert not fault.is_permanent, "another node can run the job"
 
 
 def test_a_node_of_which_nothing_is_known_has_no_faults() -> None:
