@@ -150,7 +150,9 @@ def with_absence(incident: IncidentRecord, unwatched: tuple[float, float] | None
     The note contains the length of this period. If a later report moves the failure to an earlier time, a new note
     replaces the first note.
     """
-    since, until = unwatched or (0.0, 0.0)
+    if unwatched is None:
+        return incident
+    since, until = unwatched
     away = min(until, incident.opened_at) - max(since, incident.failed_at)
     if away < 1:
         return incident

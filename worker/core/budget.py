@@ -136,7 +136,7 @@ class Budget:
         a snapshot. If the last snapshot is still being sent in that iteration, the coordinator delays the next proposal
         too.
         """
-        return self.interval + (self.since_rest >= REST_EVERY) * max(1, round(self.iterations_per_snapshot))
+        return self.interval + (self.since_rest >= REST_EVERY) * round(self.iterations_per_snapshot)
 
     @property
     def slowdown(self) -> float | None:

@@ -83,8 +83,8 @@ class RoundTree:
             return frozenset()
         found: list[NodeId] = []
         first = last = self.order.index(node)
-        while first < len(self.order):  # The descendants of a node on one level of the tree have consecutive positions.
-            found += self.order[first : last + 1]
+        while level := self.order[first : last + 1]:  # The descendants on one level of the tree are consecutive.
+            found += level
             first, last = self.arity * first + 1, self.arity * (last + 1)
         return frozenset(found)
 

@@ -113,6 +113,27 @@ def test_an_owner_that_is_slow_itself_waits_longer_for_its_helpers() -> None:
     assert number == 2
     assert state.exclude_late(LATE_SECONDS + 1, LATE_SECONDS).outstanding
     assert state.exclude_late(LATE_SECONDS + 1, 0.0).missing == {2}
+    for slowest, limit in ((0.0, LATE_SECONDS), (LATE_SECONDS, 2 * LATE_SECONDS)):
+        assert state.late(limit, slowest) == set()
+        assert state.late(limit + 1, slowest) == {A}
+    later, _ = SharedParts.begin(2).assign(A, 5.0)
+    assert later.late(5.0 + LATE_SECONDS, 0.0) == set()
+
+
+def test_a_helper_is_over_once_the_owner_has_met_it() -> None:
+    state = SharedParts.begin(3).assign(A, 0.0)[0].finish(A, 3)
+    assert [state.claim(1)[0].is_over(A), state.claim(1)[0].claim(2)[0].is_over(A)] == [False, True]
+
+
+def test_the_owner_takes_the_lowest_missing_part_first() -> None:
+    state = SharedParts.begin(8, HELPERS, 0.0).exclude(A)
+    state, number = state.take_missing()
+    assert (number, state.missing) == (7, {8})
+
+
+def test_a_helper_of_an_object_with_few_parts_transfers_one_at_a_time() -> None:
+    state, number = SharedParts.begin(3, HELPERS, 0.0).assign(A, 0.0)
+    assert (number, state.assign(A, 0.0)[1]) == (3, None)
 
 
 def test_a_small_object_is_divided_evenly() -> None:

@@ -426,6 +426,32 @@ def test_a_node_that_a_person_left_is_none_that_was_lost() -> None:
     assert (incident.instance_ids, incident.lost_node_count) == (("i-1", "i-2"), 1)
 
 
+@pytest.mark.parametrize(
+    ("unwatched", "seconds"),
+    [
+        pytest.param(None, None, id="always watched"),
+        pytest.param((150.0, 196.0), 1, id="one second after the failure"),
+        pytest.param((150.0, 195.5), None, id="less than one second"),
+        pytest.param((198.0, 500.0), 2, id="until the detection"),
+        pytest.param((201.0, 500.0), None, id="after the detection"),
+    ],
+)
+def test_an_incident_notes_the_absence_of_a_control_plane_before_its_detection(
+    unwatched: tuple[float, float] | None, seconds: int | None
+) -> None:
+    noted = incidents.with_absence(opened(200.0, 195.0), unwatched)
+    assert incidents.absent_seconds(noted.evidence) == seconds
+    later = incidents.with_absence(replace(noted, failed_at=194.0), (190.0, 200.0))
+    assert incidents.absent_seconds(later.evidence) == 6, "one note"
+    assert len(later.evidence) == 2
+
+
+@pytest.mark.parametrize(("restored", "lost"), [(None, None), (28, 2), (30, 0), (31, 0)])
+def test_lost_steps_are_those_before_the_failure_that_are_repeated(restored: int | None, lost: int | None) -> None:
+    incident = replace(opened(), from_step=None if restored is None else Step(restored))
+    assert incidents.lost_steps(incident) == lost
+
+
 def test_a_closed_incident_stays_closed() -> None:
     closed = incidents.moved(opened(), IncidentEvent.JOB_ENDED, 207.0)
     with pytest.raises(InvalidTransition, match="Recorded"):

@@ -5,14 +5,22 @@ Only steps of the newest started generation and of its ancestors count.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from msgspec import structs
 
 from control_plane.accounts.jobs import reason
 from control_plane.core import launch
+from control_plane.core.observed.facts import NOTHING
+from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import JobObserved, JobRecord
-from control_plane.core.observed.nodes import NodeObserved
+from control_plane.core.observed.nodes import Cause, NodeObserved
+from control_plane.core.observed.specs import Policy
 from control_plane.core.observed.steps import GenerationRecord
-from control_plane.core.states import JobState
+from control_plane.core.states import IncidentState, JobState
+from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
@@ -26,6 +34,7 @@ from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import rank_plan
 
 SPEC = spec_of("gpt", "a", 4, 2)
+POLICY = Policy(timeouts=ladder(3.0))
 
 
 def link(generation: int, parent: int, base: int, *, started: bool = True) -> GenerationRecord:
@@ -144,3 +153,134 @@ def test_a_generation_number_that_was_never_issued_is_ignored() -> None:
     record = JobRecord(state=JobState.RUNNING, reason="", created_at=0.0, state_since=0.0)
     seen = JobObserved(record=record, nodes=nodes, plan=None, lineage=(), checkpoints=(), assigned=())
     assert launch.highest_seen(seen, SPEC.run, now) == 3
+    limit = 3 - launch.CLOCK_ERROR_SECONDS
+    assert [launch.highest_seen(seen, SPEC.run, at) for at in (limit, limit - 1)] == [3, 0]
+    assert launch.highest_seen(seen, RunId("b" * 32), now) == 0
+
+
+def test_the_highest_generation_of_all_reports_counts() -> None:
+    nodes = {NodeId(f"{number}"): NodeObserved(node_id=NodeId("i"), member=training(number)) for number in (3, 5, 4)}
+    record = JobRecord(state=JobState.RUNNING, reason="", created_at=0.0, state_since=0.0)
+    seen = JobObserved(record=record, nodes=nodes, plan=None, lineage=(), checkpoints=(), assigned=())
+    assert launch.highest_seen(seen, SPEC.run, 100.0) == 5
+
+
+def ready(**changes: Any) -> tuple[JobObserved, JobRecord]:
+    """Return a job that has never run, and whose four nodes have promised to join generation 4."""
+    names = [NodeId(f"i-{number}") for number in range(4)]
+    record = JobRecord(
+        **{
+            "state": JobState.PREPARING,
+            "created_at": 0.0,
+            "state_since": 0.0,
+            "issued_generation": Generation(4),
+            **changes,
+        }
+    )
+    nodes = {name: NodeObserved(node_id=name, is_connected=True, member=promised()) for name in names}
+    return (
+        JobObserved(record=record, plan=None, lineage=(), checkpoints=(), assigned=tuple(names), nodes=nodes),
+        record,
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "record", "expected"),
+    [
+        pytest.param({}, {}, (0.0, 0.0, 0.0, 0.0, 0.0), id="nothing set"),
+        pytest.param({"checkpoint_interval_seconds": 60}, {}, (60, 0.0, 0.0, 0.0, 0.0), id="interval"),
+        pytest.param({"checkpoint_max_overhead": 0.01}, {}, (0.0, 0.01, 0.0, 0.0, 0.0), id="overhead"),
+        pytest.param({"checkpoint_max_bytes_per_second": 7}, {}, (0.0, 0.0, 7, 0.0, 0.0), id="rate"),
+        pytest.param({}, {"started_at": 50.0}, (0.0, 0.0, 0.0, 50.0, 0.0), id="started before"),
+        pytest.param({}, {"upload_seconds": 9.0}, (0.0, 0.0, 0.0, 0.0, 9.0), id="uploaded before"),
+    ],
+)
+def test_a_plan_has_the_settings_of_checkpoints_and_0_for_those_that_are_not_set(
+    spec: dict[str, Any], record: dict[str, Any], expected: tuple[float, ...]
+) -> None:
+    seen, known = ready(**record)
+    roll = launch.call_roll(SPEC, seen, known, POLICY)
+    assert (roll.is_complete, roll.vacancy_count) == (True, 0)
+    plan, _ = launch.make_plan(replace(SPEC, **spec), seen, known, roll, POLICY)
+    made = plan.checkpoint
+    assert (
+        made.interval_seconds,
+        made.max_overhead,
+        made.max_bytes_per_second,
+        made.stored_at_seconds,
+        made.upload_seconds,
+    ) == expected
+    assert (made.stored_step, plan.base_step, plan.parent, plan.is_elastic) == (0, 0, 0, False)
+
+
+@pytest.mark.parametrize(("least", "most", "is_elastic"), [(4, 4, False), (3, 4, True), (4, 5, True)])
+def test_a_plan_of_a_job_with_several_sizes_is_elastic(least: int, most: int, is_elastic: bool) -> None:
+    seen, known = ready()
+    spec = replace(SPEC, min_node_count=least, max_node_count=most)
+    plan, _ = launch.make_plan(spec, seen, known, launch.call_roll(SPEC, seen, known, POLICY), POLICY)
+    assert plan.is_elastic is is_elastic
+
+
+def test_the_port_of_a_launch_follows_from_its_run_and_generation() -> None:
+    ports = []
+    for run, generation in (("0" * 32, 0), ("0" * 32, 1), ("0" * 6 + "10" + "0" * 24, 0), ("0" * 8 + "1" * 24, 0)):
+        seen, known = ready(issued_generation=Generation(generation))
+        nodes = {
+            name: replace(each, member=structs.replace(promised(run=RunId(run)), generation=Generation(generation)))
+            for name, each in seen.nodes.items()
+        }
+        seen, spec = replace(seen, nodes=nodes), replace(SPEC, run=RunId(run))
+        plan, _ = launch.make_plan(spec, seen, known, launch.call_roll(spec, seen, known, POLICY), POLICY)
+        ports.append(plan.master_port)
+    first = launch.MASTER_PORTS[0]
+    assert ports == [first, first + 1, first + 16, first]
+
+
+@pytest.mark.parametrize(
+    ("cause", "coordinator"),
+    [
+        (None, "i-0"),
+        (Cause.RANK_EXIT, "i-0"),
+        (Cause.AGENT_LOST, "i-1"),
+        (Cause.NODE_UNREACHABLE, "i-1"),
+    ],
+)
+def test_a_coordinator_whose_agent_was_lost_is_not_chosen_again(cause: Cause | None, coordinator: str) -> None:
+    seen, known = ready()
+    if cause is not None:
+        incident = IncidentRecord(
+            id="inc-1",
+            state=IncidentState.REPLACING,
+            cause=cause,
+            evidence=(NOTHING,),
+            decision=RestartsRanks(),
+            generation_before=Generation(1),
+            failed_at=1.0,
+            opened_at=2.0,
+            reached_step=Step(7),
+        )
+        known = replace(known, incident=incident)
+    roll = launch.call_roll(SPEC, seen, known, POLICY)
+    first, _ = launch.make_plan(SPEC, seen, known, roll, POLICY)
+    assert first.coordinator == "i-0", "there was none before"
+    again, _ = launch.make_plan(SPEC, replace(seen, plan=first), known, roll, POLICY)
+    assert again.coordinator == coordinator
+
+
+@pytest.mark.parametrize(("count", "named", "others"), [(2, 2, 0), (3, 3, 0), (5, 3, 2)])
+def test_a_launch_names_at_most_three_nodes_and_counts_the_others(count: int, named: int, others: int) -> None:
+    plan = rank_plan(addresses=("127.0.0.1",) * count)
+    reports = {
+        node.node_id: MemberReport(
+            job=plan.job,
+            run=plan.run,
+            generation=plan.generation,
+            phase=MemberPhase.RUNNING,
+            ranks=(RankStatus(rank=rank, boundary=Step(0), phase="start", still_seconds=10.0 * rank),),
+        )
+        for node in plan.nodes
+        for rank in node.ranks
+    }
+    starting = launch.starting(plan, reports)
+    assert starting is not None
+    assert (len(starting.node_ids), starting.other_count, starting.seconds) == (named, others, 10 * (count - 1))

@@ -14,7 +14,7 @@ from msgspec import structs
 from control_plane.accounts.reasons import sentence
 from control_plane.core import rolls
 from control_plane.core.actions import FleetDecision, RebootMember, TerminateMember
-from control_plane.core.observed.causes import Rolls
+from control_plane.core.observed.causes import NotInService, Reason, Rolls, RollWaits, TooFewAvailable
 from control_plane.core.observed.fleets import FleetObserved, Hold, NodeRecord
 from control_plane.core.observed.rolls import FleetRoll, RollProgress, RollStatus
 from control_plane.core.states import JobState, NodeState
@@ -216,3 +216,75 @@ def test_the_status_of_a_roll(
 ) -> None:
     progress = RollProgress(roll_id="one", finished=tuple(map(NodeId, finished)), ended_at=ended_at)
     assert rolls.status(roll(**changes), progress) is status
+
+
+FULL = TooFewAvailable(unavailable_count=9, max_unavailable=9)
+"""An obstacle of a node."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "requested", "rows", "refused", "begins", "reason"),
+    [
+        pytest.param({}, ("i3",), {}, (), (), Rolls(reboots=False, node_ids=(NodeId("i3"),)), id="no room"),
+        pytest.param(
+            {"max_unavailable": 2},
+            ("i3",),
+            {},
+            (),
+            ("i1",),
+            Rolls(reboots=False, node_ids=("i3", "i1")),
+            id="room for 1",
+        ),
+        pytest.param(
+            {"is_paused": True},
+            ("i1", "i2", "i3"),
+            {},
+            (),
+            (),
+            Rolls(reboots=False, node_ids=NAMES),
+            id="all nodes begun before the pause",
+        ),
+        pytest.param(
+            {},
+            (),
+            {"i1": NodeState.JOINING, "i2": NodeState.JOINING, "i3": NodeState.JOINING},
+            (),
+            (),
+            RollWaits(because=NotInService(node_id=NodeId("i1"), state=NodeState.JOINING)),
+            id="the first node is not in service",
+        ),
+        pytest.param({}, (), {}, ("i3",), ("i1",), Rolls(reboots=False, node_ids=("i1",)), id="the first is refused"),
+        pytest.param({}, (), {}, NAMES, (), RollWaits(because=FULL), id="all are refused"),
+    ],
+)
+def test_which_nodes_begin(
+    changes: dict[str, Any],
+    requested: tuple[str, ...],
+    rows: dict[str, NodeState],
+    refused: tuple[str, ...],
+    begins: tuple[str, ...],
+    reason: Reason,
+) -> None:
+    """The nodes `i1` and `i2` work for a job, and `i3` is a spare. The requested nodes are being replaced."""
+    nodes = {
+        each.node_id: replace(each, state=NodeState.DRAINING if each.node_id in requested else state)
+        for each in TEAM
+        for state in [rows.get(each.node_id, each.state)]
+    }
+    step = rolls.decide(
+        1_000.0,
+        roll(**changes),
+        RollProgress(roll_id="one", requested=tuple(map(NodeId, requested))),
+        nodes,
+        unavailable_count=0,
+        obstacle=None,
+        refusal=lambda record: FULL if record.node_id in refused else None,
+    )
+    assert (step.begun, step.progress.reason) == (begins, reason)
+
+
+def test_a_node_that_a_person_wants_begins_no_roll() -> None:
+    wanted = {NodeId("i1"): request(TEAM[0], is_roll=False)}
+    step = rolls.decide(1_000.0, roll("i1"), None, wanted, unavailable_count=0, obstacle=None, refusal=lambda _: None)
+    assert step.begun == ()
+    assert isinstance(step.progress.reason, RollWaits)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.core.budget import ENOUGH, ENOUGH_QUIET, GROWTH, LEAST, MAX_INTERVAL, REST_EVERY, Budget
+from worker.core.budget import ENOUGH, ENOUGH_QUIET, GROWTH, LEAST, MAX_INTERVAL, REST_EVERY, Budget, Load
 
 
 def train(
@@ -193,3 +194,67 @@ def test_a_snapshot_that_now_and_then_lasts_longer_costs_one_proposal_at_a_rest(
     # No snapshot starts any more, but the last one still overlaps the next iteration.
     budget = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=True, has_begun=False)
     assert budget.distance == 2, "nothing quiet was seen: it rests again"
+
+
+def test_each_iteration_adds_to_the_cost_of_a_snapshot() -> None:
+    assert Load(2, 1.0, 0.5).and_also(2.0, 0.25) == Load(3, 3.0, 0.75)
+
+
+def measured(quiet_seconds: float, load: Load, **changes: float) -> Budget:
+    """Return a budget with enough equal measurements: quiet iterations, and snapshots of one iteration each."""
+    made = Budget(0.1, quiet=(quiet_seconds,) * ENOUGH_QUIET, snapshots=(load,) * ENOUGH)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_the_slowdown_is_the_cost_of_a_snapshot_per_mean_iteration() -> None:
+    assert measured(2.0, Load(1, 3.0, 0.25), interval=2).slowdown == 0.25
+    assert measured(2.0, Load(1, 3.0, 0.25), interval=2, iterations_per_snapshot=4.0).slowdown == 0.125
+    assert measured(2.0, Load(1, 3.0, 0.25), quiet=(2.0,) * (ENOUGH_QUIET - 1)).slowdown is None
+    assert measured(2.0, Load(1, 3.0, 0.25), snapshots=(Load(1, 3.0, 0.25),) * (LEAST - 1)).slowdown is None
+    varied = measured(2.0, Load(1, 3.0, 0.0), quiet=(1.5, 2.5) * ENOUGH_QUIET)
+    assert varied.slowdown == pytest.approx(0.5)
+
+
+def after_rest(budget: Budget) -> Budget:
+    return budget.iteration(budget.quiet[-1], blocked_seconds=0.0, is_loaded=False, has_begun=False)
+
+
+@pytest.mark.parametrize(
+    ("budget", "interval"),
+    [
+        pytest.param(measured(1.0, Load(1, 1.1, 0.0)), 1, id="10 % of each iteration is allowed"),
+        pytest.param(measured(1.0, Load(1, 1.2, 0.0)), 2, id="20 % needs every second step"),
+        pytest.param(measured(1.0, Load(1, 2.0, 0.0)), 2, id="one decision at most doubles the interval"),
+        pytest.param(measured(1.0, Load(1, 2.0, 0.0), iterations_per_snapshot=3.0), 6, id="of the time of a transfer"),
+        pytest.param(measured(1.0, Load(1, 1.2, 0.0), iterations_per_snapshot=2.0), 1, id="a transfer takes two steps"),
+        pytest.param(measured(1.0, Load(1, 1.3, 0.0), interval=5), 3, id="a shorter interval suffices"),
+        pytest.param(measured(1.0, Load(1, 1.1, 0.0), interval=8), 4, id="one decision at most halves the interval"),
+        pytest.param(measured(1.0, Load(1, 1.0, 0.0), interval=1), 1, id="every step"),
+        pytest.param(measured(1.0, Load(1, 2.0, 0.0), snapshots=(Load(1, 2.0, 0.0),) * (ENOUGH - 1)), 1, id="too few"),
+        pytest.param(measured(1.0, Load(4, 8.0, 0.0), snapshots=(Load(4, 8.0, 0.0),) * LEAST), 2, id="just enough"),
+        pytest.param(
+            measured(1.0, Load(9, 18.0, 0.0), snapshots=(Load(9, 18.0, 0.0),) * (LEAST - 1)), 1, id="too few 2"
+        ),
+        pytest.param(measured(1.0, Load(1, 1.0, 0.2)), 2, id="blocked time counts whatever the iterations took"),
+    ],
+)
+def test_the_interval_follows_from_the_cost_of_a_snapshot(budget: Budget, interval: int) -> None:
+    assert after_rest(budget).interval == interval
+
+
+def test_without_quiet_iterations_only_the_blocked_time_counts() -> None:
+    budget = replace(measured(1.0, Load(2, 4.0, 0.5)), quiet=())
+    again = budget.iteration(1.0, blocked_seconds=0.0, is_loaded=False, has_begun=False)
+    assert again.interval == 2, "0.5 s per snapshot, 1.0 s per iteration"
+    begun = replace(budget, newest=Load(2, 4.0, 0.5)).iteration(
+        2.0, blocked_seconds=0.5, is_loaded=True, has_begun=True
+    )
+    assert begun.interval == 2, "0.5 s per snapshot, 2.0 s per iteration"
+
+
+def test_a_quiet_iteration_ends_the_delay_of_a_proposal() -> None:
+    tired = Budget(0.1, since_rest=REST_EVERY, iterations_per_snapshot=2.6)
+    assert tired.distance == 4
+    assert replace(tired, since_rest=REST_EVERY - 1).distance == 1
+    rested = tired.iteration(1.0, blocked_seconds=0.0, is_loaded=False, has_begun=False)
+    assert (rested.since_rest, rested.distance) == (0, 1)

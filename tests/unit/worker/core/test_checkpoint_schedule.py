@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from everstep.protocol.ids import Step
-from worker.core.checkpoint_schedule import CheckpointSchedule, automatic_interval
+from worker.core.checkpoint_schedule import CheckpointSchedule, Pace, automatic_interval
 from worker.core.rounds import NONE
 
 STEP_SECONDS = 1.0
@@ -132,3 +132,44 @@ def test_a_failed_upload_is_not_measured_and_the_next_commit_makes_another_check
         )
         assert schedule.is_due(1001.0) is not is_uploading
     assert schedule.upload_seconds is None
+
+
+@pytest.mark.parametrize(
+    ("undisturbed", "disturbed", "cost"),
+    [
+        pytest.param(Pace(), Pace(), 10.0, id="nothing measured"),
+        pytest.param(Pace(), Pace(3, 6.0), 10.0, id="no step without an upload"),
+        pytest.param(Pace(4, 4.0), Pace(), 10.0, id="no step with an upload"),
+        pytest.param(Pace(4, 4.0), Pace(3, 6.0), 5.0, id="half the speed"),
+        pytest.param(Pace(1, 4.0), Pace(1, 8.0), 5.0, id="half the speed of slow steps"),
+        pytest.param(Pace(1, 1.0), Pace(1, 0.5), 0.0, id="faster"),
+        pytest.param(Pace(1, 1.0), Pace(0, 0.5), 10.0, id="training stood still"),
+    ],
+)
+def test_an_upload_costs_the_share_of_its_time_by_which_it_slows_training(
+    undisturbed: Pace, disturbed: Pace, cost: float
+) -> None:
+    schedule = CheckpointSchedule(upload_seconds=10.0, undisturbed=undisturbed, disturbed=disturbed)
+    assert schedule.cost_seconds == cost
+    assert CheckpointSchedule(undisturbed=undisturbed, disturbed=disturbed).cost_seconds == 0.0
+
+
+@pytest.mark.parametrize(("pace", "speed"), [(Pace(), 0.0), (Pace(3, 0.5), 6.0), (Pace(3, 0.0), 0.0)])
+def test_the_speed_of_training_is_0_before_the_first_step(pace: Pace, speed: float) -> None:
+    assert pace.steps_per_second == speed
+
+
+@pytest.mark.parametrize(
+    ("fields", "interval"),
+    [
+        ({}, None),
+        ({"interval_seconds": 60.0}, 60.0),
+        ({"max_overhead": 0.5}, 0.0),
+        ({"max_overhead": 0.5, "upload_seconds": 0.0}, 0.0),
+        ({"max_overhead": 0.5, "upload_seconds": 10.0}, 30.0),
+    ],
+)
+def test_the_present_interval(fields: dict[str, float], interval: float | None) -> None:
+    schedule = CheckpointSchedule(begun_at=5.0, **fields)
+    assert schedule.present_interval == interval
+    assert schedule.due_at == (None if interval is None else 5.0 + interval)

@@ -13,7 +13,7 @@ from everstep.protocol.plan import RankPlan, Relayout, SlotReference
 from tests.unit.worker.rank_plans import rank_plan
 from worker.core.rounds import NONE
 from worker.core.slots import Content
-from worker.core.strays import Strays
+from worker.core.strays import Strays, strayed
 
 STRAY, SIBLING, PLACED = Rank(5), Rank(4), Rank(0)
 OLDER, BASE = Content(Generation(1), Step(9)), Content(Generation(1), Step(10))
@@ -132,9 +132,20 @@ def test_after_a_relayout_the_first_node_that_keeps_a_content_must_keep_it() -> 
     nodes = tuple(msgspec.structs.replace(node, keep=keep) for node, keep in zip(plan.nodes, keeps, strict=True))
     relayout = Relayout(world_size=6, shards=((),) * 6)
     changed = msgspec.structs.replace(plan, base_step=BASE.step, nodes=nodes, relayout=relayout)
-    first, second = (Strays.of(changed, node.node_id).sole for node in nodes)
-    assert first == {(STRAY, BASE)}
-    assert second == {(SIBLING, BASE)}
+    first, second = (Strays.of(changed, node.node_id) for node in nodes)
+    assert first.sole == {(STRAY, BASE)}
+    assert second.sole == {(SIBLING, BASE)}
+    assert [second.loaded().makes_way(rank, BASE) for rank in (STRAY, SIBLING)] == [True, False]
+
+
+def test_a_stray_is_a_shard_of_the_plan_on_a_node_that_is_none_of_its_holders() -> None:
+    def kept(rank: int) -> SlotReference:
+        return SlotReference(owner_rank=Rank(rank), origin_generation=BASE.origin, step=BASE.step, digest=bytes(16))
+
+    plan = rank_plan(addresses=("127.0.0.1",) * 3, generation=2)
+    for keeps, expected in (((0, 1), {0}), ((1,), set()), ((3,), set())):
+        second = msgspec.structs.replace(plan.nodes[1], keep=tuple(map(kept, keeps)))
+        assert strayed(msgspec.structs.replace(plan, nodes=(plan.nodes[0], second, plan.nodes[2]))) == expected
 
 
 def test_a_shard_stops_waiting_for_its_turn_before_its_owner_drops_the_node() -> None:

@@ -75,6 +75,8 @@ def test_a_new_term_forgets_what_was_said_to_the_coordinators_earlier_life() -> 
     assert (later.term, set(later.newest)) == (4, {"i-1"})
     assert known.begin_term(4).newest == {}
     assert known.begin_term(3) is known.begin_term(2) is known
+    together = known.take(report(1, term=4), report(2, term=5), report(3, term=4))
+    assert (together.term, set(together.newest)) == (5, {"i-2"})
 
 
 def test_only_what_is_not_told_yet_is_told() -> None:
@@ -154,6 +156,20 @@ def test_what_the_coordinator_may_wait_for_is_more_than_progress(fields: dict[st
     assert not TOLD.take(report(1, sequence=2, **MADE | fields), report(2, sequence=2, boundary=8)).is_progress(TOLD)
 
 
+def test_one_rank_of_a_node_presses_for_all_of_them() -> None:
+    (first,), (second,) = report(1).ranks, report(5).ranks
+    two = TreeReports().take(msgspec.structs.replace(report(1), ranks=(first, second)))
+    closing = msgspec.structs.replace(second, standing=RankStanding.CLOSING)
+    for ranks, presses in (((first, closing), True), ((first, msgspec.structs.replace(second, boundary=8)), False)):
+        later = two.take(msgspec.structs.replace(report(1, sequence=2), ranks=ranks))
+        assert later.is_pressing(two, frozenset({NodeId("i-1"), NodeId("i-9")})) is presses
+        assert later.is_progress(two) is not presses
+
+
+def test_the_proposal_of_the_first_step_is_progress() -> None:
+    assert TOLD.take(report(1, sequence=2, proposed=0)).is_progress(TOLD)
+
+
 def test_a_node_that_was_not_heard_before_is_more_than_progress() -> None:
     assert not TOLD.take(report(7)).is_progress(TOLD)
     two = report(1, sequence=2)
@@ -193,3 +209,17 @@ def test_no_message_is_too_long_however_many_ranks_complain() -> None:
         < MAX_PEER_MESSAGE_BYTES
     )
     assert list(messages([])) == []
+
+
+def test_messages_are_filled_up_to_their_limit() -> None:
+    sizes = [RANKS_PER_MESSAGE - 1, 1, 1, RANKS_PER_MESSAGE, RANKS_PER_MESSAGE + 1, 1]
+    reports = [
+        msgspec.structs.replace(report(node), ranks=report(node).ranks * count) for node, count in enumerate(sizes)
+    ]
+    assert [[each.node_id for each in group] for group in messages(reports)] == [
+        ["i-0", "i-1"],
+        ["i-2"],
+        ["i-3"],
+        ["i-4"],
+        ["i-5"],
+    ]
