@@ -65,6 +65,8 @@ class Kind(StrEnum):
     """Value that the script logged."""
     VARIABLE = "variable"
     """Tensor or random generator that a variable of the script holds, at the end of a rehearsal."""
+    PLAIN = "plain-value"
+    """Number, text or length of a container that training changes, at the end of a rehearsal."""
 
 
 class Pattern(StrEnum):
@@ -96,6 +98,7 @@ class Source(StrEnum):
     ENTROPY = "entropy"
     PREFETCH = "prefetched-batch"
     UNKEPT_STATE = "unkept-state"
+    UNKEPT_VALUE = "unkept-value"
     REGISTERED_OBJECT = "registered-object"
     LOGGED_VALUE = "logged-value"
     HASH_ORDER = "hash-order"
@@ -131,6 +134,8 @@ class Record(msgspec.Struct):
     """
     variables: dict[int, dict[str, str]] = msgspec.field(default_factory=dict[int, dict[str, str]])
     """Type and digest of the script's variables, by moment: 2 k before step k, 2 k + 1 after it. Only in rehearsals."""
+    early: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    """The script's plain values when the process began to train, as in `variables`. Only in rehearsals."""
     generators: list[str] = msgspec.field(default_factory=list[str])
     """Names of random generators that the script advanced and that no snapshot contains."""
 
@@ -351,6 +356,7 @@ _SUBJECTS: Final = {
     Kind.OBJECT: "a registered object has another state after equal updates of the model",
     Kind.VALUE: "equal steps logged another value",
     Kind.VARIABLE: "a variable of the script has another value after equal steps",
+    Kind.PLAIN: "the steps are equal, and values that the script changes during training are not",
 }
 _PATTERNS: Final = {
     Pattern.RESTART: "Both restarts agree with each other, and not with the first run.",
@@ -381,6 +387,10 @@ _ADVICE: Final = {
         "numbers before the loop that the loop does not draw again."
     ),
     Source.UNKEPT_STATE: "Pass the object that holds this state to `init(extra={…})`, with `state_dict`.",
+    Source.UNKEPT_VALUE: (
+        "Begin a counter at the number that `restore()` returns, and keep other values in `init(extra={…})`. Values "
+        "that the script only prints may differ."
+    ),
     Source.REGISTERED_OBJECT: "Leave out of its `state_dict` what differs between runs, such as times.",
     Source.LOGGED_VALUE: "The model itself is bit-identical. Nothing needs to change.",
     Source.HASH_ORDER: (

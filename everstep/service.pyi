@@ -205,7 +205,7 @@ class CheckpointUpload(TypedDict):
 class Condition(TypedDict):
     """A current problem of a node, of the service or of the job. It is no longer listed once it is resolved."""
     Type: str
-    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers."""
+    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers, or ResumeUnproven."""
     Message: str
     """A sentence that includes the measured values."""
     NodeId: NotRequired[str]
@@ -342,7 +342,7 @@ class Drill(TypedDict):
 
 class Duty(TypedDict):
     """The next action of a person for a job or a fleet, and the reason for it. The service computes it when it answers. The command line, the dashboard and notifications show the same duty."""
-    Kind: Literal["Nothing", "JobFailed", "TakenOver", "AutomationPaused", "DeletionsPaused", "ConsentToRepeat", "StoreUnreachable", "FleetFrozen", "LaunchesSuspended", "RecoveryLate", "Stalled", "FirstStepLate", "ProtectionLost", "CapacityWait", "NoCheckpoint", "ResumeDiffers", "HeldNodes", "Degraded", "Unconfirmed", "FewerNodes", "WithoutCopies", "Paused"]
+    Kind: Literal["Nothing", "JobFailed", "TakenOver", "AutomationPaused", "DeletionsPaused", "ConsentToRepeat", "StoreUnreachable", "FleetFrozen", "LaunchesSuspended", "RecoveryLate", "Stalled", "FirstStepLate", "ProtectionLost", "CapacityWait", "NoCheckpoint", "ResumeDiffers", "ResumeUnproven", "HeldNodes", "Degraded", "Unconfirmed", "FewerNodes", "WithoutCopies", "Paused"]
     Urgency: Literal["Now", "Later", "Optional", "None"]
     """Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later."""
     Sentence: str
@@ -1101,8 +1101,8 @@ class RehearsalDifference(TypedDict):
 
 class RehearsalResult(TypedDict):
     """The newest result of a rehearsal."""
-    Verdict: Literal["Proven", "Differs", "Unstable", "Refused"]
-    """Proven: a restart repeats the job's steps bit for bit. Differs: it does not. Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank could not rehearse."""
+    Verdict: Literal["Proven", "Unproven", "Differs", "Unstable", "Refused"]
+    """Proven: a restart repeats the job's steps bit for bit. Differs: it does not. Unproven: it does, and loses values that the script changes during training, such as a counter. Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank could not rehearse."""
     Step: int
     """The step from which the ranks restarted."""
     Steps: int
@@ -1111,7 +1111,7 @@ class RehearsalResult(TypedDict):
     """The longest time for which a rank did not train."""
     Time: datetime
     Rank: NotRequired[int]
-    """The rank with the first difference, or the first rank that could not rehearse. Absent if the verdict is Proven."""
+    """The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if Proven."""
     Difference: NotRequired[RehearsalDifference]
     Message: NotRequired[str]
     """The difference, or the reason of the refusal."""

@@ -122,6 +122,7 @@ _BRIEFS: Final[Mapping[DutyKind, str]] = {
     DutyKind.PROTECTION_LOST: "find out why memory protects no step",
     DutyKind.NO_CHECKPOINT: "find out why the job has no new checkpoint in S3",
     DutyKind.RESUME_DIFFERS: "correct the script, because a restart would not repeat its steps",
+    DutyKind.RESUME_UNPROVEN: "see whether the script needs the values that a restart would lose",
     DutyKind.DEGRADED: "see which copies are missing",
     DutyKind.UNCONFIRMED: "see which nodes are silent or report a fault",
     DutyKind.FEWER_NODES: "see which nodes the fleet waits for",
@@ -155,7 +156,7 @@ def explanation(duty: PersonDuty, subject: Subject) -> str:
             return f"This phase has taken longer than {duration(duty.limit_seconds)}: {why}."
         case DutyKind.CAPACITY_WAIT if subject.wait is not None:
             return f"AWS reports: “{subject.wait.message.rstrip('.')}.”"
-        case DutyKind.RESUME_DIFFERS if subject.rehearsal is not None:
+        case DutyKind.RESUME_DIFFERS | DutyKind.RESUME_UNPROVEN if subject.rehearsal is not None:
             return f"{capital(difference_words(subject.rehearsal))}."
         case DutyKind.NO_CHECKPOINT if duty.since is not None:
             return f"The job has stored no new checkpoint since {moment_words(duty.since)}. {_NO_CHECKPOINT}"

@@ -271,9 +271,10 @@ def job_conditions(
         for disk in disks
     ]
     result = memos.rehearsal_of(job).result
-    if result is not None and result.is_difference:
+    if result is not None and (result.is_difference or result.is_unproven):
+        kind = "ResumeUnproven" if result.is_unproven else "ResumeDiffers"
         message = f"{capital(difference_words(result))}. {result.advice}".strip()
-        found.append(jobs_schemas.Condition(type="ResumeDiffers", message=message, node_id=None))
+        found.append(jobs_schemas.Condition(type=kind, message=message, node_id=None))
     for node_id in node_ids:
         agent = agents.get(NodeId(node_id))
         member = agent.report.member if agent is not None and agent.report is not None else None

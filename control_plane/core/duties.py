@@ -93,6 +93,7 @@ class DutyKind(StrEnum):
     - CAPACITY_WAIT: AWS launches no instance for the job.
     - NO_CHECKPOINT: the job trains without a new checkpoint in S3.
     - RESUME_DIFFERS: a rehearsal has shown that a restart would not repeat the job's steps.
+    - RESUME_UNPROVEN: a rehearsal has shown that a restart loses values that the script changes during training.
     - HELD_NODES: nodes that the job lost, or nodes of the fleet, wait for a person's decision.
     - DEGRADED: some shards have too few copies.
     - UNCONFIRMED: a node is silent or reports a fault, so the copies on it are uncertain.
@@ -117,6 +118,7 @@ class DutyKind(StrEnum):
     CAPACITY_WAIT = "CapacityWait"
     NO_CHECKPOINT = "NoCheckpoint"
     RESUME_DIFFERS = "ResumeDiffers"
+    RESUME_UNPROVEN = "ResumeUnproven"
     HELD_NODES = "HeldNodes"
     DEGRADED = "Degraded"
     UNCONFIRMED = "Unconfirmed"
@@ -359,8 +361,9 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     if facts.secondary is SecondaryStatus.TRAINING:
         yield from _of_training(facts, now)
     result = facts.record.rehearsal.result
-    if result is not None and result.is_difference:
-        yield _duty(DutyKind.RESUME_DIFFERS, Urgency.LATER, ActionKind.CORRECT_SCRIPT, since=result.at)
+    if result is not None and (result.is_difference or result.is_unproven):
+        kind = DutyKind.RESUME_UNPROVEN if result.is_unproven else DutyKind.RESUME_DIFFERS
+        yield _duty(kind, Urgency.LATER, ActionKind.CORRECT_SCRIPT, since=result.at)
 
 
 def _of_failure(facts: JobFacts, ended_at: float, now: float) -> PersonDuty:

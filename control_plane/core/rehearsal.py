@@ -92,7 +92,7 @@ def _is_worth_it(spec: JobSpec, record: JobRecord, *, is_local: bool) -> bool:
     else:
         run = 2 * trained
     start = max(0.0, (record.stepped_at or record.state_since) - record.state_since)
-    cost = (record.rehearsal.automatic_count + 1) * (start + 2 * spec.rehearsal_steps * step_seconds)
+    cost = (record.rehearsal.automatic_count + 1) * 2 * (start + spec.rehearsal_steps * step_seconds)
     return run >= LEAST_RUN_SECONDS and (is_local or cost <= MAX_COST_RATIO * run)
 
 
@@ -212,8 +212,11 @@ def _is_over(told: Rehearsals, plan: GenerationPlan, reports: Mapping[NodeId, Me
 
 
 def difference_words(result: RehearsalOutcome) -> str:
-    """Return a clause about a result with a difference, without the advice."""
-    what = "is not deterministic" if result.verdict is RehearsalVerdict.UNSTABLE else "does not repeat its steps"
+    """Return a clause about a result with a difference or with lost values, without the advice."""
+    what = {
+        RehearsalVerdict.UNSTABLE: "is not deterministic",
+        RehearsalVerdict.UNPROVEN: "loses values of the script",
+    }.get(result.verdict, "does not repeat its steps")
     return f"a restart from step {result.step} {what}: rank {result.rank}: {result.message.rstrip('.')}"
 
 
@@ -226,7 +229,11 @@ def _event(result: RehearsalOutcome) -> EventDraft:
         words = f"rank {result.rank} cannot rehearse a restart: {result.message}"
         return EventDraft(type="RehearsalRefused", message=words, detail=detail)
     advice = f" {result.advice}" if result.advice else ""
-    return EventDraft(type="ResumeDiffers", message=f"{difference_words(result)}.{advice}", detail=detail)
+    return EventDraft(
+        type=f"Resume{'Unproven' if result.is_unproven else 'Differs'}",
+        message=f"{difference_words(result)}.{advice}",
+        detail=detail,
+    )
 
 
 def _reported(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> dict[Rank, Rehearsed]:
@@ -240,16 +247,20 @@ def _reported(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> dict
 
 
 def _combined(news: Mapping[Rank, Rehearsed], world_size: int, now: float) -> RehearsalOutcome | None:
-    """Return the result for all ranks: a refusal, the first difference, or the slowest proof. None while a rank trains.
+    """Return the result for all ranks: a refusal, the first difference, lost values, or the slowest proof.
+
+    None while a rank trains.
 
     A rank that refuses withdraws the rehearsal, so the other ranks report nothing.
     """
     refused = [(rank, each) for rank, each in sorted(news.items()) if each.verdict is RehearsalVerdict.REFUSED]
     if not refused and len(news) < world_size:
         return None
-    differing = [(rank, each) for rank, each in sorted(news.items()) if each.verdict is not RehearsalVerdict.PROVEN]
+    imperfect = [(rank, each) for rank, each in sorted(news.items()) if each.verdict is not RehearsalVerdict.PROVEN]
+    differing = [each for each in imperfect if each[1].verdict is not RehearsalVerdict.UNPROVEN]
     slowest = max(each.seconds for each in news.values())
-    rank, first = min(refused or differing or [*news.items()], key=lambda each: (_first_step(each[1]), each[0]))
+    candidates = refused or differing or imperfect or [*news.items()]
+    rank, first = min(candidates, key=lambda each: (_first_step(each[1]), each[0]))
     return RehearsalOutcome(
         verdict=first.verdict,
         step=first.step,

@@ -706,7 +706,11 @@ def _resume(job: Json) -> str | None:
     if result["Verdict"] == "Proven":
         words = f"Resume proven at step {result['Step']} ({result['Seconds']:.0f} s)"
     else:
-        what = {"Refused": "cannot rehearse at", "Unstable": "is not deterministic after"}
+        what = {
+            "Refused": "cannot rehearse at",
+            "Unstable": "is not deterministic after",
+            "Unproven": "repeats its steps and loses values after",
+        }
         words = f"rank {result['Rank']} {what.get(result['Verdict'], 'differs after')} step {result['Step']}"
     if texts := [text for text in (result.get("Message"), result.get("Advice")) if text]:
         words += f": {' '.join(texts)}"

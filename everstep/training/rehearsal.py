@@ -24,18 +24,16 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from everstep.determinism import Entry, Finding, Kind, Pattern, Record, Source, advice_of, compare, sentence_of
+from everstep.determinism import Finding, Kind, Record
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import MAX_LIMIT_SECONDS, Welcome
 from everstep.protocol.rehearsals import (
     MAX_REHEARSED_CHARACTERS,
-    MAX_REHEARSED_NAMES,
     RehearsalVerdict,
     Rehearsed,
-    ReplayDifference,
 )
-from everstep.training import rng
 from everstep.training.determinism import passes
+from everstep.training.determinism.replays import compare_replays, differing
 from everstep.training.determinism.script_values import values_of_script
 from everstep.training.kept_state import keep
 from everstep.training.recorder import Recorder
@@ -49,8 +47,6 @@ LIMIT_SECONDS = 300
 """Seconds that a rehearsal may take, besides thirty times the seconds from `init` to the first step."""
 RETURN = 4
 _RECORDS = msgspec.json.Decoder(Record)
-_GENERATORS = tuple(kind.__name__ for kind in rng.GENERATORS)
-"""Class names of the random generators that a script can keep."""
 
 
 class Replay(msgspec.Struct, frozen=True):
@@ -152,6 +148,9 @@ class Rehearsal:
         self._recorder = Recorder(state, self._received, self._note_start)
         self._begun_at = time.monotonic()  # not at the import, which a template may have made long before the fork
         self._first_step_seconds = 0.0
+        self._early: dict[str, str] = {}
+        """The script's plain values at the first batch of this process, and those that only its first boundary reaches.
+        """
         self._files: list[Path] = []
         """Files with the state at b, with the records, and from S on with the state at S, while this process records.
         """
@@ -182,9 +181,12 @@ class Rehearsal:
         return ""
 
     def restored(self, step: int) -> None:
-        """Record the restored state in a replay."""
+        """Record the restored state in a replay. Otherwise, note the script's values at the first batch."""
         if self._is_recording:
             self._recorder.restored(step)
+        elif self._environment.agent_socket is not None:
+            for stream in self._state.streams.values():
+                stream.observe = stream.observe or self._received_first
 
     def logged(self, values: Mapping[str, object]) -> None:
         """Record values that the script logs."""
@@ -193,7 +195,9 @@ class Rehearsal:
 
     def boundary(self, step: int) -> None:
         """Record the state after a step."""
-        self._first_step_seconds = self._first_step_seconds or time.monotonic() - self._begun_at
+        if not self._first_step_seconds:
+            self._first_step_seconds = time.monotonic() - self._begun_at
+            self._note_early()
         if self._is_recording:
             self._recorder.boundary(step)
             self._note_variables(2 * step + 1)
@@ -210,6 +214,7 @@ class Rehearsal:
         self._files = [self._kept("rehearsed-state", step), passes.create_file("rehearsed-steps")]
         self.kept_step = step
         self._recorder.keep(step)
+        self._recorder.record.early = self._early
         self._recorder.attach()
 
     def keep_last(self, step: int) -> None:
@@ -264,8 +269,8 @@ class Rehearsal:
     def is_over(self, step: int) -> bool:
         """Compare the replay with the training at the end of the rehearsal.
 
-        If the replay differs from the training on any rank, the call does not return: the rank replays once more, and
-        then returns to its kept state after S.
+        If the replay differs from the training on any rank, the call does not return: the rank replays once more. If
+        the repeated steps differ, the rank then returns to its kept state after S.
 
         Args:
             step: number of finished steps.
@@ -280,10 +285,13 @@ class Rehearsal:
             return True
         records = self._write(Path(replay.records))
         finding = compare_replays(self._environment.rank, records)
-        if self._is_none_anywhere(finding):
-            self.replay = msgspec.structs.replace(replay, report=self._report(replay, None, records))
+        is_last = len(records) > 2
+        # The second replay shows which values differ in every run, such as times. If only plain values differ after
+        # it, the state is that of the training, and the rank need not return to it.
+        if self._is_none_anywhere(None if is_last and finding and finding.kind is Kind.PLAIN else finding):
+            self.replay = msgspec.structs.replace(replay, report=self._report(replay, finding, records))
             return True
-        report = self._report(replay, finding, records) if len(records) > 2 else None
+        report = self._report(replay, finding, records) if is_last else None
         msgspec.structs.replace(replay, number=3 if report is None else RETURN, report=report).restart()
 
     def end(self) -> Rehearsed:
@@ -315,8 +323,21 @@ class Rehearsal:
         )
 
     def _received(self, name: str, batch: object) -> object:
+        if not self._early:
+            self._note_early()
         self._note_start()
         return self._recorder.batch(name, batch)
+
+    def _received_first(self, _: str, batch: object) -> object:
+        self._note_early()
+        for stream in self._state.streams.values():
+            if stream.observe == self._received_first:
+                stream.observe = None
+        return batch
+
+    def _note_early(self) -> None:
+        if self._environment.agent_socket is not None:
+            self._early = values_of_script(_registered(self._state), with_tensors=False) | self._early
 
     def _note_start(self) -> None:
         """Record the script's variables at the first batch of a step. Without a loader: before its first update."""
@@ -349,117 +370,7 @@ class Rehearsal:
             seconds=0.0,
             verdict=RehearsalVerdict.PROVEN,
         )
-        if finding is None:
-            again = unkept_variables([*records, records[-1]][:3], replay.last)
-            return msgspec.structs.replace(report, message=_started_anew(again))
-        is_stable = finding.pattern is Pattern.RESTART
-        if is_stable and finding.source is Source.PREFETCH and _is_generator_lost(records):
-            # The script's own generator, such as that of a simulator, decides how often the script draws from others.
-            finding = msgspec.structs.replace(finding, source=Source.UNKEPT_STATE)
-        unkept = unkept_variables(records, finding.step) if is_stable else ()
-        message = f"{sentence_of(finding)} {_started_anew(unkept)}".rstrip()
-        return msgspec.structs.replace(
-            report,
-            verdict=RehearsalVerdict.DIFFERS if is_stable else RehearsalVerdict.UNSTABLE,
-            difference=ReplayDifference(
-                step=Step(finding.step),
-                kind=finding.kind.value,
-                source=finding.source.value,
-                names=tuple(name[:MAX_REHEARSED_CHARACTERS] for name in finding.names[:MAX_REHEARSED_NAMES]),
-                unkept=unkept,
-            ),
-            message=message[:MAX_REHEARSED_CHARACTERS],
-            advice=advice_of(finding)[:MAX_REHEARSED_CHARACTERS],
-        )
-
-
-def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the first difference between the training and its one or two replays, or None.
-
-    Logged values that differ between two replays, such as the time of a step, do not count.
-    """
-    if len(records) == 2:
-        found = compare(rank, [*records, records[1]], varies_hash=False)
-        return found or _of_variables(rank, [*records, records[1]])
-    _, once, again = ({step: _logged(entries) for step, entries in each.steps.items()} for each in records)
-    unstable = {
-        (step, name)
-        for step in once.keys() | again.keys()
-        for name, _ in set(once.get(step, ())) ^ set(again.get(step, ()))
-    }
-    stable = [
-        msgspec.structs.replace(
-            record,
-            steps={
-                step: [each for each in entries if each.kind is not Kind.VALUE or (step, each.name) not in unstable]
-                for step, entries in record.steps.items()
-            },
-        )
-        for record in records
-    ]
-    return compare(rank, stable, varies_hash=False) or _of_variables(rank, records)
-
-
-def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
-    """Return the tensors and generators of the script that a restart would lose, although no step uses them.
-
-    An example are averaged weights that only an evaluation uses. Numbers do not count, because most are of no matter.
-    """
-    moment = max(records[0].variables, default=0)
-    names = tuple(
-        name for name, kind in _unkept(records, moment) if kind in ("Tensor", "Parameter", "ndarray", *_GENERATORS)
-    )
-    if not names:
-        return None
-    return Finding(rank, moment // 2, Kind.VARIABLE, Pattern.RESTART, Source.UNKEPT_STATE, names)
-
-
-def _is_generator_lost(records: Sequence[Record]) -> bool:
-    """Return whether the script keeps a random generator that starts anew after a restart."""
-    return any(kind in _GENERATORS for moment in records[0].variables for _, kind in _unkept(records, moment))
-
-
-def _unkept(records: Sequence[Record], moment: int) -> list[tuple[str, str]]:
-    """Return names and classes of the variables that differ at a moment after a restart, and not between replays."""
-    values, once, again = (record.variables.get(moment, {}) for record in records)
-    return [
-        (name, value.partition(" ")[0])
-        for name, value in values.items()
-        if name in once and once[name] == again.get(name) != value
-    ]
-
-
-def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    return [(each.name, each.digest) for each in entries if each.kind is Kind.VALUE]
-
-
-def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
-    """Find the variables of the script that differ first between training and replays, and not between replays.
-
-    After the first step, values that follow from the difference differ, too. Only counters are named then. Random
-    generators come first, and the variables of functions that have ended before the boundary come last.
-
-    Args:
-        records: the records of the training and of its two replays.
-        step: the first step that differs.
-
-    Returns:
-        Their names, at most `MAX_REHEARSED_NAMES`.
-    """
-    moments = records[0].variables
-    of_loop = {name.partition(".")[0] for moment in moments if moment % 2 for name in moments[moment]}
-    for moment in sorted(moments):
-        is_late = moment > 2 * (records[0].kept_step + 1)
-        found = [(name, kind) for name, kind in _unkept(records, moment) if kind == "int" or not is_late]
-        found.sort(key=lambda each: (each[1] not in _GENERATORS, each[0].partition(".")[0] not in of_loop))
-        names = [name for name, _ in found]
-        if names or moment > 2 * step:
-            return tuple(name[:MAX_REHEARSED_CHARACTERS] for name in names[:MAX_REHEARSED_NAMES])
-    return ()
-
-
-def _started_anew(names: Sequence[str]) -> str:
-    return f"These variables of the script have other values after a restart: {', '.join(names)}." if names else ""
+        return report if finding is None else differing(report, finding, records)
 
 
 def _registered(state: RankState) -> list[object]:

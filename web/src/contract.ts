@@ -235,7 +235,7 @@ export interface CompleteSourceRequest {
 
 /** A current problem of a node, of the service or of the job. It is no longer listed once it is resolved. */
 export interface Condition {
-  /** The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers. */
+  /** The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers, or ResumeUnproven. */
   Type: string
   /** A sentence that includes the measured values. */
   Message: string
@@ -585,7 +585,7 @@ export interface Drill {
 
 /** The next action of a person for a job or a fleet, and the reason for it. The service computes it when it answers. The command line, the dashboard and notifications show the same duty. */
 export interface Duty {
-  Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'AutomationPaused' | 'DeletionsPaused' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'ResumeDiffers' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
+  Kind: 'Nothing' | 'JobFailed' | 'TakenOver' | 'AutomationPaused' | 'DeletionsPaused' | 'ConsentToRepeat' | 'StoreUnreachable' | 'FleetFrozen' | 'LaunchesSuspended' | 'RecoveryLate' | 'Stalled' | 'FirstStepLate' | 'ProtectionLost' | 'CapacityWait' | 'NoCheckpoint' | 'ResumeDiffers' | 'ResumeUnproven' | 'HeldNodes' | 'Degraded' | 'Unconfirmed' | 'FewerNodes' | 'WithoutCopies' | 'Paused'
   /** Now: the job makes no progress, or loses its protection, until a person acts. Later: something waits for a person. Optional: a person can do something useful. None: there is nothing to do. A job or fleet needs attention if its urgency is Now or Later. */
   Urgency: 'Now' | 'Later' | 'Optional' | 'None'
   Sentence: string
@@ -1742,8 +1742,8 @@ export interface RehearsalDifference {
 
 /** The newest result of a rehearsal. */
 export interface RehearsalResult {
-  /** Proven: a restart repeats the job's steps bit for bit. Differs: it does not. Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank could not rehearse. */
-  Verdict: 'Proven' | 'Differs' | 'Unstable' | 'Refused'
+  /** Proven: a restart repeats the job's steps bit for bit. Differs: it does not. Unproven: it does, and loses values that the script changes during training, such as a counter. Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank could not rehearse. */
+  Verdict: 'Proven' | 'Unproven' | 'Differs' | 'Unstable' | 'Refused'
   /** The step from which the ranks restarted. */
   Step: number
   /** Number of repeated steps. */
@@ -1751,7 +1751,7 @@ export interface RehearsalResult {
   /** The longest time for which a rank did not train. */
   Seconds: number
   Time: Timestamp
-  /** The rank with the first difference, or the first rank that could not rehearse. Absent if the verdict is Proven. */
+  /** The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if Proven. */
   Rank?: number
   Difference?: RehearsalDifference
   /** The difference, or the reason of the refusal. */

@@ -616,7 +616,9 @@ class Condition(Shape):
     """A current problem of a node, of the service or of the job. It is no longer listed once it is resolved."""
 
     type: str
-    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers."""
+    """The fault code, as listed in docs/reference/metrics.md: disk_full, memory_low, gpu_xid … Or ResumeDiffers, or
+    ResumeUnproven.
+    """
     message: str
     """A sentence that includes the measured values."""
     node_id: str | None
@@ -684,8 +686,9 @@ class RehearsalResult(Shape):
     verdict: RehearsalVerdict
     """Proven: a restart repeats the job's steps bit for bit. Differs: it does not.
 
-    Unstable: two repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank
-    could not rehearse.
+    Unproven: it does, and loses values that the script changes during training, such as a counter. Unstable: two
+    repetitions differ from each other, so the computation itself is not deterministic. Refused: a rank could not
+    rehearse.
     """
     step: int
     """The step from which the ranks restarted."""
@@ -695,8 +698,7 @@ class RehearsalResult(Shape):
     """The longest time for which a rank did not train."""
     time: datetime
     rank: int | None
-    """The rank with the first difference, or the first rank that could not rehearse. Absent if the verdict is Proven.
-    """
+    """The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if Proven."""
     difference: RehearsalDifference | None
     message: str | None
     """The difference, or the reason of the refusal."""

@@ -23,7 +23,8 @@ class RehearsalOutcome:
     at: float
     """Unix time at which the control plane received the last rank's report."""
     rank: Rank | None = None
-    """The rank with the first difference, or the first rank that could not rehearse. None if all steps are equal."""
+    """The rank with the first difference or lost value, or the first rank that could not rehearse. None if no rank has.
+    """
     difference: ReplayDifference | None = None
     message: str = ""
     advice: str = ""
@@ -32,6 +33,11 @@ class RehearsalOutcome:
     def is_difference(self) -> bool:
         """Whether the repeated steps differ. A refused rehearsal finds no difference."""
         return self.verdict in (RehearsalVerdict.DIFFERS, RehearsalVerdict.UNSTABLE)
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether the repeated steps are equal, and a restart loses values that the script changes during training."""
+        return self.verdict is RehearsalVerdict.UNPROVEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

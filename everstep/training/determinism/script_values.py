@@ -51,16 +51,18 @@ def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
     return _search({id(each) for each in (*kept, *_of_process())}, _KINDS)
 
 
-def values_of_script(kept: Iterable[object]) -> dict[str, str]:
+def values_of_script(kept: Iterable[object], *, with_tensors: bool = True) -> dict[str, str]:
     """Return the type and digest of each value that the script can reach, and the length of each container.
 
     Args:
         kept: the registered objects, which the search does not enter.
+        with_tensors: False for numbers, texts and lengths only, which cost little time.
 
     Returns:
         By name, for example `train.best` for a global of train.py, or `main.best` for a variable of `main`.
     """
-    found = _search({id(each) for each in (*kept, *_of_process())}, (*_KINDS, *_PLAIN), lengths=True)
+    kinds = (*_KINDS, *_PLAIN) if with_tensors else _SMALL
+    found = _search({id(each) for each in (*kept, *_of_process())}, kinds, lengths=True)
     return {
         name: f"{type(value).__name__} {digest_of(rng.generator_state(value) if isinstance(value, _KINDS) else value)}"
         for name, value in found.items()
@@ -139,8 +141,8 @@ def _parts(value: object) -> Iterable[tuple[object, object]]:
     if isinstance(value, torch.nn.Module):
         own = [(name, part) for name, part in vars(value).items() if name not in OF_MODULES]
         return [*value.named_parameters(), *value.named_buffers(), *own]
-    if type(value).__module__.partition(".")[0] == "everstep":
-        return ()  # Everstep's own objects, such as the session
+    if type(value).__module__.partition(".")[0] in ("everstep", "tqdm"):
+        return ()  # Everstep's own objects, such as the session, and displays of progress
     return list(vars(value).items()) if hasattr(value, "__dict__") else ()
 
 

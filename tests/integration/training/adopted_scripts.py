@@ -43,6 +43,15 @@ EPOCHS = 1_000
 """More epochs than any test trains."""
 
 
+class Events:
+    """The events of a test, which a rehearsal does not find among the script's values, because this class has slots."""
+
+    __slots__ = ("of",)
+
+    def __init__(self) -> None:
+        self.of: list[list[Any]] = []
+
+
 @dataclass
 class Steps:
     """Begins the session of a script, and records its steps."""
@@ -51,7 +60,7 @@ class Steps:
     until: int
     points: dict[str, Any] = field(default_factory=dict)
     begun: int = 0
-    events: list[list[Any]] = field(default_factory=list)
+    events: Events = field(default_factory=Events)
 
     @property
     def rank(self) -> int:
@@ -65,7 +74,7 @@ class Steps:
     def end(self, loss: torch.Tensor) -> None:
         """Report a finished step. Exit as the documented scripts do when the job stops, or after the last step."""
         step = self.session.step
-        self.events.append([step, float(loss.item()).hex()])
+        self.events.of.append([step, float(loss.item()).hex()])
         self.session.log(loss=loss)
         is_stopped = self.session.boundary().stop
         reach(self.rank, step, self.points)
@@ -630,7 +639,7 @@ def _train(script: Script, steps: Steps) -> None:
     random.seed(300 + steps.rank)
     with suppress(SystemExit):
         script(steps)
-    result = {"begun": steps.begun, "events": steps.events, "digest": digest(steps.session)}
+    result = {"begun": steps.begun, "events": steps.events.of, "digest": digest(steps.session)}
     result |= {"draws": [float(torch.rand(()).item()).hex(), float(np.random.rand()).hex(), random.random().hex()]}
     steps.session.close()
     (steps.directory / f"result-{steps.rank}.json").write_text(json.dumps(result))

@@ -56,7 +56,9 @@ def test_an_adopted_script_resumes_bit_identically(
 @pytest.mark.parametrize("name", ADOPTED)
 def test_an_adopted_script_is_proven(warm_parent: WarmParent, tmp_path: Path, name: str) -> None:
     reports = rehearsed(warm_parent, tmp_path, name, is_adopted=True)
-    assert {report.verdict for report in reports} == {RehearsalVerdict.PROVEN}, reports
+    assert {report.verdict for report in reports} == {RehearsalVerdict.PROVEN}, [
+        report.difference for report in reports
+    ]
 
 
 LOST = {

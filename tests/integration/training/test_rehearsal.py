@@ -142,10 +142,34 @@ def test_the_rehearsal_finds_state_that_a_restart_would_lose(
     assert min(map(int, result["losses"])) == report.step + report.steps + 1  # the job went on from its own state
 
 
-def test_a_counter_that_no_step_uses_is_told_and_is_no_difference(warm_parent: WarmParent, tmp_path: Path) -> None:
-    (report,), _ = rehearsed(warm_parent, tmp_path, "counted")
-    assert report.verdict is RehearsalVerdict.PROVEN
-    assert ".count" in report.message
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("ends_by_a_counter", "Loop.iter_num"), ("best_value", "best"), ("list_of_losses", "history")],
+)
+def test_a_value_that_no_repeated_step_uses_is_not_proven(
+    warm_parent: WarmParent, tmp_path: Path, name: str, variable: str
+) -> None:
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, name)
+    assert report.verdict is RehearsalVerdict.UNPROVEN, report
+    assert report.difference is not None
+    assert report.difference.source == Source.UNKEPT_VALUE
+    (named,) = report.difference.unkept
+    assert variable in named
+    assert named in report.message
+    assert min(map(int, result["losses"])) == report.step + 1, "equal steps are not repeated from the kept state"
+
+
+def test_times_and_values_that_follow_from_the_restored_step_are_proven(
+    warm_parent: WarmParent, tmp_path: Path
+) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, "harmless")
+    assert (report.verdict, report.difference, report.message) == (RehearsalVerdict.PROVEN, None, "")
+
+
+def test_a_tensor_is_a_difference_where_a_plain_value_is_not_proven(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, "averaged_weights_beside")
+    assert report.difference is not None
+    assert (report.verdict, report.difference.source) == (RehearsalVerdict.DIFFERS, Source.UNKEPT_STATE)
 
 
 def test_a_batch_that_the_script_fetches_before_the_boundary_is_named(warm_parent: WarmParent, tmp_path: Path) -> None:

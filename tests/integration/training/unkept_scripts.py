@@ -276,15 +276,66 @@ def plain(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
     return lambda inputs, targets: F.mse_loss(model(inputs), targets)
 
 
-def counted(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
-    count = 0
+class Loop:
+    """The counter that ends the training of a script."""
+
+    iter_num = 0
+
+
+def ends_by_a_counter(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        Loop.iter_num += 1
+        return F.mse_loss(model(inputs), targets)
+
+    return loss
+
+
+def best_value(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
+    """Keep the best of values that get worse, so that it never changes after the first."""
+    best, value = 1e9, 1.0
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        nonlocal best
+        now = F.mse_loss(model(inputs), targets)
+        best = min(best, value + everstep_step() // 2)
+        return now
+
+    return loss
+
+
+def list_of_losses(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
+    history: list[float] = []
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        now = F.mse_loss(model(inputs), targets)
+        history.append(now.item())
+        return now
+
+    return loss
+
+
+def harmless(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
+    """Measure times, and use values that the script derives from the restored step."""
+    began, begun, is_resumed = time.time(), everstep_step(), everstep_step() > 0
+    timer = SimpleNamespace(at=began, seconds=0.0)
+    count = begun
 
     def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         nonlocal count
         count += 1
-        return F.mse_loss(model(inputs), targets)
+        timer.seconds, timer.at = time.time() - timer.at, time.time()
+        return F.mse_loss(model(inputs), targets) + 0 * (is_resumed + begun)
 
     return loss
+
+
+class Losses:
+    """The losses of a test, which the search for the script's values does not find, because this class has slots."""
+
+    __slots__ = ("by_step",)
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, str] = {}
 
 
 def clock(model: nn.Module, _: torch.optim.Optimizer) -> Loss:
@@ -296,6 +347,7 @@ def no_room(*_: object) -> None:
 
 
 everstep_fence: Callable[[], None] = lambda: None  # noqa: E731 — `train` sets it
+everstep_step: Callable[[], int] = lambda: 0  # noqa: E731 — `train` sets it
 
 
 def batches(name: str, session: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -323,7 +375,7 @@ def run(name: str, directory: str) -> int:
 
 
 def train(name: str, directory: Path) -> None:
-    global everstep_fence
+    global everstep_fence, everstep_step
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     started = directory / f"started-{rank}"
     if name == "starts_once" and started.exists():
@@ -349,11 +401,13 @@ def train(name: str, directory: Path) -> None:
         model=model, optimizer=optimizer, data=None if name == "prefetched_draw" else loader
     )
     everstep_fence = session.fence
+    if name == "harmless":
+        session.restore()
+    everstep_step = lambda: session.step  # noqa: E731
     name = "numpy_generator" if name == "generator_of_the_last_rank" and rank == world - 1 else name
-    loss_of = {**UNKEPT, "clock": clock, "counted": counted, "simulated_draws": simulated_draws}.get(name, plain)(
-        model, optimizer
-    )
-    losses: dict[int, str] = {}
+    others = (clock, ends_by_a_counter, best_value, list_of_losses, harmless, simulated_draws)
+    loss_of = {**UNKEPT, **{each.__name__: each for each in others}}.get(name, plain)(model, optimizer)
+    losses = Losses()
     if name == "prefetched_batch":
         session.restore()
     for inputs, targets in batches(name, session):
@@ -362,7 +416,7 @@ def train(name: str, directory: Path) -> None:
         loss.backward()
         optimizer.step()
         session.log(loss=loss, second=time.time() if name == "logged_time" else 0.0)
-        losses[session.step] = loss.item().hex()
+        losses.by_step[session.step] = loss.item().hex()
     session.close()
     weights = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
-    (directory / f"result-{rank}.json").write_text(json.dumps({"losses": losses, "weights": weights}))
+    (directory / f"result-{rank}.json").write_text(json.dumps({"losses": losses.by_step, "weights": weights}))

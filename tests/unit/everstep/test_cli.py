@@ -571,6 +571,11 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
         ),
         (
             ("jobs", "describe", "gpt"),
+            {"describe_training_job": {**JOB, "RehearsalResult": {**PROVEN, **DIFFERENCE, "Verdict": "Unproven"}}},
+            ["rank 3 repeats its steps and loses values after step 20: the loss differs."],
+        ),
+        (
+            ("jobs", "describe", "gpt"),
             {"describe_training_job": {**JOB, "RehearsalResult": {**PROVEN, **DIFFERENCE, "Verdict": "Refused"}}},
             ["rank 3 cannot rehearse at step 20: the loss differs. Register it."],
         ),

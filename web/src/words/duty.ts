@@ -28,6 +28,7 @@ export const SECTIONS: Readonly<Partial<Record<Duty['Kind'], string>>> = {
   WithoutCopies: 'unprotected',
   HeldNodes: 'held-node',
   ResumeDiffers: 'resume-differs',
+  ResumeUnproven: 'resume-unproven',
   Paused: 'paused',
 }
 

@@ -79,6 +79,8 @@ export const RESUME = {
   of: {
     Proven: (step: string, time: string) => `Resume proven at step ${step}, in ${time}.`,
     Differs: (step: string, _: string, rank?: number) => `Rank ${rank} differs after a restart from step ${step}.`,
+    Unproven: (step: string, _: string, rank?: number) =>
+      `Rank ${rank} repeats its steps after a restart from step ${step}, and loses values of the script.`,
     Unstable: (step: string, _: string, rank?: number) =>
       `Rank ${rank} is not deterministic after a restart from step ${step}.`,
     Refused: (step: string, _: string, rank?: number) => `Rank ${rank} could not rehearse a restart from step ${step}.`,

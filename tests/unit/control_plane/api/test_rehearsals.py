@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -106,6 +107,14 @@ def test_the_result_of_a_rehearsal_is_described(client, job):
     }
     assert [each["Type"] for each in described["Conditions"]] == ["ResumeDiffers"]
     assert described["Duty"]["Kind"] == "ResumeDiffers"
+
+
+def test_lost_values_are_described_as_an_unproven_resume(client, job):
+    store(job, result=replace(DIFFERENCE, verdict=RehearsalVerdict.UNPROVEN))
+    described = client.describe_training_job(**GPT)
+    assert described["RehearsalResult"]["Verdict"] == "Unproven"
+    assert [each["Type"] for each in described["Conditions"]] == ["ResumeUnproven"]
+    assert described["Duty"]["Kind"] == "ResumeUnproven"
 
 
 def test_a_job_that_cannot_rehearse_refuses_with_the_reason(service, client, fleet, request_):

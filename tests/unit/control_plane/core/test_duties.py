@@ -325,17 +325,20 @@ def test_every_action_has_words_and_a_command_with_all_names(kind: ActionKind) -
 
 
 @pytest.mark.parametrize(
-    ("verdict", "is_duty"),
+    ("verdict", "kind"),
     [
-        (RehearsalVerdict.PROVEN, False),
-        (RehearsalVerdict.DIFFERS, True),
-        (RehearsalVerdict.UNSTABLE, True),
-        (RehearsalVerdict.REFUSED, False),
+        (RehearsalVerdict.PROVEN, None),
+        (RehearsalVerdict.UNPROVEN, DutyKind.RESUME_UNPROVEN),
+        (RehearsalVerdict.DIFFERS, DutyKind.RESUME_DIFFERS),
+        (RehearsalVerdict.UNSTABLE, DutyKind.RESUME_DIFFERS),
+        (RehearsalVerdict.REFUSED, None),
     ],
 )
-def test_a_job_whose_resume_differs_needs_a_person_later(verdict: RehearsalVerdict, is_duty: bool) -> None:
+def test_a_job_whose_resume_is_not_proven_needs_a_person_later(
+    verdict: RehearsalVerdict, kind: DutyKind | None
+) -> None:
     facts = change(TRAINING, rehearsal=Rehearsals(result=replace(DIFFERENCE, verdict=verdict)))
-    assert duty(facts) == ((DutyKind.RESUME_DIFFERS, Urgency.LATER) if is_duty else (DutyKind.NOTHING, Urgency.NONE))
+    assert duty(facts) == ((DutyKind.NOTHING, Urgency.NONE) if kind is None else (kind, Urgency.LATER))
 
 
 def test_the_duty_of_a_difference_has_the_advice() -> None:

@@ -25,7 +25,7 @@ from tests.unit.worker.rank_plans import RUN, rank_plan
 START, NOW, GENERATION = 1_000.0, 1_100.0, Generation(1)
 SPEC = replace(spec_of("job", "ab", 2, 2), run=RUN, rehearsal_mode=RehearsalMode.AUTO)
 PLAN = rank_plan(addresses=("a", "b"))
-PROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
+PROVEN, UNPROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
 RESULT = RehearsalOutcome(verdict=PROVEN, step=Step(20), steps=5, seconds=3.0, at=NOW)
 NONE = Rehearsals()
 OUTDATED = Rehearsals(result=RESULT, automatic_count=1, is_outdated=True)
@@ -79,6 +79,12 @@ def script_with(**environment: str) -> JobSpec:
             id="a proof after a change must not hide a difference",
         ),
         pytest.param(
+            {"rehearsal": replace(OUTDATED, result=replace(RESULT, verdict=UNPROVEN))},
+            {},
+            True,
+            id="a later rehearsal may find a difference",
+        ),
+        pytest.param(
             {"rehearsal": Rehearsals(result=RESULT, unanswered_count=1)}, {}, True, id="again after a lost generation 2"
         ),
         pytest.param({"rehearsal": Rehearsals(is_open=True)}, {}, False, id="no second order before a result"),
@@ -122,17 +128,17 @@ def test_when_a_job_of_a_local_cluster_rehearses(changes: dict[str, Any], spec: 
 @pytest.mark.parametrize(
     ("changes", "is_due"),
     [
-        pytest.param({"target": Step(20_000)}, True, id="20 s of 20,000 s"),
-        pytest.param({"target": Step(19_999)}, False, id="more than 0.1 % of the run"),
-        pytest.param({"target": Step(19_999), "stepped_at": START + 9}, True, id="a faster start costs less"),
+        pytest.param({"target": Step(30_000)}, True, id="30 s of 30,000 s, for two replays"),
+        pytest.param({"target": Step(29_999)}, False, id="more than 0.1 % of the run"),
+        pytest.param({"target": Step(29_999), "stepped_at": START + 9}, True, id="a faster start costs less"),
         pytest.param({"target": Step(10_000), "stepped_at": START}, True, id="a start without delay is free"),
         pytest.param({"target": Step(10_000), "stepped_at": START - 5}, True, id="a start never earns seconds"),
         pytest.param({"target": Step(9_999), "stepped_at": None}, False, id="an unknown start is free, not its steps"),
-        pytest.param({"target": Step(0), "committed": 10_000}, True, id="half of a run without a target is over"),
-        pytest.param({"target": Step(40_000), "rehearsal": OUTDATED}, True, id="40 s for two rehearsals"),
-        pytest.param({"target": Step(39_999), "rehearsal": OUTDATED}, False, id="both cost more than 0.1 % of the run"),
-        pytest.param({"committed": 10_000}, True, id="half of an unknown run is over"),
-        pytest.param({"committed": 9_999}, False, id="an unknown run that is too short so far"),
+        pytest.param({"target": Step(0), "committed": 15_000}, True, id="half of a run without a target is over"),
+        pytest.param({"target": Step(60_000), "rehearsal": OUTDATED}, True, id="60 s for two rehearsals"),
+        pytest.param({"target": Step(59_999), "rehearsal": OUTDATED}, False, id="both cost more than 0.1 % of the run"),
+        pytest.param({"committed": 15_000}, True, id="half of an unknown run is over"),
+        pytest.param({"committed": 14_999}, False, id="an unknown run that is too short so far"),
         pytest.param({"committed": 10_000, "step_seconds": 0.005}, False, id="an unknown run of 100 s"),
     ],
 )
@@ -142,11 +148,11 @@ def test_when_a_job_on_aws_rehearses(changes: dict[str, Any], is_due: bool) -> N
 
 
 def test_a_job_from_the_checkpoint_of_another_job_has_the_pace_of_its_own_steps() -> None:
-    """A step takes 1 s, so that a rehearsal costs 20 s."""
+    """A step takes 1 s, so that a rehearsal costs 30 s."""
     times = {"stepped_at": START + 10, "boundary_at": START + 30, "microseconds": {Bucket.TRAIN.value: 20_000_000}}
-    started = running(committed=10_020, base_step=Step(10_000), target=Step(19_999), **times)
+    started = running(committed=10_020, base_step=Step(10_000), target=Step(29_999), **times)
     assert not rehearsal.is_due(SPEC, started, is_local=False)
-    assert rehearsal.is_due(SPEC, replace(started, target=Step(20_000)), is_local=False)
+    assert rehearsal.is_due(SPEC, replace(started, target=Step(30_000)), is_local=False)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +242,8 @@ def test_a_result_needs_the_reports_of_all_ranks() -> None:
         ((rehearsed(PROVEN), rehearsed(REFUSED)), 1),
         ((None, rehearsed(REFUSED)), 1),
         ((rehearsed(REFUSED), rehearsed(DIFFERS, at=30)), 0),
+        ((rehearsed(PROVEN), rehearsed(UNPROVEN, at=35)), 1),
+        ((rehearsed(UNPROVEN, at=35), rehearsed(DIFFERS, at=35)), 1),
     ],
 )
 def test_a_result_names_the_first_difference(each: tuple[Rehearsed | None, ...], rank: int) -> None:
@@ -255,6 +263,11 @@ def test_a_result_names_the_first_difference(each: tuple[Rehearsed | None, ...],
     [
         (DIFFERS, "ResumeDiffers", "a restart from step 30 does not repeat its steps: rank 0: loss differs. Keep it."),
         (UNSTABLE, "ResumeDiffers", "a restart from step 30 is not deterministic: rank 0: loss differs. Keep it."),
+        (
+            UNPROVEN,
+            "ResumeUnproven",
+            "a restart from step 30 loses values of the script: rank 0: loss differs. Keep it.",
+        ),
         (REFUSED, "RehearsalRefused", "rank 0 cannot rehearse a restart: loss differs."),
     ],
 )
@@ -265,7 +278,9 @@ def test_a_difference_is_an_event_with_its_advice(verdict: RehearsalVerdict, typ
     assert record.stop_reason is None
 
 
-@pytest.mark.parametrize(("verdict", "stops"), [(PROVEN, False), (DIFFERS, True), (UNSTABLE, True), (REFUSED, False)])
+@pytest.mark.parametrize(
+    ("verdict", "stops"), [(PROVEN, False), (UNPROVEN, False), (DIFFERS, True), (UNSTABLE, True), (REFUSED, False)]
+)
 def test_a_difference_stops_a_job_that_asks_for_it(verdict: RehearsalVerdict, stops: bool) -> None:
     spec = replace(SPEC, rehearsal_on_difference=OnDifference.STOP)
     told = rehearsed(verdict, at=31, message="loss differs")

@@ -28,7 +28,7 @@ from everstep.protocol.plan import CHECK_VARIABLE
 from everstep.protocol.rehearsals import RehearsalVerdict
 from tests.unit.control_plane.loop.world import World
 
-PROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
+PROVEN, UNPROVEN, DIFFERS, UNSTABLE, REFUSED = RehearsalVerdict
 
 
 @pytest.fixture
@@ -290,6 +290,16 @@ async def test_a_difference_is_an_event_a_condition_and_a_duty_until_it_is_prove
     world.end_rehearsal(PROVEN, PROVEN)
     await world.tick()
     assert views.job_conditions(world.job(), (), {}, ()) == []
+
+
+async def test_lost_values_are_an_event_and_a_condition_of_their_own(world: World) -> None:
+    await rehearsing(world)
+    world.end_rehearsal(PROVEN, UNPROVEN)
+    await world.tick()
+    assert story(world) == ["ResumeUnproven"]
+    (condition,) = views.job_conditions(world.job(), (), {}, ())
+    assert condition.type == "ResumeUnproven"
+    assert condition.message.startswith("A restart from step 16 loses values of the script: rank 1: ")
 
 
 @pytest.mark.parametrize("verdict", [DIFFERS, UNSTABLE])

@@ -1,0 +1,157 @@
+"""Compares the training of a rank with its replays, and names what a restart would lose.
+
+Invariant: pure. It reads records (`everstep.training.recorder`), and no live object of the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from everstep.determinism import Entry, Finding, Kind, Pattern, Record, Source, advice_of, compare, sentence_of
+from everstep.protocol.ids import Step
+from everstep.protocol.rehearsals import (
+    MAX_REHEARSED_CHARACTERS,
+    MAX_REHEARSED_NAMES,
+    RehearsalVerdict,
+    Rehearsed,
+    ReplayDifference,
+)
+from everstep.training import rng
+
+_GENERATORS = tuple(kind.__name__ for kind in rng.GENERATORS)
+"""Class names of the random generators that a script can keep."""
+_STATES = ("Tensor", "Parameter", "ndarray", *_GENERATORS)
+"""Class names of values that are state even if no repeated step uses them."""
+
+
+def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
+    """Return the first difference between the training and its one or two replays, or None.
+
+    Logged values that differ between two replays, such as the time of a step, do not count.
+    """
+    if len(records) == 2:
+        found = compare(rank, [*records, records[1]], varies_hash=False)
+        return found or _of_variables(rank, [*records, records[1]])
+    _, once, again = ({step: _logged(entries) for step, entries in each.steps.items()} for each in records)
+    unstable = {
+        (step, name)
+        for step in once.keys() | again.keys()
+        for name, _ in set(once.get(step, ())) ^ set(again.get(step, ()))
+    }
+    stable = [
+        msgspec.structs.replace(
+            record,
+            steps={
+                step: [each for each in entries if each.kind is not Kind.VALUE or (step, each.name) not in unstable]
+                for step, entries in record.steps.items()
+            },
+        )
+        for record in records
+    ]
+    return compare(rank, stable, varies_hash=False) or _of_variables(rank, records)
+
+
+def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) -> Rehearsed:
+    """Return the report with a finding.
+
+    Args:
+        report: the report that the replay is proven.
+        finding: the first difference between the training and its replays, or the values that a restart loses.
+        records: the records of the training and of its two replays.
+
+    Returns:
+        The report with verdict, difference, message and advice.
+    """
+    is_stable, is_plain = finding.pattern is Pattern.RESTART, finding.kind is Kind.PLAIN
+    if is_stable and finding.source is Source.PREFETCH and _is_generator_lost(records):
+        # The script's own generator, such as that of a simulator, decides how often the script draws from others.
+        finding = msgspec.structs.replace(finding, source=Source.UNKEPT_STATE)
+    unkept = _cut(finding.names) if is_plain else unkept_variables(records, finding.step) if is_stable else ()
+    sentence = "The repeated steps are equal." if is_plain else sentence_of(finding)
+    message = f"{sentence} {_started_anew(unkept)}".rstrip()
+    verdict = RehearsalVerdict.DIFFERS if is_stable else RehearsalVerdict.UNSTABLE
+    return msgspec.structs.replace(
+        report,
+        verdict=RehearsalVerdict.UNPROVEN if is_plain else verdict,
+        difference=ReplayDifference(
+            step=Step(finding.step),
+            kind=finding.kind.value,
+            source=finding.source.value,
+            names=_cut(finding.names),
+            unkept=unkept,
+        ),
+        message=message[:MAX_REHEARSED_CHARACTERS],
+        advice=advice_of(finding)[:MAX_REHEARSED_CHARACTERS],
+    )
+
+
+def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
+    """Return the values of the script that a restart would lose, although no repeated step uses them.
+
+    Examples are averaged weights that only an evaluation uses, and a counter that ends the training. A plain value
+    counts only if training has changed it: otherwise it follows from the restored step, as the first epoch of a loop.
+    """
+    moment = max(records[0].variables, default=0)
+    unkept = _unkept(records, moment)
+    if names := tuple(name for name, kind in unkept if kind in _STATES):
+        return Finding(rank, moment // 2, Kind.VARIABLE, Pattern.RESTART, Source.UNKEPT_STATE, names)
+    values, early = records[0].variables.get(moment, {}), records[0].early
+    found = {name for name, _ in unkept if early.get(name) != values[name]}
+    # A container stands for its elements.
+    if names := tuple(name for name in values if name in found and name.rpartition(".")[0] not in found):
+        return Finding(rank, moment // 2, Kind.PLAIN, Pattern.RESTART, Source.UNKEPT_VALUE, names)
+    return None
+
+
+def _is_generator_lost(records: Sequence[Record]) -> bool:
+    """Return whether the script keeps a random generator that starts anew after a restart."""
+    return any(kind in _GENERATORS for moment in records[0].variables for _, kind in _unkept(records, moment))
+
+
+def _unkept(records: Sequence[Record], moment: int) -> list[tuple[str, str]]:
+    """Return names and classes of the variables that differ at a moment after a restart, and not between replays."""
+    values, once, again = (record.variables.get(moment, {}) for record in records)
+    return [
+        (name, value.partition(" ")[0])
+        for name, value in values.items()
+        if name in once and once[name] == again.get(name) != value
+    ]
+
+
+def _logged(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    return [(each.name, each.digest) for each in entries if each.kind is Kind.VALUE]
+
+
+def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
+    """Find the variables of the script that differ first between training and replays, and not between replays.
+
+    After the first step, values that follow from the difference differ, too. Only counters are named then. Random
+    generators come first, and the variables of functions that have ended before the boundary come last.
+
+    Args:
+        records: the records of the training and of its two replays.
+        step: the first step that differs.
+
+    Returns:
+        Their names, at most `MAX_REHEARSED_NAMES`.
+    """
+    moments = records[0].variables
+    of_loop = {name.partition(".")[0] for moment in moments if moment % 2 for name in moments[moment]}
+    for moment in sorted(moments):
+        is_late = moment > 2 * (records[0].kept_step + 1)
+        found = [(name, kind) for name, kind in _unkept(records, moment) if kind == "int" or not is_late]
+        found.sort(key=lambda each: (each[1] not in _GENERATORS, each[0].partition(".")[0] not in of_loop))
+        names = [name for name, _ in found]
+        if names or moment > 2 * step:
+            return _cut(names)
+    return ()
+
+
+def _cut(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name[:MAX_REHEARSED_CHARACTERS] for name in names[:MAX_REHEARSED_NAMES])
+
+
+def _started_anew(names: Sequence[str]) -> str:
+    return f"These variables of the script have other values after a restart: {', '.join(names)}." if names else ""
