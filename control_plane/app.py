@@ -275,6 +275,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
         server_header=False,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE_BYTES,
+        ws_per_message_deflate=False,  # a small compressed frame can need seconds to decode
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         **options,
     )

@@ -28,6 +28,7 @@ from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api import sessions
+from control_plane.api.caller_threads import CALLER
 from control_plane.api.deps import Services, ServicesDep
 from control_plane.api.errors import Forbidden, NotFound, Unauthenticated, response
 from control_plane.db import tokens
@@ -170,6 +171,7 @@ async def _identify(request: Request, services: Services) -> Caller:
     request.state.token_id = record.id
     caller = Caller(Role(record.role), record.project, record, None if session is None else session[1])
     request.state.caller = caller
+    CALLER.set((record.project or record.id, record.id))
     return caller
 
 

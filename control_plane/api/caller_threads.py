@@ -1,40 +1,146 @@
-"""Provides a thread pool for downloads and uploads on behalf of API callers.
+"""Limits what one caller of the API takes from the others: the threads in which requests block, and the disk.
 
-These calls wait for S3. In a separate pool, they delay neither the server's background loops nor the agents'
-connections nor sign-ins. With 16 calls that wait 1 s each, other work starts after 0.4 ms. In one shared pool, it
-starts after 1.9 s (2 cores, where asyncio's default pool has 6 threads).
+    request ─▶ turn of its token ─▶ turn of its project ─▶ thread: database, S3
+               at most PER_TOKEN    at most PER_PROJECT     CALLER_THREADS
 
-Invariant: the number of running calls never exceeds the number of threads, even if callers disconnect. A queued call
-whose caller disconnects never starts.
+A request holds a thread while S3 or the database is slow. Without shares, the requests of one caller would hold all
+threads, and the others would wait. Background loops, agents' connections and sign-ins of browsers use other threads.
+
+Invariant: the calls of a token, of a project and of all callers never exceed their limits, even if callers disconnect.
+A call whose caller disconnects before its turn never starts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
+
+from control_plane.api.errors import Throttled
 
 T = TypeVar("T")
 
-CALLER_THREADS: Final = 8
+CALLER_THREADS: Final = 40
+PER_PROJECT: Final = 12
+PER_TOKEN: Final = 8
+MOST_WAITING: Final = 64
+"""Largest number of calls of one token that wait for a thread."""
+SPOOLED_BODIES: Final = 8
+"""Largest number of bodies of the largest size that a server holds on its disk."""
+CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar("caller", default=("", ""))
+"""Project and token of the request that runs. Requests without a token share one pair. `api.auth` sets it."""
+
+
+class _Turns:
+    """Running and waiting calls of one token or project. Used on the event loop only."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._running = 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._running or self.waiting)
+
+    async def enter(self) -> None:
+        """Wait for the next turn. First come, first served. A caller that is cancelled gets no turn."""
+        if self._running < self._limit and not self.waiting:
+            self._running += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self.waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            else:
+                self.waiting.remove(turn)
+            raise
+
+    def leave(self) -> None:
+        """End a turn, and give it to the call that has waited longest."""
+        while self.waiting:
+            turn = self.waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._running -= 1
 
 
 class CallerThreads:
-    """The fixed-size thread pool in which a server makes the blocking calls to S3 that API requests cause."""
+    """The threads of one server in which API requests block.
 
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(CALLER_THREADS, thread_name_prefix="caller")
+    Args:
+        threads: number of threads.
+        per_project: largest number of threads that the callers of one project use at the same time.
+        per_token: the same for one token.
+        most_waiting: largest number of calls of one token that wait.
+    """
+
+    def __init__(
+        self,
+        threads: int = CALLER_THREADS,
+        per_project: int = PER_PROJECT,
+        per_token: int = PER_TOKEN,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="caller")
+        self._limits = per_project, per_token
+        self._most_waiting = most_waiting
+        self._turns: dict[tuple[str, str], _Turns] = {}
         self._closed = threading.Event()
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run a blocking function in one of this pool's threads. Called on the event loop.
+        """Run a blocking function in a thread, in its context, once its token and project have a turn.
 
-        The method passes `arguments` to `work`. It returns the result of `work`, or raises the exception that `work`
-        raised.
+        Called on the event loop, in the task of the request.
+
+        Args:
+            work: the function.
+            *arguments: passed on to `work`.
+
+        Returns:
+            The result of `work`. The method raises the exception that `work` raised.
+
+        Raises:
+            Throttled: too many calls of this token wait already.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+        project, token = CALLER.get()
+        turns = []
+        try:
+            for key, limit in zip((("token", token), ("project", project)), reversed(self._limits), strict=True):
+                queue = self._turns.setdefault(key, _Turns(limit))
+                if key[0] == "token" and len(queue.waiting) >= self._most_waiting:
+                    raise Throttled("Too many requests of this token wait for an answer.", hint="Send fewer at a time.")
+                await queue.enter()
+                turns.append(key)
+            future = self._pool.submit(contextvars.copy_context().run, work, *arguments)
+        except BaseException:
+            self._leave(turns)
+            raise
+        loop = asyncio.get_running_loop()
+
+        def leave(_: Future[T]) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._leave, turns)
+
+        # A thread keeps its turn until it has ended, also if the caller has disconnected.
+        future.add_done_callback(leave)
+        return await asyncio.wrap_future(future)
+
+    def _leave(self, keys: list[tuple[str, str]]) -> None:
+        for key in keys:
+            turns = self._turns[key]
+            turns.leave()
+            if turns.is_idle:
+                del self._turns[key]
 
     def is_closed(self) -> bool:
         """Return whether the server is shutting down. Callable from any thread.
@@ -48,3 +154,33 @@ class CallerThreads:
         """Reject new work, without waiting for running work. `control_plane.app` calls this method once."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class SpoolRoom:
+    """Counts the bytes that requests may write to this server's disk. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def hold(self, project: str, size_bytes: int, largest_bytes: int) -> Iterator[None]:
+        """Reserve room for one body while the block runs.
+
+        Args:
+            project: a project may hold twice `largest_bytes`, and all projects together `SPOOLED_BODIES` times.
+            size_bytes: size of the body.
+            largest_bytes: largest allowed body.
+
+        Raises:
+            Throttled: bodies that other requests send take the room.
+        """
+        is_full = self._held.total() + size_bytes > SPOOLED_BODIES * largest_bytes
+        if is_full or self._held[project] + size_bytes > 2 * largest_bytes:
+            raise Throttled("Too many uploads are in progress.", hint="Retry when one of them has ended.")
+        self._held[project] += size_bytes
+        try:
+            yield
+        finally:
+            self._held[project] -= size_bytes
+            if not self._held[project]:
+                del self._held[project]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from control_plane.api import json_body
 from control_plane.api.audit import AuditedRoute
+from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import Shape
 from everstep.protocol import constraints
@@ -31,7 +32,7 @@ class Router(APIRouter):
         """Add a route. The route decorators call it."""
         gate = _NothingUnknown()
         gates = [*(options.get("dependencies") or ()), Depends(gate)]
-        answering = _written(endpoint, options.get("status_code") or 200)
+        answering = _in_thread(endpoint, options.get("status_code") or 200)
         super().add_api_route(
             path, answering, **{**options, "dependencies": gates, "response_model_exclude_none": True}
         )
@@ -45,21 +46,26 @@ class Router(APIRouter):
         )
 
 
-def _written(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
-    """Return an endpoint that serializes its response to JSON in the thread that runs the endpoint.
+def _in_thread(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
+    """Return an endpoint that runs in one of its caller's threads, and serializes its response to JSON there.
 
-    FastAPI would validate the model in another thread and serialize it on the event loop. Coroutines and endpoints that
-    set their own headers stay unchanged.
+    FastAPI would run it in threads without a share per caller, and serialize the response on the event loop. Coroutines
+    stay unchanged, and endpoints that set their own headers return a model.
     """
-    if inspect.iscoroutinefunction(endpoint) or "response" in inspect.signature(endpoint).parameters:
+    if inspect.iscoroutinefunction(endpoint):
         return endpoint
+    sets_headers = "response" in inspect.signature(endpoint).parameters
 
-    @functools.wraps(endpoint)
-    def answer(*arguments: Any, **named: Any) -> Any:
-        made = endpoint(*arguments, **named)
-        if not isinstance(made, Shape):
+    def call(named: Mapping[str, Any]) -> Any:
+        made = endpoint(**named)
+        if sets_headers or not isinstance(made, Shape):
             return made
         return Response(made.model_dump_json(by_alias=True, exclude_none=True), status, media_type="application/json")
+
+    @functools.wraps(endpoint)
+    async def answer(**named: Any) -> Any:
+        threads: CallerThreads = named["services"].caller_threads
+        return await threads.run(call, named)
 
     return answer
 

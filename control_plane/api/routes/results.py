@@ -7,7 +7,8 @@ service's bucket, they read only below the job's own prefix.
 from __future__ import annotations
 
 import re
-from itertools import chain, islice
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Annotated
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from fastapi.responses import StreamingResponse
 
 from control_plane.api import deps, page_tokens
 from control_plane.api.auth import Caller, Reader
+from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_of
 from control_plane.api.errors import NotFound
 from control_plane.api.router import Router
@@ -103,7 +105,7 @@ def _content(services: Services, prefix: ObjectReference, key: str) -> Streaming
     body = services.objects.stream(info.reference, end=info.size_bytes)
     first = next(body, b"")  # S3 refuses here, while the response can still be an error.
     return StreamingResponse(
-        chain([first], body),
+        _chunks(services.caller_threads, first, body),
         media_type="application/octet-stream",
         headers={
             "content-length": str(info.size_bytes),
@@ -111,3 +113,10 @@ def _content(services: Services, prefix: ObjectReference, key: str) -> Streaming
             "x-content-type-options": "nosniff",
         },
     )
+
+
+async def _chunks(threads: CallerThreads, first: bytes, rest: Iterator[bytes]) -> AsyncIterator[bytes]:
+    chunk = first
+    while chunk:
+        yield chunk
+        chunk = await threads.run(next, rest, b"")

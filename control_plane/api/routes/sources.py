@@ -139,10 +139,17 @@ async def put_source(
     """Upload a gzipped tar of a user's code.
 
     `SourceId` is the SHA-256 of the archive. A call with an archive that is stored already changes nothing.
-    Raises ValidationException if the archive is too large or invalid.
+    Raises ValidationException if the archive is too large or invalid. Raises ConflictException if the project's quota
+    has too little space, and ThrottlingException while too many archives of the project arrive.
     """
     limit = services.source_limits.archive_bytes
-    with _spool(services) as spool:
+    announced = request.headers.get("content-length", "")
+    wanted = int(announced) if announced.isdecimal() else limit
+    if wanted > limit:
+        raise _too_long(services)
+    # Before the body is read: afterwards, it would already be on this server's disk.
+    await services.caller_threads.run(_keep_room, services, caller, source_id, wanted)
+    with services.spool_room.hold(caller.choose_project(None), wanted, limit), _spool(services) as spool:
         digest = hashlib.sha256()
         received = 0
         piece = bytearray()

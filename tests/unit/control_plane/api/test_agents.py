@@ -620,3 +620,16 @@ async def test_lists_of_shared_objects_are_complete_although_later_reports_only_
         await opened.send(encode(sent))
         code, reason = await closed(opened)
     assert (code, reason) == (MALFORMED, "rank 0 names lists of shared objects that were not sent")
+
+
+def test_the_server_accepts_no_compressed_frames(service, token) -> None:
+    """A few kilobytes can be a message of the largest size, which takes seconds to decode."""
+
+    async def play() -> None:
+        headers = {"Authorization": f"Bearer {token}"}
+        async with connect(
+            f"ws://{service.address}/v1/agents/connect", additional_headers=headers, proxy=None
+        ) as opened:
+            assert opened.response.headers.get("sec-websocket-extensions") is None
+
+    asyncio.run(play())

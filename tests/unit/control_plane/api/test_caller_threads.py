@@ -6,14 +6,19 @@ The loops, the agents' connections and sign-in use other threads, so that slow r
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import hashlib
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
+from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads
+from control_plane.api.errors import Throttled
 from control_plane.app import LOOP_THREADS
+from control_plane.db.tokens import Role
 from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.api.conftest import Service
 from tests.unit.control_plane.api.test_results import Job
@@ -94,3 +99,69 @@ def test_the_loops_have_as_many_threads_on_a_small_machine(tmp_path) -> None:
             for _ in range(LOOP_THREADS)
         ]
         assert sorted(each.result(20) for each in met) == list(range(LOOP_THREADS))
+
+
+class Blocked:
+    """Calls of several callers that run in a thread until `go` is set."""
+
+    def __init__(self, threads: CallerThreads) -> None:
+        self.threads, self.go, self.running = threads, threading.Event(), Counter[str]()
+        self.has_begun = threading.Semaphore(0)
+
+    def work(self, name: str) -> str:
+        self.running[name] += 1
+        self.has_begun.release()
+        assert self.go.wait(20)
+        return name
+
+    def begin(self, project: str, token: str) -> asyncio.Task[str]:
+        context = contextvars.copy_context()
+        context.run(CALLER.set, (project, token))
+        return asyncio.create_task(self.threads.run(self.work, token), context=context)
+
+    async def has(self, count: int) -> None:
+        """Wait until `count` further calls run."""
+        for _ in range(count):
+            assert await asyncio.to_thread(self.has_begun.acquire, timeout=20)
+
+
+def test_calls_of_a_token_and_of_a_project_leave_threads_to_the_others() -> None:
+    async def play() -> None:
+        blocked = Blocked(CallerThreads(threads=4, per_project=3, per_token=2, most_waiting=4))
+        greedy = [blocked.begin("a", "a1") for _ in range(6)]
+        await blocked.has(2)
+        with pytest.raises(Throttled):
+            await blocked.begin("a", "a1")
+        sibling = [blocked.begin("a", "a2") for _ in range(2)]
+        await blocked.has(1)
+        other = blocked.begin("b", "b1")
+        await blocked.has(1)
+        assert blocked.running == {"a1": 2, "a2": 1, "b1": 1}
+        greedy[0].cancel()  # its thread still runs, so it keeps its turn
+        greedy[5].cancel()
+        assert await asyncio.wait_for(asyncio.to_thread(blocked.has_begun.acquire, timeout=0), 20) is False
+        blocked.go.set()
+        done = await asyncio.gather(*greedy, *sibling, other, return_exceptions=True)
+        assert Counter(each for each in done if isinstance(each, str)) == {"a1": 4, "a2": 2, "b1": 1}
+        assert blocked.running == {"a1": 5, "a2": 2, "b1": 1}
+        assert await blocked.begin("a", "a1") == "a1"
+        assert blocked.threads._turns == {}
+        blocked.threads.close()
+
+    asyncio.run(play())
+
+
+def test_slow_reads_of_one_caller_hold_up_no_other_project(service, client, fleet, source, monkeypatch) -> None:
+    Job(service, client, source)
+    held = Held(monkeypatch, service.objects, "list")
+    with ThreadPoolExecutor(CALLER_THREADS + 4) as people, ExitStack() as clients:
+        viewer = service.token(Role.VIEWER, "default")
+        mine = [clients.enter_context(closing(service.client(viewer))) for _ in range(CALLER_THREADS + 4)]
+        answers = [people.submit(each.list_outputs, TrainingJobName="gpt") for each in mine]
+        try:
+            assert held.is_asked.wait(20)
+            with closing(service.client(service.token(Role.VIEWER, "another"))) as other:
+                assert other.list_training_jobs()["TrainingJobSummaries"] == []
+        finally:
+            held.is_answered.set()
+        assert all(answer.result(60)["Outputs"] == [] for answer in answers)
