@@ -110,7 +110,7 @@ class OwnMetrics:
             values["memory_used_bytes"] = usage.memory_total_bytes - usage.memory_available_bytes
         if usage.rank_memory_bytes is not None:
             values["rank_memory_bytes"] = usage.rank_memory_bytes
-        if passed > 0:
+        if passed:
             values["replica_bytes_per_second"] = (replica_bytes - self.replica_bytes) / passed
             before = self.usage.network_bytes
             if before is not None and usage.network_bytes is not None and usage.network_bytes >= before:

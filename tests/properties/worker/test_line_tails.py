@@ -63,3 +63,42 @@ def test_a_tail_is_cut_once_it_exceeds_twice_its_limit_and_begins_anew_after_a_g
     assert full.extended(4, rows, limit_bytes=100).first == 0, "the new lines follow without a gap"
     assert full.extended(5, rows, limit_bytes=100) == Tail.of(5, rows)
     assert Tail.of(3, rows).extended(3, [*rows, b"c"], limit_bytes=100) == Tail.of(3, [*rows, b"c"])
+
+
+def tail(first: int, *sizes: int) -> Tail:
+    return Tail.of(first, [b"." * (size - 1) + b"\n" for size in sizes])
+
+
+def test_a_tail_takes_only_the_lines_that_it_lacks() -> None:
+    known = tail(5, 10, 10)
+    assert known.extended(5, known.rows, limit_bytes=100) is known
+    assert known.extended(7, (b"new\n",), limit_bytes=100) == Tail.of(5, (*known.rows, b"new\n"))
+    assert known.extended(5, (*known.rows, b"new\n"), limit_bytes=100) == Tail.of(5, (*known.rows, b"new\n"))
+    assert known.extended(8, (b"new\n",), limit_bytes=100) == Tail.of(8, (b"new\n",)), "a gap"
+    longer = tail(4, 10, 10, 10, 10)
+    assert known.extended(4, longer.rows, limit_bytes=100) == longer, "earlier lines, too"
+
+
+def test_a_tail_drops_lines_only_beyond_twice_its_limit() -> None:
+    assert tail(0, 10).extended(1, tail(1, 10).rows, limit_bytes=10) == tail(0, 10, 10)
+    assert tail(0, 10, 10).extended(2, tail(2, 1).rows, limit_bytes=10) == tail(2, 1)
+    assert tail(0, 10, 10).extended(2, tail(2, 1).rows, limit_bytes=11).first == 0
+
+
+def test_the_newest_lines_fit_their_limit_or_are_one() -> None:
+    assert [tail(3, 10, 10, 10).newest(limit).first for limit in (30, 29, 20, 19, 5)] == [3, 4, 4, 5, 5]
+
+
+def test_lines_since_a_number_are_those_that_the_tail_still_has() -> None:
+    assert [tail(3, 10, 10).since(number).first for number in (0, 3, 4, 5, 9)] == [3, 3, 4, 5, 5]
+    assert [tail(3, 10, 10).since(number).size for number in (0, 3, 4, 5, 9)] == [20, 20, 10, 0, 0]
+
+
+def test_a_batch_ends_with_the_line_that_fills_it() -> None:
+    half = MESSAGE_BYTES // 2
+    assert [(each.first, len(each.rows)) for each in tail(7, half, half, 1, half, half).batches()] == [
+        (7, 2),
+        (9, 3),
+    ]
+    assert [(each.first, len(each.rows)) for each in tail(7, MESSAGE_BYTES, 1).batches()] == [(7, 1), (8, 1)]
+    assert [(each.first, len(each.rows)) for each in tail(7, half, half - 1, 1).batches()] == [(7, 3)]

@@ -48,3 +48,4 @@ def test_a_stray_does_not_make_it_less_known() -> None:
 
 def test_one_value_says_nothing_of_its_error() -> None:
     assert trimmed_error([3.0]) == trimmed_error([1.0, 2.0, 9.0]) == 0.0
+    assert trimmed_error([1.0, 2.0]) == pytest.approx(0.5), "of two values"

@@ -79,3 +79,9 @@ def test_nothing_that_is_used_goes_and_the_limit_holds(
     assert all(file.name in kept for file in files if file.is_linked or file.name in sizes)
     total = sum(kept.values()) + sum(size for name, size in sizes.items() if name not in kept)
     assert max(0, total - limit) == room.lacking_bytes
+
+
+def test_a_part_of_a_key_has_at_most_255_bytes() -> None:
+    assert place_of("p/" + "é" * 127 + "x", "p/") == PurePosixPath("é" * 127 + "x")
+    with pytest.raises(Misplaced, match="255 bytes"):
+        place_of("p/" + "é" * 128, "p/")

@@ -77,3 +77,8 @@ def test_where_a_lead_is_needed_nearly_as_many_steps_are_kept_as_it_allows(neede
     lead, kept = played(Lead(), 0.0, needed=needed)
     assert kept >= 0.95 / needed
     assert lead.steps in (needed - 1, needed)
+
+
+def test_a_shorter_lead_begins_to_count_anew() -> None:
+    assert Lead(steps=3, patience=2, clean_rounds=1).clean() == Lead(steps=2, patience=2, clean_rounds=0)
+    assert Lead(steps=3, patience=2, clean_rounds=0).clean() == Lead(steps=3, patience=2, clean_rounds=1)

@@ -76,6 +76,9 @@ def test_a_killed_data_loader_worker_is_not_measured_as_the_rank() -> None:
 def test_the_kernel_log_names_a_process_and_its_memory() -> None:
     assert logged_kill(LOG, 77, 950.0) == (4000 + 90 + 6) * 1024
     assert logged_kill(LOG, 77, 1001.0) is None, "an earlier process had that pid"
+    last = max(float(line.split(",")[2]) for line in LOG.splitlines() if line.count(",") >= 3) / 1e6
+    assert logged_kill(LOG, 77, last) == (4000 + 90 + 6) * 1024
+    assert logged_kill(LOG, 77, last + 1e-6) is None
     assert logged_kill(LOG, 7, 0.0) is None
     assert logged_kill("", 77, 0.0) is None
 

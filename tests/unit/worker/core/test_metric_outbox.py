@@ -70,3 +70,13 @@ def test_what_waits_and_what_is_sent_is_bounded() -> None:
     outbox = MetricOutbox()
     outbox.add(RUN, points(1, 2, values=MAX_SENT_VALUES + 1))
     assert steps(outbox.due(0.0)) == [1]
+
+
+def test_dropped_steps_are_counted() -> None:
+    outbox = MetricOutbox()
+    assert outbox.dropped_count == 0
+    outbox.add(RUN, points(1), dropped_count=3)
+    outbox.add(RUN, points(5), dropped_count=1)
+    assert outbox.dropped_count == 4
+    outbox.add(RUN, points(*range(6, 6 + MAX_WAITING)))
+    assert (len(outbox), outbox.dropped_count) == (MAX_WAITING, 6)

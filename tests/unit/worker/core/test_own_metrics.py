@@ -43,3 +43,6 @@ def test_what_nobody_reads_is_left_out_and_a_counter_that_began_anew_is_no_rate(
     _, metrics = OwnMetrics().due(0.0, 0, NodeUsage(network_bytes=5_000))
     assert metrics.due(10.0, 0, NodeUsage(network_bytes=4_000))[0] == {"everstep/replica_bytes_per_second": 0.0}
     assert metrics.due(10.0, 0, NodeUsage())[0] == {"everstep/replica_bytes_per_second": 0.0}
+    assert metrics.due(10.0, 0, NodeUsage(network_bytes=5_000))[0]["everstep/network_bytes_per_second"] == 0.0
+    for one in (NodeUsage(memory_total_bytes=100), NodeUsage(memory_available_bytes=30)):
+        assert "everstep/memory_used_bytes" not in metrics.due(10.0, 0, one)[0]

@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.protocol.ids import Step
-from worker.core.pacing_trial import ENOUGH, LEAST, LEAST_TO_PACE, MOST_LOST, RUN_STEPS, PacingTrial, is_tried_paced
+from worker.core.pacing_trial import (
+    ENOUGH,
+    LEAST,
+    LEAST_TO_PACE,
+    MOST_LOST,
+    RUN_STEPS,
+    PacingTrial,
+    PacingTries,
+    is_tried_paced,
+)
 
 
 def tried(
@@ -118,3 +127,41 @@ def test_a_verdict_stays() -> None:
 def test_steps_at_any_distance_are_tried_both_ways_equally_often(first: int, distance: int) -> None:
     ways = [is_tried_paced(Step(first + distance * number)) for number in range(256)]
     assert 0.25 < sum(ways) / len(ways) < 0.75
+
+
+def test_a_captured_step_takes_the_iterations_that_it_prevents() -> None:
+    tries = PacingTries((1.0, 2.0, 2.0, 3.0), (0, 1, 0, 1))
+    assert tries.kept_seconds == 3.0
+    assert PacingTries((2.0,) * 4, (0, 1, 0, 1)).error == 2.0 * (4 * 0.25) ** 0.5 / 4
+    steady = PacingTries((1.0, 2.0, 2.0, 3.0), (1, 1, 1, 1))
+    assert steady.error == pytest.approx(2 * PacingTries((1.0, 2.0, 2.0, 3.0), (0, 0, 0, 0)).error)
+
+
+def judged(paced: float, at_once: float, count: int) -> bool | None:
+    """Return the verdict after `count` iterations of each mode."""
+    trial = PacingTrial()
+    for _ in range(count):
+        trial = trial.iteration(at_once, is_paced=False).iteration(paced, is_paced=True)
+    return trial.verdict
+
+
+@pytest.mark.parametrize(
+    ("paced", "at_once", "count", "verdict"),
+    [
+        pytest.param(1.25, 1.0, LEAST - 1, None, id="too few iterations"),
+        pytest.param(1.25, 1.0, LEAST, False, id="clearly slower"),
+        pytest.param(0.75, 1.0, LEAST_TO_PACE - 1, None, id="too few iterations to pace"),
+        pytest.param(0.75, 1.0, LEAST_TO_PACE, True, id="clearly faster"),
+        pytest.param(99.0, 100.0, ENOUGH, False, id="exactly what is worth it"),
+        pytest.param(98.5, 100.0, ENOUGH, True, id="more than what is worth it"),
+    ],
+)
+def test_a_verdict_needs_enough_iterations(paced: float, at_once: float, count: int, verdict: bool | None) -> None:
+    assert judged(paced, at_once, count) is verdict
+
+
+def test_the_paced_groups_stay_the_same() -> None:
+    """All nodes choose the same groups, also nodes of another release."""
+    groups = [is_tried_paced(Step(RUN_STEPS * number)) for number in range(24)]
+    assert "".join("p" if each else "." for each in groups) == ".pp.p.p..p.p.p.p.pp..pp."
+    assert all(one is not other for one, other in zip(groups[::2], groups[1::2], strict=True))

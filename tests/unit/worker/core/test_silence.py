@@ -149,3 +149,11 @@ def test_the_first_failure_of_a_row_counts_also_one_that_was_noticed_behind_a_st
 def test_what_was_before_the_first_look_is_not_counted() -> None:
     begun = HolderSilence(PERIOD).progressed().failed(BEGIN).progressed().failed(BEGIN)
     assert begun.checked(BEGIN + 1.0, is_owed=True, is_asked=True, is_occupied=False).seconds == 0.0
+
+
+def test_a_holder_that_has_sealed_a_step_has_no_failures_behind_it() -> None:
+    silent = HolderSilence(period_seconds=1.0)
+    failing = replace(silent, failing_since=1.0, has_failed=True, returns_at=9.0, apart_seconds=4.0)
+    assert failing.succeeded() == replace(silent, failing_since=None, has_failed=False)
+    again = replace(failing, owed_since=2.0).answered()
+    assert again == replace(failing, failing_since=None, has_failed=False, owed_since=None)

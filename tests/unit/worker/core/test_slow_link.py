@@ -8,8 +8,10 @@ from __future__ import annotations
 import pytest
 
 from worker.core.slow_link import (
+    FASTER_RATIO,
     FIRST_LIMIT_SECONDS,
     FULL_RATE_SECONDS,
+    HELD_RATIO,
     LEAST_BYTES_PER_SECOND,
     LONGEST_LIMIT_SECONDS,
     SlowLink,
@@ -95,3 +97,53 @@ def test_one_that_stands_still_is_not_limited_so_that_it_goes_on_as_fast_as_it_c
         stalled = after(stalled, 2 * FULL_RATE_SECONDS, 0.0)
     assert after(stalled, 2 * FULL_RATE_SECONDS, 2 * SOUND).limit is None
     assert after(stalled, 2 * FULL_RATE_SECONDS, 1e6).limit == pytest.approx(0.5e6), "it moves, and is slow"
+
+
+def test_the_first_limit_is_half_of_the_rate_unless_the_link_stands_still() -> None:
+    assert SlowLink().found(LEAST_BYTES_PER_SECOND, 1, 0.5).limit == LEAST_BYTES_PER_SECOND / 2
+    assert SlowLink().found(LEAST_BYTES_PER_SECOND - 1, 1, 0.5).limit is None
+    still = SlowLink().found(0.0, 1, 0.5)
+    assert (still.carries, still.limit, still.begun) == (1.0, None, (1, 0.5))
+    assert still.next_transfer().begun == (0, 0.0)
+
+
+TRIED = after(FOUND, FIRST_LIMIT_SECONDS, 5e6)
+
+
+def test_a_limit_that_the_link_does_not_carry_shows_a_slower_link() -> None:
+    assert after(FOUND, FIRST_LIMIT_SECONDS, HELD_RATIO * 5e6).carries == 10e6
+    assert after(FOUND, FIRST_LIMIT_SECONDS, HELD_RATIO * 5e6 - 100).carries == pytest.approx(HELD_RATIO * 5e6 - 100)
+    assert after(FOUND, FIRST_LIMIT_SECONDS, 0.0).carries == 1.0
+
+
+@pytest.mark.parametrize(
+    ("link", "rate", "carries", "limit"),
+    [
+        pytest.param(TRIED, SOUND, 10e6, None, id="a sound rate"),
+        pytest.param(TRIED, LEAST_BYTES_PER_SECOND, 10e6, 5e6, id="the least rate"),
+        pytest.param(TRIED, LEAST_BYTES_PER_SECOND - 10, 10e6, None, id="a link that stands still"),
+        pytest.param(TRIED, FASTER_RATIO * 10e6, 10e6, 5e6, id="not much faster"),
+        pytest.param(
+            SlowLink(carries=LEAST_BYTES_PER_SECOND),
+            1.5 * LEAST_BYTES_PER_SECOND,
+            LEAST_BYTES_PER_SECOND,
+            0.5 * LEAST_BYTES_PER_SECOND,
+            id="a link that just moved",
+        ),
+        pytest.param(
+            SlowLink(carries=LEAST_BYTES_PER_SECOND), 1e6, LEAST_BYTES_PER_SECOND, None, id="much faster once"
+        ),
+        pytest.param(SlowLink(carries=LEAST_BYTES_PER_SECOND - 1), 1e6, 1e6, 0.5e6, id="a link that stood still"),
+    ],
+)
+def test_what_a_measurement_without_a_limit_shows(
+    link: SlowLink, rate: float, carries: float, limit: float | None
+) -> None:
+    found = after(link, 0.5, rate)
+    assert (found.carries, found.limit) == (pytest.approx(carries), None if limit is None else pytest.approx(limit))
+
+
+def test_a_link_is_measured_for_at_least_its_time() -> None:
+    link = SlowLink(carries=10e6)
+    assert link.measured(1_000_000, FULL_RATE_SECONDS, sound=SOUND).limit == 5e6
+    assert link.measured(1_000_000, FULL_RATE_SECONDS - 0.01, sound=SOUND) == link
