@@ -84,7 +84,7 @@ def rule(
     Returns:
         The ruling. Its reason contains the counts and the last failure.
     """
-    attempts = max(1, spec.max_attempts)
+    attempts = spec.max_attempts
     if not failures:
         return Ruling(course=BreakerCourse.AGAIN)
     last = failures[-1]

@@ -434,13 +434,16 @@ def _of_recovery(recovery: Recovery) -> Iterator[PersonDuty]:
 def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     """Yield the duty of a job whose ranks run and make no step. Nothing is known while no agent is connected."""
     rehearsal = facts.record.rehearsal
-    moved = max(facts.moved_at or 0.0, facts.record.state_since, rehearsal.ended_at or 0.0)
+    begun = facts.record.state_since
+    moved = max(facts.moved_at or begun, begun, rehearsal.ended_at or begun)
     if not facts.is_heard or (rehearsal.is_under_way and facts.record.suspicion is None):
         return
     if facts.record.boundary <= facts.record.base_step:
         if now - moved > FIRST_STEP_SECONDS:
             yield _duty(DutyKind.FIRST_STEP_LATE, Urgency.NOW, ActionKind.READ_LOGS, since=moved)
-    elif now - moved > max(STALLED_SECONDS, STALLED_STEPS / facts.steps_per_second if facts.steps_per_second else 0.0):
+    elif now - moved > max(
+        STALLED_SECONDS, STALLED_STEPS / facts.steps_per_second if facts.steps_per_second else STALLED_SECONDS
+    ):
         stop = PersonAction(kind=ActionKind.STOP, urgency=Urgency.OPTIONAL)
         stalled = _duty(DutyKind.STALLED, Urgency.NOW, ActionKind.READ_LOGS, since=moved)
         yield replace(stalled, actions=(*stalled.actions, stop))
@@ -452,7 +455,7 @@ def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
         if facts.record.boundary > FIRST_STEPS:
             yield _duty(DutyKind.PROTECTION_LOST, Urgency.NOW, see, since=found.changed_at)
     elif found is not None and found.state is ProtectionState.DEGRADED:
-        since = max(facts.record.state_since, found.changed_at or 0.0)
+        since = max(facts.record.state_since, found.changed_at or facts.record.state_since)
         lasts = now - since > DEGRADED_SECONDS
         yield _duty(DutyKind.DEGRADED, Urgency.LATER if lasts else Urgency.OPTIONAL, see, since=since)
     elif found is not None and not found.is_whole:

@@ -139,7 +139,7 @@ def worst(faults: Sequence[NodeFault], history: Sequence[Implication], now: floa
 
 def _by_kind(fault: NodeFault | Faulty) -> Remedy:
     if fault.code == FaultCode.GPU_XID:
-        return XID.get(fault.xid or 0, Remedy.RESTART)
+        return Remedy.RESTART if fault.xid is None else XID.get(fault.xid, Remedy.RESTART)
     return FAULTS.get(fault.code, Remedy.RESTART)
 
 

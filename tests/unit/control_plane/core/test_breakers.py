@@ -148,3 +148,40 @@ def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_a
     assert later is not None
     assert (later.since, later.alike_count) == (61.0, 1)
     assert ", the last: crashed (-11)" in repeated(later)
+
+
+def test_failures_of_a_job_with_one_or_no_attempt_are_remembered_alike() -> None:
+    kept = [len(breakers.remembered(failures(99), None, replace(SPEC, max_attempts=each))) for each in (0, 1, 2)]
+    assert kept == [breakers.NO_PROGRESS_TIMES, breakers.NO_PROGRESS_TIMES, 2 * breakers.NO_PROGRESS_TIMES]
+
+
+@pytest.mark.parametrize(
+    ("bases", "older", "course"),
+    [
+        ((9, 9), 5, BreakerCourse.OLDER_STATE),
+        ((9, 9), 1, BreakerCourse.OLDER_STATE),
+        ((9, 9), 0, BreakerCourse.GIVE_UP),
+        ((9, 9), 9, BreakerCourse.GIVE_UP),
+        ((8, 9), 5, BreakerCourse.GIVE_UP),
+        ((7, 9, 9), 5, BreakerCourse.OLDER_STATE),
+    ],
+)
+def test_an_older_state_is_tried_after_two_equal_ones(
+    bases: tuple[int, ...], older: int, course: BreakerCourse
+) -> None:
+    known = [replace(failures(1, node=None)[0], base_step=Step(base)) for base in bases]
+    assert rule(known, older_base=older, attempts=len(known)).course is course
+
+
+@pytest.mark.parametrize(
+    ("generation", "boundary", "has_worked"), [(2, 11, True), (2, 10, False), (1, 11, False), (2, 9, False)]
+)
+def test_a_trial_has_worked_once_training_has_passed_the_failure(
+    generation: int, boundary: int, has_worked: bool
+) -> None:
+    (failure,) = failures(1)
+    found = breakers.passed([trial("node", failure)], Generation(generation), Step(boundary))
+    assert bool(found) is has_worked
+    early = trial("node", replace(failure, step=Step(-1)))
+    worked = [bool(breakers.passed([early], Generation(2), Step(step))) for step in (0, 1)]
+    assert worked == [False, True], "a launch alone proves nothing"

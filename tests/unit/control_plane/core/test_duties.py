@@ -179,6 +179,9 @@ def test_a_person_decides_about_a_long_wait_for_capacity() -> None:
     queued = change(TRAINING, state=JobState.ALLOCATING, secondary=SecondaryStatus.STARTING, capacity_wait=WAIT)
     assert duty(queued) == (DutyKind.CAPACITY_WAIT, Urgency.OPTIONAL), "a job that never trained loses nothing"
     assert of_job(change(RECOVERING, capacity_wait=WAIT, least_node_count=2), NOW).actions[0].kind is ActionKind.PAUSE
+    for missing, first in ((2, ActionKind.SHRINK), (3, ActionKind.PAUSE)):
+        wait = replace(WAIT, missing_count=missing)
+        assert of_job(change(RECOVERING, capacity_wait=wait), NOW).actions[0].kind is first
 
 
 @pytest.mark.parametrize(
@@ -201,6 +204,17 @@ def test_a_job_is_stalled_after_a_minute_or_ten_usual_steps_without_a_step() -> 
     assert duty(now=NOW + 99, steps_per_second=0.1) == (DutyKind.NOTHING, Urgency.NONE)
     assert duty(now=NOW + 100, steps_per_second=0.1) == (DutyKind.STALLED, Urgency.NOW)
     assert duty(now=NOW + 3600, steps_per_second=None) == (DutyKind.STALLED, Urgency.NOW)
+
+
+def test_no_step_is_expected_in_a_recovery() -> None:
+    assert duty(RECOVERING, moved_at=None) == duty(RECOVERING) == (DutyKind.NOTHING, Urgency.NONE)
+
+
+def test_steps_are_expected_since_the_job_runs_or_a_rehearsal_has_ended() -> None:
+    assert duty(moved_at=None, state_since=NOW - 60) == (DutyKind.NOTHING, Urgency.NONE)
+    assert of_job(change(TRAINING, moved_at=None, state_since=NOW - 61), NOW).since == NOW - 61
+    ended = Rehearsals(ended_at=NOW - 61)
+    assert of_job(change(TRAINING, moved_at=NOW - 100, rehearsal=ended), NOW).since == NOW - 61
 
 
 def test_nothing_is_known_about_steps_while_no_agent_is_connected() -> None:
@@ -229,11 +243,15 @@ def test_a_running_job_without_a_step_in_memory_is_urgent_after_its_first_steps(
 def test_a_degraded_job_never_has_nothing_to_do() -> None:
     degraded = protected(state=ProtectionState.DEGRADED, changed_at=NOW)
     assert duty(protection=degraded, now=NOW, moved_at=NOW) == (DutyKind.DEGRADED, Urgency.OPTIONAL)
+    assert duty(protection=degraded, now=NOW + 600, moved_at=NOW + 600) == (DutyKind.DEGRADED, Urgency.OPTIONAL)
     later = NOW + 601
     assert duty(protection=degraded, now=later, moved_at=later) == (DutyKind.DEGRADED, Urgency.LATER)
     assert duty(protection=protected(is_whole=False)) == (DutyKind.UNCONFIRMED, Urgency.OPTIONAL)
     assert duty(protection=protected(survives_node_loss=False)) == (DutyKind.WITHOUT_COPIES, Urgency.OPTIONAL)
-    assert duty(launched_count=2) == (DutyKind.FEWER_NODES, Urgency.OPTIONAL)
+    assert of_job(change(TRAINING, protection=protected(state=ProtectionState.DEGRADED)), NOW).since == NOW - 900
+    found = [duty(launched_count=count) for count in (1, 2)]
+    assert found == [(DutyKind.FEWER_NODES, Urgency.OPTIONAL)] * 2
+    assert [duty(launched_count=count)[0] for count in (0, 3)] == [DutyKind.NOTHING] * 2
 
 
 def test_a_job_of_many_steps_without_a_checkpoint_has_a_duty() -> None:
@@ -242,6 +260,10 @@ def test_a_job_of_many_steps_without_a_checkpoint_has_a_duty() -> None:
     found = of_job(unsaved, NOW)
     assert (found.kind, found.urgency) == (DutyKind.NO_CHECKPOINT, Urgency.LATER)
     assert [each.kind for each in found.actions] == [ActionKind.SET_CHECKPOINTS]
+    assert found.since == unsaved.record.started_at
+    old = replace(never, newest_step=Step(48_209), newest_at=NOW - 3_600)
+    assert of_job(change(unsaved, checkpoints=old), NOW).since == NOW - 3_600
+    assert duty(unsaved, checkpoints=replace(old, newest_step=Step(48_210))) == (DutyKind.NOTHING, Urgency.NONE)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -106,3 +107,22 @@ def test_who_was_the_least_and_the_most_is_known_of_points_that_are_joined(round
         values.get(NodeId(point.most_on)) == point.maximum == max(max(each.values()) for each in rounds)
         for values in rounds
     )
+
+
+@pytest.mark.parametrize(("width", "chunks"), [(1, 32), (2, 8), (8, 8)])
+def test_a_metric_keeps_4096_single_steps_and_1024_points_of_several(width: int, chunks: int) -> None:
+    assert metrics.kept_chunks(width) == chunks
+    assert metrics.kept_chunks(width) * metrics.POINTS_PER_CHUNK == (4_096 if width == 1 else 1_024)
+
+
+def test_a_chunk_has_its_steps() -> None:
+    steps = 4 * metrics.POINTS_PER_CHUNK
+    assert [metrics.chunk_of(step, 4) for step in (0, steps - 1, steps, 2 * steps)] == [0, 0, 1, 2]
+    assert [metrics.first_step(chunk, 4) for chunk in (0, 1, 3)] == [0, steps, 3 * steps]
+
+
+@pytest.mark.parametrize(
+    ("last", "limit", "span"), [(5, 10, 1), (9, 10, 1), (10, 10, 2), (29, 10, 4), (40, 10, 8), (79, 10, 8)]
+)
+def test_a_span_is_the_power_of_two_for_about_the_limit(last: int, limit: int, span: int) -> None:
+    assert metrics.span_of(0, last, limit) == metrics.span_of(100, 100 + last, limit) == span

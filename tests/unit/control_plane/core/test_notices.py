@@ -49,3 +49,9 @@ def test_the_earliest_of_several_announcements_counts() -> None:
         notices.urgent(node(spot(50), Notice(kind=NoticeKind.TERMINATING, message="", ends_at=NOW + 20)), NOW)
         is not None
     )
+    found = notices.urgent(node(spot(50), Notice(kind=NoticeKind.TERMINATING, message="", ends_at=NOW + 20)), NOW)
+    assert found is not None
+    assert found.ends_at == NOW + 20
+    found = notices.urgent(node(unknown, spot(50)), NOW)
+    assert found is not None
+    assert found.ends_at == NOW + 50, "a known end comes first"

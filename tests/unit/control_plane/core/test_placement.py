@@ -252,3 +252,14 @@ def exposed_and_changed(cases: Iterable[tuple[list[Group], int, list[str]]]) -> 
         found[0] += sum(len({domains[holder] for holder in held}) == 1 for held in after.values())
         found[1] += sum(after[node] != held for node, held in before.items())
     return found[0], found[1]
+
+
+def test_no_holders_have_no_groups() -> None:
+    assert placement.groups_of([]) == placement.groups_of([[0], [1]]) == ()
+    assert placement.groups_of([[0, 1], [1, 0]]) == ((0, 1),)
+    assert placement.groups_of([[0, 1], [1, 2], [2, 0], [3, 4], [4, 3]]) == ((3, 4), (0, 1, 2)), "the ring is last"
+
+
+@pytest.mark.parametrize(("copies", "lost"), [(1, 0), (4, 4), (1, 4)])
+def test_the_bounds_of_losses_are_possible(copies: int, lost: int) -> None:
+    assert placement.recovery_probability(4, copies, lost) == float(lost == 0)

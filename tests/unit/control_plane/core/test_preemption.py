@@ -217,3 +217,31 @@ def test_a_job_passes_with_all_free_nodes_that_the_head_does_not_need() -> None:
 )
 def test_a_job_of_three_nodes_cannot_delay_a_head_of_three_on_seven(sizes: list[range], is_safe: bool) -> None:
     assert cannot_delay(3, 3, sizes, 7) is is_safe
+
+
+@pytest.mark.parametrize(
+    ("jobs", "capacity", "kept"),
+    [
+        pytest.param([job("stops", 4, JobState.STOPPING, member_count=4), GROWN, waiting(4)], 10, {}, id="one stops"),
+        pytest.param([PAUSES, waiting(4, priority=1)], 8, {}, id="enough free nodes"),
+        pytest.param([PAUSES, waiting(4, priority=1)], 7, {"pauses": 0}, id="one node is missing"),
+        pytest.param([PAUSES, waiting(4, priority=0)], 7, {}, id="an equal priority"),
+        pytest.param(
+            [job("gang", 4, JobState.ALLOCATING), waiting(4, priority=0)], 4, {}, id="an equal job that is allocated"
+        ),
+        pytest.param([SHRINKS, waiting(4, priority=1)], 6, {"shrinks": 2}, id="exactly its least number"),
+        pytest.param(
+            [PAUSES, GROWN, waiting(4, priority=1)], 10, {"pauses": 0}, id="the surplus goes to the job that trains on"
+        ),
+    ],
+)
+def test_nodes_are_released_up_to_the_limits_of_each_job(
+    jobs: list[FleetJob], capacity: int, kept: dict[str, int]
+) -> None:
+    assert released(jobs, capacity) == kept
+
+
+@pytest.mark.parametrize(("seconds", "can_stop"), [(0.0, True), (1.0, False)])
+def test_a_job_can_stop_again_at_its_time(seconds: float, can_stop: bool) -> None:
+    grown = replace(GROWN, no_pause_before=NOW + seconds)
+    assert released([grown, waiting(2)], 6) == ({"grown": 4} if can_stop else {})

@@ -113,3 +113,12 @@ def test_every_fault_of_a_node_that_is_documented_has_its_remedy() -> None:
         *remedies.FAULTS,
         "gpu_xid",
     }
+
+
+def test_a_fault_history_reaches_back_for_its_window() -> None:
+    window = remedies.LEMON_WINDOW_SECONDS
+    lines = (line("a", ago=window), line("b", ago=window + 1), line("c", ago=0.0))
+    assert [each.what for each in remedies.recent(lines, NOW)] == ["a", "c"]
+    found = remedies.lemon(NodeId("i-1"), [line("a", incident=f"inc-{number}") for number in range(3)], NOW)
+    assert found is not None
+    assert found.hours == 24

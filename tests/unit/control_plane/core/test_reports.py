@@ -54,6 +54,8 @@ def at(text: str) -> datetime:
         ("2026-02-24T10:30", "2026-02-26T00:00", ReportPeriod.DAY, ["24T10", "25T00", "26T00"]),
         ("2026-02-22T23:00", "2026-03-02T00:00", ReportPeriod.WEEK, ["22T23", "23T00", "02T00"]),
         ("2026-02-24T10:00", "2026-02-24T11:00", ReportPeriod.WEEK, ["24T10", "24T11"]),
+        ("2026-02-24T10:00", "2026-02-24T10:00", ReportPeriod.HOUR, ["24T10", "24T11"]),
+        ("2026-02-24T10:00:00.000001", "2026-02-24T11:00:00.000001", ReportPeriod.HOUR, ["24T10", "24T11", "24T12"]),
     ],
 )
 def test_buckets_begin_at_full_hours_days_and_mondays(start, end, period, expected):
@@ -83,6 +85,51 @@ def test_time_that_a_late_detection_moves_returns_to_its_hour():
     assert first == {"train": HOUR - 30 * SECOND, "detect": 30 * SECOND}
     assert second == {"detect": 10 * SECOND, "replace": HOUR - 10 * SECOND}
     assert found.total.spent == spent
+
+
+def test_time_that_moves_within_the_first_hour_stays_in_it():
+    before = Ledger(at=NOON, spent={"train": HOUR})
+    after = Ledger(at=NOON + HOUR, spent={"train": HOUR - 30 * SECOND, "detect": HOUR + 30 * SECOND})
+    found = over([NOON, NOON + HOUR], [job("gpt", before, after)])
+    assert found.total.spent == {"detect": HOUR}
+
+
+def test_a_move_of_one_microsecond_is_found_in_any_other_time():
+    states = [
+        Ledger(at=NOON, spent={}),
+        Ledger(at=NOON + HOUR, spent={"train": HOUR}),
+        Ledger(at=NOON + 2 * HOUR, spent={"train": HOUR - 1, "queue": HOUR + 1}),
+    ]
+    found = over([NOON, NOON + HOUR, NOON + 2 * HOUR], [job("gpt", *states)])
+    assert [bucket.figures.spent for bucket in found.buckets] == [
+        {"train": HOUR - 1, "queue": 1},
+        {"queue": HOUR},
+    ]
+
+
+def test_counters_do_not_change_outside_their_points():
+    points = (Ledger(at=NOON, spent={"train": 0}), Ledger(at=NOON + HOUR, spent={"train": HOUR}))
+    found = over([NOON - HOUR, NOON, NOON + HOUR, NOON + 2 * HOUR], [job("gpt", *points)])
+    assert [bucket.figures.spent.get("train", 0) for bucket in found.buckets] == [0, HOUR, 0]
+
+
+def test_an_incident_that_ends_at_its_failure_costs_in_one_bucket():
+    created, last = Ledger(at=NOON, spent={}), Ledger(at=NOON + HOUR, spent={"train": HOUR})
+    known = [
+        incident(Cause.HANG, NOON + 5, NOON + 5, cost=DOLLAR),
+        incident(Cause.DRILL, NOON - HOUR, NOON + HOUR, cost=2 * DOLLAR),
+        incident(Cause.NOTICE, NOON - HOUR, NOON, cost=DOLLAR),
+    ]
+    figures = over([NOON, NOON + HOUR], [job("gpt", created, last)], incidents=known).total.incidents
+    assert figures[IncidentKind.FAILURE].cost_micro_usd == DOLLAR
+    assert (figures[IncidentKind.DRILL].count, figures[IncidentKind.DRILL].cost_micro_usd) == (0, DOLLAR)
+    assert figures[IncidentKind.PLANNED].cost_micro_usd is None, "it ended before"
+
+
+def test_the_mean_time_to_recovery_counts_recovered_failures():
+    created, last = Ledger(at=NOON, spent={}), Ledger(at=NOON + HOUR, spent={"train": HOUR})
+    known = [incident(Cause.HANG, NOON, NOON + seconds * SECOND) for seconds in (6, 12)]
+    assert over([NOON, NOON + HOUR], [job("gpt", created, last)], incidents=known).total.mttr_seconds == 9.0
 
 
 def test_the_cost_of_a_job_is_spread_by_its_node_time():

@@ -134,3 +134,14 @@ def test_the_formula_is_what_a_simulated_fleet_does() -> None:
         free += len(under_way) < spare_count
         heappush(under_way, now + rng.choice([60.0, 300.0, 900.0]))
     assert free / failure_count == pytest.approx(spares.free_probability(spare_count, mean / between), abs=0.01)
+
+
+def test_bounds_of_spares_and_rates() -> None:
+    assert [spares.free_probability(count, 0.0) for count in (0, 1)] == [0.0, 1.0]
+    enough = FleetHistory(node_seconds=DAY, lost_node_count=spares.ENOUGH_FAILURES)
+    own = spares.most_expected(spares.ENOUGH_FAILURES) / DAY
+    assert spares.failures_per_node_second(enough) == own
+    fewer = replace(enough, lost_node_count=spares.ENOUGH_FAILURES - 1)
+    assert spares.failures_per_node_second(fewer) < own / 2
+    unknown = replace(enough, node_seconds=0.5)
+    assert spares.failures_per_node_second(unknown) == spares.most_expected(spares.ENOUGH_FAILURES)

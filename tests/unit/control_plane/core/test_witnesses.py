@@ -168,3 +168,16 @@ def test_a_rebuild_that_does_not_verify_counts_while_all_its_survivors_are_conne
     survivor = plan.nodes[3].node_id
     away = {**nodes, survivor: replace(nodes[survivor], is_connected=False)}
     assert witnesses.failed_reads(plan, reports, away, 0.0) == ()
+
+
+@pytest.mark.parametrize(("reads", "is_mismatch"), [((True, False), True), ((False, False), False)])
+def test_one_wrong_content_among_failed_loads_is_a_mismatch(reads: tuple[bool, ...], is_mismatch: bool) -> None:
+    found = witnesses.suspects([read(A, place, is_mismatch=each) for place, each in enumerate(reads)], ())
+    assert [suspect.is_mismatch for suspect in found] == [is_mismatch]
+
+
+def test_a_suspect_is_refuted_by_one_of_its_reads() -> None:
+    """The checkpoint was verified after the first read, and before the second."""
+    reads = (object_read(A), replace(object_read(A, 3), at=102.0))
+    (suspect,) = witnesses.suspects(reads, (checkpoint(verified_at=101.0),))
+    assert suspect.is_refuted
