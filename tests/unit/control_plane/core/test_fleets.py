@@ -348,6 +348,22 @@ def test_nodes_of_an_ended_job_are_spares_again_and_forget_it() -> None:
     assert decision.actions == (Send(NodeId("i1"), Release(run=RunId("a"), unstored_count=0)),)
 
 
+@pytest.mark.parametrize("jobs", [[], [job("a", JobState.QUEUED, 2)]], ids=["ended", "queued"])
+def test_all_nodes_of_a_job_without_use_for_them_are_spares_again(jobs: list[FleetJob]) -> None:
+    rows = [row("i1", NodeState.ASSIGNED, "a"), row("i2", NodeState.ASSIGNED, "a"), row("i3")]
+    assert states(decide(seen(rows, jobs))) == {"i1": ("spare", None), "i2": ("spare", None)}
+
+
+def test_a_person_is_heard_about_every_node() -> None:
+    """The first spare has no request, the second one still holds state of a run, and the first held node has none."""
+    wants = Requested(request=NodeRequest.REPLACE, node_id=NodeId("i3"), by="ann")
+    spares = [row("i1"), row("i2", request=wants), row("i3", request=wants)]
+    observed = seen(spares, [], working={"i2": member_of("old")})
+    assert ended(decide(observed)) == ["i3"]
+    held = [row("i1", NodeState.HELD, hold=Hold.PERSON), row("i2", NodeState.HELD, hold=Hold.PERSON, request=wants)]
+    assert ended(decide(seen(held, [], desired=3))) == ["i2"]
+
+
 def test_ranks_of_a_job_that_failed_elsewhere_are_halted_before_it_is_forgotten() -> None:
     observed = seen(
         [row("i1", NodeState.ASSIGNED, "a"), row("i2"), row("i3")],
@@ -799,6 +815,7 @@ def test_a_rebooted_node_is_a_spare_again_replaced_with_its_fault_or_given_up() 
     assert states(rebooting({"i1": XID})) == {"i1": ("draining", None)}
     assert states(rebooting(connected=NOW - 100)) == {}, "its agent has not connected since"
     assert states(rebooting({"i1": XID}, taken=NOW - 4)) == {}, "its agent dialled in before EC2 was asked"
+    assert states(rebooting({"i1": XID}, taken=NOW - 5)) == {}, "and at the same time"
     late = rebooting(since=NOW - REBOOT_SECONDS - 1, connected=NOW - 2000)
     assert states(late) == {"i1": ("draining", None)}
     assert ended(late) == ["i1"]
@@ -917,7 +934,7 @@ def test_a_spare_silent_for_t_max_is_held_and_its_place_filled_unless_most_are_s
     decision = decide(seen(rows, [], silent=("i1",), silent_seconds=61.0))
     assert states(decision) == {"i1": ("held", None)}
     assert decision.actions == (SetDesired(group="group", desired_count=4),)
-    assert states(decide(seen(rows, [], silent=("i1",), silent_seconds=59.0))) == {}
+    assert states(decide(seen(rows, [], silent=("i1",), silent_seconds=60.0))) == {}
     assert states(decide(seen(rows, [], silent=("i1", "i2"), silent_seconds=61.0))) == {}
     lifted = decide(seen(rows, [], silent=("i1", "i2"), silent_seconds=61.0), replace(SPEC, is_blindness_lifted=True))
     assert states(lifted) == {"i1": ("held", None), "i2": ("held", None)}
@@ -928,7 +945,7 @@ def test_a_spare_silent_for_t_max_is_held_and_its_place_filled_unless_most_are_s
 def test_no_more_are_replaced_within_an_hour_than_the_fleet_allows_and_it_says_so() -> None:
     rows = [row("i1", NodeState.DRAINING, reason="excluded by a: words"), row("i2"), row("i3")]
     limited = replace(SPEC, max_replacements_per_hour=2)
-    held_up = decide(seen(rows, [], replaced=(NOW - 10, NOW - 3599)), limited)
+    held_up = decide(seen(rows, [], replaced=(NOW - 10, NOW - 3600)), limited)
     assert held_up.actions == ()
     assert "i1 not replaced: 2 replacements in the last hour, the limit is 2" in sentences(held_up.reasons)
     assert ended(decide(seen(rows, [], replaced=(NOW - 10, NOW - 3601)), limited)) == ["i1"]
@@ -964,6 +981,10 @@ def test_a_failed_instance_is_held_for_inspection_unless_it_takes_the_last_place
     assert SendKeepEvidence(node_id=NodeId("i1")) in held.actions
     refused = decide(seen(rows, [], faulty={"i1": LOST}, max_size=3), keeps)
     assert states(refused) == {"i1": ("draining", None)}
+    two = [row("i1"), row("i2"), row("i3"), row("i4", NodeState.HELD, hold=Hold.PERSON)]
+    full = decide(seen(two, [], faulty={"i1": LOST}, max_size=4), keeps)
+    assert states(full)["i1"] == ("draining", None), "a held node and three others fill the group"
+    assert states(decide(seen(two, [], faulty={"i1": LOST}, max_size=5), keeps))["i1"] == ("held", None)
     assert "the group has MaxSize 3, jobs and spares need 3, and 0 nodes are held already" in sentence(
         refused.records[0].reason
     )
@@ -1156,6 +1177,8 @@ def test_what_a_spare_holds_ready_has_a_limit() -> None:
     assert told(decide(seen([row("i1")], many, desired=1))) == {
         "i1": tuple(f"{number:02}" for number in range(fleets.MOST_SOURCES))
     }
+    exact = [with_source(each, source(each.job, fleets.MOST_SOURCE_BYTES // 2)) for each in many]
+    assert told(decide(seen([row("i1")], exact, desired=1))) == {"i1": ("j0", "j1")}
     large = [with_source(each, source(each.job, fleets.MOST_SOURCE_BYTES // 3)) for each in many]
     assert told(decide(seen([row("i1")], large, desired=1))) == {"i1": ("j0", "j1", "j2")}
 
