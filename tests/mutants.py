@@ -143,7 +143,8 @@ def mutated(mutant: Mutant) -> ast.Module:
 def _behaviour(tree: ast.Module) -> set[int]:
     """Return the ids of the nodes in functions' bodies, without annotations, asserts and the texts of errors.
 
-    Signatures and declarations of modules and classes are left out: they are settings and types, not rules.
+    Signatures and declarations of modules and classes are left out: they are settings and types, not rules. The
+    argument `strict` of `zip` is an assert: no caller can see it.
     """
     kept: set[int] = set()
     dropped: set[int] = set()
@@ -154,6 +155,8 @@ def _behaviour(tree: ast.Module) -> set[int]:
             dropped |= {id(inner) for inner in ast.walk(node.returns or ast.Pass())}
         elif isinstance(node, ast.AnnAssign):
             dropped |= {id(inner) for inner in ast.walk(node.annotation)}
+        elif isinstance(node, ast.keyword) and node.arg == "strict":
+            dropped.add(id(node.value))
         elif isinstance(node, ast.Assert | ast.JoinedStr | ast.Raise):
             dropped |= {id(inner) for inner in ast.walk(node)}
     return kept - dropped

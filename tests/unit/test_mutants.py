@@ -28,7 +28,7 @@ def allowed(room: int = 1, *, names: "list[str]" = ()) -> bool:
     assert room >= 0, "3 rooms"
     if not names:
         raise ValueError(f"{room + 1} rooms")
-    for name in names:
+    for name, _ in zip(names, names, strict=True):
         if name == "all" and room > 2:
             continue
         room -= 1

@@ -361,3 +361,32 @@ def test_what_describes_no_link_is_refused(wrong: dict[str, float]) -> None:
         partition(spans(1.0), 10, 1, **{**good, **wrong})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no bytes"):
         uniform(10, 1, chunk_bytes=0, iteration_seconds=1)
+
+
+EXACT = Link(8 * 4096.0)
+"""A link on which a chunk of 4,096 bytes takes an eighth of a second, `CHUNKS_PER_SPAN` of them a second."""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "blocks"),
+    [((8.0,), 8), ((9.1,), 9), ((8.0, 8.0, 16.0), 8), ((8.0, 12.0), 12), ((12.0, 36.0), 36)],
+)
+def test_a_chunk_has_full_blocks_for_half_of_the_window_time(seconds: tuple[float, ...], blocks: int) -> None:
+    assert chunk_bytes_for(spans(*seconds), EXACT) == blocks * 4096
+
+
+def test_chunks_have_their_limits_and_no_window_has_the_least() -> None:
+    assert chunk_bytes_for([], EXACT) == chunk_bytes_for(spans(0.1), EXACT) == MIN_CHUNK_BYTES
+    assert chunk_bytes_for(spans(1e6), EXACT) == MAX_CHUNK_BYTES
+
+
+def test_a_chunk_that_just_fits_is_sent_whole() -> None:
+    link = {"bandwidth_bytes_per_second": 4096.0, "alpha_seconds": 0.5, "mu": 1.0}
+    (first, second) = partition(spans(1.5, 1.5), 4096 + 1, 1, buffer_bytes=4096, buffers=1, **link)
+    assert (first.bytes_count, second.bytes_count, first.span, second.span) == (4096, 1, 0, 1)
+    assert partition(spans(1.5), 0, 1, buffer_bytes=4096, buffers=1, **link) == ()
+    (alone,) = partition([], 4096, 1, buffer_bytes=4096, buffers=1, **link)
+    assert alone.begin_seconds == 0.0
+    for buffers in (0, 4097):
+        with pytest.raises(ValueError, match="buffers of at least a byte"):
+            partition([], 4096, 1, buffer_bytes=4096, buffers=buffers, **link)

@@ -16,6 +16,7 @@ from worker.core.slots import (
     EMPTY,
     Content,
     SlotView,
+    being_written,
     find_sealed,
     is_superseded,
     kept,
@@ -105,6 +106,24 @@ def test_kept(
     committed: Content | None, planned: Sequence[Content], base: Content | None, expected: set[Content]
 ) -> None:
     assert kept(committed, planned, base) == expected
+
+
+def test_an_unsealed_slot_is_overwritten_after_an_empty_one_also_at_step_0() -> None:
+    assert writable((writing(0), EMPTY), ()) == 1
+
+
+@pytest.mark.parametrize(
+    ("slots", "index"),
+    [
+        ((sealed(8), writing(8)), 1),
+        ((writing(7), writing(8)), 1),
+        ((writing(8, is_pinned=True),), None),
+        ((writing(8, is_busy=True),), None),
+        ((sealed(8), EMPTY), None),
+    ],
+)
+def test_a_capture_that_still_runs_is_granted_its_slot_again(slots: Sequence[SlotView], index: int | None) -> None:
+    assert being_written(slots, content(8)) == index
 
 
 def test_only_the_very_content_is_found_and_only_sealed() -> None:

@@ -95,3 +95,10 @@ def test_a_shard_is_fetched_over_more_streams_the_larger_it_is() -> None:
         4,
         16,
     ]
+
+
+def test_a_rate_that_is_just_worthwhile_is_tried_with_more_streams() -> None:
+    before = StreamCount(8, count=2, best_count=1, best_rate=10.0, tries=TRIES - 1)
+    assert before.measured(10.0 * WORTHWHILE).count == 4
+    settled = before.measured(10.0 * WORTHWHILE - 0.1)
+    assert (settled.count, settled.is_settled) == (1, True)
