@@ -11,9 +11,10 @@ from control_plane.core.actions import Decision, Send
 from control_plane.core.job import ending
 from control_plane.core.job.ending import PAUSE_PATIENCE_TIMES
 from control_plane.core.job.view import JobView
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.queue import PAUSE_AGAIN_SECONDS
 from control_plane.core.states import JobState
-from everstep.protocol.agent_messages import HaltRanks, MemberPhase, MemberReport, StopTraining
+from everstep.protocol.agent_messages import HaltRanks, MemberPhase, MemberReport, RoundStatus, StopTraining
 from everstep.protocol.ids import NO_STEP, Step
 from tests.unit.control_plane.core.test_job_view import NOW, POLICY, SUCCESS, checkpoint, made, report, rounds
 
@@ -61,7 +62,7 @@ def test_ranks_that_do_not_stop_for_a_pause_train_on(seconds: float, resumes: bo
         pytest.param(16.0, RUNS, {"boundary": Step(0)}, True, id="without a step: after the limit"),
         pytest.param(UPLOAD, OVER, {}, False, id="training is over: at the limit"),
         pytest.param(UPLOAD + 1, OVER, {}, True, id="training is over: after the limit"),
-        pytest.param(UPLOAD + 1, OVER, {"upload_seconds": UPLOAD}, False, id="a long upload"),
+        pytest.param(1.5 * UPLOAD, OVER, {"upload_seconds": UPLOAD}, False, id="a long upload"),
         pytest.param(1.5 * UPLOAD + 1, OVER, {"upload_seconds": UPLOAD}, True, id="longer than a long upload"),
     ],
 )
@@ -93,10 +94,32 @@ def test_a_finished_job_waits_for_its_last_checkpoint(
 
 
 def test_a_job_without_a_step_has_no_final_checkpoint() -> None:
-    for boundary, final in ((0, None), (1, NO_STEP)):
+    for boundary, final, what in ((0, None, JobFact.COMPLETED_WITHOUT_STEPS), (1, NO_STEP, JobFact.COMPLETED)):
         values = {"boundary": Step(boundary), "max_boundary": Step(boundary), "committed": NO_STEP}
         record = ending.finish(since(1.0, JobState.RUNNING, ended(1.0), **values), is_durable=True).record
         assert (record.state, record.final_checkpoint) == (JobState.COMPLETED, final)
+        assert isinstance(record.reason, JobNote)
+        assert record.reason.what is what
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "ends"),
+    [
+        pytest.param(JobState.STOPPING, None, JobState.STOPPED, id="stopped"),
+        pytest.param(JobState.STOPPING, rounds(finished=True, stopped=True), JobState.STOPPED, id="agreed"),
+        pytest.param(JobState.STOPPING, rounds(), JobState.STOPPED, id="the coordinator has not finished"),
+        pytest.param(JobState.STOPPING, rounds(finished=True), JobState.COMPLETED, id="finished by itself"),
+        pytest.param(JobState.PAUSING, rounds(finished=True), JobState.COMPLETED, id="finished before a pause"),
+        pytest.param(JobState.PAUSING, None, JobState.QUEUED, id="paused"),
+        pytest.param(JobState.RUNNING, rounds(finished=True, stopped=True), JobState.COMPLETED, id="nobody asked"),
+    ],
+)
+def test_a_job_that_finishes_by_itself_is_completed_whatever_was_asked(
+    state: JobState, status: RoundStatus | None, ends: JobState
+) -> None:
+    first, second = ended(1.0)
+    view = since(1.0, state, (structs.replace(first, round=status), second), steps=(9,))
+    assert ending.finish(view, is_durable=True).record.state is ends
 
 
 @pytest.mark.parametrize(
