@@ -65,6 +65,8 @@ class Kind(StrEnum):
     """Value that the script logged."""
     VARIABLE = "variable"
     """Tensor or random generator that a variable of the script holds, at the end of a rehearsal."""
+    END = "end"
+    """The end of the script, in a rehearsal. Every later step is missing."""
     PLAIN = "plain-value"
     """Number, text or length of a container that training changes, at the end of a rehearsal."""
 
@@ -356,6 +358,7 @@ _SUBJECTS: Final = {
     Kind.OBJECT: "a registered object has another state after equal updates of the model",
     Kind.VALUE: "equal steps logged another value",
     Kind.VARIABLE: "a variable of the script has another value after equal steps",
+    Kind.END: "the script has ended here, and not before the restart",
     Kind.PLAIN: "the steps are equal, and values that the script changes during training are not",
 }
 _PATTERNS: Final = {
@@ -402,7 +405,8 @@ _ADVICE: Final = {
 
 def sentence_of(finding: Finding) -> str:
     """Return the difference as a text for people."""
-    parts = [f"Step {finding.step}, rank {finding.rank}: {_SUBJECTS[finding.kind]} ({_shown(finding.names)})."]
+    names = f" ({_shown(finding.names)})" if finding.names else ""
+    parts = [f"Step {finding.step}, rank {finding.rank}: {_SUBJECTS[finding.kind]}{names}."]
     parts.append(_PATTERNS[finding.pattern])
     parts += _evidence(finding)
     return " ".join(parts)

@@ -1111,7 +1111,7 @@ class RehearsalResult(TypedDict):
     """The longest time for which a rank did not train."""
     Time: datetime
     Rank: NotRequired[int]
-    """The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if Proven."""
+    """The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if the verdict is Proven, or if no rank began to rehearse."""
     Difference: NotRequired[RehearsalDifference]
     Message: NotRequired[str]
     """The difference, or the reason of the refusal."""

@@ -7,7 +7,8 @@
 
     the first pass over the data ends, or modules, parameters or groups change ─▶ another order
 
-Invariant: pure. An order is stored before any agent receives it. An order without a result is repeated once. A job gets
+Invariant: pure. An order is stored before any agent receives it. An order without a result is repeated once. Then, or
+when the job ends, the result says why. A job gets
 at most `MOST_AUTOMATIC` orders, besides repeated ones and a person's, and none of them after a difference.
 """
 
@@ -177,6 +178,9 @@ def followed(
     is_lost = told.generation != record.generation or (over_since is not None and now - over_since > REPORT_SECONDS)
     if told.is_open and is_lost:
         told = replace(told, is_open=False, unanswered_count=told.unanswered_count + 1)
+        if told.unanswered_count >= MOST_ORDERS:
+            is_failed = told.generation != record.generation
+            return _unanswered(spec, replace(record, rehearsal=told), *(_FAILED if is_failed else _PASSED), now)
     if not told.is_open:
         return replace(record, rehearsal=told), ()
     told = replace(told, served_at=record.rehearsal_requested_at)
@@ -194,6 +198,41 @@ def followed(
     if result.is_difference and spec.rehearsal_on_difference is OnDifference.STOP and not record.stop_reason:
         record = replace(record, stop_reason=f"{difference_words(result)} (Rehearsal.OnDifference is Stop)")
     return record, (_event(result),)
+
+
+def closed(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRecord, tuple[EventDraft, ...]]:
+    """Return the record of a job that ends now. If its rehearsal was ordered and has no result, the record says so."""
+    told = record.rehearsal
+    if told.result is not None or not (told.number or is_asked(record)):
+        return record, ()
+    return _unanswered(spec, record, *_ENDED, now)
+
+
+_FAILED = (
+    "the ranks ended or were restarted during two rehearsals in a row",
+    "Read the logs of the ranks. A script that cannot start again also fails after a failure.",
+)
+_PASSED = (
+    "the ranks did not agree on a step, or did not report: their release is too old, or the job's steps are too short",
+    "Request another rehearsal with `everstep jobs rehearse`.",
+)
+_ENDED = ("the job ended before its ranks had repeated the steps", "")
+
+
+def _unanswered(
+    spec: JobSpec, record: JobRecord, message: str, advice: str, now: float
+) -> tuple[JobRecord, tuple[EventDraft, ...]]:
+    result = RehearsalOutcome(
+        verdict=RehearsalVerdict.REFUSED,
+        step=record.committed,
+        steps=spec.rehearsal_steps,
+        seconds=0.0,
+        at=now,
+        message=message,
+        advice=advice,
+    )
+    told = replace(record.rehearsal, is_open=False, served_at=record.rehearsal_requested_at, result=result)
+    return replace(record, rehearsal=told), (_event(result),)
 
 
 def _with_revision(told: Rehearsals, record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehearsals:
@@ -226,7 +265,8 @@ def _event(result: RehearsalOutcome) -> EventDraft:
         words = f"a restart from step {result.step} repeated {result.steps} steps bit for bit"
         return EventDraft(type="ResumeProven", message=f"{words}, in {result.seconds:.1f} s", detail=detail)
     if result.verdict is RehearsalVerdict.REFUSED:
-        words = f"rank {result.rank} cannot rehearse a restart: {result.message}"
+        subject = "the job has not rehearsed" if result.rank is None else f"rank {result.rank} cannot rehearse"
+        words = f"{subject} a restart: {result.message}"
         return EventDraft(type="RehearsalRefused", message=words, detail=detail)
     advice = f" {result.advice}" if result.advice else ""
     return EventDraft(

@@ -705,6 +705,8 @@ def _resume(job: Json) -> str | None:
         return pending
     if result["Verdict"] == "Proven":
         words = f"Resume proven at step {result['Step']} ({result['Seconds']:.0f} s)"
+    elif "Rank" not in result:
+        words = f"not rehearsed until step {result['Step']}"
     else:
         what = {
             "Refused": "cannot rehearse at",

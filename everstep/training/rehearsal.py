@@ -24,7 +24,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from everstep.determinism import Finding, Kind, Record
+from everstep.determinism import Finding, Kind, Pattern, Record, Source
 from everstep.protocol.ids import Generation, Step
 from everstep.protocol.rank_messages import MAX_LIMIT_SECONDS, Welcome
 from everstep.protocol.rehearsals import (
@@ -293,6 +293,25 @@ class Rehearsal:
             return True
         report = self._report(replay, finding, records) if is_last else None
         msgspec.structs.replace(replay, number=3 if report is None else RETURN, report=report).restart()
+
+    def closed(self, step: int) -> None:
+        """Return to the kept state after S, if the script ends in a replay. The call then does not return.
+
+        Without this, the job would count as completed. Collective, as every restart.
+
+        Args:
+            step: number of finished steps.
+        """
+        replay = self.replay
+        if replay is None or replay.number == RETURN:
+            return
+        step = max(step, replay.first)
+        records = self._write(Path(replay.records))
+        finding = compare_replays(self._environment.rank, [*records, records[-1]][:3])
+        if finding is None or finding.step > step or finding.kind is Kind.PLAIN:
+            finding = Finding(self._environment.rank, step + 1, Kind.END, Pattern.RESTART, Source.UNKEPT_STATE, ())
+        report = self._report(replay, finding, [*records, records[-1]][:3])
+        msgspec.structs.replace(replay, number=RETURN, report=report).restart()
 
     def end(self) -> Rehearsed:
         """Return the report of this replay, and let the process train.

@@ -522,6 +522,8 @@ class TrainingSession:
         failure = self._failure()
         if self._check is not None and not failure:
             self._check.end()
+        if not failure:
+            self._rehearsal.closed(self._boundary)
         self._departure = failure or self._gone_on()
         if self._profiler is not None:
             self._profiler.close()

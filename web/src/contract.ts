@@ -1751,7 +1751,7 @@ export interface RehearsalResult {
   /** The longest time for which a rank did not train. */
   Seconds: number
   Time: Timestamp
-  /** The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if Proven. */
+  /** The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if the verdict is Proven, or if no rank began to rehearse. */
   Rank?: number
   Difference?: RehearsalDifference
   /** The difference, or the reason of the refusal. */

@@ -22,6 +22,11 @@ test('a proof names its step and its time', () => {
   )
 })
 
+test('a job whose ranks never rehearsed says why', () => {
+  const found = result({ Verdict: 'Refused', Message: 'the job ended' })
+  expect(resumeWords(found)).toBe('The job has rehearsed no restart until step 1,200. The job ended.')
+})
+
 test.each([
   ['Unproven', 'Rank 3 repeats its steps after a restart from step 1,200, and loses values of the script.'],
   ['Differs', 'Rank 3 differs after a restart from step 1,200.'],

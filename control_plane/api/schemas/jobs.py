@@ -698,7 +698,10 @@ class RehearsalResult(Shape):
     """The longest time for which a rank did not train."""
     time: datetime
     rank: int | None
-    """The rank with the first difference or lost value, or the first rank that could not rehearse. Absent if Proven."""
+    """The rank with the first difference or lost value, or the first rank that could not rehearse.
+
+    Absent if the verdict is Proven, or if no rank began to rehearse.
+    """
     difference: RehearsalDifference | None
     message: str | None
     """The difference, or the reason of the refusal."""

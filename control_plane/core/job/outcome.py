@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from control_plane.core import accounting, incidents
+from control_plane.core import accounting, incidents, rehearsal
 from control_plane.core.actions import Decision, EventDraft, JobAction
 from control_plane.core.job.view import JobView, with_record
 from control_plane.core.observed.incidents import GivesUp, IncidentRecord
@@ -65,15 +65,15 @@ def change_state(view: JobView, event: JobEvent, reason: JobReason) -> Decision:
 
 
 def end_job(view: JobView, event: JobEvent, reason: JobReason) -> Decision:
-    """Return a decision that ends the job and closes its open incident."""
+    """Return a decision that ends the job, and closes its open incident and its open rehearsal."""
     incident = view.record.incident
     if incident is not None and incident.state is not IncidentState.CLOSED:
         incident = incidents.moved(incident, IncidentEvent.JOB_ENDED, view.now)
         if event is JobEvent.GAVE_UP:
             incident = replace(incident, decision=GivesUp(after=incident.decision))
-    return change_state(
-        with_record(view, ended_at=accounting.accounted_until(view.record), incident=incident), event, reason
-    )
+    view = with_record(view, ended_at=accounting.accounted_until(view.record), incident=incident)
+    record, events = rehearsal.closed(view.spec, view.record, view.now)
+    return change_state(replace(view, record=record, events=(*view.events, *events)), event, reason)
 
 
 def with_actions(decision: Decision, more: tuple[JobAction, ...]) -> Decision:

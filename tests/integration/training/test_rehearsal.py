@@ -91,6 +91,16 @@ def test_a_script_that_cannot_start_again_fails_with_its_own_error(warm_parent: 
 
 
 @pytest.mark.parametrize("world", [1, 2])
+def test_a_script_that_ends_in_a_replay_differs_and_trains_on(
+    warm_parent: WarmParent, tmp_path: Path, world: int
+) -> None:
+    reports, results = rehearsed(warm_parent, tmp_path, "ends_in_a_replay", world=world)
+    assert [report.verdict for report in reports] == [RehearsalVerdict.DIFFERS] * world, reports
+    assert [(each.difference.step, each.difference.kind) for each in reports if each.difference] == [(4, "end")] * world
+    assert [min(map(int, result["losses"])) for result in results] == [reports[0].step + reports[0].steps + 1] * world
+
+
+@pytest.mark.parametrize("world", [1, 2])
 def test_a_job_that_repeats_its_steps_is_proven(warm_parent: WarmParent, tmp_path: Path, world: int) -> None:
     with FakeAgent(tmp_path, world) as agent:
         launch = started(warm_parent, agent, tmp_path, "plain", world=world)

@@ -579,6 +579,11 @@ def test_errors_are_one_line_with_a_hint_and_an_exit_code(run, error, code):
             {"describe_training_job": {**JOB, "RehearsalResult": {**PROVEN, **DIFFERENCE, "Verdict": "Refused"}}},
             ["rank 3 cannot rehearse at step 20: the loss differs. Register it."],
         ),
+        (
+            ("jobs", "describe", "gpt"),
+            {"describe_training_job": {**JOB, "RehearsalResult": {**PROVEN, "Verdict": "Refused", "Message": "late"}}},
+            ["not rehearsed until step 20: late"],
+        ),
         (("jobs", "list"), {"list_training_jobs": {"TrainingJobSummaries": [JOB]}}, ["gpt", "199", "NAME"]),
         (("jobs", "stop", "gpt"), {"stop_training_job": {"TrainingJobStatus": "Stopping"}}, ["gpt is Stopping"]),
         (

@@ -83,7 +83,10 @@ export const RESUME = {
       `Rank ${rank} repeats its steps after a restart from step ${step}, and loses values of the script.`,
     Unstable: (step: string, _: string, rank?: number) =>
       `Rank ${rank} is not deterministic after a restart from step ${step}.`,
-    Refused: (step: string, _: string, rank?: number) => `Rank ${rank} could not rehearse a restart from step ${step}.`,
+    Refused: (step: string, _: string, rank?: number) =>
+      rank === undefined
+        ? `The job has rehearsed no restart until step ${step}.`
+        : `Rank ${rank} could not rehearse a restart from step ${step}.`,
   },
 } as const
 

@@ -306,10 +306,15 @@ def test_a_generation_that_ends_before_a_result_lets_the_job_rehearse_once_more(
         assert (record.rehearsal.number, record.rehearsal.is_open) == (number, True)
         later = replace(record, generation=Generation(record.generation + 1))
         record, events = rehearsal.followed(SPEC, later, later, PLAN, {}, NOW)
-        assert (record.rehearsal.unanswered_count, record.rehearsal.is_open, events) == (number, False, ())
+        assert (record.rehearsal.unanswered_count, record.rehearsal.is_open) == (number, False)
+        assert [each.type for each in events] == ["RehearsalRefused"] * (number - 1)
         assert not record.rehearsal.is_outdated, "no rank has reported a change"
         assert rehearsal.is_due(SPEC, record, is_local=True) is (number == 1)
         record = replace(record, rehearsal=rehearsal.ordered(record, {}))
+    result = record.rehearsal.result
+    assert result is not None
+    assert (result.verdict, result.rank) == (REFUSED, None)
+    assert "restarted during two rehearsals" in result.message
     asked = replace(record, rehearsal=replace(record.rehearsal, is_open=False), rehearsal_requested_at=NOW)
     assert rehearsal.is_due(SPEC, asked, is_local=True)
     assert rehearsal.ordered(asked, {}).unanswered_count == 0, "a person's request begins again"
@@ -381,6 +386,29 @@ def test_an_order_that_its_coordinator_has_ended_waits_30_s_for_the_last_reports
         record, _ = rehearsal.followed(SPEC, record, record, PLAN, told(1, StopState.NONE), NOW + seconds)
         assert (record.rehearsal.is_open, record.rehearsal.unanswered_count) == (is_open, int(not is_open))
     assert rehearsal.ordered(record, {}).over_since is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        pytest.param({}, False, id="no order"),
+        pytest.param({"rehearsal": Rehearsals(number=1, is_open=True)}, True, id="an open order"),
+        pytest.param({"rehearsal": Rehearsals(number=1, unanswered_count=1)}, True, id="an order to repeat"),
+        pytest.param({"rehearsal_requested_at": NOW}, True, id="a request without an order"),
+        pytest.param({"rehearsal": Rehearsals(number=2, is_open=True, result=RESULT)}, False, id="an earlier result"),
+    ],
+)
+def test_a_job_that_ends_before_its_rehearsal_says_so(changes: dict[str, Any], is_told: bool) -> None:
+    record, events = rehearsal.closed(SPEC, running(**changes), NOW)
+    assert [each.type for each in events] == ["RehearsalRefused"] * is_told
+    if is_told:
+        result = record.rehearsal.result
+        assert result is not None
+        assert (result.verdict, result.rank, record.rehearsal.is_open) == (REFUSED, None, False)
+        assert events[0].message == f"the job has not rehearsed a restart: {result.message}"
+        assert not rehearsal.is_asked(record)
+    else:
+        assert record.rehearsal == running(**changes).rehearsal
 
 
 def test_the_ledger_counts_the_seconds_without_training() -> None:

@@ -229,7 +229,10 @@ async def test_a_generation_that_ends_in_a_rehearsal_lets_the_job_rehearse_once_
         for _ in range(8):
             await world.train(10)
     assert [(generation, number) for _, generation, number, _ in orders(world)] == [(1, 1), (2, 2)]
-    assert (told(world).unanswered_count, told(world).result) == (2, None)
+    result = told(world).result
+    assert result is not None
+    assert (told(world).unanswered_count, result.verdict, result.rank) == (2, REFUSED, None)
+    assert story(world) == ["RehearsalRefused"]
     world.said.clear()
     ask(world)
     await world.train(1)
@@ -250,7 +253,25 @@ async def test_an_order_that_the_ranks_never_answer_is_repeated_once(world: Worl
     world.end_rehearsal(None, None)
     await train_for(world, 2 * REPORT_SECONDS)
     assert [number for _, _, number, _ in orders(world)] == [1, 2]
-    assert (told(world).unanswered_count, told(world).is_open, told(world).result) == (2, False, None)
+    result = told(world).result
+    assert result is not None
+    assert (told(world).unanswered_count, told(world).is_open, result.verdict) == (2, False, REFUSED)
+    assert "did not report" in result.message
+
+
+async def test_a_job_that_ends_during_its_rehearsal_says_so(world: World) -> None:
+    await rehearsing(world)
+    world.begin_rehearsal()
+    await world.tick()
+    with world.database.write() as session:
+        jobs.request_stop(session, world.job().run_id, world.now)
+    await world.tick()
+    world.end_rehearsal()
+    await world.until(lambda: world.job().ended_at is not None)
+    result = told(world).result
+    assert result is not None
+    assert (told(world).is_open, result.verdict, result.rank) == (False, REFUSED, None)
+    assert story(world) == ["RehearsalRefused"]
 
 
 async def test_a_person_repeats_a_rehearsal(world: World) -> None:
