@@ -11,7 +11,7 @@ from msgspec import structs
 from control_plane.core.evidence import NodeStanding
 from control_plane.core.job import roster
 from control_plane.core.job.view import JobView
-from control_plane.core.observed.facts import NOTHING
+from control_plane.core.observed.facts import NOTHING, Absence, NotPrepared
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import Departure, Exclusion, Trial
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Remedy
@@ -176,7 +176,13 @@ def test_a_member_with_a_fault_leaves_or_is_lost(
     view = preparing(node(ONE, faults=(LOST_GPU,)), node(TWO), record=record, assigned=assigned)
     found = roster.with_faulty(view)
     assert (found.verdicts[ONE].standing, len(found.record.moves)) == (standing, moves)
+    assert found.verdicts[ONE].is_final is (standing is NodeStanding.GONE)
     assert found.verdicts[TWO].standing is NodeStanding.ALIVE
+
+
+def test_a_healthy_member_does_not_hide_the_fault_of_a_later_one() -> None:
+    found = roster.with_faulty(preparing(node(ONE), node(TWO, faults=(LOST_GPU,))))
+    assert [move.node_id for move in found.record.moves] == [TWO]
 
 
 @pytest.mark.parametrize(
@@ -213,8 +219,15 @@ def test_a_node_that_was_given_back_or_leaves_as_planned_is_not_lost() -> None:
     assert incident_of(roster.without_lost(back)).instance_ids == ()
     kept = preparing(node(ONE, instance=InstanceCondition.ENDED), node(TWO), record={"trials": (trial,)})
     assert incident_of(roster.without_lost(kept)).instance_ids == (ONE,), "the job still has it"
-    left = preparing(node(TWO), record={"moves": (departure(ONE, asked_at=NOW),)})
-    assert incident_of(roster.without_lost(left)).instance_ids == ()
+    for has_left in (False, True):
+        moves = (departure(ONE, asked_at=NOW, has_left=has_left),)
+        left = preparing(node(TWO), record={"moves": moves})
+        assert incident_of(roster.without_lost(left)).instance_ids == ()
+    unheard = NodeObserved(node_id=ONE)
+    again = preparing(node(TWO), record={"moves": moves}, nodes={ONE: unheard, TWO: node(TWO)}, assigned=(ONE, TWO))
+    gone = {**again.verdicts, ONE: replace(again.verdicts[ONE], standing=NodeStanding.GONE, is_final=True)}
+    lost = roster.without_lost(replace(again, verdicts=gone))
+    assert incident_of(lost).instance_ids == (ONE,), "it had come back to the job"
 
 
 PREPARE, BLIND, EXCLUDE = (
@@ -246,7 +259,12 @@ def test_how_long_a_job_waits_for_the_promise_of_a_member(
         node(TWO, silent_seconds=1e6 if silent else 0.0),
         record={"asked": ((TWO, NOW - waited),), "started_at": NOW},
     )
-    assert excluded(roster.without_unreachable(view)) == ([TWO] if is_given_up else [])
+    found = roster.without_unreachable(view)
+    assert excluded(found) == ([TWO] if is_given_up else [])
+    for exclusion in found.record.exclusions:
+        assert isinstance(exclusion.evidence, NotPrepared)
+        how = Absence.LATE if not silent else Absence.SILENT if slots else Absence.UNREACHABLE
+        assert (exclusion.evidence.how, exclusion.evidence.committed_step) == (how, None if slots else 9)
     blind = roster.without_unreachable(replace(view, seen=replace(view.seen, is_fleet_blind=True)))
     assert excluded(blind) == ([TWO] if is_given_up and not silent else [])
 
@@ -271,12 +289,15 @@ def test_much_training_is_repeated_only_with_consent() -> None:
     assert found.record.repeat is not None
 
 
+SOURCE = RefusedSource(rank=Rank(0), origin_generation=Generation(1), step=Step(9))
+
+
 def failed_read(generation: int, *, is_mismatch: bool) -> FailedRead:
     return FailedRead(
         reader=TWO,
         generation=Generation(generation),
         at=100.0,
-        source=RefusedSource(rank=Rank(0), origin_generation=Generation(1), step=Step(9)),
+        source=SOURCE,
         is_mismatch=is_mismatch,
     )
 
@@ -310,12 +331,28 @@ def test_a_node_that_alone_fails_to_load_leaves_unless_its_memory_is_needed(
     view = preparing(*nodes, record={"failed_reads": reads}, spare_count=spares)
     found = roster.without_suspects(view)
     assert excluded(found) == [TWO] * is_excluded
+    remedy = Remedy.REPLACE if len(reads) > 1 else Remedy.RETIRE
+    assert [(each.remedy, each.may_terminate) for each in found.record.exclusions] == [
+        (remedy, len(reads) > 1)
+    ] * is_excluded
     assert bool(found.record.refused) is is_skipped
     assert [event.type for event in found.events] == ["StepSkipped"] * is_skipped
     again = roster.without_suspects(replace(found, events=()))
     assert again.events == (), "told once"
     late = preparing(nodes[0], node(TWO), record={"failed_reads": reads}, spare_count=spares)
     assert excluded(roster.without_suspects(late)) == [], "not before it has reported its shards"
+
+
+def test_each_suspect_among_the_members_is_judged() -> None:
+    """The first suspect has left the job, the second one is not due yet, and the third one is."""
+    reads = (
+        replace(failed_read(1, is_mismatch=True), reader=SPARE, source=replace(SOURCE, step=Step(11))),
+        replace(failed_read(1, is_mismatch=False), reader=ONE, source=replace(SOURCE, step=Step(10))),
+        failed_read(1, is_mismatch=True),
+    )
+    both = (node(ONE, promised(*HELD)), node(TWO, promised(*HELD)))
+    found = roster.without_suspects(preparing(*both, record={"failed_reads": reads}, spare_count=1))
+    assert excluded(found) == [TWO]
 
 
 RETURNED = {"cause": Cause.RETURNED, "asked_at": NOW}
@@ -345,6 +382,25 @@ def test_which_members_leave_as_planned(moves: tuple[Departure, ...], spares: in
     assert found.record.reduced_count == reduced
     late = (node(ONE), node(TWO, promised(*HELD)))
     assert excluded(roster.without_departing(preparing(*late, record={"moves": moves}, spare_count=spares))) == []
+
+
+def test_a_member_that_leaves_need_not_promise_and_is_excluded_once() -> None:
+    nodes = (node(ONE, promised(*HELD)), node(TWO))
+    moves = (departure(TWO, asked_at=NOW),)
+    view = preparing(*nodes, record={"moves": moves})
+    assert excluded(roster.without_departing(view)) == [TWO]
+    out = Exclusion(node_id=TWO, evidence=NOTHING, may_terminate=True)
+    known = preparing(*nodes, record={"moves": moves, "exclusions": (out,)})
+    assert excluded(roster.without_departing(known)) == [TWO]
+
+
+@pytest.mark.parametrize(("is_excluded", "left"), [(False, [TWO]), (True, [])])
+def test_a_node_that_the_last_plan_does_not_use_is_a_replacement(is_excluded: bool, left: list[NodeId]) -> None:
+    nodes = (node(ONE, promised(*HELD)), node(TWO, promised(*HELD)), node(SPARE))
+    out = (Exclusion(node_id=SPARE, evidence=NOTHING, may_terminate=True),) if is_excluded else ()
+    moves = (departure(TWO, asked_at=NOW, **FAULTY),)
+    found = roster.without_departing(preparing(*nodes, record={"moves": moves, "exclusions": out}))
+    assert [each for each in excluded(found) if each != SPARE] == left
 
 
 def test_of_two_members_with_the_only_copies_one_stays() -> None:
