@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from control_plane.core import launch
 from control_plane.core.job import store_wait
@@ -12,9 +14,9 @@ from control_plane.core.job.store_wait import LONGEST_PAUSE_SECONDS, STAND_ASIDE
 from control_plane.core.job.view import JobView
 from control_plane.core.states import JobState
 from control_plane.core.verification import Blocked
-from everstep.protocol.agent_messages import Obstacle
+from everstep.protocol.agent_messages import MemberPhase, NodeFault, Obstacle
 from everstep.protocol.ids import NO_STEP, Generation, Step
-from tests.unit.control_plane.core.test_job_view import NOW, checkpoint, made
+from tests.unit.control_plane.core.test_job_view import NOW, checkpoint, made, report
 
 PATIENCE = 60.0
 
@@ -91,3 +93,44 @@ def test_a_job_that_gives_its_nodes_back_commits_no_more_than_s3_has() -> None:
         9,
         9,
     ]
+
+
+EARLIER = Blocked(obstacle=Obstacle.DENIED, since=NOW - 9, attempt_count=3, next_attempt_at=NOW - 1, is_probed=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "obstacle", "expected"),
+    [
+        pytest.param(None, None, None, id="no node waits"),
+        pytest.param(EARLIER, None, None, id="no node waits any more"),
+        pytest.param(
+            replace(EARLIER, is_probed=False), None, replace(EARLIER, is_probed=False), id="after a failed load"
+        ),
+        pytest.param(EARLIER, Obstacle.DENIED, EARLIER, id="the same obstacle"),
+        pytest.param(
+            None,
+            Obstacle.DENIED,
+            Blocked(obstacle=Obstacle.DENIED, since=NOW, attempt_count=1, next_attempt_at=NOW, is_probed=True),
+            id="the first obstacle",
+        ),
+        pytest.param(
+            EARLIER,
+            Obstacle.THROTTLED,
+            Blocked(obstacle=Obstacle.THROTTLED, since=NOW - 9, attempt_count=4, next_attempt_at=NOW, is_probed=True),
+            id="another obstacle",
+        ),
+        pytest.param(
+            replace(EARLIER, is_probed=False),
+            Obstacle.DENIED,
+            replace(EARLIER, attempt_count=4, next_attempt_at=NOW),
+            id="again after a failed load",
+        ),
+    ],
+)
+def test_since_when_nodes_repeat_their_loads(
+    before: Blocked | None, obstacle: Obstacle | None, expected: Blocked | None
+) -> None:
+    faults = () if obstacle is None else (NodeFault(code="x", message="", is_permanent=False, obstacle=obstacle),)
+    member = structs.replace(report(0, phase=MemberPhase.LOADING), faults=faults)
+    found = store_wait.hold(made({"state": JobState.LOADING, "store_wait": before}, member)).record.store_wait
+    assert (None if found is None else replace(found, detail="")) == expected
