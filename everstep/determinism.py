@@ -138,6 +138,8 @@ class Record(msgspec.Struct):
     """Type and digest of the script's variables, by moment: 2 k before step k, 2 k + 1 after it. Only in rehearsals."""
     early: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """The script's plain values when the process began to train, as in `variables`. Only in rehearsals."""
+    places: dict[str, tuple[str, int]] = msgspec.field(default_factory=dict[str, tuple[str, int]])
+    """File and line at which the script last fetched the batch or logged the value of a name. Only in rehearsals."""
     generators: list[str] = msgspec.field(default_factory=list[str])
     """Names of random generators that the script advanced and that no snapshot contains."""
 

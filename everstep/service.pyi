@@ -1098,6 +1098,15 @@ class RehearsalDifference(TypedDict):
     """The first tensors, generators or values that differ."""
     Unkept: list[str]
     """Variables of the script that differed before, as `file:function.name`."""
+    Lines: list[RehearsalLine]
+    """Lines of the script that change these variables, or use the values that differ. Empty if none is found."""
+
+class RehearsalLine(TypedDict):
+    """A line of the script that belongs to a difference."""
+    Name: str
+    """The variable that the line changes, or the value that it fetches, sets or logs."""
+    File: str
+    Line: int
 
 class RehearsalResult(TypedDict):
     """The newest result of a rehearsal."""

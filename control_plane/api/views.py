@@ -384,7 +384,8 @@ def _rehearsal(job: SavedJob) -> dict[str, Any]:
     found = None
     if result is not None:
         first = result.difference
-        difference = None if first is None else shaped(first, jobs_schemas.RehearsalDifference)
+        lines = [shaped(each, jobs_schemas.RehearsalLine) for each in first.lines] if first is not None else []
+        difference = None if first is None else shaped(first, jobs_schemas.RehearsalDifference, lines=lines)
         found = shaped(result, jobs_schemas.RehearsalResult, difference=difference)
     return {"rehearsal_result": found, "is_rehearsal_pending": is_pending and job.ended_at is None}
 

@@ -37,6 +37,18 @@ class RehearsalVerdict(StrEnum):
     REFUSED = "Refused"
 
 
+class ScriptLine(Message, frozen=True):
+    """The line of the script that belongs to a difference."""
+
+    name: str
+    """The variable that the line changes, or the value of `ReplayDifference.names` that the line fetches, sets or logs.
+    """
+    file: str
+    """Path below the rank's working directory, or else the name of the file."""
+    line: int
+    """Number of the line, from 1."""
+
+
 class ReplayDifference(Message, frozen=True):
     """The first difference between the steps of a job and their replay, on one rank."""
 
@@ -52,6 +64,11 @@ class ReplayDifference(Message, frozen=True):
     """Variables of the script that differed before the first difference, as `file:function.name`.
 
     At most `MAX_REHEARSED_NAMES`.
+    """
+    lines: tuple[ScriptLine, ...] = ()
+    """The lines of the script that belong to `unkept` or `names`, at most `MAX_REHEARSED_NAMES`.
+
+    Empty if the rank found none, or if its release reports none.
     """
 
 
@@ -78,10 +95,11 @@ class Rehearsed(Message, frozen=True):
     def is_within_limits(self) -> bool:
         """True if no text and no list is too long, and `seconds` is finite."""
         difference = self.difference or ReplayDifference(step=self.step, kind="", source="")
-        lists = difference.names, difference.unkept
+        lists = difference.names, difference.unkept, difference.lines
+        of_lines = [text for each in difference.lines for text in (each.name, each.file)]
         texts = self.message, self.advice, difference.kind, difference.source, *difference.names, *difference.unkept
         return (
             math.isfinite(self.seconds)
             and all(len(each) <= MAX_REHEARSED_NAMES for each in lists)
-            and all(len(each) <= MAX_REHEARSED_CHARACTERS for each in texts)
+            and all(len(each) <= MAX_REHEARSED_CHARACTERS for each in (*texts, *of_lines))
         )

@@ -16,7 +16,7 @@ import operator
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +34,7 @@ from everstep.protocol.rehearsals import (
 )
 from everstep.training.determinism import passes
 from everstep.training.determinism.replays import compare_replays, differing
+from everstep.training.determinism.script_lines import caller
 from everstep.training.determinism.script_values import values_of_script
 from everstep.training.kept_state import keep
 from everstep.training.recorder import Recorder
@@ -192,6 +193,7 @@ class Rehearsal:
         """Record values that the script logs."""
         if self._is_recording:
             self._recorder.logged(values)
+            self._note_place(values)
 
     def boundary(self, step: int) -> None:
         """Record the state after a step."""
@@ -345,6 +347,7 @@ class Rehearsal:
         if not self._early:
             self._note_early()
         self._note_start()
+        self._note_place([name])
         return self._recorder.batch(name, batch)
 
     def _received_first(self, _: str, batch: object) -> object:
@@ -357,6 +360,10 @@ class Rehearsal:
     def _note_early(self) -> None:
         if self._environment.agent_socket is not None:
             self._early = values_of_script(_registered(self._state), with_tensors=False) | self._early
+
+    def _note_place(self, names: Iterable[str]) -> None:
+        if (place := caller()) is not None:
+            self._recorder.record.places |= dict.fromkeys(names, place)
 
     def _note_start(self) -> None:
         """Record the script's variables at the first batch of a step. Without a loader: before its first update."""

@@ -1738,6 +1738,16 @@ export interface RehearsalDifference {
   Names: string[]
   /** Variables of the script that differed before, as `file:function.name`. */
   Unkept: string[]
+  /** Lines of the script that change these variables, or use the values that differ. Empty if none is found. */
+  Lines: RehearsalLine[]
+}
+
+/** A line of the script that belongs to a difference. */
+export interface RehearsalLine {
+  /** The variable that the line changes, or the value that it fetches, sets or logs. */
+  Name: string
+  File: string
+  Line: number
 }
 
 /** The newest result of a rehearsal. */

@@ -665,6 +665,15 @@ class CheckpointActivity(Shape):
     """The checkpoint that is being uploaded. Absent if no upload runs."""
 
 
+class RehearsalLine(Shape):
+    """A line of the script that belongs to a difference."""
+
+    name: str
+    """The variable that the line changes, or the value that it fetches, sets or logs."""
+    file: str
+    line: int
+
+
 class RehearsalDifference(Shape):
     """The first difference between a job's steps and their repetition."""
 
@@ -678,6 +687,8 @@ class RehearsalDifference(Shape):
     """The first tensors, generators or values that differ."""
     unkept: list[str]
     """Variables of the script that differed before, as `file:function.name`."""
+    lines: list[RehearsalLine]
+    """Lines of the script that change these variables, or use the values that differ. Empty if none is found."""
 
 
 class RehearsalResult(Shape):

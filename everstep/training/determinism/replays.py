@@ -1,6 +1,6 @@
 """Compares the training of a rank with its replays, and names what a restart would lose.
 
-Invariant: pure. It reads records (`everstep.training.recorder`), and no live object of the script.
+Invariant: it reads records (`everstep.training.recorder`) and source files, and no live object of the script.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from everstep.protocol.rehearsals import (
     RehearsalVerdict,
     Rehearsed,
     ReplayDifference,
+    ScriptLine,
 )
 from everstep.training import rng
+from everstep.training.determinism.script_lines import line_of, lines_of_variables
 
 _GENERATORS = tuple(kind.__name__ for kind in rng.GENERATORS)
 """Class names of the random generators that a script can keep."""
@@ -70,7 +72,8 @@ def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) ->
         finding = msgspec.structs.replace(finding, source=Source.UNKEPT_STATE)
     unkept = _cut(finding.names) if is_plain else unkept_variables(records, finding.step) if is_stable else ()
     sentence = "The repeated steps are equal." if is_plain else sentence_of(finding)
-    message = f"{sentence} {_started_anew(unkept)}".rstrip()
+    lines = _lines(finding, unkept, records)
+    message = f"{sentence} {_started_anew(unkept, lines)}".rstrip()
     verdict = RehearsalVerdict.DIFFERS if is_stable else RehearsalVerdict.UNSTABLE
     return msgspec.structs.replace(
         report,
@@ -81,10 +84,25 @@ def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) ->
             source=finding.source.value,
             names=_cut(finding.names),
             unkept=unkept,
+            lines=lines,
         ),
         message=message[:MAX_REHEARSED_CHARACTERS],
         advice=advice_of(finding)[:MAX_REHEARSED_CHARACTERS],
     )
+
+
+def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -> tuple[ScriptLine, ...]:
+    """Return the lines of the script that fetch, set or log what differs, or that change the unkept variables."""
+    used = finding.names
+    if finding.source is Source.PREFETCH:
+        used = [each.name for each in records[0].steps.get(finding.step, []) if each.kind is Kind.LOADED]
+    found = [line_of(name, records[0].places[name]) for name in dict.fromkeys(used) if name in records[0].places]
+    if finding.kind is Kind.SETTING:
+        # The setting has a name such as `lr of group 0`.
+        settings = {f"script.{name.partition(' ')[0]}": name for name in finding.names}
+        of_settings = lines_of_variables(list(settings))
+        found += [msgspec.structs.replace(each, name=settings[each.name]) for each in of_settings]
+    return tuple([*found, *lines_of_variables(unkept)][:MAX_REHEARSED_NAMES])
 
 
 def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
@@ -141,7 +159,10 @@ def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
     of_loop = {name.partition(".")[0] for moment in moments if moment % 2 for name in moments[moment]}
     for moment in sorted(moments):
         is_late = moment > 2 * (records[0].kept_step + 1)
-        found = [(name, kind) for name, kind in _unkept(records, moment) if kind == "int" or not is_late]
+        values, early = moments[moment], records[0].early
+        # Training has not changed a value that is the same as at its first batch: the value follows from the restart.
+        unkept = [each for each in _unkept(records, moment) if early.get(each[0]) != values[each[0]]]
+        found = [(name, kind) for name, kind in unkept if kind == "int" or not is_late]
         found.sort(key=lambda each: (each[1] not in _GENERATORS, each[0].partition(".")[0] not in of_loop))
         names = [name for name, _ in found]
         if names or moment > 2 * step:
@@ -153,5 +174,11 @@ def _cut(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name[:MAX_REHEARSED_CHARACTERS] for name in names[:MAX_REHEARSED_NAMES])
 
 
-def _started_anew(names: Sequence[str]) -> str:
-    return f"These variables of the script have other values after a restart: {', '.join(names)}." if names else ""
+def _started_anew(names: Sequence[str], lines: Sequence[ScriptLine]) -> str:
+    places = {each.name: f"{each.file}:{each.line}" for each in lines}
+    shown = [f"{name} ({places[name]})" if name in places else name for name in names]
+    others = [f"{each.name} at {each.file}:{each.line}" for each in lines if each.name not in names]
+    parts = [f"The script uses {', '.join(others)}."] if others else []
+    if shown:
+        parts.append(f"These variables of the script have other values after a restart: {', '.join(shown)}.")
+    return " ".join(parts)

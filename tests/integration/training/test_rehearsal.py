@@ -10,6 +10,7 @@ import pytest
 from everstep.determinism import Source
 from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
+from tests.integration.training import unkept_scripts
 from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.unkept_scripts import STEPS, UNKEPT
 from tests.warm_parent import Launch, WarmParent
@@ -152,6 +153,32 @@ def test_the_rehearsal_finds_state_that_a_restart_would_lose(
     assert min(map(int, result["losses"])) == report.step + report.steps + 1  # the job went on from its own state
 
 
+CHANGED = {
+    "ends_by_a_counter": "Loop.iter_num += 1",
+    "best_value": "best = min(",
+    "list_of_losses": "history.append(",
+    "loop_counter": 'optimizer.param_groups[0]["lr"] = ',
+    "prefetched_batch": "batch, following = following, ",
+}
+"""The beginning of the first line of the script that the report about a script must name."""
+
+
+def code_of(report: Rehearsed) -> list[str]:
+    """Return the lines of the script that the report names."""
+    assert report.difference is not None
+    source = Path(unkept_scripts.__file__).read_text().splitlines()
+    assert {Path(each.file).name for each in report.difference.lines} == {"unkept_scripts.py"}
+    return [source[each.line - 1].strip() for each in report.difference.lines]
+
+
+@pytest.mark.parametrize("name", ["loop_counter", "prefetched_batch"])
+def test_a_difference_names_the_line_that_sets_or_fetches_what_differs(
+    warm_parent: WarmParent, tmp_path: Path, name: str
+) -> None:
+    (report,), _ = rehearsed(warm_parent, tmp_path, name)
+    assert any(line.startswith(CHANGED[name]) for line in code_of(report)), code_of(report)
+
+
 @pytest.mark.parametrize(
     ("name", "variable"),
     [("ends_by_a_counter", "Loop.iter_num"), ("best_value", "best"), ("list_of_losses", "history")],
@@ -166,6 +193,9 @@ def test_a_value_that_no_repeated_step_uses_is_not_proven(
     (named,) = report.difference.unkept
     assert variable in named
     assert named in report.message
+    (line,) = code_of(report)
+    assert line.startswith(CHANGED[name])
+    assert f"{named} ({report.difference.lines[0].file}:{report.difference.lines[0].line})" in report.message
     assert min(map(int, result["losses"])) == report.step + 1, "equal steps are not repeated from the kept state"
 
 

@@ -11,7 +11,7 @@ from control_plane.db import jobs
 from control_plane.db.tokens import Role
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import CHECK_VARIABLE
-from everstep.protocol.rehearsals import RehearsalVerdict, ReplayDifference
+from everstep.protocol.rehearsals import RehearsalVerdict, ReplayDifference, ScriptLine
 from tests.unit.control_plane.api.conftest import refused
 from tests.unit.control_plane.api.test_results import Job
 
@@ -24,7 +24,12 @@ DIFFERENCE = RehearsalOutcome(
     at=1_800_000_000.0,
     rank=Rank(3),
     difference=ReplayDifference(
-        step=Step(21), kind="loss", source="unknown", names=("loss",), unkept=("train.py:f.x",)
+        step=Step(21),
+        kind="loss",
+        source="unknown",
+        names=("loss",),
+        unkept=("train.py:f.x",),
+        lines=(ScriptLine(name="train.py:f.x", file="train.py", line=7),),
     ),
     message="the loss of step 21 differs",
     advice="Register the network.",
@@ -101,7 +106,14 @@ def test_the_result_of_a_rehearsal_is_described(client, job):
         "Steps": 5,
         "Seconds": 12.5,
         "Rank": 3,
-        "Difference": {"Step": 21, "Kind": "loss", "Source": "unknown", "Names": ["loss"], "Unkept": ["train.py:f.x"]},
+        "Difference": {
+            "Step": 21,
+            "Kind": "loss",
+            "Source": "unknown",
+            "Names": ["loss"],
+            "Unkept": ["train.py:f.x"],
+            "Lines": [{"Name": "train.py:f.x", "File": "train.py", "Line": 7}],
+        },
         "Message": "the loss of step 21 differs",
         "Advice": "Register the network.",
     }
