@@ -86,7 +86,8 @@ def rows(report: Mapping[str, Any], kind: RowKind) -> Sequence[Row]:
 def as_csv(found: Sequence[Row]) -> str:
     """Return rows as CSV (RFC 4180) with a header. A missing figure is an empty cell. Empty text without rows.
 
-    A spreadsheet executes a text that begins with `=`, `+`, `-` or `@`, so such a text gets a leading apostrophe.
+    A spreadsheet executes a text that begins with `=`, `+`, `-` or `@`, also after white space, so such a text gets a
+    leading apostrophe.
     """
     text = io.StringIO()
     if found:
@@ -97,7 +98,7 @@ def as_csv(found: Sequence[Row]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    return f"'{value}" if isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@")) else value
 
 
 def _figures(figures: Mapping[str, Any]) -> Row:

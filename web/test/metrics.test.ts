@@ -195,10 +195,10 @@ describe('a long run', () => {
 })
 
 test('CSV has one row per step', () => {
-  const [head, ...rows] = csv(logged(loss, metric('lr', [[2, 2, 150, 0.1]]), metric('a,"b"', [[4, 4, 170, 1]]))).split(
+  const [head, ...rows] = csv(logged(loss, metric('lr', [[2, 2, 150, 0.1]]), metric('=a,"b"', [[4, 4, 170, 1]]))).split(
     '\n',
   )
-  expect(head).toBe('step,time,"a,""b""",loss,lr')
+  expect(head).toBe(`step,time,"'=a,""b""",loss,lr`)
   expect(rows).toEqual([
     '1,1970-01-01T00:01:40.000Z,,3,',
     '2,1970-01-01T00:02:30.000Z,,2.5,0.1',

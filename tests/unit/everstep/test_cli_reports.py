@@ -114,6 +114,7 @@ def test_the_rows_of_a_csv_file_have_every_figure_of_the_report():
 
 def test_a_csv_cell_is_never_a_formula():
     assert as_csv([{"Project": "=cmd()", "CostUsd": -1.5}]) == "Project,CostUsd\r\n'=cmd(),-1.5\r\n"
+    assert as_csv([{"Project": "\t@x"}]) == "Project\r\n'\t@x\r\n"
     assert as_csv([]) == ""
 
 

@@ -1,6 +1,7 @@
 /** Converts metrics to the lines of a chart over steps, time or tokens, with the failures on its axis. Pure. */
 import type { Incident, MetricDataResult, TrainingJob } from '../contract'
 import { COLUMNS, type Logged } from './changes'
+import { quoted } from './reports'
 
 /** `elapsed`: seconds since the first value. `tokens`: values of the metric that counts tokens (`tokensMetric`). */
 export type Axis = 'step' | 'wall' | 'elapsed' | 'tokens'
@@ -191,7 +192,6 @@ export function csv(metrics: Logged): string {
       rows.set(step, row)
     })
   }
-  const quoted = (text: string) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text)
   const lines = [...rows]
     .toSorted(([a], [b]) => a - b)
     .map(([step, { at, values }]) =>

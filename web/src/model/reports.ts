@@ -233,10 +233,10 @@ function cellsOf(figures: ReportFigures): Record<string, Cell> {
 const sumsOf = (incidents: ReportIncidents, prefix: string): Record<string, Cell> =>
   Object.fromEntries(SUMS.map((name) => [`${prefix}${name}`, incidents[name]]))
 
-/** A spreadsheet executes a text that begins with `=`, `+`, `-` or `@`, so such a text gets a leading apostrophe. */
-function quoted(cell: Cell): string {
+/** A cell of a CSV file. A spreadsheet executes a text that begins with `=`, `+`, `-`, `@` or white space before them. */
+export function quoted(cell: Cell): string {
   if (cell === undefined) return ''
   if (typeof cell === 'number') return String(cell)
-  const text = /^[=+\-@]/.test(cell) ? `'${cell}` : cell
+  const text = /^\s*[=+\-@]/.test(cell) ? `'${cell}` : cell
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text
 }
