@@ -350,7 +350,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         config = server_config(
             app,
             gate,
-            forwarded_allow_ips=list(settings.trusted_proxies),
+            trusted_proxies=settings.trusted_proxies,
             timeout_graceful_shutdown=GRACE_SECONDS,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,

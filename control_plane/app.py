@@ -30,7 +30,7 @@ from control_plane.api.auth import Authenticated, is_token_good
 from control_plane.api.dashboard import Dashboard
 from control_plane.api.deps import Services
 from control_plane.api.envelope import Envelope
-from control_plane.api.forwarding import Forwarding
+from control_plane.api.forwarding import Forwarding, LastHop
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
 from control_plane.api.open_answers import WhileTokenIsGood
@@ -255,19 +255,23 @@ def create_app(
     return app
 
 
-def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
+def server_config(
+    app: FastAPI, gate: Gate, *, trusted_proxies: Sequence[str] = ("127.0.0.1",), **options: Any
+) -> uvicorn.Config:
     """Return uvicorn's configuration for the application.
 
     Args:
         app: from `create_app`.
         gate: limits the connections that have not sent a valid token.
+        trusted_proxies: addresses and networks of proxies whose X-Forwarded-For the server believes.
         **options: passed on to `uvicorn.Config`.
 
     Returns:
         The configuration to pass to `Server`.
     """
     return uvicorn.Config(
-        app,
+        LastHop(app, trusted_proxies),
+        proxy_headers=False,
         http=gate.protocol(),
         log_config=None,  # uvicorn sets up no logging of its own, so its lines have this process's format.
         log_level="warning",

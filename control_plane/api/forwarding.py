@@ -15,11 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from typing import Final
+from collections.abc import Sequence
+from contextlib import suppress
+from ipaddress import ip_address
+from typing import Any, Final, cast
 
 import httpx
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from control_plane.api.auth import Caller
 from control_plane.api.deps import Services
@@ -43,6 +47,9 @@ _OF_ONE_CONNECTION: Final = frozenset(
 
 The header Host is forwarded, because a browser's session is valid only for the host that created it.
 """
+
+
+_FORWARDED_FOR: Final = b"x-forwarded-for"
 
 
 class Forwarding:
@@ -124,7 +131,7 @@ async def _forward(scope: Scope, url: str, body: bytes, send: Send, begun: async
     headers += [(FORWARDED.encode(), scope["state"]["request_id"].encode()), (b"accept-encoding", b"identity")]
     # Send the client's address too, because the other server records it in the audit log.
     if scope.get("client") is not None:
-        headers.append((b"x-forwarded-for", scope["client"][0].encode()))
+        headers.append((_FORWARDED_FOR, scope["client"][0].encode()))
     target = f"{url}{scope.get('raw_path', scope['path'].encode()).decode('latin-1')}{f'?{query}' if query else ''}"
     try:
         async with services.peers.http().stream(scope["method"], target, headers=headers, content=body) as answer:
@@ -146,3 +153,29 @@ _NOT_PASSED: Final = _OF_ONE_CONNECTION - {"content-length"} | {"x-amzn-requesti
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class LastHop:
+    """ASGI middleware that believes only the last address of X-Forwarded-For, and only from a trusted proxy.
+
+    A proxy appends the address of its client to what the client has sent. A client may itself have an address that
+    counts as a proxy's, so no earlier address proves anything.
+
+    Args:
+        app: the inner application.
+        trusted: addresses and networks (CIDR) of proxies.
+    """
+
+    def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
+        self._app: Any = ProxyHeadersMiddleware(cast(Any, app), list(trusted))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one ASGI request. The HTTP server calls this method for each request."""
+        if scope["type"] != "lifespan":
+            values = [value for name, value in scope["headers"] if name == _FORWARDED_FOR]
+            others = [(name, value) for name, value in scope["headers"] if name != _FORWARDED_FOR]
+            last = values[-1].rpartition(b",")[2].strip() if values else b""
+            with suppress(ValueError):
+                others.append((_FORWARDED_FOR, str(ip_address(last.decode("latin-1"))).encode()))
+            scope = {**scope, "headers": others}
+        await self._app(scope, receive, send)

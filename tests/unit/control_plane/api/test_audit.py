@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from control_plane.api.audit import AuditedRoute
+from control_plane.api.forwarding import LastHop
 from control_plane.api.surface import ROOMS
-from control_plane.app import server_config
 from control_plane.db import audit
 from control_plane.db.audit import AuditFilter
 from control_plane.db.tokens import Role
@@ -146,9 +146,31 @@ def test_the_address_of_a_client_is_believed_from_trusted_proxies_only(service, 
     headers = {"authorization": f"Bearer {service.admin_token}", "x-forwarded-for": "203.0.113.9, 198.51.100.7"}
     httpx.put(f"http://{service.address}/v1/quotas/speech", headers=headers, json={})
     assert entries(client)[0]["SourceAddress"] == "198.51.100.7"
-    assert server_config(service.app, service.gate, forwarded_allow_ips=["10.0.0.0/16"]).forwarded_allow_ips == [
-        "10.0.0.0/16"
-    ]
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("peer", "values", "believed"),
+    [
+        ("10.0.1.1", ["198.51.100.7"], "198.51.100.7"),
+        ("10.0.1.1", ["203.0.113.9, 10.0.5.6"], "10.0.5.6"),  # a client within the proxies' network
+        ("10.0.1.1", ["203.0.113.9", "10.0.5.6"], "10.0.5.6"),
+        ("10.0.1.1", ["203.0.113.9, evil\x1b[31m"], "10.0.1.1"),
+        ("10.0.1.1", ["2001:db8::7"], "2001:db8::7"),
+        ("10.0.1.1", [], "10.0.1.1"),
+        ("10.9.1.1", ["203.0.113.9"], "10.9.1.1"),
+    ],
+)
+async def test_only_the_address_that_a_proxy_appended_is_believed(peer: str, values: list[str], believed: str) -> None:
+    seen = []
+
+    async def app(scope, receive, send) -> None:
+        seen.append(scope["client"][0])
+
+    headers = [(b"x-forwarded-for", value.encode()) for value in values]
+    scope = {"type": "http", "client": (peer, 1), "scheme": "http", "headers": headers}
+    await LastHop(app, ["10.0.0.0/16"])(scope, None, None)
+    assert seen == [believed]
 
 
 def test_the_request_that_creates_a_job_is_in_the_trace_of_its_run(service, client, fleet, source):
