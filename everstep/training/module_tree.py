@@ -34,12 +34,15 @@ class ModuleTree:
         dicts: list[dict[str, Any]] = [*(each._modules for each in found), *(each._parameters for each in found)]
         self._views = [each.values() for each in dicts if each]  # live views, so that a look needs no call per module
         self._empty = [each for each in dicts if not each]
+        self._dicts = [each for each in dicts if each]
         self._seen = [*chain.from_iterable(self._views)]
+        self._names = [*chain.from_iterable(self._dicts)]
 
     def has_changed(self) -> bool:
-        """Return whether a module or parameter was added, removed or replaced since this object was created."""
+        """Return whether a module or parameter was added, removed, replaced or renamed since the creation."""
         now = [*chain.from_iterable(self._views)]
-        return len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)) or any(self._empty)
+        is_same = len(now) == len(self._seen) and all(map(operator.is_, now, self._seen)) and not any(self._empty)
+        return not is_same or [*chain.from_iterable(self._dicts)] != self._names
 
 
 def refusal(name: str, before: ModuleTree, now: ModuleTree, *, follows: bool) -> CannotResume | None:

@@ -96,6 +96,8 @@ class PlainAdapter:
         check_distinct([*self._names.values(), *(name for name, _, _ in self._buffers.places), *self._extra.names])
         self._live: list[torch.Tensor] = list(self._parameters.values())
         """The parameters. The same list until one is replaced, so that a boundary need not compare it."""
+        self._kinds = [(each.shape, each.dtype) for each in self._live]
+        """Shape and dtype of each parameter at `init`."""
         embeddings = {
             id(each.weight)
             for each in chain.from_iterable(self._tree.modules)
@@ -181,6 +183,7 @@ class PlainAdapter:
         ]
 
     def parts(self, states: Sequence[StateTensor]) -> Mapping[str, tuple[TensorPart, ...]]:
+        self._check_kinds()
         found = self.boxes(states)
         shapes = {state.name: tuple(state.tensor.shape) for state in states}
         for alias, known in self._ties.items():
@@ -189,6 +192,17 @@ class PlainAdapter:
             own = (part for part in held if part.name == name)
             found[name] = (*held, *(msgspec.structs.replace(part, name=f"model/{alias}") for part in own))
         return {**found, **self._buffers.transient_parts()}
+
+    def _check_kinds(self) -> None:
+        """Raise an error if the script has changed the shape or dtype of a parameter in place, as `Module.double`."""
+        for (name, parameter), (shape, dtype) in zip(self._parameters.items(), self._kinds, strict=True):
+            if (parameter.shape, parameter.dtype) != (shape, dtype):
+                raise CannotResume(
+                    f"model/{name}",
+                    f"this parameter has another shape or dtype ({tuple(parameter.shape)}, {parameter.dtype}) than at "
+                    f"init() ({tuple(shape)}, {dtype}), and a restarted script restores into the parameter of init(). "
+                    "Change it before init()",
+                )
 
     def boxes(self, states: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:  # noqa: ARG002
         """Return the boxes (pieces) of sharded tensors by name. The result is empty, because plain torch does not
