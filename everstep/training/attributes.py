@@ -10,14 +10,17 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from itertools import chain, compress
 from operator import itemgetter
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType
 from typing import Any, Final, TypeAlias, cast
 
 import torch
 
 from everstep.training import rng
-from everstep.training.parts import LIBRARIES, MAX_PARTS, OF_MODULES, find, values_of
+from everstep.training.parts import HOOKS, LIBRARIES, MAX_PARTS, OF_MODULES, find, values_of
 from everstep.training.state_tree import PLAIN_CLASSES, Tree
 
 MAX_ATTRIBUTE_BYTES: Final = 16 * 1024 * 1024
@@ -31,6 +34,8 @@ _SEARCHED: Final = (*rng.GENERATORS, list, tuple, dict)
 MODULE_DEPTH: Final = 4
 """Number of levels below a module's attribute that the search for random generators follows."""
 _SCALARS: Final = (bool, int, float, str)
+_FUNCTIONS: Final = (FunctionType, BuiltinFunctionType, MethodType, partial, type, Enum)
+"""Kinds of attributes that decide what a module computes, and that no snapshot contains."""
 _call = cast("Callable[[Callable[[dict[str, Any]], tuple[Any, ...]], dict[str, Any]], tuple[Any, ...]]", operator.call)
 _LATE: Final = object()
 """Mark of an attribute that an object got after `init`."""
@@ -62,8 +67,13 @@ class Attributes:
         """Watch other objects of the same names, by which the script has replaced the earlier ones."""
         self._watch(dict(objects), is_first=False)
 
-    def observe(self) -> dict[str, Tree]:
-        """Return the changed attributes by the object's name. Called for every snapshot."""
+    def observe(self, *, is_within: bool = False) -> dict[str, Tree]:
+        """Return the changed attributes by the object's name. Called for every snapshot.
+
+        Args:
+            is_within: whether a pass over the data runs. A restart repeats the pass, which makes the long lists of a
+                sampler again, so the result omits them. The script may have changed the others for the next pass.
+        """
         if sum(map(len, self._growing)) != self._count:
             self._watch(self._objects, is_first=False)
         try:
@@ -76,7 +86,8 @@ class Attributes:
                 return {}
         suspected = compress(range(len(values)), map(operator.is_not, values, self._marks))
         changed = [number for number in suspected if not _is_same(values[number], self._marks[number])]
-        changed = [number for number in changed if _is_kept(values[number], self._max_items)]
+        max_items = min(self._max_items, MAX_PARTS) if is_within else self._max_items
+        changed = [number for number in changed if _is_kept(values[number], max_items)]
         found: dict[str, Any] = {}
         if any(map(_has_tensor, map(values.__getitem__, changed))):
             held = {*chain.from_iterable(map(_storages, self._objects.values()))}
@@ -150,8 +161,43 @@ def generators_of(modules: Iterable[torch.nn.Module]) -> list[rng.Generator]:
     groups.
     """
     values = (each for module in modules for each in (*values_of(module), *_of_class(type(module))))
-    roots = [each for each in values if isinstance(each, _SEARCHED) or _is_of_script(each)]
+    roots = [each for each in values if isinstance(each, _SEARCHED) or _is_of_script(each) or _is_function(each)]
     return rng.find_generators([each for each in roots if not isinstance(each, torch.nn.Module)], depth=MODULE_DEPTH)
+
+
+def _is_function(value: object) -> bool:
+    """Return whether a value is a function of the script, or a method of a generator such as `random.Random.random`."""
+    function = value.func if isinstance(value, partial) else value
+    if isinstance(function, FunctionType):
+        return not function.__code__.co_filename.startswith(LIBRARIES)
+    return isinstance(function, (MethodType, BuiltinMethodType)) and isinstance(function.__self__, rng.GENERATORS)
+
+
+def functions_of(modules: Iterable[torch.nn.Module]) -> list[object]:
+    """Return marks of the functions that modules call: hooks of modules and parameters, and functions in attributes.
+
+    No snapshot contains functions. Two lists differ if a function was added, removed or replaced by other code.
+    """
+    found: list[object] = []
+    for number, module in enumerate(modules):
+        held = vars(module)
+        found += [(number, key, _code(each)) for key in HOOKS for each in (held.get(key) or {}).values()]
+        for key in sorted(held.keys() - OF_MODULES):
+            if isinstance(held[key], _FUNCTIONS):
+                found.append((number, key, _code(held[key])))
+        for key, parameter in module._parameters.items():
+            if parameter is not None and (hooks := parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+                found += [(number, key, _code(each)) for each in hooks.values()]
+    return found
+
+
+def _code(function: object) -> object:
+    """Return what two functions of the same code have in common, although a script may create them anew."""
+    while isinstance(function, (partial, MethodType)):
+        function = function.func if isinstance(function, partial) else function.__func__
+    if isinstance(function, FunctionType):
+        return function.__code__
+    return function if isinstance(function, _FUNCTIONS) else type(function)
 
 
 def _of_class(kind: type) -> Iterable[object]:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
 
 import numpy as np
@@ -28,8 +28,10 @@ MAX_OBJECTS: Final = 20_000
 """Maximum number of objects that one search looks into."""
 OF_MODULES: Final = frozenset(vars(torch.nn.Module()))
 """Attributes in which torch keeps a module's parameters, buffers, modules, hooks and mode."""
+HOOKS: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Attributes in which a module keeps the hooks that its calls run."""
 _LEAVES: Final = (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None), ModuleType)
-_CONTAINERS: Final = (Mapping, list, tuple, deque, partial, MethodType, FunctionType)
+_CONTAINERS: Final = (Mapping, list, tuple, deque, partial, MethodType, BuiltinMethodType, FunctionType)
 MAX_PARTS: Final = 64
 """Length of the longest list or dict that `find` searches. It skips longer ones, because they usually hold samples."""
 LIBRARIES: Final = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -89,6 +91,8 @@ def _parts(value: object, is_wanted: Callable[[object], bool]) -> Iterable[objec
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, MethodType):
         return [value.__self__, value.__func__]
+    if isinstance(value, BuiltinMethodType):
+        return [value.__self__]
     if isinstance(value, FunctionType):
         used = (value.__globals__.get(name) for name in _names(value.__code__))
         return [

@@ -223,6 +223,15 @@ def _draw_seed(generator: Generator) -> int:
     return generator.getrandbits(63)
 
 
+def kind_of(generator: Generator) -> str:
+    """Return the name of a generator's kind. Generators of one kind can take each other's states."""
+    if isinstance(generator, torch.Generator):
+        return f"torch.Generator on {generator.device}"
+    if isinstance(generator, np.random.Generator):
+        return f"numpy {type(generator.bit_generator).__name__}"
+    return f"{type(generator).__module__}.{type(generator).__qualname__}"
+
+
 def generator_state(generator: Generator) -> Tree:
     """Return the state of one random generator as a state tree."""
     if isinstance(generator, torch.Generator):

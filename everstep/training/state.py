@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
@@ -107,7 +107,9 @@ class RankState:
         self._pretrained = dict(pretrained or {})
         self._modules = [of_root for adapter in adapters for of_root in adapter.trees()]
         self._attributes = Attributes(places_of(self._modules))
-        self.generators = generators_of(chain.from_iterable(self._modules))
+        self._holders = _holders_of(self._modules)
+        """The modules that hold random generators."""
+        self.generators = generators_of(self._holders)
         self._kept: dict[str, Tree] | None = None
         """Training modes, data positions and generator states that `keep_passing` has recorded.
 
@@ -145,6 +147,7 @@ class RankState:
         if not all(map(operator.is_, modules, self._modules)):
             self._modules = modules
             self._attributes.follow(places_of(modules))
+            self._holders = _holders_of(modules)
         return self._modules
 
     @property
@@ -195,7 +198,9 @@ class RankState:
                     "lr_lambdas has other functions than at init(), and functions are not kept. Create the scheduler "
                     "with its functions before init()",
                 )
-        return self._observed([_checked(adapter) for adapter in self.adapters])
+        observed = [_checked(adapter) for adapter in self.adapters]
+        self._follow_generators()
+        return self._observed(observed)
 
     def foresee(self) -> Observed | None:
         """Return the predicted state after the first optimizer step, or None.
@@ -281,7 +286,10 @@ class RankState:
         The session calls this when the script leaves its loop, because an evaluation before `close` would change them.
         Until the next boundary, further calls have no effect.
         """
-        self._kept = self._kept or copied(self._passing())
+        if self._kept is None:
+            with suppress(CannotResume):  # The next `observe` raises it again.
+                self._follow_generators()
+            self._kept = copied(self._passing())
 
     def end_step(self) -> None:
         """Record that a step is finished. The session calls this after every step."""
@@ -318,6 +326,24 @@ class RankState:
         counts = {count for adapter in self.adapters if (count := adapter.batches_per_step()) is not None}
         return counts.pop() if len(counts) == 1 and len(self.adapters) == 1 else accumulate
 
+    def _follow_generators(self) -> None:
+        """Use the random generators by which modules have replaced those of the last boundary.
+
+        Raises:
+            CannotResume: a restarted script would have generators of other kinds.
+        """
+        self.modules()
+        found = generators_of(self._holders)
+        if len(found) == len(self.generators) and all(map(operator.is_, found, self.generators)):
+            return
+        if (kinds := [*map(rng.kind_of, found)]) != (known := [*map(rng.kind_of, self.generators)]):
+            raise CannotResume(
+                "model",
+                f"its random generators are {', '.join(kinds) or 'none'} now, and were {', '.join(known) or 'none'} at "
+                "init(). Create all generators before init(), and seed one again instead of replacing it",
+            )
+        self.generators = found
+
     def _passing(self) -> dict[str, Tree]:
         """Return the part of the state that an evaluation may change.
 
@@ -332,6 +358,10 @@ class RankState:
             "generators": rng.generator_states(self.generators),
             "rng": rng.observe(),
         }
+
+
+def _holders_of(modules: Sequence[Sequence[torch.nn.Module]]) -> list[torch.nn.Module]:
+    return [each for each in chain.from_iterable(modules) if generators_of([each])]
 
 
 def _has_lambdas(scheduler: object) -> TypeGuard[LambdaLR | MultiplicativeLR]:

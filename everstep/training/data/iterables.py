@@ -139,6 +139,8 @@ class Replayed:
         self._attributes = Attributes(objects_of_script([iterable]))
         self._place: Place | None = None
         """Progress of this epoch's walk (pass through the iterable); None between two epochs."""
+        self._changed: dict[str, Any] = {}
+        """Restored attributes of the iterable, which its repeated walk does not change."""
 
     def begin(self, epoch: int) -> Iterator[object]:
         set_epoch(self._iterable, epoch)
@@ -153,6 +155,7 @@ class Replayed:
             if not isinstance(self._iterable, (list, tuple)):
                 logger.warning("%s does not store its position: replaying %d batches to reach it", self._name, count)
             walk.repeat(count)
+            self._attributes.load(self._changed)
         return iter(walk)
 
     def end(self) -> None:
@@ -163,10 +166,12 @@ class Replayed:
         return {
             "place": place,
             "present": rng.generator_states(self.generators),
-            "attributes": self._attributes.observe() if place is None else {},
+            "attributes": self._attributes.observe(is_within=place is not None),
         }
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._place, self._skip_count = Place.of(state["place"]), consumed_count
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
-        self._attributes.load(cast("dict[str, Any]", state["attributes"]))
+        self._changed = cast("dict[str, Any]", state["attributes"])
+        if self._place is None:
+            self._attributes.load(self._changed)

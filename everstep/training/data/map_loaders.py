@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, cast
 
 from torch.utils.data import DataLoader
@@ -87,7 +87,7 @@ class MapLoader:
             return iter(self._loader)
 
     def end(self) -> None:
-        self._sampler.resume(None, 0)
+        self._sampler.resume(None, 0, {})
         self._sampler.begin = 0
 
     def _set_epoch(self, epoch: int) -> None:
@@ -102,18 +102,17 @@ class MapLoader:
             "place": None if place is None else place.tree(),
             "present": rng.generator_states(self.generators),
             "attributes": self._attributes.observe(),
-            "samplers": self._sampler.attributes.observe() if place is None else {},
+            "samplers": self._sampler.attributes.observe(is_within=place is not None),
             "begin": self._sampler.begin,
             "order": None if self.order is None else self.order.tree(),
         }
 
     def load_state_dict(self, state: dict[str, Tree], consumed_count: int) -> None:
         self._sampler.begin = cast(int, state["begin"])
-        self._sampler.resume(Place.of(state["place"]), consumed_count)
+        self._sampler.resume(Place.of(state["place"]), consumed_count, cast("dict[str, Any]", state["samplers"]))
         self._loaded = cast("list[Tree]", state["held"]) if self._held else None
         rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
         self._attributes.load(cast("dict[str, Any]", state["attributes"]))
-        self._sampler.attributes.load(cast("dict[str, Any]", state["samplers"]))
 
 
 MAX_INDEXES = 1_000_000
@@ -165,6 +164,8 @@ class PlacedSampler:
 
         None if the next walk starts an epoch.
         """
+        self._changed: Mapping[str, Any] = {}
+        """Attributes of the sampler that the repetition of a walk restores at its end."""
         self.epoch = 0
         self.begin = 0
         """Position of the epoch's order of samples at which the walk (pass through the sampler) begins.
@@ -182,13 +183,18 @@ class PlacedSampler:
         """True if the next walk (pass through the sampler) starts in the middle of an epoch."""
         return self._skip_count is not None
 
-    def resume(self, place: Place | None, skip_count: int) -> None:
+    def resume(self, place: Place | None, skip_count: int, changed: Mapping[str, Any]) -> None:
         """Make the next walk (pass through the sampler) continue the interrupted walk whose progress is `place`.
 
-        `skip_count` is the number of items of the interrupted walk whose batches the script received. If `place` is
-        None, the next walk starts a new epoch.
+        Args:
+            place: the progress; None if the next walk starts a new epoch.
+            skip_count: number of items of the interrupted walk whose batches the script received.
+            changed: the sampler's changed attributes at that progress.
         """
         self.place, self._skip_count = place, None if place is None else skip_count
+        self._changed = changed
+        if place is None:
+            self.attributes.load(changed)
 
     def hold(self) -> None:
         """Store the generators' current states, so that the next walk (pass through the sampler) starts from them.
@@ -216,7 +222,10 @@ class PlacedSampler:
             is_new = not self.place.walked_count
             source = self._sharing.rest(begin, self._generators, self.place.began, is_new=is_new)
         walk = Walk(source, self._generators, self.place)
-        items = itertools.chain(walk.repeat(skip_count), walk) if is_resuming else walk
+        items: Iterable[object] = walk
+        if is_resuming:
+            items = itertools.chain(walk.repeat(skip_count), walk)
+            self.attributes.load(self._changed)
         for number, item in enumerate(items, skip_count):
             yield item if self._seeding is None else SeededItem(item, self._seeding.of(self.epoch, number, begin))
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, cast
 
 import numpy as np
+from torch.utils.data import DataLoader, IterableDataset
 
 from everstep.training.data import hugging_face
 from everstep.training.data.iterables import OwnState
@@ -59,6 +60,8 @@ class DataStream:
         self._spawned = [(seed, seed.n_children_spawned) for seed in seeds]
         self._fingerprint = hugging_face.fingerprint(loader)
         self._iterator: Iterator[object] | None = None
+        self._sample_count: int | None = None
+        """Length of the dataset at the start of the current epoch in this process; None if it has no length."""
         self.epoch = 0
         self.consumed_count = 0
         """Number of batches of this epoch that the script received, in this process or before a restart."""
@@ -158,7 +161,17 @@ class DataStream:
         }
 
     def check(self) -> None:
-        """Raise CannotResume if a seed sequence of the loader has made seeds, because numpy cannot restore it."""
+        """Raise CannotResume if a restart could not repeat this epoch.
+
+        Either numpy's seed sequence has made seeds, which numpy cannot restore, or the script has changed the length of
+        the dataset, from which the sampler made the order of this epoch.
+        """
+        if self._iterator is not None and (count := _sample_count(self.loader)) != self._sample_count:
+            raise CannotResume(
+                self.name,
+                f"the dataset has {count} samples, and had {self._sample_count} when this epoch began, so a restart "
+                "would draw another order. Change the dataset before the first batch of an epoch",
+            )
         if any(seed.n_children_spawned != count for seed, count in self._spawned):
             raise CannotResume(
                 self.name,
@@ -268,6 +281,7 @@ class DataStream:
 
     def _next_of_epoch(self) -> object:
         if self._iterator is None:
+            self._sample_count = _sample_count(self.loader)
             self._iterator = self._source.begin(self.epoch)
         batch = next(self._iterator, END)
         self._is_resumed = False
@@ -281,6 +295,16 @@ class DataStream:
             if self.observe is not None:
                 batch = self.observe(self.name, batch)
         return batch
+
+
+def _sample_count(loader: object) -> int | None:
+    """Return the length of a DataLoader's dataset, or None if samplers do not use it."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    try:
+        return len(cast(Sized, loader.dataset))
+    except (TypeError, NotImplementedError):  # A sampler of the script's may need no length.
+        return None
 
 
 def check_apart(streams: Iterable[DataStream]) -> None:

@@ -734,6 +734,67 @@ def frozen_module_is_added() -> Job:
     return Job(model, after=lambda step: model.append(nn.Linear(1, 1).requires_grad_(False)) if step == 2 else None)
 
 
+@scenario(Kind.REFUSED, "model/0.weight: this parameter was added, removed, or tied")
+def pruning_becomes_permanent() -> Job:
+    from torch.nn.utils import prune
+
+    model: Any = pruned()
+    return Job(model, after=lambda step: prune.remove(model[0], "weight") if step == 2 else None)
+
+
+@scenario(Kind.REFUSED, "model/0.weight: this parameter has another shape or dtype")
+def parameters_become_double() -> Job:
+    model = network()
+
+    def loss(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(model(inputs.to(model[0].weight.dtype)), targets.to(model[0].weight.dtype))
+
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    return Job(model, optimizer, loss=loss, after=lambda step: model.double() if step == 2 else None)
+
+
+class Drawing(nn.Module):
+    """Multiplies its inputs by numbers that a function draws."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * float(self.draw())
+
+
+def drawing(draw: Callable[[], float]) -> Job:
+    return Job(nn.Sequential(nn.Linear(WIDTH, 24), Drawing(draw), nn.Linear(24, 1)))
+
+
+def of_closure() -> Callable[[], float]:
+    generator = random.Random(3)
+    return lambda: generator.random()
+
+
+SCENARIOS["generator_in_a_closure_of_the_model"] = Scenario(Kind.RIGHT, lambda: drawing(of_closure()))
+SCENARIOS["method_of_a_generator"] = Scenario(Kind.RIGHT, lambda: drawing(np.random.default_rng(3).random))
+
+
+class OwnGenerator(nn.Module):
+    """Multiplies its inputs by numbers of a generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 1)
+        self.generator = random.Random(0)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs) * self.generator.random()
+
+
+@right
+def generator_of_the_model_is_replaced() -> Job:
+    model = OwnGenerator()
+    return Job(model, after=lambda step: setattr(model, "generator", random.Random(step)) if step % 3 == 0 else None)
+
+
 # -- data
 
 Sampler = torch_data.Sampler[int]
@@ -812,6 +873,10 @@ def scaled(generator: Any, factor: float, inputs: torch.Tensor) -> torch.Tensor:
     return inputs * factor * float(generator.random())
 
 
+def times(draw: Callable[[], float], inputs: torch.Tensor) -> torch.Tensor:
+    return inputs * draw()
+
+
 def nested() -> torch_data.Dataset[Any]:
     parts = [Numbers(16, partial(scaled, np.random.default_rng(seed), 1.0)) for seed in range(3)]
     inner = torch_data.ConcatDataset(parts[:2])
@@ -877,6 +942,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "generator_of_a_class": lambda: loader_of(OfClass()),
     "generator_of_a_transform": lambda: loader_of(Numbers(change=nn.Sequential(Scale()))),
     "generators_of_nested_datasets": lambda: loader_of(nested()),
+    "method_of_a_python_generator": lambda: loader_of(Numbers(change=partial(times, random.Random(4).random))),
     "generator_in_a_partial": lambda: loader_of(Numbers(change=partial(scaled, np.random.RandomState(4), 2.0))),
 }
 SCENARIOS |= {
@@ -898,6 +964,36 @@ def two_loaders() -> Job:
     optimizer = optim.AdamW(model.parameters(), lr=0.01)
     other = loader_of(Numbers(24, noisy), batch_size=4, num_workers=1)
     return Job(model, optimizer, {"first": loader_of(Numbers(40)), "second": other}, step=step)
+
+
+class Curriculum(Sampler):
+    """Yields more samples in later epochs, as the script decides."""
+
+    def __init__(self) -> None:
+        self.count = 16
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(self.count).tolist())
+
+    def __len__(self) -> int:
+        return self.count
+
+
+@right
+def sampler_changes_for_the_next_epoch() -> Job:
+    sampler = Curriculum()
+    return Job(data=loader_of(sampler=sampler), after=lambda step: setattr(sampler, "count", 16 + 8 * (step // 3 % 4)))
+
+
+@scenario(Kind.REFUSED, "data: the dataset has ")
+def dataset_grows_within_an_epoch() -> Job:
+    dataset = Numbers()
+
+    def after(_: int) -> None:
+        dataset.inputs = torch.cat([dataset.inputs, dataset.inputs[:1]])
+        dataset.targets = torch.cat([dataset.targets, dataset.targets[:1]])
+
+    return Job(data=loader_of(dataset), after=after)
 
 
 @scenario(Kind.REFUSED, "numpy SeedSequence")
