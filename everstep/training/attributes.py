@@ -68,11 +68,14 @@ class Attributes:
         self._watch(dict(objects), is_first=False)
 
     def observe(self, *, is_within: bool = False) -> dict[str, Tree]:
-        """Return the changed attributes by the object's name. Called for every snapshot.
+        """Find the changed attributes. Called for every snapshot.
 
         Args:
             is_within: whether a pass over the data runs. A restart repeats the pass, which makes the long lists of a
                 sampler again, so the result omits them. The script may have changed the others for the next pass.
+
+        Returns:
+            The values of the changed attributes, by the object's name and the attribute's.
         """
         if sum(map(len, self._growing)) != self._count:
             self._watch(self._objects, is_first=False)

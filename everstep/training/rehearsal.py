@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -32,6 +33,7 @@ from everstep.protocol.rehearsals import (
     RehearsalVerdict,
     Rehearsed,
 )
+from everstep.training.attributes import functions_of
 from everstep.training.determinism import passes
 from everstep.training.determinism.replays import compare_replays, differing
 from everstep.training.determinism.script_lines import caller
@@ -44,6 +46,8 @@ from everstep.training.state import RankState
 REPLAY_VARIABLE = "EVERSTEP_REPLAY"
 MEMORY_SHARE = 0.5
 """Highest share of the node's available memory that the kept states of its ranks may take."""
+FUNCTIONS_EVERY = 50
+"""Number of steps between two looks at hooks and functions, because a look takes a millisecond for 1,000 modules."""
 LIMIT_SECONDS = 300
 """Seconds that a rehearsal may take, besides thirty times the seconds from `init` to the first step."""
 RETURN = 4
@@ -116,11 +120,19 @@ class ResumeChanges:
         self._state = state
         self._passed_count, self._modules, self._groups = self._now()
         self.count = count
+        self._looks = 0
+        self._functions: list[object] = []
+        """Hooks and functions of the modules at the last look at them, first after the first step of this process."""
 
     def look(self) -> int:
         """Return the number of changes so far. The session calls this after every step."""
         passed_count, modules, groups = self._now()
         is_same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
+        if self._looks % FUNCTIONS_EVERY == 0:
+            functions = functions_of(chain.from_iterable(modules))
+            is_same = is_same and (self._looks == 0 or functions == self._functions)
+            self._functions = functions
+        self._looks += 1
         self.count += (passed_count > self._passed_count) + (not is_same or groups != self._groups)
         self._passed_count, self._modules, self._groups = passed_count, modules, groups
         return self.count

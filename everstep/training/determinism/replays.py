@@ -95,7 +95,8 @@ def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -
     """Return the lines of the script that fetch, set or log what differs, or that change the unkept variables."""
     used = finding.names
     if finding.source is Source.PREFETCH:
-        used = [each.name for each in records[0].steps.get(finding.step, []) if each.kind is Kind.LOADED]
+        loaded = records[0].steps.get(finding.step, [])
+        used = tuple(each.name for each in loaded if each.kind is Kind.LOADED)
     found = [line_of(name, records[0].places[name]) for name in dict.fromkeys(used) if name in records[0].places]
     if finding.kind is Kind.SETTING:
         # The setting has a name such as `lr of group 0`.

@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from everstep.training import rng
 from everstep.training.determinism.calls import is_user_file
 from everstep.training.determinism.digests import digest_of
-from everstep.training.parts import OF_MODULES
+from everstep.training.parts import HOOKS, OF_MODULES
 from everstep.training.rng import Generator
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
@@ -27,6 +27,8 @@ _SMALL = (bool, int, float, complex, str, bytes)
 """Kinds whose equal values may be one object. Each occurrence counts."""
 _PLAIN = (*_SMALL, torch.Tensor, np.ndarray)
 _OPAQUE = (torch.Tensor, np.ndarray, ModuleType, random.SystemRandom)
+_OF_OPTIMIZERS = ("state", "param_groups", "defaults", "step")
+"""Attributes of optimizers that snapshots contain, and the method that schedulers replace."""
 SEARCH_DEPTH = 6
 MAX_VALUES = 5_000
 """Maximum number of objects that one search looks at."""
@@ -55,14 +57,16 @@ def values_of_script(kept: Iterable[object], *, with_tensors: bool = True) -> di
     """Return the type and digest of each value that the script can reach, and the length of each container.
 
     Args:
-        kept: the registered objects, which the search does not enter.
+        kept: the registered objects. Of modules and optimizers, the search enters what snapshots may lack.
         with_tensors: False for numbers, texts and lengths only, which cost little time.
 
     Returns:
-        By name, for example `train.best` for a global of train.py, or `main.best` for a variable of `main`.
+        By name, for example `train.best` for a global of train.py, `main.best` for a variable of `main`, or
+        `Encoder.memory` for an attribute of a registered module.
     """
+    kept = list(kept)
     kinds = (*_KINDS, *_PLAIN) if with_tensors else _SMALL
-    found = _search({id(each) for each in (*kept, *_of_process())}, kinds, lengths=True)
+    found = _search({id(each) for each in (*kept, *_of_process())}, kinds, registered=kept, lengths=True)
     return {
         name: f"{type(value).__name__} {digest_of(rng.generator_state(value) if isinstance(value, _KINDS) else value)}"
         for name, value in found.items()
@@ -90,12 +94,32 @@ def _roots() -> Iterator[tuple[str, object]]:
         frame = frame.f_back
 
 
-def _search(seen: set[int], kinds: tuple[type, ...], *, lengths: bool = False) -> dict[str, Any]:
+def _inside(registered: Iterable[object]) -> Iterator[tuple[str, object]]:
+    """Yield the attributes of modules and optimizers of the script's classes, and the script's hooks, by class name."""
+    for each in registered:
+        kind, held = type(each), vars(each) if isinstance(each, (torch.nn.Module, torch.optim.Optimizer)) else {}
+        if _is_of_script(kind):
+            keys = (key for key in held if key not in OF_MODULES and key not in _OF_OPTIMIZERS and key[:1] != "_")
+            yield from ((f"{kind.__name__}.{key}", held[key]) for key in keys)
+        hooks = (hook for key in HOOKS for hook in (held.get(key) or {}).values())
+        yield from ((f"{kind.__name__}.hook", hook) for hook in hooks if _is_of_script(_class_of(hook)))
+
+
+def _class_of(hook: object) -> type | FunctionType | MethodType:
+    """Return the class of a hook, or the function itself. Both know the module that defines them."""
+    hook = hook.func if isinstance(hook, partial) else hook
+    return hook if isinstance(hook, (FunctionType, MethodType)) else type(hook)
+
+
+def _search(
+    seen: set[int], kinds: tuple[type, ...], *, registered: Iterable[object] = (), lengths: bool = False
+) -> dict[str, Any]:
     """Return the objects of these kinds that the script can reach, by name.
 
     Args:
         seen: ids of objects to leave out.
         kinds: classes of the wanted objects.
+        registered: objects whose attributes the search enters after those of the script.
         lengths: whether to add the lengths of containers.
 
     Returns:
@@ -103,7 +127,7 @@ def _search(seen: set[int], kinds: tuple[type, ...], *, lengths: bool = False) -
     """
     found: dict[str, Any] = {}
     alive: list[object] = []  # so that no other object gets the id of one that the search has seen
-    waiting = deque((name, value, SEARCH_DEPTH) for name, value in _roots())
+    waiting = deque((name, value, SEARCH_DEPTH) for name, value in (*_roots(), *_inside(registered)))
     while waiting and len(alive) < MAX_VALUES:
         name, value, depth = waiting.popleft()
         if isinstance(value, _SMALL):
@@ -131,9 +155,11 @@ def _parts(value: object) -> Iterable[tuple[object, object]]:
         return list(enumerate(cast("list[object]", value))) if len(value) <= MAX_PARTS else ()
     if isinstance(value, partial):
         return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
-    if isinstance(value, MethodType):
+    if isinstance(value, (MethodType, BuiltinMethodType)):
         return [("self", value.__self__)]
     if isinstance(value, FunctionType):
+        if (value.__module__ or "").partition(".")[0] == "everstep":
+            return ()  # methods that Everstep has wrapped, such as `zero_grad`
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         return [*_filled(cells), ("defaults", value.__defaults__)]
     if isinstance(value, type):
@@ -146,7 +172,7 @@ def _parts(value: object) -> Iterable[tuple[object, object]]:
     return list(vars(value).items()) if hasattr(value, "__dict__") else ()
 
 
-def _is_of_script(kind: type) -> bool:
+def _is_of_script(kind: type | FunctionType | MethodType) -> bool:
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     return file is not None and is_user_file(file)
 

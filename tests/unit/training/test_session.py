@@ -20,6 +20,7 @@ from everstep.training.data import DataStream
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.gloo_threads import settle_gloo_threads
 from everstep.training.guard import Guard
+from everstep.training.rehearsal import FUNCTIONS_EVERY
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState
@@ -237,6 +238,38 @@ def test_the_page_counts_first_passes_over_the_data_and_changes_of_modules_and_g
         change(next(changes))
         counts.append(link.published[-1].resume_revision)
     assert [*counts, link.published[-1].resume_revision] == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3]
+
+
+class Activated(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.activation: object = torch.relu
+
+
+def _hook(*_: object) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.register_forward_hook(_hook),
+        lambda model: model.weight.register_hook(lambda gradient: gradient),
+        lambda model: setattr(model, "activation", torch.tanh),
+        lambda model: setattr(model, "forward", lambda inputs: inputs),
+    ],
+)
+def test_the_page_counts_a_change_of_hooks_and_functions_once(change: Callable[[Activated], object]) -> None:
+    link, model = Link(), Activated()
+    adapter = PlainAdapter({"": model}, {"": torch.optim.SGD(model.parameters(), lr=0.1)})
+    session = session_of(link, adapter)
+    session.restore()
+    for step in range(1, 3 * FUNCTIONS_EVERY):
+        if step == 2:
+            change(model)
+        model.register_forward_pre_hook(_hook).remove()
+        session.boundary()
+        assert link.published[-1].resume_revision == (step > FUNCTIONS_EVERY)
 
 
 def test_a_restart_in_a_later_pass_over_the_data_is_no_change() -> None:
