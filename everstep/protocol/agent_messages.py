@@ -38,13 +38,32 @@ contain the answers to commands.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from everstep.protocol.codec import Message
 from everstep.protocol.fixed_length import Digest, Key, PublicKey, StateDigest
-from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.ids import NODE_ID_PATTERN, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.limits import (
+    VISIBLE,
+    Address,
+    Count,
+    ExitCode,
+    FewItems,
+    HexDigest,
+    Items,
+    LongText,
+    MetricValue,
+    Name,
+    Path,
+    Percent,
+    Port,
+    Seconds,
+    Text,
+    UnixSeconds,
+    require_short,
+)
 from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.plan import (
@@ -55,7 +74,7 @@ from everstep.protocol.plan import (
     SourceKind,
     Timeouts,
 )
-from everstep.protocol.rank_messages import StopState, UnkeptCause
+from everstep.protocol.rank_messages import MAX_METRIC_NAME_LENGTH, Phase, StopState, UnkeptCause
 from everstep.protocol.rehearsals import Rehearsed
 
 NOT_YOURS = 4401
@@ -68,6 +87,7 @@ The agent must present the node's session token.
 SEND_LINES_SECONDS = 10.0
 MAX_COMMAND_OUTPUT_BYTES = 256 * 1024
 """Maximum bytes of stdout, and of stderr, that `CommandEnded` carries."""
+CommandOutput: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=MAX_COMMAND_OUTPUT_BYTES)]
 HOLD_SECONDS = 120.0
 """Seconds after the last request of an export until a node releases the snapshots that it keeps for the export."""
 ANOTHER_EXPORT = "another export holds a snapshot"
@@ -149,13 +169,13 @@ class MemoryEnd(Message, frozen=True):
 
     source: MemorySource
     kind: MemoryKind
-    rank_bytes: int | None = None
+    rank_bytes: Count | None = None
     """Resident memory of the process that ended: the rank, or the DataLoader worker that the kernel killed."""
-    used_bytes: int | None = None
+    used_bytes: Count | None = None
     """Memory in use on the node, or in its cgroup if the cgroup has a limit."""
-    total_bytes: int | None = None
+    total_bytes: Count | None = None
     """Size of the memory of which `used_bytes` is in use: the node's memory, or the limit of its cgroup."""
-    words: str = ""
+    words: Text = ""
     """The line of the rank's stderr with the rank's last exception.
 
     If the kernel killed a DataLoader worker of the rank, the line names the worker. Empty if the kernel killed the rank
@@ -167,13 +187,13 @@ class RankExit(Message, frozen=True):
     """The exit of a rank, as observed by the shim (the process of the node that is the parent of all ranks)."""
 
     exit_class: ExitClass
-    code: int
+    code: ExitCode
     """The rank's exit code, or the negated signal number."""
-    at_seconds: float
+    at_seconds: UnixSeconds
     """Unix time of the exit."""
     boundary: Step
     """Number of steps that the rank had finished when it last reported to its agent; -1 if it had reported none."""
-    last_lines: str = ""
+    last_lines: LongText = ""
     """The end of the rank's stderr, at most 4 KiB."""
     memory: MemoryEnd | None = None
     """Evidence of exhausted memory. Set only if `exit_class` is OUT_OF_MEMORY."""
@@ -184,6 +204,11 @@ FIRST_STEP_PHASE = "first_step"
 
 The job compiles kernels and fills caches in this time, so its duration is recorded separately.
 """
+if TYPE_CHECKING:
+    PhaseName = str
+else:
+    PhaseName = Literal[("", FIRST_STEP_PHASE, *(phase.name.lower() for phase in Phase))]
+"""Name of a rank's phase in a report; empty if the agent does not know the phase."""
 
 
 class RankStatus(Message, frozen=True):
@@ -193,22 +218,22 @@ class RankStatus(Message, frozen=True):
     boundary: Step
     """Number of optimizer steps that the rank has finished and reported; -1 before the rank has restored its state."""
     exit: RankExit | None = None
-    phase: str = ""
+    phase: PhaseName = ""
     """The phase that the rank reported last.
 
     One of `start`, `restore`, `first_step`, `train`, `eval`, `checkpoint`, `wait`, `close` and `rehearse`.
     """
-    still_seconds: float = 0.0
+    still_seconds: Seconds = 0.0
     """Seconds since the rank last finished a step or changed its phase."""
-    limit_seconds: float = 0.0
+    limit_seconds: Seconds = 0.0
     """Time limit that the script has declared for the phase, in seconds; 0 if it has declared none."""
-    passed_at_seconds: float = 0.0
+    passed_at_seconds: UnixSeconds = 0.0
     """Unix time at which the rank finished the step `boundary`, as recorded by the rank; 0 if it is not recorded."""
-    first_passed_at_seconds: float = 0.0
+    first_passed_at_seconds: UnixSeconds = 0.0
     """Unix time at which the rank finished its first step in this generation; 0 if it has not finished one."""
     rehearsed: Rehearsed | None = None
     """The rank's newest rehearsal in this generation."""
-    resume_revision: int = 0
+    resume_revision: Count = 0
     """How often the rank has changed so that its resume needs another proof (`RankHalf.resume_revision`)."""
 
 
@@ -216,22 +241,22 @@ class RankStacks(Message, frozen=True):
     """The Python stacks of one rank, read by its agent after the command `TakeStacks`."""
 
     rank: Rank
-    number: int
+    number: Count
     """Number of the `TakeStacks` command that these stacks answer."""
-    text: str
+    text: LongText
     """Python stacks, the main thread first, innermost frame first. At most 8 KiB.
 
     Empty if the agent could not read the stacks.
     """
-    same_seconds: float
+    same_seconds: Seconds
     """Seconds since the agent first read these same stacks; 0 at the first reading."""
-    cpu_seconds: float
+    cpu_seconds: Seconds
     """CPU time that the rank and its child processes used during `same_seconds`."""
     is_stopped: bool = False
     """Whether a signal has stopped the process. A stopped process runs again only after SIGCONT."""
-    gpu_percent: float | None = None
+    gpu_percent: Percent | None = None
     """Utilization of the rank's GPU in percent; None if the agent does not measure it."""
-    error: str = ""
+    error: Text = ""
     """Reason why the agent could not read the stacks; empty if it has read them."""
 
 
@@ -243,16 +268,16 @@ class ShardProtection(Message, frozen=True):
     """
 
     rank: Rank
-    holders: tuple[NodeId, ...]
-    in_view: tuple[NodeId, ...]
+    holders: Annotated[tuple[NodeId, ...], Items]
+    in_view: Annotated[tuple[NodeId, ...], Items]
     committed: Step
-    payload_bytes: int
-    reason: str = ""
+    payload_bytes: Count
+    reason: Text = ""
     """Reason why the shard is not fully protected; empty if every holder has the shard of recent steps.
 
     Possible reasons: a holder is out of view, slow or hard to reach, or a holder or agent refused a snapshot.
     """
-    verified: tuple[tuple[Step, float], ...] = ()
+    verified: Annotated[tuple[tuple[Step, UnixSeconds], ...], Items] = ()
     """Newest verified step of each holder and the time of its verification, in the order of `holders`.
 
     The step is -1 if the owner has seen no verified step of the holder. The time is Unix time in seconds.
@@ -261,7 +286,7 @@ class ShardProtection(Message, frozen=True):
     """Why the owner has abandoned the newest proposed step; None if it has abandoned no step since the last commit."""
     lasts: bool = False
     """Whether this cause also prevents the next steps, unless the script or the node's memory changes."""
-    states: tuple[tuple[Step, StateDigest], ...] = ()
+    states: Annotated[tuple[tuple[Step, StateDigest], ...], Items] = ()
     """Digests of the newest steps that the owner has sealed in this generation, oldest first; at most
     `state_count(world_size)`. Empty from an agent that computes none."""
 
@@ -284,14 +309,14 @@ class CheckpointPace(Message, frozen=True):
     """The first commit of this or a later step becomes a checkpoint. -1 if the job takes no checkpoints by number of
     steps.
     """
-    due_at_seconds: float = 0.0
+    due_at_seconds: UnixSeconds = 0.0
     """Unix time after which the next commit becomes a checkpoint; 0 if the job has no interval."""
-    interval_seconds: float = 0.0
+    interval_seconds: Seconds = 0.0
     """Current interval between checkpoints in seconds; 0 if the job has no interval, or if no upload is measured yet.
     """
-    upload_seconds: float = 0.0
+    upload_seconds: Seconds = 0.0
     """Duration in seconds of the newest complete upload of all shards; 0 if no upload is complete."""
-    cost_seconds: float = 0.0
+    cost_seconds: Seconds = 0.0
     """Seconds by which the newest upload delayed training. At most the duration of the upload."""
 
 
@@ -305,13 +330,13 @@ class RoundStatus(Message, frozen=True):
     proposed: Step
     boundary: Step
     """The highest number of finished steps that any rank has reported."""
-    committed_at_seconds: float
+    committed_at_seconds: UnixSeconds
     """Unix time of the last commit; 0 before the first commit."""
     stopped: bool = False
     """True if all ranks have stopped training at the step on which they agreed."""
     finished: bool = False
     checkpoints: CheckpointPace = CheckpointPace()
-    rehearsal_number: int = 0
+    rehearsal_number: Count = 0
     """Number of the newest command `Rehearse` that the coordinator has taken; 0 if it has taken none."""
     rehearsal_state: StopState = StopState.NONE
 
@@ -323,28 +348,28 @@ class UploadedShard(Message, frozen=True):
     step: Step
     origin_generation: Generation
     object: ObjectReference
-    object_bytes: int
-    etag: str
-    payload_bytes: int
+    object_bytes: Count
+    etag: Path
+    payload_bytes: Count
     payload_digest: Digest
     layout_hash: Digest
-    upload_seconds: float = 0.0
+    upload_seconds: Seconds = 0.0
     """Duration of the upload in seconds.
 
     The control plane expects about the same duration for the next upload.
     """
-    sha256: str = ""
+    sha256: HexDigest = ""
     """SHA-256 over the digests of the object's parts, hexadecimal, as in `ManifestShard.sha256`."""
-    part_bytes: int = 0
+    part_bytes: Count = 0
     """Size of the parts that `sha256` covers, as in `ManifestShard.part_bytes`."""
-    frozen: tuple[SharedObject, ...] = ()
+    frozen: Annotated[tuple[SharedObject, ...], Items] = ()
     """S3 objects with tensors of the shard that training does not change. Other shards may refer to these objects.
 
     S3 has stored all of them completely.
     """
-    replicated: tuple[SharedObject, ...] = ()
+    replicated: Annotated[tuple[SharedObject, ...], Items] = ()
     """S3 objects with tensors that are equal on several ranks at this step. S3 has stored all of them completely."""
-    lists: bytes = b""
+    lists: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
     """Digest of the lists `frozen` and `replicated`. The agent sets it only in messages to the control plane.
 
     If the last report on the connection contained the same lists, the agent sends only their digest and leaves the
@@ -357,11 +382,11 @@ class RunningUpload(Message, frozen=True):
 
     rank: Rank
     step: Step
-    object_name: str
+    object_name: Path
     """The object, as s3://bucket/key; empty until the first attempt begins."""
-    stored_bytes: int
+    stored_bytes: Count
     """Number of bytes that S3 has stored in this attempt."""
-    object_bytes: int
+    object_bytes: Count
     """Size of the object in bytes. Until the first attempt begins, the size of the shard in memory."""
 
 
@@ -374,8 +399,8 @@ class MetricPoint(Message, frozen=True):
 
     generation: Generation
     step: Step
-    values: dict[str, float]
-    at_seconds: float
+    values: Annotated[dict[str, MetricValue], Items]
+    at_seconds: UnixSeconds
     """Unix time at which the values were logged or measured."""
 
 
@@ -386,8 +411,8 @@ class MetricBatch(Message, frozen=True):
     """
 
     run: RunId
-    first_number: int
-    points: tuple[MetricPoint, ...]
+    first_number: Count
+    points: Annotated[tuple[MetricPoint, ...], Items]
 
 
 DEVICE_SILENT_SECONDS = 15.0
@@ -483,34 +508,34 @@ class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
     """An output file of a rank that is not in S3."""
 
     rank: Rank
-    path: str
+    path: Path
     """Path in the rank's output folder, without bytes that are not UTF-8."""
     cause: OutputCause
     generation: Generation | None = None
     """The generation of the rank. None from older agents: the generation of the report."""
-    omitted_count: int = 0
+    omitted_count: Count = 0
     """Number of further unstored outputs of the node that the agent does not name. Only in the node's last entry."""
 
 
 class NodeFault(Message, frozen=True):
     """A fault that an agent reports about its own node or its job, with a code that programs can read."""
 
-    code: str
+    code: Name
     """A `FaultCode`, or a code that only one module reports.
 
     Examples of codes of one module: `protection_does_not_fit`, `source_refused`, `cannot_resume`, `upload_failed`,
     `archive_unavailable`, `input_unavailable`, `secret_unavailable`, `requirements_failed`, `agent_error`.
     """
-    message: str
+    message: Text
     """One sentence for the user, with the measured values."""
     is_permanent: bool
     """True if a new launch of the ranks (a generation) cannot repair the fault."""
-    device: str = ""
+    device: Path = ""
     """The faulty device: `gpu 3`, `eth0`, `/var/lib/everstep`.
 
     Empty if the fault concerns the whole node or the job.
     """
-    xid: int | None = None
+    xid: Count | None = None
     """Number of NVIDIA's Xid error; set only for `gpu_xid`."""
     obstacle: Obstacle | None = None
     """Why S3, IAM, KMS or Secrets Manager did not deliver an input of a load. The same load may succeed later.
@@ -548,9 +573,9 @@ class NodeNotice(Message, frozen=True):
     """An event that AWS announced for this node's instance, read from the instance metadata."""
 
     kind: NoticeKind
-    message: str
+    message: Text
     """AWS's text of the announcement."""
-    ends_at_seconds: float | None = None
+    ends_at_seconds: UnixSeconds | None = None
     """Unix time from which the instance may be unavailable; None if AWS announces no time."""
 
 
@@ -590,7 +615,7 @@ class RankValues(Message, frozen=True):
     """The newest values that the script has logged on one rank, by metric name."""
 
     rank: Rank
-    values: dict[str, float]
+    values: Annotated[dict[str, MetricValue], Items]
 
 
 class MemberReport(Message, frozen=True):
@@ -601,7 +626,7 @@ class MemberReport(Message, frozen=True):
     generation: Generation
     """The highest generation that the agent has promised to join. The agent ignores commands of lower generations."""
     phase: MemberPhase
-    inventory: tuple[SlotRecord, ...] = ()
+    inventory: Annotated[tuple[SlotRecord, ...], Items] = ()
     """The complete shards in the node's memory when the agent promised to join the generation.
 
     Sent only while PROMISED.
@@ -611,45 +636,45 @@ class MemberReport(Message, frozen=True):
 
     Sent only while PROMISED. None if no rank of the run has run on this node.
     """
-    commits: tuple[PageCommit, ...] = ()
+    commits: Annotated[tuple[PageCommit, ...], Items] = ()
     """One entry per generation that has a commit on this node's pages, oldest first.
 
     The agent reads the pages when it promises to join a generation, and sends the entries only while PROMISED.
     """
-    ranks: tuple[RankStatus, ...] = ()
-    protection: tuple[ShardProtection, ...] = ()
+    ranks: Annotated[tuple[RankStatus, ...], Items] = ()
+    protection: Annotated[tuple[ShardProtection, ...], Items] = ()
     """The protection of each rank's shard, for the ranks of this node."""
-    silent_peers: tuple[NodeId, ...] = ()
+    silent_peers: Annotated[tuple[NodeId, ...], Items] = ()
     """Peers of this node that have sent nothing for longer than `Timeouts.holder_deadline_seconds`."""
     round: RoundStatus | None = None
     """The state of the commit rounds. Set only if this node's agent is the coordinator."""
-    uploads: tuple[UploadedShard, ...] = ()
+    uploads: Annotated[tuple[UploadedShard, ...], Items] = ()
     """Shards whose upload to S3 is complete.
 
     For each rank, the list contains only the newest steps: at most two more than the maximum number of concurrent
     uploads.
     """
-    running_uploads: tuple[RunningUpload, ...] = ()
+    running_uploads: Annotated[tuple[RunningUpload, ...], Items] = ()
     """The uploads of shards to S3 that this node has begun and not ended, in rank order."""
-    faults: tuple[NodeFault, ...] = ()
-    load_seconds: float = 0.0
-    longest: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    faults: Annotated[tuple[NodeFault, ...], FewItems] = ()
+    load_seconds: Seconds = 0.0
+    longest: Annotated[dict[PhaseName, Seconds], FewItems] = msgspec.field(default_factory=dict[str, float])
     """The longest time without progress of any rank of the node in this generation, in seconds, by phase."""
-    stacks: tuple[RankStacks, ...] = ()
+    stacks: Annotated[tuple[RankStacks, ...], Items] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
-    restored_from: tuple[SourceKind, ...] = ()
+    restored_from: Annotated[tuple[SourceKind, ...], Items] = ()
     """The kind of source from which the agent loaded each rank's shard, in rank order; set once the node is LOADED.
 
     The agent tries the plan's sources in order, and uses the first source whose bytes pass verification.
     """
     target: Step = Step(0)
     """Total number of steps of the training, as declared by the script; 0 if the script has declared none."""
-    measured: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    measured: Annotated[dict[str, MetricValue], Items] = msgspec.field(default_factory=dict[str, float])
     """The newest measurements of this node's ranks and agent, by metric name.
 
     Each value is a mean over some seconds. Empty until the agent has measured the time between the ends of two steps.
     """
-    logged: tuple[RankValues, ...] = ()
+    logged: Annotated[tuple[RankValues, ...], Items] = ()
     """The newest logged values of this node's ranks except rank 0, in rank order.
 
     Empty for a job of more than `MAX_SERIES` ranks.
@@ -665,22 +690,22 @@ class RankMemory(Message, frozen=True):
     """Memory of one rank's process in bytes, without the processes that the rank started."""
 
     rank: Rank
-    resident_bytes: int
+    resident_bytes: Count
     """Resident memory. Shared pages count in full, including the pages of snapshots."""
-    peak_bytes: int
+    peak_bytes: Count
     """The highest `resident_bytes` since the process started."""
 
 
 class NodeMemory(Message, frozen=True):
     """Memory of a node and of its ranks in bytes, measured within the last seconds."""
 
-    total_bytes: int
+    total_bytes: Count
     """The machine's memory, or the limit of the agent's and ranks' cgroup if that is lower."""
-    available_bytes: int
+    available_bytes: Count
     """Memory that the agent and the ranks can allocate without swapping."""
-    limit_bytes: int | None = None
+    limit_bytes: Count | None = None
     """Memory limit of the cgroup of the agent and the ranks; None if only the machine's memory limits them."""
-    ranks: tuple[RankMemory, ...] = ()
+    ranks: Annotated[tuple[RankMemory, ...], Items] = ()
     """Memory of each living rank, in rank order."""
 
 
@@ -688,7 +713,7 @@ class AgentReport(Message, frozen=True):
     """The whole state of an agent. Each report replaces all earlier reports."""
 
     node_id: NodeId
-    sequence: int
+    sequence: Count
     """Number of the report. Each report has the number of the previous report plus one.
 
     The control plane drops a report with a lower number.
@@ -700,16 +725,16 @@ class AgentReport(Message, frozen=True):
     The agent sends a batch once. It repeats the batch after a timeout or on a new connection, until `MetricsStored`
     confirms it. All other fields of a report describe state and need no confirmation.
     """
-    refused_count: int = 0
+    refused_count: Count = 0
     """Peer sessions and rank connections that the agent rejected or closed for invalid input.
 
     The count begins when the agent starts.
     """
-    faults: tuple[NodeFault, ...] = ()
+    faults: Annotated[tuple[NodeFault, ...], FewItems] = ()
     """Current faults of the node itself, with or without a job. A fault that ends is removed."""
-    notices: tuple[NodeNotice, ...] = ()
+    notices: Annotated[tuple[NodeNotice, ...], FewItems] = ()
     """Events that the instance's metadata currently announces."""
-    evidence_key: str = ""
+    evidence_key: Path = ""
     """Key prefix in the object store that holds this node's logs.
 
     Empty until the agent has stored the logs for a `KeepEvidence`.
@@ -719,12 +744,12 @@ class AgentReport(Message, frozen=True):
 
     Also true if the job names no modules to import in advance. False during such imports, and after a failed import.
     """
-    exposure: str = ""
+    exposure: Text = ""
     """One sentence about data that the current job's code can read although it belongs to the node or to other jobs.
 
     The sentence names the agent's files, the instance's metadata, or both. Empty if the job's code can read neither.
     """
-    sources: tuple[str, ...] = ()
+    sources: Annotated[tuple[HexDigest, ...], Items] = ()
     """SHA-256 of each source archive that this node has checked, whether the archive was valid or not."""
     memory: NodeMemory | None = None
     """Memory of the node and its ranks, for display only; None before the first measurement.
@@ -732,24 +757,49 @@ class AgentReport(Message, frozen=True):
     A change of these values alone triggers no report.
     """
 
+    def __post_init__(self) -> None:
+        """Raise ValueError, and make decoding fail, if a name is too long, or an id not printable ASCII.
+
+        A check of all names together takes much less time than a pattern, or a limit of a key, per field.
+        """
+        names: str = self.node_id
+        if (member := self.member) is not None:
+            names += member.job + member.run
+            if member.silent_peers:
+                names += "".join(member.silent_peers)
+            known: tuple[NodeId, ...] = ()
+            for shard in member.protection:  # The shards of a node usually have the same holders, all of them in view.
+                if shard.holders != known or shard.in_view != known:
+                    known = shard.holders
+                    names += "".join(known + shard.in_view)
+            require_short(member.measured, MAX_METRIC_NAME_LENGTH)
+            for rank in member.logged:
+                require_short(rank.values, MAX_METRIC_NAME_LENGTH)
+        if self.metrics is not None:
+            names += self.metrics.run
+            for point in self.metrics.points:
+                require_short(point.values, MAX_METRIC_NAME_LENGTH)
+        if not (names.isascii() and names.isprintable()):
+            raise ValueError("a report contains the name of a node, run or job that is not printable ASCII")
+
 
 class Hello(Message, frozen=True):
     """First message of an agent on a new connection."""
 
-    node_id: NodeId
-    agent_id: str
+    node_id: Annotated[NodeId, msgspec.Meta(pattern=NODE_ID_PATTERN)]
+    agent_id: Name
     """Random id that the agent process creates at its start.
 
     A new id shows the control plane that the agent restarted.
     """
-    address: str
-    peer_port: int
-    memory_bytes: int
+    address: Address
+    peer_port: Port
+    memory_bytes: Count
     """Host memory that the agent may use for slots."""
-    version: str
-    run: RunId | None = None
+    version: Name
+    run: Annotated[RunId, msgspec.Meta(pattern=VISIBLE)] | None = None
     """The run whose state is still on the node; None if the node has no run's state."""
-    protocol_minor: int = 0
+    protocol_minor: Count = 0
     """The agent's `codec.PROTOCOL_MINOR`. The control plane sends only messages that this minor version has."""
     public_key: PublicKey | None = None
     """Ed25519 key that the control plane certifies for TLS between agents.
@@ -937,9 +987,9 @@ class LogLines(RunMessage, frozen=True):
     most `FLUSH_SECONDS`.
     """
 
-    first: int
+    first: Count
     """Number of the first line in this message, counted over all lines of this node and generation."""
-    lines: tuple[LogLine, ...]
+    lines: Annotated[tuple[LogLine, ...], Items]
 
 
 class RunCommand(RunMessage, frozen=True):
@@ -964,19 +1014,19 @@ class CommandEnded(Message, frozen=True):
     If this message is lost, the waiting client gets an error and may repeat the request with the same id.
     """
 
-    command_id: str
-    exit_code: int | None = None
+    command_id: Name
+    exit_code: ExitCode | None = None
     """The exit code as a shell reports it; None if the program did not end by itself.
 
     127 means that the program does not exist. 128 + n means that signal n ended the program.
     """
-    stdout: bytes = b""
-    stderr: bytes = b""
+    stdout: CommandOutput = b""
+    stderr: CommandOutput = b""
     """The program's standard error. Like stdout, it is cut after `MAX_COMMAND_OUTPUT_BYTES`."""
     is_cut: bool = False
     """True if stdout or stderr was cut."""
     is_timed_out: bool = False
-    refusal: str = ""
+    refusal: Text = ""
     """Reason why the agent did not run the program; empty if the agent ran it."""
 
 
@@ -1002,8 +1052,8 @@ class HeldShard(Message, frozen=True):
 
     rank: Rank
     origin_generation: Generation
-    object_bytes: int
-    payload_bytes: int
+    object_bytes: Count
+    payload_bytes: Count
     payload_digest: Digest
     layout_hash: Digest
 
@@ -1011,11 +1061,11 @@ class HeldShard(Message, frozen=True):
 class SnapshotHeld(Message, frozen=True):
     """The answer to `HoldSnapshot`: the shards that the node now keeps, or the reason of a refusal."""
 
-    request_id: str
+    request_id: Name
     step: Step = Step(-1)
-    shards: tuple[HeldShard, ...] = ()
+    shards: Annotated[tuple[HeldShard, ...], Items] = ()
     """The shards of this node's ranks at `step`; empty in a refusal."""
-    refusal: str = ""
+    refusal: Text = ""
     """Reason why the node does not keep the step; empty if it keeps the step."""
 
 
@@ -1036,9 +1086,9 @@ class ReadSnapshot(RunMessage, frozen=True):
 class SnapshotBytes(Message, frozen=True):
     """The answer to `ReadSnapshot`: the requested bytes, or the reason of a refusal."""
 
-    request_id: str
-    data: bytes = b""
-    refusal: str = ""
+    request_id: Name
+    data: Annotated[bytes, msgspec.Meta(max_length=MAX_SNAPSHOT_READ_BYTES)] = b""
+    refusal: Text = ""
     """Reason why the node returns no bytes; empty if it returns them."""
 
 

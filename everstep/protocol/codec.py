@@ -125,7 +125,8 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     Raises:
         OversizedMessage: the data is longer than `MAX_MESSAGE_BYTES`.
         UnknownVersion: the sender uses a different protocol version.
-        MalformedMessage: the data is not msgpack, has an unknown type, or has a missing or mistyped field.
+        MalformedMessage: the data is not msgpack, has an unknown type, or has a field that is missing, mistyped or
+            beyond its limit (`everstep.protocol.limits`).
     """
     if len(data) > MAX_MESSAGE_BYTES:
         raise OversizedMessage(f"a message of {len(data)} bytes; the limit is {MAX_MESSAGE_BYTES}")

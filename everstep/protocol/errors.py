@@ -3,7 +3,7 @@
     ProtocolError
     ├── UnknownVersion      the sender uses a version that this process does not support
     ├── OversizedMessage    longer than the limit for its kind
-    ├── MalformedMessage    does not decode to the declared type: wrong field, wrong type, trailing bytes
+    ├── MalformedMessage    does not decode to the declared type: wrong field, type or value, trailing bytes
     ├── CorruptSlot         a slot header or index with a wrong digest or invalid bounds
     └── CorruptObject       a checkpoint object whose header is not Everstep's, or contradicts itself
 

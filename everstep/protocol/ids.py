@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from typing import NewType
 
-FleetName = NewType("FleetName", str)
-JobName = NewType("JobName", str)
-RunId = NewType("RunId", str)
+from everstep.protocol.limits import GenerationNumber, Id, RankNumber, StepNumber
+
+FleetName = NewType("FleetName", Id)
+JobName = NewType("JobName", Id)
+RunId = NewType("RunId", Id)
 """One submission of a job: 32 hexadecimal digits.
 
 A second job with the same name gets a different run id.
 """
-NodeId = NewType("NodeId", str)
+NodeId = NewType("NodeId", Id)
 """The EC2 instance id."""
-Rank = NewType("Rank", int)
-Generation = NewType("Generation", int)
-Step = NewType("Step", int)
+Rank = NewType("Rank", RankNumber)
+Generation = NewType("Generation", GenerationNumber)
+Step = NewType("Step", StepNumber)
 """Number of finished optimizer steps: step k is the state after the k-th step.
 
 Step 0 is the initial state that the script builds itself.
@@ -31,3 +33,4 @@ NO_RANK = Rank(-1)
 
 NAME_PATTERN = r"^[a-zA-Z0-9](?:-?[a-zA-Z0-9]){0,62}$"
 """Valid names of jobs and fleets (SageMaker's rule for TrainingJobName)."""
+NODE_ID_PATTERN = r"\A[A-Za-z0-9-]{1,63}\Z"

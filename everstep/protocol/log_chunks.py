@@ -32,6 +32,7 @@ from typing import Final, Literal
 import msgspec
 
 from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.limits import Count, LongText
 
 FLUSH_SECONDS: Final = 1.0
 """Upper limit of the rank output lost with a node, in seconds, while the object store is reachable.
@@ -54,7 +55,7 @@ class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One printed line, or a piece of a long line."""
 
-    at_ms: int = msgspec.field(name="t")
+    at_ms: Count = msgspec.field(name="t")
     """Unix time in milliseconds at which the agent read the line."""
     rank: Rank = msgspec.field(name="r")
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
@@ -62,9 +63,9 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `end` marks the last record of a node.
     """
-    text: str = msgspec.field(name="m")
+    text: LongText = msgspec.field(name="m")
     """The text without its line feed. Invalid UTF-8 becomes U+FFFD."""
-    end: int = msgspec.field(name="b")
+    end: Count = msgspec.field(name="b")
     """Offset in bytes of the line's end within the output stream that the rank wrote."""
     is_piece: bool = msgspec.field(name="p", default=False)
     """True if the next record continues this line."""

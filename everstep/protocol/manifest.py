@@ -29,6 +29,7 @@ import msgspec
 
 from everstep.protocol.errors import MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.limits import Count, HexDigest, Path
 
 MANIFEST_VERSION: Final = 4
 """Version of the format in which manifests are written. Versions 1 to 3 are read only; they contain no digest."""
@@ -96,13 +97,13 @@ class SharedObject(msgspec.Struct, frozen=True):
     several ranks at one step.
     """
 
-    key: str
+    key: Path
     """Key of the object, which ends with `frozen/<sha256>.safetensors` or `replicated/<sha256>.safetensors`.
 
     The object is in the manifest's bucket.
     """
-    object_bytes: int
-    sha256: str
+    object_bytes: Count
+    sha256: HexDigest
     """SHA-256 of the whole object, hexadecimal."""
 
 

@@ -24,6 +24,7 @@ from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import NodeId, Rank
+from everstep.protocol.limits import Count
 from everstep.protocol.slot import CHUNK_BYTES, MAX_CHUNKS
 
 SHARE_BIT = 1 << 31
@@ -41,13 +42,13 @@ class Contribution(Message, frozen=True):
     """Names one of the shards from which a parity share was computed: its owner rank, sizes and digests."""
 
     rank: Rank
-    payload_bytes: int
+    payload_bytes: Count
     digest: Digest
     """Digest of the whole shard. The share contains only the chunks that are assigned to the share's holder."""
     layout_hash: Digest
-    index_offset: int
+    index_offset: Count
     """Start of the index within the shard's payload. A node that rebuilds the shard stores it in the slot's header."""
-    index_bytes: int
+    index_bytes: Count
 
 
 class Survivor(Message, frozen=True):

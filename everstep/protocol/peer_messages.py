@@ -41,11 +41,25 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from everstep.protocol.codec import Message
 from everstep.protocol.fixed_length import Digest, Nonce, Sha256
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.limits import (
+    Address,
+    Count,
+    FewItems,
+    Items,
+    MessageBytes,
+    Path,
+    Port,
+    SlotNumber,
+    Text,
+    Word,
+)
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rounds import Announcement, RoundReport
 from everstep.protocol.safetensors import NOTHING_SHARED, SharedGroups
@@ -75,7 +89,7 @@ class Open(Message, frozen=True):
     """The rank whose shard is copied in a replica session; -1 in other kinds of sessions."""
     nonce: Nonce
     """32 random bytes, which also serve as the session's name."""
-    session: bytes = b""
+    session: Annotated[bytes, Meta(max_length=NONCE_BYTES)] = b""
     """For a stream (a connection that carries only chunks): the nonce of its session. Empty for other connections."""
 
 
@@ -99,7 +113,7 @@ class Answer(Message, frozen=True):
 class Accepted(Message, frozen=True, omit_defaults=True):
     """The answer by which the node that was contacted (the listener) accepts the session."""
 
-    addresses: tuple[tuple[str, int], ...] = ()
+    addresses: Annotated[tuple[tuple[Address, Port], ...], FewItems] = ()
     """(address, port) of each network card of the listener.
 
     The dialler spreads its streams, the connections that carry chunks, over these cards.
@@ -109,7 +123,7 @@ class Accepted(Message, frozen=True, omit_defaults=True):
 class Refused(Message, frozen=True):
     """The listener's rejection of the session. The listener then closes the connection."""
 
-    reason: str
+    reason: Text
 
 
 class ReserveShard(Message, frozen=True):
@@ -118,7 +132,7 @@ class ReserveShard(Message, frozen=True):
     The owner captures no snapshot until its holders have reserved their slots.
     """
 
-    capacity_bytes: int
+    capacity_bytes: Count
     layout_hash: Digest
 
 
@@ -137,7 +151,7 @@ class ShardReserved(Message, frozen=True):
     fit.
     """
 
-    capacity_bytes: int
+    capacity_bytes: Count
     layout_hash: Digest
 
 
@@ -147,15 +161,15 @@ class BeginShard(Message, frozen=True):
     In a replica session, the owner's rank may still be capturing the shard.
     """
 
-    transfer: int
+    transfer: Count
     """Number of this transfer of a shard within the session. Later shards have higher numbers."""
     owner_rank: Rank
     origin_generation: Generation
     step: Step
-    payload_bytes: int
-    capacity_bytes: int
-    index_offset: int
-    index_bytes: int
+    payload_bytes: Count
+    capacity_bytes: Count
+    index_offset: Count
+    index_bytes: Count
     layout_hash: Digest
     committed: Step
     """The newest committed step that the sending agent has received.
@@ -170,10 +184,10 @@ class ShardDigests(Message, frozen=True):
     Each message continues after the chunks of the previous message. The answer is `ShardWanted`.
     """
 
-    transfer: int
-    first: int
+    transfer: Count
+    first: Count
     """Index of the first announced chunk within the shard."""
-    chunk_digests: bytes
+    chunk_digests: MessageBytes
     """Digests of the chunks, in the format of `everstep.protocol.slot`."""
 
 
@@ -184,16 +198,16 @@ class PrintedLines(Message, frozen=True):
     session continues after these lines. The session's first message may repeat lines that the holder already has.
     """
 
-    first: int
+    first: Count
     """Number of the first line, counted on the owner's node in this generation."""
-    lines: bytes
+    lines: MessageBytes
     """Rows of a log chunk (`everstep.protocol.log_chunks`), each with its line feed."""
 
 
 class EndShard(Message, frozen=True):
     """Announcement that the sender has sealed its slot with the shard. Only now may the receiver seal its own slot."""
 
-    transfer: int
+    transfer: Count
     digest: Digest
     """Digest of the shard's payload."""
 
@@ -204,8 +218,8 @@ class ShardWanted(Message, frozen=True):
     If a chunk arrives damaged, the receiver requests it again.
     """
 
-    transfer: int
-    chunks: tuple[tuple[int, int], ...]
+    transfer: Count
+    chunks: Annotated[tuple[tuple[Count, Count], ...], Items]
     """Requested chunks as separate ranges (first, count), ascending; empty if the receiver lacks no chunk."""
 
 
@@ -215,21 +229,21 @@ class CancelShard(Message, frozen=True):
     The receiver discards the received chunks.
     """
 
-    transfer: int
+    transfer: Count
 
 
 class ShardSealed(Message, frozen=True):
     """The receiver's report that it has verified and sealed the shard."""
 
-    transfer: int
+    transfer: Count
     digest: Digest
 
 
 class ShardRefused(Message, frozen=True, omit_defaults=True):
     """The holder's report that it rejects the announced shard, or cannot send the requested shard."""
 
-    transfer: int
-    reason: str
+    transfer: Count
+    reason: Text
     is_damaged: bool = False
     """True if chunks failed verification again after every retransmission.
 
@@ -245,7 +259,7 @@ class HolderInventory(Message, frozen=True):
     """
 
     owner_rank: Rank
-    sealed: tuple[tuple[Generation, Step, Digest], ...]
+    sealed: Annotated[tuple[tuple[Generation, Step, Digest], ...], Items]
     """One entry per sealed copy of the shard: (origin generation, step, digest)."""
 
 
@@ -274,12 +288,12 @@ class UploadPart(Message, frozen=True):
     digest: Digest
     """Digest of the shard's payload."""
     object: ObjectReference
-    object_bytes: int
-    upload_id: str
+    object_bytes: Count
+    upload_id: Path
     """S3's id of the owner's multipart upload."""
-    part_bytes: int
+    part_bytes: Count
     """Size in bytes of all upload parts but the last, which may be smaller."""
-    number: int
+    number: Count
     """Number of the part within the multipart upload, from 1."""
     shared: SharedGroups = NOTHING_SHARED
     """The tensors that are stored in separate S3 objects. This upload does not contain them."""
@@ -291,10 +305,10 @@ class PartStored(Message, frozen=True):
     The owner compares size, CRC and SHA-256 with its own bytes.
     """
 
-    number: int
-    etag: str
-    size: int
-    crc: int
+    number: Count
+    etag: Path
+    size: Count
+    crc: Word
     """CRC64NVME of the part, which S3 has verified."""
     sha256: Sha256
     """SHA-256 of the part, 32 bytes."""
@@ -310,8 +324,8 @@ class LoadShard(Message, frozen=True):
     digest: Digest
     """Digest of the shard's payload. The plan names an S3 source with this digest for the rank."""
     object: ObjectReference
-    object_bytes: int
-    header_bytes: int
+    object_bytes: Count
+    header_bytes: Count
     """Total size of the `ObjectHeader` messages that follow after the answer, from 1 to `MAX_HEADER_BYTES`."""
 
 
@@ -333,7 +347,7 @@ class LoadObject(Message, frozen=True):
     bytes.
     """
 
-    transfer: int
+    transfer: Count
     """Number of the request within the session, from 1. Answers and chunks repeat it."""
     object: ObjectReference
 
@@ -345,7 +359,7 @@ class ObjectHeader(Message, frozen=True):
     from S3 itself.
     """
 
-    data: bytes
+    data: Annotated[bytes, Meta(max_length=HEADER_PIECE_BYTES)]
 
 
 class OfferTensors(Message, frozen=True):
@@ -358,11 +372,11 @@ class OfferTensors(Message, frozen=True):
 
     owner_rank: Rank
     step: Step
-    digests: tuple[Digest, ...]
+    digests: Annotated[tuple[Digest, ...], Items]
     """Digest of each listed item, 16 bytes each. An item is a tensor or a frozen object (see `frozen_count`)."""
-    sizes: tuple[int, ...]
+    sizes: Annotated[tuple[Count, ...], Items]
     """Size of each listed item in bytes."""
-    frozen_count: int = 0
+    frozen_count: Count = 0
     """Number of listed items that are frozen objects: S3 objects with tensors that training does not change. They
     precede all other items."""
 
@@ -370,14 +384,14 @@ class OfferTensors(Message, frozen=True):
 class TensorsDivided(Message, frozen=True):
     """The answer of the coordinator's agent to `OfferTensors`: which rank uploads which of the listed tensors."""
 
-    objects: tuple[int, ...] = ()
+    objects: Annotated[tuple[SlotNumber, ...], Items] = ()
     """For each listed item, the number of the S3 object that will hold it; -1 if the object of the owner's shard holds
     it.
 
     Empty if the coordinator's agent did not use this list, for example because it arrived too late. The owner then
     stores all items in the object of its shard.
     """
-    writes: tuple[int, ...] = ()
+    writes: Annotated[tuple[Count, ...], Items] = ()
     """Numbers of the objects that the requesting owner uploads to S3."""
 
 

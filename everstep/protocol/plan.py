@@ -9,13 +9,14 @@ its step and its digest.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from everstep.protocol.codec import Message
 from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import FIRST_STEP, Generation, JobName, NodeId, Rank, RunId, Step
+from everstep.protocol.limits import Count, Items, Path
 from everstep.protocol.parity import Contribution, Rebuild
 
 DEFAULT_MAX_SLOWDOWN = 0.01
@@ -33,10 +34,10 @@ class SlotRecord(Message, frozen=True, omit_defaults=True):
     """The rank that owns the shard. For a parity share, `parity.share_owner` of the holder's rank."""
     origin_generation: Generation
     step: Step
-    payload_bytes: int
+    payload_bytes: Count
     digest: Digest
     layout_hash: Digest
-    contributions: tuple[Contribution, ...] = ()
+    contributions: Annotated[tuple[Contribution, ...], Items] = ()
     """The shards that a share contains, in the order of their ranks; empty for a shard.
 
     Also empty if the index of the share is damaged. Such a share cannot rebuild a shard.
@@ -55,8 +56,8 @@ class SlotReference(Message, frozen=True):
 class ObjectReference(Message, frozen=True):
     """Bucket and key of one S3 object, or bucket and key prefix of several objects."""
 
-    bucket: str
-    key: str
+    bucket: Path
+    key: Path
 
 
 class ShardSource(Message, frozen=True, omit_defaults=True):

@@ -54,12 +54,27 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum, StrEnum
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 from everstep.protocol.codec import Message, resolve
 from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
+from everstep.protocol.limits import (
+    Count,
+    GenerationNumber,
+    Items,
+    MessageBytes,
+    MetricValue,
+    Microseconds,
+    Name,
+    Seconds,
+    SlotNumber,
+    StepNumber,
+    Text,
+    UnixSeconds,
+)
 from everstep.protocol.rehearsals import Rehearsed
 
 RANK_WORD_BYTES = 4096
@@ -109,6 +124,7 @@ Further values wait in the rank's ring buffer. While the buffer is full, the ran
 
 MAX_METRIC_NAME_LENGTH = 255
 """Maximum number of characters in the name of a metric."""
+MetricName: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_METRIC_NAME_LENGTH, extra={"is_text": True})]
 OWN_METRICS = "everstep/"
 """Prefix of the names of metrics that Everstep logs itself."""
 
@@ -193,27 +209,27 @@ class AgentHalf(msgspec.Struct, frozen=True, array_like=True):
 class RankHalf(msgspec.Struct, frozen=True, array_like=True):
     """The half of the shared-memory page that the rank writes and its agent reads."""
 
-    generation: int
-    boundary: int = NONE
+    generation: GenerationNumber
+    boundary: StepNumber = NONE
     phase: Phase = Phase.START
-    copying: int = NONE
+    copying: StepNumber = NONE
     standing: RankStanding = RankStanding.MOVING
-    echo_step: int = NONE
-    echo: int = 0
-    target: int = 0
+    echo_step: StepNumber = NONE
+    echo: Count = 0
+    target: Count = 0
     """The script's total number of steps; 0 if the script has declared none."""
-    limit: int = 0
+    limit: Count = 0
     """Seconds that the script allows for the phase; 0 if the script has declared no limit."""
-    first_passed: int = 0
+    first_passed: Microseconds = 0
     """End of the rank's first step in this generation, in µs of the node's monotonic clock; 0 before that.
 
     The page outlives the agent, so a restarted agent reports the same time.
     """
-    rehearsal_step: int = NONE
+    rehearsal_step: StepNumber = NONE
     """Step of the announced rehearsal that the rank has answered last."""
-    rehearsal_echo: int = 0
+    rehearsal_echo: Count = 0
     """The answer: 0 none, `ECHO_YES`, `ECHO_NO` or `ECHO_UNABLE`."""
-    resume_revision: int = 0
+    resume_revision: Count = 0
     """How often, in this generation, a first pass over the data ended, or the set of modules, parameters or groups
     changed.
     """
@@ -318,7 +334,7 @@ class RankHello(Message, frozen=True):
     run: RunId
     generation: Generation
     rank: Rank
-    pid: int
+    pid: Count
 
 
 class Arriving(Message, frozen=True):
@@ -408,7 +424,7 @@ class SlotsRequest(Message, frozen=True):
 
     generation: Generation
     layout_hash: Digest
-    capacity_bytes: int
+    capacity_bytes: Count
 
 
 class SlotsGranted(Message, frozen=True):
@@ -443,12 +459,12 @@ class Capturing(Message, frozen=True):
 
     generation: Generation
     step: Step
-    slot: int
+    slot: SlotNumber
     layout_hash: Digest
-    payload_bytes: int
-    index_offset: int
-    index_bytes: int
-    final_bytes: int
+    payload_bytes: Count
+    index_offset: Count
+    index_bytes: Count
+    final_bytes: Count
     """Number of bytes at the beginning of the payload that are final.
 
     These bytes belong to `step`, and the copier does not write them again.
@@ -463,17 +479,17 @@ class Captured(Message, frozen=True):
 
     generation: Generation
     step: Step
-    slot: int
+    slot: SlotNumber
     layout_hash: Digest
-    payload_bytes: int
-    index_offset: int
-    index_bytes: int
-    seconds: float = 0.0
+    payload_bytes: Count
+    index_offset: Count
+    index_bytes: Count
+    seconds: Seconds = 0.0
     """Seconds from the boundary to the end of the copy.
 
     An audited snapshot is also compared byte by byte with the live state. For it, the value includes the comparison.
     """
-    chunk_digests: bytes = b""
+    chunk_digests: MessageBytes = b""
     """Digests of the slot's chunks (`everstep.protocol.slot`), or empty.
 
     The rank computes them right after the copy, while the data is in the cache. If empty, the agent computes them.
@@ -520,7 +536,7 @@ class Abandoned(Message, frozen=True):
 
     generation: Generation
     step: Step
-    reason: str
+    reason: Text
     """The cause in words, for people."""
     cause: UnkeptCause | None = None
     """None if the rank imports an earlier release, which reports only words: `late`, or an obstacle of the capture."""
@@ -536,12 +552,12 @@ class Boundary(Message, frozen=True):
 
     generation: Generation
     boundary: Step
-    at_seconds: float = 0.0
+    at_seconds: Seconds = 0.0
     """Time at which the rank finished its newest step, on the node's monotonic clock.
 
     0 if the message reports no finished step, but a change of another field of the rank's half of the page.
     """
-    blocked_seconds: float = 0.0
+    blocked_seconds: Seconds = 0.0
     """Seconds for which snapshots and uploads have blocked the training thread since the previous finished step."""
 
 
@@ -551,11 +567,11 @@ class IdleSpan(Message, frozen=True, kw_only=False):
     An iteration is the training work from one finished optimizer step to the next.
     """
 
-    begin_seconds: float
+    begin_seconds: Seconds
     """Median time in seconds from the end of the previous step to the beginning of the span."""
-    seconds: float
+    seconds: Seconds
     """Median duration of the span in seconds."""
-    deviation_seconds: float = 0.0
+    deviation_seconds: Seconds = 0.0
     """Standard deviation of the span's beginning or end, whichever is larger."""
 
 
@@ -567,9 +583,9 @@ class IdleSpans(Message, frozen=True):
     """
 
     generation: Generation
-    iteration_seconds: float
+    iteration_seconds: Seconds
     """Median duration of an iteration in seconds."""
-    spans: tuple[IdleSpan, ...]
+    spans: Annotated[tuple[IdleSpan, ...], Items]
     """The spans in order of time; empty if no pattern was found, or if training sends nothing over the network."""
 
 
@@ -584,8 +600,8 @@ class LogRecord(Message, frozen=True):
     """Metric values that the script logged for one step."""
 
     step: Step
-    values: dict[str, float]
-    at_seconds: float
+    values: Annotated[dict[MetricName, MetricValue], Items]
+    at_seconds: UnixSeconds
     """Unix time at which the script logged the values."""
 
 
@@ -597,8 +613,8 @@ class Logged(Message, frozen=True):
     """
 
     generation: Generation
-    records: tuple[LogRecord, ...]
-    dropped_count: int = 0
+    records: Annotated[tuple[LogRecord, ...], Items]
+    dropped_count: Count = 0
 
 
 PERMANENT_RANK_FAULTS = frozenset({"cannot_resume", "cannot_relayout"})
@@ -616,8 +632,8 @@ class RankFault(Message, frozen=True):
     """
 
     generation: Generation
-    code: str
-    message: str
+    code: Name
+    message: Text
 
 
 RankToAgent = (

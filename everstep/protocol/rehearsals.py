@@ -6,17 +6,20 @@ the n steps, and compare. They then continue after step b + n as if nothing had 
 
 from __future__ import annotations
 
-import math
 from enum import StrEnum
-from typing import ClassVar
+from typing import Annotated, ClassVar, TypeAlias
+
+from msgspec import Meta
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Step
+from everstep.protocol.limits import Count, Name, Seconds
 
 MAX_REHEARSED_NAMES = 8
 """Maximum number of `names`, and of `unkept`, in a `ReplayDifference`."""
 MAX_REHEARSED_CHARACTERS = 1000
-"""Maximum length of each text in `Rehearsed`. The rank cuts longer texts, and the agent drops a message with them."""
+"""Maximum length of each text in `Rehearsed`. The rank cuts longer texts."""
+RehearsalText: TypeAlias = Annotated[str, Meta(max_length=MAX_REHEARSED_CHARACTERS, extra={"is_text": True})]
 
 
 class RehearsalVerdict(StrEnum):
@@ -40,12 +43,12 @@ class RehearsalVerdict(StrEnum):
 class ScriptLine(Message, frozen=True):
     """The line of the script that belongs to a difference."""
 
-    name: str
+    name: RehearsalText
     """The variable that the line changes, or the value of `ReplayDifference.names` that the line fetches, sets or logs.
     """
-    file: str
+    file: RehearsalText
     """Path below the rank's working directory, or else the name of the file."""
-    line: int
+    line: Count
     """Number of the line, from 1."""
 
 
@@ -54,18 +57,18 @@ class ReplayDifference(Message, frozen=True):
 
     step: Step
     """The repeated step with the difference. The step from which the rehearsal began: the restored state differs."""
-    kind: str
+    kind: Name
     """What differs: a value of `everstep.determinism.Kind`."""
-    source: str
+    source: Name
     """The likely cause: a value of `everstep.determinism.Source`."""
-    names: tuple[str, ...] = ()
+    names: Annotated[tuple[RehearsalText, ...], Meta(max_length=MAX_REHEARSED_NAMES)] = ()
     """The tensors, generators or values of this kind that differ, at most `MAX_REHEARSED_NAMES`."""
-    unkept: tuple[str, ...] = ()
+    unkept: Annotated[tuple[RehearsalText, ...], Meta(max_length=MAX_REHEARSED_NAMES)] = ()
     """Variables of the script that differed before the first difference, as `file:function.name`.
 
     At most `MAX_REHEARSED_NAMES`.
     """
-    lines: tuple[ScriptLine, ...] = ()
+    lines: Annotated[tuple[ScriptLine, ...], Meta(max_length=MAX_REHEARSED_NAMES)] = ()
     """The lines of the script that belong to `unkept` or `names`, at most `MAX_REHEARSED_NAMES`.
 
     Empty if the rank found none, or if its release reports none.
@@ -80,26 +83,13 @@ class Rehearsed(Message, frozen=True):
     generation: Generation
     step: Step
     """The step b from which the rank repeated steps."""
-    steps: int
+    steps: Count
     """The number n of repeated steps."""
-    seconds: float
+    seconds: Seconds
     """Seconds for which the rank did not train."""
     verdict: RehearsalVerdict
     difference: ReplayDifference | None = None
-    message: str = ""
+    message: RehearsalText = ""
     """For people: the difference, or the reason of the refusal."""
-    advice: str = ""
+    advice: RehearsalText = ""
     """For people: what to change in the script."""
-
-    @property
-    def is_within_limits(self) -> bool:
-        """True if no text and no list is too long, and `seconds` is finite."""
-        difference = self.difference or ReplayDifference(step=self.step, kind="", source="")
-        lists = difference.names, difference.unkept, difference.lines
-        of_lines = [text for each in difference.lines for text in (each.name, each.file)]
-        texts = self.message, self.advice, difference.kind, difference.source, *difference.names, *difference.unkept
-        return (
-            math.isfinite(self.seconds)
-            and all(len(each) <= MAX_REHEARSED_NAMES for each in lists)
-            and all(len(each) <= MAX_REHEARSED_CHARACTERS for each in (*texts, *of_lines))
-        )

@@ -13,9 +13,11 @@ The *term* is the number of starts of the coordinator's agent.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.limits import Count, Items, Text
 from everstep.protocol.rank_messages import RankStanding, StopState, Vote
 
 
@@ -46,7 +48,7 @@ class RankRound(Message, frozen=True):
     """The vote of the rank's agent on the step `proposed`."""
     standing: RankStanding = RankStanding.MOVING
     echo_step: Step = Step(-1)
-    echo: int = 0
+    echo: Count = 0
     """Whether the rank can stop at `echo_step`: 0 no answer, 1 yes, 2 no."""
     confirmed_stop: Step = Step(-1)
     """Step of the newest confirmed stop that the rank's agent has received; -1 if it has received none."""
@@ -54,22 +56,22 @@ class RankRound(Message, frozen=True):
     """Step of the newest stop that the rank's agent has received, whether the stop is confirmed or only announced."""
     rehearsal_step: Step = Step(-1)
     """Step of the announced rehearsal that the rank has answered last."""
-    rehearsal_echo: int = 0
+    rehearsal_echo: Count = 0
     """Whether the rank can rehearse at `rehearsal_step`: 0 no answer, 1 yes, 2 no (passed), 3 not at all."""
     confirmed_rehearsal: Step = Step(-1)
     """Step of the newest confirmed rehearsal that the rank's agent has received; -1 if it has received none."""
     heard_rehearsal: Step = Step(-1)
     """Step of the newest rehearsal that the rank's agent has received, confirmed or only announced."""
-    pinned_steps: tuple[Step, ...] = ()
+    pinned_steps: Annotated[tuple[Step, ...], Items] = ()
     """Steps whose slots must not be reused, because the agent is uploading them, in increasing order."""
     held_step: Step = Step(-1)
     """Step whose slot must not be reused, because an export reads it from memory; -1 if there is none."""
     stored_step: Step = Step(-1)
     """The newest step of which the rank's agent has uploaded the shard completely; -1 if there is none."""
-    out_of_view: tuple[NodeId, ...] = ()
+    out_of_view: Annotated[tuple[NodeId, ...], Items] = ()
     is_late: bool = False
     """True if the rank voted ABANDON because it received the proposed step too late."""
-    reason: str = ""
+    reason: Text = ""
     """Reason why the rank's agent votes ABANDON, or why it no longer waits for a holder. Empty if neither is the case.
     """
 
@@ -78,10 +80,10 @@ class NodeReport(Message, frozen=True):
     """Everything that one node contributes to the commit rounds, sent to the coordinator through the tree of agents."""
 
     node_id: NodeId
-    term: int
+    term: Count
     """The highest term in any announcement that the node has received from a coordinator."""
-    sequence: int
-    ranks: tuple[RankRound, ...]
+    sequence: Count
+    ranks: Annotated[tuple[RankRound, ...], Items]
 
 
 class RoundReport(Message, frozen=True):
@@ -92,7 +94,7 @@ class RoundReport(Message, frozen=True):
     """
 
     generation: Generation
-    nodes: tuple[NodeReport, ...]
+    nodes: Annotated[tuple[NodeReport, ...], Items]
 
 
 class Announcement(Message, frozen=True, omit_defaults=True):
@@ -102,9 +104,9 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     """
 
     generation: Generation
-    term: int
+    term: Count
     """Number of starts of the coordinator's agent so far. 0: the sender has received no term."""
-    sequence: int
+    sequence: Count
     """Number of the announcement within the term.
 
     Only the coordinator sets it, and forwarding agents keep it. Receivers ignore an announcement with a lower number.
@@ -120,7 +122,7 @@ class Announcement(Message, frozen=True, omit_defaults=True):
     rehearsal_step: Step = Step(-1)
     """Step after which all ranks rehearse (`everstep.protocol.rehearsals`)."""
     rehearsal_state: StopState = StopState.NONE
-    rehearsal_steps: int = 0
+    rehearsal_steps: Count = 0
     """Number of steps before `rehearsal_step` that the ranks repeat; 0 leaves the number unchanged."""
     finished: bool = False
     """True if training has ended: every rank has stopped, and every step that could be committed is committed.
@@ -133,7 +135,7 @@ class Announcement(Message, frozen=True, omit_defaults=True):
 
     Agents then end the export.
     """
-    held: tuple[Rank, ...] = ()
+    held: Annotated[tuple[Rank, ...], Items] = ()
     """Ranks whose shard, of the restored step or a later step, is complete on every holder that the plan names.
 
     A node that is no holder of such a rank, but still stores a shard of the rank, may free this shard. The coordinator

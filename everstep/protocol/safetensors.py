@@ -28,10 +28,12 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
 from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
+from everstep.protocol.limits import Count, HexDigest, Items
 from everstep.protocol.manifest import frozen_key, replicated_key
 from everstep.protocol.slot import (
     ALIGNMENT,
@@ -52,6 +54,8 @@ MAX_EXTRA_GAPS = 4
 
 Each gap counts as `ALIGNMENT` bytes. The limit prevents a damaged header from naming a huge payload of zeros.
 """
+MAX_SHARED_TENSORS = 1 << 20
+"""Maximum number of tensors of a shard in one shared object."""
 _FORMAT = "everstep-2"
 _FORMAT_WITH_FROZEN = "everstep-3"
 _FORMAT_WITH_REPLICATED = "everstep-4"
@@ -88,12 +92,12 @@ class _Tensor(msgspec.Struct, frozen=True):
 class SharedGroup(msgspec.Struct, frozen=True):
     """Tensors of a shard whose data is in one separate S3 object, which other shards also use."""
 
-    sha256: str
+    sha256: HexDigest
     """SHA-256 of the whole shared object, hexadecimal. The object's key contains this value."""
-    object_bytes: int
-    data_begin: int
+    object_bytes: Count
+    data_begin: Count
     """Position of the first tensor's data in the shared object, in bytes. The other tensors follow without gaps."""
-    tensors: tuple[int, ...]
+    tensors: Annotated[tuple[Count, ...], msgspec.Meta(max_length=MAX_SHARED_TENSORS)]
     """Indices of the group's tensors in the result of `tensors_in_order`, increasing."""
 
 
@@ -103,9 +107,9 @@ class SharedGroups(msgspec.Struct, frozen=True, omit_defaults=True):
     No tensor belongs to two groups.
     """
 
-    frozen: tuple[SharedGroup, ...] = ()
+    frozen: Annotated[tuple[SharedGroup, ...], Items] = ()
     """Groups in frozen objects: tensors that training does not change, stored once for all checkpoints of a run."""
-    replicated: tuple[SharedGroup, ...] = ()
+    replicated: Annotated[tuple[SharedGroup, ...], Items] = ()
     """Groups in replicated objects: tensors that are equal on several ranks, stored once per checkpoint."""
 
     @property

@@ -30,6 +30,7 @@ import msgspec
 from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.limits import cut
 from everstep.protocol.rank_messages import (
     MAX_LOGGED_BYTES,
     RANK_WORD_BYTES,
@@ -591,15 +592,11 @@ def _sendable(message: Sent) -> Sent:
     """
     match message:
         case Abandoned(reason=reason):
-            return msgspec.structs.replace(message, reason=_sendable_reason(reason))
+            return msgspec.structs.replace(message, reason=cut(reason, MAX_REASON_CHARACTERS))
         case RankFault(message=reason):
-            return msgspec.structs.replace(message, message=_sendable_reason(reason))
+            return msgspec.structs.replace(message, message=cut(reason, MAX_REASON_CHARACTERS))
         case _:
             return message
-
-
-def _sendable_reason(reason: str) -> str:
-    return reason[:MAX_REASON_CHARACTERS].encode(errors="backslashreplace").decode()
 
 
 def _map_page(path: Path) -> memoryview:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from everstep.determinism import Finding, Kind, Pattern, Record, Source
 from everstep.protocol.ids import Generation, Step
+from everstep.protocol.limits import cut
 from everstep.protocol.rank_messages import MAX_LIMIT_SECONDS, Welcome
 from everstep.protocol.rehearsals import (
     MAX_REHEARSED_CHARACTERS,
@@ -352,7 +353,7 @@ class Rehearsal:
             steps=steps,
             seconds=0.0,
             verdict=RehearsalVerdict.REFUSED,
-            message=reason[:MAX_REHEARSED_CHARACTERS],
+            message=cut(reason, MAX_REHEARSED_CHARACTERS),
         )
 
     def _received(self, name: str, batch: object) -> object:

@@ -7,6 +7,9 @@ change of a message:
 
 - If a release has the present minor version, raise `PROTOCOL_MINOR` in `everstep/protocol/codec.py` first.
 - Write the newest files with EVERSTEP_UPDATE_GOLDEN=1.
+
+Exception: when the messages got limits (`everstep.protocol.limits`), impossible values in the files, such as rank
+2**40, became possible ones.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from everstep.protocol.agent_messages import (
     RankExit,
 )
 from everstep.protocol.ids import Rank, RunId
+from everstep.protocol.limits import cut
 from everstep.protocol.plan import GenerationPlan, SlotRecord
 from worker.agent.inspection import RankInspection
 from worker.agent.lines import RankLogLines
@@ -197,7 +198,7 @@ class Lifecycle:
         try:
             await self.supervisor.prove_gone(membership.run)
         except RanksNotGone as error:
-            self.faults = (NodeFault(code=FaultCode.RANKS_NOT_GONE, message=str(error), is_permanent=False),)
+            self.faults = (NodeFault(code=FaultCode.RANKS_NOT_GONE, message=cut(str(error)), is_permanent=False),)
         self.node.store.open_run(membership.job, membership.run)
         self.remains = Remains.of(self.node.store)
         self.exits = {}
@@ -408,7 +409,7 @@ class Lifecycle:
 
     def fault(self, code: str, message: str) -> None:
         """Report a fault of this node that is not permanent: a later generation may succeed on this node."""
-        self.faults = (*self.faults, NodeFault(code=code, message=message, is_permanent=False))
+        self.faults = (*self.faults, NodeFault(code=code, message=cut(message), is_permanent=False))
         self.on_change()
 
     def _finish(self, event: MemberEvent) -> None:
@@ -430,7 +431,9 @@ class Lifecycle:
         error = task.exception()
         assert error is not None
         log.error("the node's work for its generation failed: %r", error, exc_info=error)
-        fault = self.full_disks.note(error) or NodeFault(code="agent_error", message=repr(error), is_permanent=False)
+        fault = self.full_disks.note(error) or NodeFault(
+            code="agent_error", message=cut(repr(error)), is_permanent=False
+        )
         self.faults = (*self.faults, fault)
         if self.promise.value is not None and self.promise.value.phase is MemberPhase.LOADING:
             # The control plane waits for the end of every load, so report the load as failed.

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.limits import cut
 from worker.logs.outputs import MAX_UNSTORED, RankOutputs, Unstored
 from worker.logs.uploads import LogShipper
 from worker.member.member import Member
@@ -66,7 +67,7 @@ class EndedOutputs:
 
     def _report(self, unstored: Iterable[Unstored]) -> None:
         added = tuple(
-            NodeFault(code="output_missing", message=words, is_permanent=False, output=output)
+            NodeFault(code="output_missing", message=cut(words), is_permanent=False, output=output)
             for output, words in unstored
         )
         if added:

@@ -14,6 +14,7 @@ import msgspec
 from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport, Hello, MemberReport, NodeFault
 from everstep.protocol.codec import PROTOCOL_MINOR
+from everstep.protocol.limits import MAX_FAULTS, cut
 from worker.agent.inspection import RankInspection
 from worker.agent.lifecycle import Lifecycle
 from worker.agent.own_log import Evidence
@@ -104,7 +105,7 @@ class AgentReports:
             notices=self.metadata.notices if self.metadata is not None else (),
             evidence_key=self.evidence.key,
             is_warm=self.supervisor.is_warm,
-            exposure=self.exposure,
+            exposure=cut(self.exposure),
             sources=self.sources.settled,
             faults=self._node_faults(),
             memory=self.usage.memory(),
@@ -126,7 +127,7 @@ class AgentReports:
 
     def _node_faults(self) -> tuple[NodeFault, ...]:
         of_devices = self.usage.faults()
-        return (*of_devices, *self.full_disks.faults(of_devices))
+        return (*of_devices, *self.full_disks.faults(of_devices))[:MAX_FAULTS]
 
     def _member(self) -> MemberReport | None:
         lifecycle, membership = self.lifecycle, self.lifecycle.promise.membership
@@ -141,7 +142,7 @@ class AgentReports:
                 inventory=lifecycle.remains.inventory,
                 ended=lifecycle.remains.ended,
                 commits=lifecycle.remains.commits,
-                faults=lifecycle.reported_faults,
+                faults=lifecycle.reported_faults[:MAX_FAULTS],
             )
         exits = lifecycle.exits
         return MemberReport(
@@ -159,7 +160,7 @@ class AgentReports:
             round=member.status.round_status(),
             uploads=tuple(member.uploads.uploaded),
             running_uploads=member.uploads.running(),
-            faults=(*lifecycle.reported_faults, *member.status.faults(asyncio.get_running_loop().time())),
+            faults=(*lifecycle.reported_faults, *member.status.faults(asyncio.get_running_loop().time()))[:MAX_FAULTS],
             load_seconds=lifecycle.load_seconds,
             restored_from=member.base.restored_from,
             target=member.status.target(),

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 from everstep.protocol.agent_messages import HoldSnapshot, ReadSnapshot, ReleaseSnapshot, SnapshotBytes, SnapshotHeld
+from everstep.protocol.limits import cut
 from worker.member.member import Member
 from worker.tasks import Background
 
@@ -77,5 +78,5 @@ class SnapshotRequests:
 
 def _refusal(request: HoldSnapshot | ReadSnapshot, why: str) -> SnapshotHeld | SnapshotBytes:
     if isinstance(request, HoldSnapshot):
-        return SnapshotHeld(request_id=request.request_id, refusal=why)
-    return SnapshotBytes(request_id=request.request_id, refusal=why)
+        return SnapshotHeld(request_id=request.request_id, refusal=cut(why))
+    return SnapshotBytes(request_id=request.request_id, refusal=cut(why))

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from everstep.protocol.agent_messages import NodeFault
+from everstep.protocol.limits import cut
 from everstep.protocol.plan import ObjectReference
 from worker.errors import LoadFailed
 from worker.storage.object_store import ObjectStore
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 def fault_of(error: LoadFailed) -> NodeFault:
     """Return the fault that the agent reports for a failed load."""
-    return NodeFault(code=error.code, message=str(error), is_permanent=error.is_permanent, obstacle=error.obstacle)
+    return NodeFault(code=error.code, message=cut(str(error)), is_permanent=error.is_permanent, obstacle=error.obstacle)
 
 
 async def patiently(

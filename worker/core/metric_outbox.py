@@ -27,6 +27,10 @@ The control plane usually confirms within about a second.
 """
 
 
+MAX_NUMBER = 1 << 52
+"""Highest number to which a rank may advance the outbox by dropped values. No honest rank reaches it."""
+
+
 class MetricOutbox:
     """Values of rank 0 that the control plane has not confirmed yet.
 
@@ -49,7 +53,7 @@ class MetricOutbox:
             dropped_count: number of logged steps that the rank lost before `points`, for example because its queue was
                 full.
         """
-        self._next_number += dropped_count
+        self._next_number = min(self._next_number + dropped_count, MAX_NUMBER)
         self.dropped_count += dropped_count
         for point in points:
             self._waiting.append((self._next_number, run, point))

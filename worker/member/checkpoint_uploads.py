@@ -18,6 +18,7 @@ from functools import partial
 
 from everstep.protocol.agent_messages import NodeFault, RunningUpload, UploadedShard
 from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.limits import cut
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
@@ -154,7 +155,7 @@ class CheckpointUploads:
             Faults that name the rank and the object. The node reports them until the uploads make progress.
         """
         return tuple(
-            NodeFault(code="upload_stalled", message=message, is_permanent=False)
+            NodeFault(code="upload_stalled", message=cut(message), is_permanent=False)
             for progress in self._progress.values()
             if (message := progress.stall(now))
         )

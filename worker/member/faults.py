@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from everstep.protocol.agent_messages import NodeFault, OutputFailure
 from everstep.protocol.ids import Rank
+from everstep.protocol.limits import MAX_FAULTS, cut
 
 
 class ReportedFaults:
@@ -43,8 +44,11 @@ class ReportedFaults:
                 faults.
             output: the output file that is not in S3. None for other faults.
         """
-        self._faults[f"{code} {message if subject is None else subject}"] = NodeFault(
-            code=code, message=message, is_permanent=is_permanent, shard=shard, output=output
+        key = f"{code} {cut(message) if subject is None else subject}"
+        if key not in self._faults and len(self._faults) >= MAX_FAULTS:
+            return  # A rank sends ever new errors. The oldest ones suffice.
+        self._faults[key] = NodeFault(
+            code=code, message=cut(message), is_permanent=is_permanent, shard=shard, output=output
         )
         self._on_change()
 

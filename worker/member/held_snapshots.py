@@ -29,6 +29,7 @@ from everstep.protocol.agent_messages import (
     SnapshotHeld,
 )
 from everstep.protocol.ids import Rank, Step
+from everstep.protocol.limits import cut
 from everstep.protocol.rounds import Announcement
 from worker.core.rounds import NONE
 from worker.core.slots import is_superseded
@@ -110,7 +111,7 @@ class HeldSnapshots:
             if self._hold is None or self._hold.step != step:
                 problem = await self._begin(wanted.hold_id, step)
                 if problem:
-                    return SnapshotHeld(request_id=wanted.request_id, refusal=problem)
+                    return SnapshotHeld(request_id=wanted.request_id, refusal=cut(problem))
             assert self._hold is not None
             self._renew(self._hold)
             return SnapshotHeld(

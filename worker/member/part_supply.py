@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.limits import cut
 from everstep.protocol.peer_messages import ShardRefused, ShardWanted
 from everstep.protocol.slot import chunk_bytes, chunk_count, chunk_range
 from worker.core.shared_parts import MAX_WINDOW
@@ -146,7 +147,7 @@ class PartSupply:
                     await self._sent[chunk].wait()
         except StorageError as error:
             with suppress(PeerError):
-                await session.send(ShardRefused(transfer=self.transfer, reason=str(error)))
+                await session.send(ShardRefused(transfer=self.transfer, reason=cut(str(error))))
             session.close()
         except Exception:
             log.exception("part %d of another node's shard could not be read or sent", number)

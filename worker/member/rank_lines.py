@@ -261,7 +261,7 @@ class RankLines:
                     self.outbox.add(self.run, self._points(message), message.dropped_count)
                 else:
                     self.newest_values.record(rank, message.records)
-            case Rehearsed() if message.is_within_limits:
+            case Rehearsed():
                 if self.rehearsed.get(rank) != message:
                     self.rehearsed[rank] = message
                     self.on_change()

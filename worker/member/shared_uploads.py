@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from everstep.bulk import PartDigest, StoredPart
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.limits import cut
 from everstep.protocol.peer_messages import PartStored, ShardRefused, UploadPart
 from everstep.protocol.plan import GenerationPlan, ObjectReference
 from everstep.protocol.rounds import Announcement
@@ -322,7 +323,7 @@ class UploadHelper:
         try:
             stored = await in_thread(work)
         except StorageError as error:
-            return ShardRefused(transfer=wanted.number, reason=str(error))
+            return ShardRefused(transfer=wanted.number, reason=cut(str(error)))
         if stored is None:
             return ShardRefused(transfer=wanted.number, reason="the replica makes another object")
         return PartStored(

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.protocol.agent_messages import FaultCode, NodeFault
+from everstep.protocol.limits import cut
 
 QUIET_SECONDS = 30.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -105,7 +106,7 @@ class FullDisks:
         if known is None:
             free = _free(directory) if is_ours else ""
             message = f"{name} takes no more data: {words}{free}. Free space there; it is used again by itself"
-            fault = NodeFault(code=FaultCode.DISK_FULL, message=message, is_permanent=False, device=name)
+            fault = NodeFault(code=FaultCode.DISK_FULL, message=cut(message), is_permanent=False, device=name)
             known = _Place(fault, 0.0)
         self._places[name] = replace(known, failed_at=self.monotonic())
         return known.fault

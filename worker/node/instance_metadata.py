@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 
 from everstep.protocol.agent_messages import NodeNotice, NoticeKind
 from everstep.protocol.firmware import DMI, is_ec2_instance
+from everstep.protocol.limits import cut
 from everstep.protocol.loopback import url_host
 
 log = logging.getLogger(__name__)
@@ -203,7 +204,7 @@ def _spot(body: str) -> tuple[NodeNotice, ...]:
     return (
         NodeNotice(
             kind=NoticeKind.SPOT_INTERRUPTION,
-            message=f"spot instance-action {action} at {time}",
+            message=cut(f"spot instance-action {action} at {time}"),
             ends_at_seconds=_seconds(time),
         ),
     )
@@ -211,7 +212,9 @@ def _spot(body: str) -> tuple[NodeNotice, ...]:
 
 def _rebalance(body: str) -> tuple[NodeNotice, ...]:
     return (
-        NodeNotice(kind=NoticeKind.REBALANCE, message=f"rebalance recommendation of {json.loads(body)['noticeTime']}"),
+        NodeNotice(
+            kind=NoticeKind.REBALANCE, message=cut(f"rebalance recommendation of {json.loads(body)['noticeTime']}")
+        ),
     )
 
 
@@ -220,7 +223,7 @@ def _maintenance(body: str) -> tuple[NodeNotice, ...]:
     return tuple(
         NodeNotice(
             kind=NoticeKind.MAINTENANCE,
-            message=f"{event['Code']} from {event['NotBefore']}: {event.get('Description', '')}",
+            message=cut(f"{event['Code']} from {event['NotBefore']}: {event.get('Description', '')}"),
             ends_at_seconds=_seconds(event["NotBefore"]),
         )
         for event in events

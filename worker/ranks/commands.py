@@ -27,6 +27,7 @@ from typing import Final
 
 from everstep.protocol.agent_messages import MAX_COMMAND_OUTPUT_BYTES, CommandEnded, RunCommand
 from everstep.protocol.ids import RunId
+from everstep.protocol.limits import cut
 from worker.node.rank_user import RankUser
 from worker.ranks import contained_program as beside
 from worker.ranks.shim.messages import RankRecord
@@ -114,7 +115,7 @@ class RankCommands:
         try:
             answer = await run_beside(command, rank, self._environment(command.run), self._user_of(command.run))
         except OSError as error:
-            answer = CommandEnded(command_id=command.command_id, refusal=f"it could not be started: {error}")
+            answer = CommandEnded(command_id=command.command_id, refusal=cut(f"it could not be started: {error}"))
         finally:
             self._done(answer)
 

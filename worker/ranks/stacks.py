@@ -22,6 +22,7 @@ import msgspec
 
 from everstep.protocol.agent_messages import RankStacks
 from everstep.protocol.ids import Rank
+from everstep.protocol.limits import cut
 from worker.core.stacks import MAIN_THREAD, Look, StackFrame, ThreadStack, compare, describe
 from worker.ranks.shim import processes
 from worker.ranks.shim.messages import RankRecord
@@ -214,7 +215,7 @@ class StackWatch:
             try:
                 text = await stacks_of(record.pid)
             except Unreadable as unreadable:
-                error = str(unreadable)
+                error = cut(str(unreadable))
             used = await asyncio.to_thread(processes.tree_usage, record.pid)
         self._before[record.pid], same, cpu = compare(
             self._before.get(record.pid), Look(text, self.monotonic(), used.cpu_seconds)

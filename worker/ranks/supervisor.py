@@ -34,6 +34,7 @@ from everstep.protocol.agent_messages import ExitClass, MemoryEnd, RankExit
 from everstep.protocol.codec import Message
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Rank, RunId, Step
+from everstep.protocol.limits import MAX_LONG_TEXT_CHARACTERS, cut
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from worker.core.memory_ends import (
     UNMEASURED,
@@ -145,7 +146,10 @@ class ExitedRank:
             code=self.end.code,
             at_seconds=self.end.at_seconds,
             boundary=boundary,
-            last_lines="\n".join(part for part in (text.rstrip("\n"), self.end.text, refused) if part),
+            last_lines=cut(
+                "\n".join(part for part in (text.rstrip("\n"), self.end.text, refused) if part),
+                MAX_LONG_TEXT_CHARACTERS,
+            ),
             memory=memory_end,
         )
 

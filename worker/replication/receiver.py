@@ -16,6 +16,7 @@ from functools import partial
 
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.limits import cut
 from everstep.protocol.peer_messages import (
     BeginShard,
     CancelShard,
@@ -331,7 +332,9 @@ class ReplicaReceiver:
         except (ShardRejected, NoRoom) as error:
             self.rejected_count += 1
             await session.send(
-                ShardRefused(transfer=begin.transfer, reason=str(error), is_damaged=isinstance(error, ShardDamaged))
+                ShardRefused(
+                    transfer=begin.transfer, reason=cut(str(error)), is_damaged=isinstance(error, ShardDamaged)
+                )
             )
 
     async def fetch(self, session: Session) -> None:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from everstep.protocol.agent_messages import ShardProtection
 from everstep.protocol.ids import FIRST_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.limits import cut
 from everstep.protocol.rank_messages import (
     FINISHED,
     Arriving,
@@ -462,7 +463,7 @@ class OwnedShard:
             in_view=(holders[0], *(peer for peer in holders[1:] if peer in view)),
             committed=committed,
             payload_bytes=self.committed_bytes,
-            reason="; ".join(troubles) or reason,
+            reason=cut("; ".join(troubles) or reason),
             unkept=self._unkept,
             lasts=self._lasting is not None,
             verified=tuple(self.verified.get(peer, (NONE, 0.0)) for peer in (None, *holders[1:])),

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -90,7 +89,6 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 T = TypeVar("T")
-_NODE_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 
 SILENT_LEASES = 4.0
 """Time without a report after which the server closes an agent's connection, as a multiple of `lease_seconds`.
@@ -198,12 +196,6 @@ async def _hello(websocket: WebSocket) -> tuple[Hello, bytes]:
         hello = _decoded(raw, Hello)
     except TimeoutError as error:
         raise _Refusal(SILENT, f"no Hello arrived within {HELLO_SECONDS:.0f} s") from error
-    if _NODE_ID.fullmatch(hello.node_id) is None:
-        raise _Refusal(MALFORMED, f"the Hello contains {hello.node_id[:80]!r}, which is not a node id")
-    if not 0 <= hello.peer_port < 2**16 or hello.memory_bytes < 0:
-        raise _Refusal(
-            MALFORMED, f"the Hello contains the port {hello.peer_port} and {hello.memory_bytes} bytes of memory"
-        )
     return hello, raw
 
 

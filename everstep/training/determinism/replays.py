@@ -11,6 +11,7 @@ import msgspec
 
 from everstep.determinism import Entry, Finding, Kind, Pattern, Record, Source, advice_of, compare, sentence_of
 from everstep.protocol.ids import Step
+from everstep.protocol.limits import cut
 from everstep.protocol.rehearsals import (
     MAX_REHEARSED_CHARACTERS,
     MAX_REHEARSED_NAMES,
@@ -86,8 +87,8 @@ def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) ->
             unkept=unkept,
             lines=lines,
         ),
-        message=message[:MAX_REHEARSED_CHARACTERS],
-        advice=advice_of(finding)[:MAX_REHEARSED_CHARACTERS],
+        message=cut(message, MAX_REHEARSED_CHARACTERS),
+        advice=cut(advice_of(finding), MAX_REHEARSED_CHARACTERS),
     )
 
 
@@ -172,7 +173,7 @@ def unkept_variables(records: Sequence[Record], step: int) -> tuple[str, ...]:
 
 
 def _cut(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name[:MAX_REHEARSED_CHARACTERS] for name in names[:MAX_REHEARSED_NAMES])
+    return tuple(cut(name, MAX_REHEARSED_CHARACTERS) for name in names[:MAX_REHEARSED_NAMES])
 
 
 def _started_anew(names: Sequence[str], lines: Sequence[ScriptLine]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from everstep.protocol.limits import cut
 from everstep.protocol.rehearsals import MAX_REHEARSED_CHARACTERS, ScriptLine
 from everstep.training.determinism.calls import is_user_file
 
@@ -46,7 +47,7 @@ def line_of(name: str, place: tuple[str, int]) -> ScriptLine:
     """Return a line as a rank reports it: with the path below the working directory, or else the file's name."""
     file, line = place
     path = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else os.path.basename(file)
-    return ScriptLine(name=name[:MAX_REHEARSED_CHARACTERS], file=path[:MAX_REHEARSED_CHARACTERS], line=line)
+    return ScriptLine(name=cut(name, MAX_REHEARSED_CHARACTERS), file=cut(path, MAX_REHEARSED_CHARACTERS), line=line)
 
 
 def lines_of_variables(names: Sequence[str]) -> list[ScriptLine]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -41,12 +43,16 @@ CLASSES: list[type[Message]] = sorted(
 def sample(info: msgspec.inspect.Type, depth: int = 0) -> object:
     """Return a value of a field's type. It differs from the default, so that the test detects a lost field."""
     match info:
+        case msgspec.inspect.Metadata(extra={"is_id": True}):
+            return "i-1"
+        case msgspec.inspect.Metadata():
+            return sample(info.type, depth)
         case msgspec.inspect.IntType():
-            return 1 << 40
+            return 1 << 40 if info.le is None else min(info.le, 1 << 40)
         case msgspec.inspect.FloatType():
             return 0.25
         case msgspec.inspect.StrType():
-            return "å"
+            return next(text for text in ("å", "a", "127.0.0.1") if re.search(info.pattern or "", text))
         case msgspec.inspect.BytesType():
             return b"\x00\xff" * ((info.min_length or 2) // 2)
         case msgspec.inspect.BoolType():

@@ -33,6 +33,7 @@ from everstep.protocol.rank_messages import (
 )
 
 STEPS = st.integers(-2, 2**62)
+RANK_STEPS = st.integers(-1, 2**53)
 AGENT_BYTES = struct.calcsize("<QqqqqQqQQQQqQQ")
 EARLIER_AGENT = struct.Struct("<QqqqqQqQQQQ")
 """The agent's half without the sequence number, as releases without rehearsals write it."""
@@ -61,16 +62,16 @@ def page() -> memoryview:
     ),
     st.builds(
         RankHalf,
-        st.integers(0, 2**32),
-        STEPS,
+        st.integers(0, 2**32 - 1),
+        RANK_STEPS,
         st.sampled_from(Phase),
-        STEPS,
+        RANK_STEPS,
         st.sampled_from(RankStanding),
-        STEPS,
+        RANK_STEPS,
         st.integers(0, ECHO_NO),
         st.integers(0, MAX_TARGET),
         st.integers(0, MAX_LIMIT_SECONDS),
-        rehearsal_step=STEPS,
+        rehearsal_step=RANK_STEPS,
         rehearsal_echo=st.integers(0, ECHO_UNABLE),
     ),
 )

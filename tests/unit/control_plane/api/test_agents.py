@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -30,7 +31,10 @@ from everstep.protocol.agent_messages import (
     Hello,
     MemberPhase,
     MemberReport,
+    MetricBatch,
     NodeMemory,
+    NodeNotice,
+    NoticeKind,
     RankMemory,
     ReadSnapshot,
     Release,
@@ -39,6 +43,7 @@ from everstep.protocol.agent_messages import (
 from everstep.protocol.certificates import RENEWAL_SECONDS
 from everstep.protocol.codec import PROTOCOL_MINOR, PROTOCOL_VERSION, UPDATE_ADVICE, decode, encode
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId
+from everstep.protocol.limits import MAX_TEXT_CHARACTERS
 from everstep.protocol.manifest import SharedObject
 from everstep.protocol.shared_lists import SharedLists
 from tests.newer_release import of_newer_release
@@ -328,6 +333,10 @@ BAD_FACTS = [
     {"node_id": "é" * 200},
     {"node_id": ""},
     {"peer_port": 2**62},
+    {"version": "1" * 15_000_000},
+    {"version": "1\0"},
+    {"agent_id": "a\u202eb"},
+    {"address": "example.org"},
     {"memory_bytes": -1},
 ]
 
@@ -337,6 +346,36 @@ async def test_a_hello_with_what_no_node_has_is_refused(service, token, node, ch
     async with line(service, token) as opened:
         await opened.send(encode(msgspec.structs.replace(hello(node), **changes)))
         assert (await closed(opened))[0] == 4400
+
+
+BAD_REPORTS = [
+    {"refused_count": 2**63},
+    {"notices": (NodeNotice(kind=NoticeKind.REBALANCE, message="m", ends_at_seconds=math.inf),)},
+    {"notices": (NodeNotice(kind=NoticeKind.REBALANCE, message="m", ends_at_seconds=math.nan),)},
+    {"exposure": "x" * (MAX_TEXT_CHARACTERS + 1)},
+    {"metrics": MetricBatch(run=RunId("r"), first_number=-1, points=())},
+]
+
+
+@pytest.mark.parametrize("changes", BAD_REPORTS)
+async def test_a_report_beyond_a_limit_ends_its_own_line_and_changes_nothing(service, token, node, client, changes):
+    registry = service.services.registry
+    other_node = service.operator.describe_group(GROUP).members[1].instance_id
+    async with line(service, token) as opened, line(service, token) as other:
+        await join(opened, node)
+        await join(other, other_node)
+        await opened.send(encode(report(node)))
+        await until(lambda: (view := registry.views().get(node)) and view.report)
+        before = await asyncio.to_thread(client.describe_node, NodeId=node)
+        await opened.send(encode(structs.replace(report(node, 2), **changes)))
+        assert (await closed(opened))[0] == 4400
+        await until(lambda: not registry.views()[node].is_connected)
+        assert registry.views()[node].report == report(node)
+        after = await asyncio.to_thread(client.describe_node, NodeId=node)
+        of_connection = {"Connected", "RefusedMessageCount", "LastHeardAt", "Warm", "ResponseMetadata"}
+        assert {name for name in before if before[name] != after.get(name)} <= of_connection
+        await other.send(encode(report(other_node, 7)))
+        await until(lambda: (seen := registry.views()[other_node].report) and seen.sequence == 7)
 
 
 async def test_a_node_has_joined_with_its_first_report(service, token, node):

@@ -1299,24 +1299,3 @@ async def test_the_newest_rehearsal_of_a_rank_is_reported_at_once(place: Place) 
     place.lines.message(RANK, later)
     assert (place.lines.rehearsed, len(place.reports)) == ({RANK: later}, 2)
     await place.lines.close()
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"message": LONG},
-        {"advice": LONG},
-        {"seconds": float("nan")},
-        {"difference": structs.replace(DIFFERENCE, kind=LONG)},
-        {"difference": structs.replace(DIFFERENCE, source=LONG)},
-        {"difference": structs.replace(DIFFERENCE, names=(*DIFFERENCE.names, "w"))},
-        {"difference": structs.replace(DIFFERENCE, names=(LONG,))},
-        {"difference": structs.replace(DIFFERENCE, unkept=(*DIFFERENCE.names, "w"))},
-        {"difference": structs.replace(DIFFERENCE, unkept=(LONG,))},
-    ],
-)
-async def test_a_rehearsal_with_too_long_texts_is_dropped(place: Place, fields: dict[str, Any]) -> None:
-    await begin(place)
-    place.lines.message(RANK, structs.replace(REHEARSED, **fields))
-    assert place.lines.rehearsed == {}
-    await place.lines.close()
