@@ -350,7 +350,6 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         config = server_config(
             app,
             gate,
-            trusted_proxies=settings.trusted_proxies,
             timeout_graceful_shutdown=GRACE_SECONDS,
             ssl_certfile=settings.tls_certificate,
             ssl_keyfile=settings.tls_key,

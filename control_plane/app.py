@@ -252,26 +252,24 @@ def create_app(
         max_body_bytes=settings.max_body_bytes,
         on_failure=partial(database.disk.failed, directory=settings.state_directory),
     )
+    app.add_middleware(LastHop, trusted=settings.trusted_proxies)
     return app
 
 
-def server_config(
-    app: FastAPI, gate: Gate, *, trusted_proxies: Sequence[str] = ("127.0.0.1",), **options: Any
-) -> uvicorn.Config:
+def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for the application.
 
     Args:
         app: from `create_app`.
         gate: limits the connections that have not sent a valid token.
-        trusted_proxies: addresses and networks of proxies whose X-Forwarded-For the server believes.
         **options: passed on to `uvicorn.Config`.
 
     Returns:
         The configuration to pass to `Server`.
     """
     return uvicorn.Config(
-        LastHop(app, trusted_proxies),
-        proxy_headers=False,
+        app,
+        proxy_headers=False,  # `LastHop` reads them
         http=gate.protocol(),
         log_config=None,  # uvicorn sets up no logging of its own, so its lines have this process's format.
         log_level="warning",

@@ -77,11 +77,8 @@ class _Turns:
 class CallerThreads:
     """The threads of one server in which API requests block.
 
-    Args:
-        threads: number of threads.
-        per_project: largest number of threads that the callers of one project use at the same time.
-        per_token: the same for one token.
-        most_waiting: largest number of calls of one token that wait.
+    Of `threads` threads, the callers of one project use at most `per_project` at the same time, and one token at most
+    `per_token`. At most `most_waiting` further calls of a token wait.
     """
 
     def __init__(
@@ -100,14 +97,8 @@ class CallerThreads:
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Run a blocking function in a thread, in its context, once its token and project have a turn.
 
-        Called on the event loop, in the task of the request.
-
-        Args:
-            work: the function.
-            *arguments: passed on to `work`.
-
-        Returns:
-            The result of `work`. The method raises the exception that `work` raised.
+        Called on the event loop, in the task of the request. The method passes `arguments` to `work`, and returns or
+        raises what `work` returns or raises.
 
         Raises:
             Throttled: too many calls of this token wait already.

@@ -159,11 +159,7 @@ class LastHop:
     """ASGI middleware that believes only the last address of X-Forwarded-For, and only from a trusted proxy.
 
     A proxy appends the address of its client to what the client has sent. A client may itself have an address that
-    counts as a proxy's, so no earlier address proves anything.
-
-    Args:
-        app: the inner application.
-        trusted: addresses and networks (CIDR) of proxies.
+    counts as a proxy's, so no earlier address proves anything. `trusted` are addresses and networks (CIDR) of proxies.
     """
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:

@@ -145,7 +145,6 @@ def test_calls_of_a_token_and_of_a_project_leave_threads_to_the_others() -> None
         assert Counter(each for each in done if isinstance(each, str)) == {"a1": 4, "a2": 2, "b1": 1}
         assert blocked.running == {"a1": 5, "a2": 2, "b1": 1}
         assert await blocked.begin("a", "a1") == "a1"
-        assert blocked.threads._turns == {}
         blocked.threads.close()
 
     asyncio.run(play())
