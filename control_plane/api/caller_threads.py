@@ -100,8 +100,7 @@ class CallerThreads:
         Called on the event loop, in the task of the request. The method passes `arguments` to `work`, and returns or
         raises what `work` returns or raises.
 
-        Raises:
-            Throttled: too many calls of this token wait already.
+        Raises Throttled if too many calls of this token wait already.
         """
         project, token = CALLER.get()
         turns = []
