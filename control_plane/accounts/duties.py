@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from control_plane.accounts import rehearsals
 from control_plane.accounts.held_nodes import advice
 from control_plane.accounts.incidents import duration, moment_words
 from control_plane.accounts.jobs import reason
@@ -18,7 +19,6 @@ from control_plane.core.observed.jobs import CapacityWait
 from control_plane.core.observed.reasons import GaveUp, JobReason
 from control_plane.core.observed.rehearsals import RehearsalOutcome
 from control_plane.core.observed.steps import HolderState, RepeatedWork
-from control_plane.core.rehearsal import difference_words
 from everstep.protocol.ids import FIRST_STEP
 
 _LOG_LINES: Final = 50
@@ -157,7 +157,7 @@ def explanation(duty: PersonDuty, subject: Subject) -> str:
         case DutyKind.CAPACITY_WAIT if subject.wait is not None:
             return f"AWS reports: “{subject.wait.message.rstrip('.')}.”"
         case DutyKind.RESUME_DIFFERS | DutyKind.RESUME_UNPROVEN if subject.rehearsal is not None:
-            return f"{capital(difference_words(subject.rehearsal))}."
+            return f"{capital(rehearsals.difference(subject.rehearsal))}."
         case DutyKind.NO_CHECKPOINT if duty.since is not None:
             return f"The job has stored no new checkpoint since {moment_words(duty.since)}. {_NO_CHECKPOINT}"
         case _:

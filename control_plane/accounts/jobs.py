@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, assert_never
 
 from control_plane.accounts import reasons as causes
+from control_plane.accounts import rehearsals
 from control_plane.accounts.facts import hang_proof, ranks_words, sentence, sentences, standstill
 from control_plane.accounts.responses import checkpoint_wait, clock, repeated, response
 from control_plane.core.observed import incidents, reasons
@@ -249,6 +250,8 @@ def message(of: reasons.Message) -> str:
             )
         case reasons.RollEnded():
             return "roll of the fleet"
+        case reasons.RehearsalEnded():
+            return rehearsals.ended(of.outcome)
         case _:
             assert_never(of)
 
@@ -390,8 +393,14 @@ def _note(of: reasons.JobNote) -> str:
     return _NOTES[of.what].format(**{name: getattr(of, name) for name in of.__struct_fields__} | clauses)
 
 
-def _stop(of: reasons.JobNote | str) -> str:
-    return of if isinstance(of, str) else _note(of)
+def _stop(of: reasons.StopReason) -> str:
+    match of:
+        case str():
+            return of
+        case reasons.RehearsalEnded():
+            return f"{rehearsals.difference(of.outcome)} (Rehearsal.OnDifference is Stop)"
+        case _:
+            return _note(of)
 
 
 def _warnings(of: reasons.JobNote, checkpoint: str) -> str:

@@ -14,7 +14,7 @@ from datetime import datetime
 from itertools import accumulate
 from typing import Any, Final
 
-from control_plane.accounts import answers, duties, held_nodes, reasons, responses
+from control_plane.accounts import answers, duties, held_nodes, reasons, rehearsals, responses
 from control_plane.accounts import incidents as accounts
 from control_plane.accounts import jobs as job_accounts
 from control_plane.accounts.duties import Action, Subject
@@ -67,7 +67,6 @@ from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.specs import DEFAULT_STORE_PATIENCE_SECONDS
 from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
-from control_plane.core.rehearsal import difference_words
 from control_plane.core.similar_incidents import Likeness
 from control_plane.core.states import (
     FleetStatus,
@@ -273,7 +272,7 @@ def job_conditions(
     result = memos.rehearsal_of(job).result
     if result is not None and (result.is_difference or result.is_unproven):
         kind = "ResumeUnproven" if result.is_unproven else "ResumeDiffers"
-        message = f"{capital(difference_words(result))}. {result.advice}".strip()
+        message = f"{capital(rehearsals.difference(result))}. {rehearsals.advice(result)}".strip()
         found.append(jobs_schemas.Condition(type=kind, message=message, node_id=None))
     for node_id in node_ids:
         agent = agents.get(NodeId(node_id))
@@ -386,7 +385,13 @@ def _rehearsal(job: SavedJob) -> dict[str, Any]:
         first = result.difference
         lines = [shaped(each, jobs_schemas.RehearsalLine) for each in first.lines] if first is not None else []
         difference = None if first is None else shaped(first, jobs_schemas.RehearsalDifference, lines=lines)
-        found = shaped(result, jobs_schemas.RehearsalResult, difference=difference)
+        found = shaped(
+            result,
+            jobs_schemas.RehearsalResult,
+            difference=difference,
+            message=rehearsals.finding(result),
+            advice=rehearsals.advice(result),
+        )
     return {"rehearsal_result": found, "is_rehearsal_pending": is_pending and job.ended_at is None}
 
 

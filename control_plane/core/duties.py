@@ -362,8 +362,13 @@ def _of_job(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
         yield from _of_training(facts, now)
     result = facts.record.rehearsal.result
     if result is not None and (result.is_difference or result.is_unproven):
-        kind = DutyKind.RESUME_UNPROVEN if result.is_unproven else DutyKind.RESUME_DIFFERS
-        yield _duty(kind, Urgency.LATER, ActionKind.CORRECT_SCRIPT, since=result.at)
+        # Most values that a restart loses are only printed.
+        kind, urgency = (
+            (DutyKind.RESUME_UNPROVEN, Urgency.OPTIONAL)
+            if result.is_unproven
+            else (DutyKind.RESUME_DIFFERS, Urgency.LATER)
+        )
+        yield _duty(kind, urgency, ActionKind.CORRECT_SCRIPT, since=result.at)
 
 
 def _of_failure(facts: JobFacts, ended_at: float, now: float) -> PersonDuty:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 
@@ -23,7 +24,8 @@ from control_plane.core import accounting
 from control_plane.core.actions import EventDraft
 from control_plane.core.hangs import REHEARSE
 from control_plane.core.observed.jobs import JobRecord
-from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals
+from control_plane.core.observed.reasons import RehearsalEnded
+from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals, Unanswered
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
 from everstep.protocol.agent_messages import MemberReport
@@ -121,8 +123,8 @@ def refused(spec: JobSpec, record: JobRecord, node: PlanNode, now: float) -> tup
         seconds=0.0,
         at=now,
         rank=min(node.ranks),
-        message=f"the agent of {node.node_id} has an earlier release, which does not support rehearsals",
-        advice="Update the agents of all nodes of the job, and request the rehearsal again.",
+        unanswered=Unanswered.EARLIER_AGENT,
+        node_id=node.node_id,
     )
     told = replace(record.rehearsal, served_at=record.rehearsal_requested_at, result=result)
     return replace(record, rehearsal=told), (_event(result),)
@@ -180,7 +182,12 @@ def followed(
         told = replace(told, is_open=False, unanswered_count=told.unanswered_count + 1)
         if told.unanswered_count >= MOST_ORDERS:
             is_failed = told.generation != record.generation
-            return _unanswered(spec, replace(record, rehearsal=told), *(_FAILED if is_failed else _PASSED), now)
+            return _unanswered(
+                spec,
+                replace(record, rehearsal=told),
+                Unanswered.RANKS_ENDED if is_failed else Unanswered.NOT_REPORTED,
+                now,
+            )
     if not told.is_open:
         return replace(record, rehearsal=told), ()
     told = replace(told, served_at=record.rehearsal_requested_at)
@@ -196,7 +203,7 @@ def followed(
         start = now - result.seconds if passed_at is None else passed_at
         record = accounting.recharge_rehearsal(record, start, min(now, start + result.seconds))
     if result.is_difference and spec.rehearsal_on_difference is OnDifference.STOP and not record.stop_reason:
-        record = replace(record, stop_reason=f"{difference_words(result)} (Rehearsal.OnDifference is Stop)")
+        record = replace(record, stop_reason=RehearsalEnded(outcome=result))
     return record, (_event(result),)
 
 
@@ -205,22 +212,11 @@ def closed(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRecord, tup
     told = record.rehearsal
     if told.result is not None or not (told.number or is_asked(record)):
         return record, ()
-    return _unanswered(spec, record, *_ENDED, now)
-
-
-_FAILED = (
-    "the ranks ended or were restarted during two rehearsals in a row",
-    "Read the logs of the ranks. A script that cannot start again also fails after a failure.",
-)
-_PASSED = (
-    "the ranks did not agree on a step, or did not report: their release is too old, or the job's steps are too short",
-    "Request another rehearsal with `everstep jobs rehearse`.",
-)
-_ENDED = ("the job ended before its ranks had repeated the steps", "")
+    return _unanswered(spec, record, Unanswered.JOB_ENDED, now)
 
 
 def _unanswered(
-    spec: JobSpec, record: JobRecord, message: str, advice: str, now: float
+    spec: JobSpec, record: JobRecord, why: Unanswered, now: float
 ) -> tuple[JobRecord, tuple[EventDraft, ...]]:
     result = RehearsalOutcome(
         verdict=RehearsalVerdict.REFUSED,
@@ -228,8 +224,7 @@ def _unanswered(
         steps=spec.rehearsal_steps,
         seconds=0.0,
         at=now,
-        message=message,
-        advice=advice,
+        unanswered=why,
     )
     told = replace(record.rehearsal, is_open=False, served_at=record.rehearsal_requested_at, result=result)
     return replace(record, rehearsal=told), (_event(result),)
@@ -250,29 +245,18 @@ def _is_over(told: Rehearsals, plan: GenerationPlan, reports: Mapping[NodeId, Me
     return is_taken and status is not None and status.rehearsal_state is StopState.NONE
 
 
-def difference_words(result: RehearsalOutcome) -> str:
-    """Return a clause about a result with a difference or with lost values, without the advice."""
-    what = {
-        RehearsalVerdict.UNSTABLE: "is not deterministic",
-        RehearsalVerdict.UNPROVEN: "loses values of the script",
-    }.get(result.verdict, "does not repeat its steps")
-    return f"a restart from step {result.step} {what}: rank {result.rank}: {result.message.rstrip('.')}"
+_EVENTS: Final[Mapping[RehearsalVerdict, str]] = {
+    RehearsalVerdict.PROVEN: "ResumeProven",
+    RehearsalVerdict.UNPROVEN: "ResumeUnproven",
+    RehearsalVerdict.REFUSED: "RehearsalRefused",
+}
 
 
 def _event(result: RehearsalOutcome) -> EventDraft:
-    detail = msgspec.to_builtins(result)
-    if result.verdict is RehearsalVerdict.PROVEN:
-        words = f"a restart from step {result.step} repeated {result.steps} steps bit for bit"
-        return EventDraft(type="ResumeProven", message=f"{words}, in {result.seconds:.1f} s", detail=detail)
-    if result.verdict is RehearsalVerdict.REFUSED:
-        subject = "the job has not rehearsed" if result.rank is None else f"rank {result.rank} cannot rehearse"
-        words = f"{subject} a restart: {result.message}"
-        return EventDraft(type="RehearsalRefused", message=words, detail=detail)
-    advice = f" {result.advice}" if result.advice else ""
     return EventDraft(
-        type=f"Resume{'Unproven' if result.is_unproven else 'Differs'}",
-        message=f"{difference_words(result)}.{advice}",
-        detail=detail,
+        type=_EVENTS.get(result.verdict, "ResumeDiffers"),
+        message=RehearsalEnded(outcome=result),
+        detail=msgspec.to_builtins(result),
     )
 
 

@@ -174,7 +174,6 @@ def test_what_reads_a_sentence_in_typescript(line: str, is_read: bool) -> None:
 
 CORE = ROOT / "control_plane" / "core"
 WORDS = re.compile(r"(?:^|[ (])[a-z]{2,},? [a-z]{2,}")
-TO_MOVE = "the sentence moves to `control_plane.accounts` when somebody edits the module"
 ERROR = "an error of the API, which `control_plane.api` returns"
 LOG = "the reason of an order, which an agent writes to its log"
 COMPOSING = {
@@ -188,7 +187,6 @@ COMPOSING = {
     "job/taken_over.py": LOG,
     "observed/jobs.py": "the default of a text that the job loop sets",
     "parity.py": ERROR,
-    "rehearsal.py": TO_MOVE,
     "timeouts.py": "the meaning of each timeout, for the generated page",
 }
 """Modules of the core that may contain words of sentences, with the reason. Remove a module that no longer does."""

@@ -26,7 +26,7 @@ from control_plane.core.evidence import (
 )
 from control_plane.core.observed.jobs import CapacityWait, JobObserved, JobRecord
 from control_plane.core.observed.nodes import Implication, NodeObserved
-from control_plane.core.observed.reasons import JobFact, JobNote
+from control_plane.core.observed.reasons import JobFact, JobNote, StopReason
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.states import LAUNCHED_JOBS, RUNNING_JOBS, IncidentState, JobState
@@ -82,7 +82,7 @@ class JobView:
         return JobNote(what=JobFact.PAUSES_FOR_USER)
 
     @property
-    def wants_stop(self) -> JobNote | str | None:
+    def wants_stop(self) -> StopReason | None:
         """Reason for the job to stop. None without such a reason."""
         is_requested = self.record.stop_requested_at is not None
         return self.record.stop_reason or (JobNote(what=JobFact.USER_ASKS_TO_STOP) if is_requested else None)

@@ -11,7 +11,7 @@ from control_plane.core.observed.drills import DrillObserved
 from control_plane.core.observed.facts import Fact
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, Tries
 from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
-from control_plane.core.observed.reasons import JobNote, JobReason
+from control_plane.core.observed.reasons import JobReason, StopReason
 from control_plane.core.observed.rehearsals import Rehearsals
 from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.steps import (
@@ -285,7 +285,7 @@ class Memo:
     It is set when the job keeps a node, because giving it up would lose a committed step.
     """
     trials: tuple[Trial, ...] = ()
-    stop_reason: JobNote | str | None = None
+    stop_reason: StopReason | None = None
     """The limit or the finding that stops the job. None if only a user can stop it. A text: an earlier version's."""
     checkpoints: CheckpointPace = field(default_factory=CheckpointPace)
     """When the next checkpoint is due, as the coordinator reported last."""

@@ -18,6 +18,7 @@ from control_plane.core.observed.incidents import (
     Response,
     Tries,
 )
+from control_plane.core.observed.rehearsals import RehearsalOutcome
 from control_plane.core.observed.steps import NO_GENERATION, Lapse, RepeatedWork
 from everstep.protocol.agent_messages import OutputFailure
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
@@ -42,6 +43,12 @@ JobFact = StrEnum(
     """,
 )
 """A fact about a job or its nodes, with the fields of `JobNote`. `control_plane.accounts.jobs` has their sentences."""
+
+
+class RehearsalEnded(Value, frozen=True):
+    """A rehearsal of the job's resume has a result."""
+
+    outcome: RehearsalOutcome
 
 
 class JobNote(Value, frozen=True):
@@ -71,8 +78,12 @@ class JobNote(Value, frozen=True):
     because: tuple[Fact, ...] = ()
     lack_reasons: tuple[Reason, ...] = ()
     """Why the fleet has no nodes for the job."""
-    stop: JobNote | str | None = None
+    stop: JobNote | RehearsalEnded | str | None = None
     """Why the job must stop. A text: as an earlier version stored it."""
+
+
+StopReason: TypeAlias = JobNote | RehearsalEnded | str
+"""Why a job must stop. A text: as an earlier version stored it."""
 
 
 class Starting(Value, frozen=True):
@@ -130,7 +141,7 @@ class Waits(Value, frozen=True):
     consent: AwaitsConsent | None = None
     smaller: JobNote | None = None
     """The number of nodes on which the job would continue, or which it needs."""
-    stop: JobNote | str | None = None
+    stop: StopReason | None = None
     """A requested stop, which waits until the job trains."""
 
 
@@ -263,6 +274,7 @@ Message: TypeAlias = (
     | OutputsLost
     | Lapsed
     | RepeatedStepDiffers
+    | RehearsalEnded
     | RollEnded
 )
 """The message of an event."""

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from control_plane.core.observed.steps import NO_GENERATION
-from everstep.protocol.ids import NO_STEP, Generation, Rank, Step
+from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.rehearsals import RehearsalVerdict, ReplayDifference
+
+
+class Unanswered(StrEnum):
+    """Why a rehearsal has no result of the ranks. `control_plane.accounts.rehearsals` has the sentences."""
+
+    EARLIER_AGENT = "earlier_agent"
+    """The agent of a node has an earlier release without rehearsals."""
+    RANKS_ENDED = "ranks_ended"
+    NOT_REPORTED = "not_reported"
+    """The ranks did not agree on a step, or did not report."""
+    JOB_ENDED = "job_ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +38,12 @@ class RehearsalOutcome:
     """The rank with the first difference or lost value, or the first rank that could not rehearse. None if no rank has.
     """
     difference: ReplayDifference | None = None
+    unanswered: Unanswered | None = None
+    """None if a rank has reported the result."""
+    node_id: NodeId | None = None
+    """The node whose agent has the earlier release."""
     message: str = ""
+    """The rank's words. No code interprets them."""
     advice: str = ""
 
     @property

@@ -347,20 +347,20 @@ def test_every_action_has_words_and_a_command_with_all_names(kind: ActionKind) -
 
 
 @pytest.mark.parametrize(
-    ("verdict", "kind"),
+    ("verdict", "kind", "urgency"),
     [
-        (RehearsalVerdict.PROVEN, None),
-        (RehearsalVerdict.UNPROVEN, DutyKind.RESUME_UNPROVEN),
-        (RehearsalVerdict.DIFFERS, DutyKind.RESUME_DIFFERS),
-        (RehearsalVerdict.UNSTABLE, DutyKind.RESUME_DIFFERS),
-        (RehearsalVerdict.REFUSED, None),
+        (RehearsalVerdict.PROVEN, DutyKind.NOTHING, Urgency.NONE),
+        (RehearsalVerdict.UNPROVEN, DutyKind.RESUME_UNPROVEN, Urgency.OPTIONAL),
+        (RehearsalVerdict.DIFFERS, DutyKind.RESUME_DIFFERS, Urgency.LATER),
+        (RehearsalVerdict.UNSTABLE, DutyKind.RESUME_DIFFERS, Urgency.LATER),
+        (RehearsalVerdict.REFUSED, DutyKind.NOTHING, Urgency.NONE),
     ],
 )
 def test_a_job_whose_resume_is_not_proven_needs_a_person_later(
-    verdict: RehearsalVerdict, kind: DutyKind | None
+    verdict: RehearsalVerdict, kind: DutyKind, urgency: Urgency
 ) -> None:
     facts = change(TRAINING, rehearsal=Rehearsals(result=replace(DIFFERENCE, verdict=verdict)))
-    assert duty(facts) == ((DutyKind.NOTHING, Urgency.NONE) if kind is None else (kind, Urgency.LATER))
+    assert duty(facts) == (kind, urgency)
 
 
 def test_the_duty_of_a_difference_has_the_advice() -> None:

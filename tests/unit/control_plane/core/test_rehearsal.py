@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from control_plane.accounts.jobs import message as words
+from control_plane.accounts.rehearsals import finding
 from control_plane.core import accounting, rehearsal
 from control_plane.core.observed.jobs import JobRecord
-from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals
+from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals, Unanswered
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
 from control_plane.core.states import JobState
@@ -226,7 +228,7 @@ def test_a_result_needs_the_reports_of_all_ranks() -> None:
     assert record.rehearsal.result == replace(RESULT, step=Step(30), seconds=4.0)
     assert not record.rehearsal.is_open
     assert event.type == "ResumeProven"
-    assert event.message == "a restart from step 30 repeated 5 steps bit for bit, in 4.0 s"
+    assert words(event.message) == "a restart from step 30 repeated 5 steps bit for bit, in 4.0 s"
     assert follow(record, rehearsed(PROVEN), rehearsed(PROVEN)) == (record, ()), "each result once"
 
 
@@ -274,7 +276,7 @@ def test_a_result_names_the_first_difference(each: tuple[Rehearsed | None, ...],
 def test_a_difference_is_an_event_with_its_advice(verdict: RehearsalVerdict, type_: str, message: str) -> None:
     told = rehearsed(verdict, at=31, message="loss differs.", advice="Keep it.")
     record, (event,) = follow(ordered(), told, told)
-    assert (event.type, event.message) == (type_, message)
+    assert (event.type, words(event.message)) == (type_, message)
     assert record.stop_reason is None
 
 
@@ -314,7 +316,7 @@ def test_a_generation_that_ends_before_a_result_lets_the_job_rehearse_once_more(
     result = record.rehearsal.result
     assert result is not None
     assert (result.verdict, result.rank) == (REFUSED, None)
-    assert "restarted during two rehearsals" in result.message
+    assert result.unanswered is Unanswered.RANKS_ENDED
     asked = replace(record, rehearsal=replace(record.rehearsal, is_open=False), rehearsal_requested_at=NOW)
     assert rehearsal.is_due(SPEC, asked, is_local=True)
     assert rehearsal.ordered(asked, {}).unanswered_count == 0, "a person's request begins again"
@@ -405,7 +407,7 @@ def test_a_job_that_ends_before_its_rehearsal_says_so(changes: dict[str, Any], i
         result = record.rehearsal.result
         assert result is not None
         assert (result.verdict, result.rank, record.rehearsal.is_open) == (REFUSED, None, False)
-        assert events[0].message == f"the job has not rehearsed a restart: {result.message}"
+        assert words(events[0].message) == f"the job has not rehearsed a restart: {finding(result)}"
         assert not rehearsal.is_asked(record)
     else:
         assert record.rehearsal == running(**changes).rehearsal
