@@ -11,7 +11,7 @@ from everstep.protocol.rehearsals import RehearsalVerdict, ReplayDifference
 
 
 class Unanswered(StrEnum):
-    """Why a rehearsal has no result of the ranks. `control_plane.accounts.rehearsals` has the sentences."""
+    """The reason why a rehearsal has no result of the ranks. `control_plane.accounts.rehearsals` has the sentences."""
 
     EARLIER_AGENT = "earlier_agent"
     """The agent of a node has an earlier release without rehearsals."""

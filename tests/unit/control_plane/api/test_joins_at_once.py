@@ -95,7 +95,7 @@ async def connect(service: Service, joins: list[tuple[str, NodeId]]) -> None:
 
         async def one(token: str, node: NodeId) -> None:
             opened = await stack.enter_async_context(line(service, token))
-            await join(opened, node, f"agent of {node}")
+            await join(opened, node, f"agent-of-{node}")
 
         await asyncio.gather(*(one(*each) for each in joins))
 
@@ -136,7 +136,7 @@ class OpenLine:
     def __init__(self, service: Service, token: str, node: NodeId) -> None:
         self._messages: list[dict[str, Any]] = [
             {"type": "websocket.connect"},
-            {"type": "websocket.receive", "bytes": encode(hello(node, f"agent of {node}"))},
+            {"type": "websocket.receive", "bytes": encode(hello(node, f"agent-of-{node}"))},
         ]
         self._closes = asyncio.Event()
         self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
