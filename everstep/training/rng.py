@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import xxhash
 
+from everstep.training.errors import CannotResume
 from everstep.training.parts import SEARCH_DEPTH, find
 from everstep.training.state_tree import Tree
 
@@ -230,6 +231,29 @@ def kind_of(generator: Generator) -> str:
     if isinstance(generator, np.random.Generator):
         return f"numpy {type(generator.bit_generator).__name__}"
     return f"{type(generator).__module__}.{type(generator).__qualname__}"
+
+
+def followed(found: list[Generator], known: Sequence[Generator], path: str) -> list[Generator]:
+    """Return the generators that objects hold now, if a restarted script can take their states.
+
+    Args:
+        found: the generators of the objects now.
+        known: their generators before.
+        path: names the objects in the error.
+
+    Returns:
+        `found`.
+
+    Raises:
+        CannotResume: the number of generators or a kind has changed, so a restarted script would have others.
+    """
+    if (kinds := [*map(kind_of, found)]) != (before := [*map(kind_of, known)]):
+        raise CannotResume(
+            path,
+            f"its random generators are {', '.join(kinds) or 'none'} now, and were {', '.join(before) or 'none'} at "
+            "init(). Create all generators before init(), and seed one again instead of replacing it",
+        )
+    return found
 
 
 def generator_state(generator: Generator) -> Tree:

@@ -336,13 +336,7 @@ class RankState:
         found = generators_of(self._holders)
         if len(found) == len(self.generators) and all(map(operator.is_, found, self.generators)):
             return
-        if (kinds := [*map(rng.kind_of, found)]) != (known := [*map(rng.kind_of, self.generators)]):
-            raise CannotResume(
-                "model",
-                f"its random generators are {', '.join(kinds) or 'none'} now, and were {', '.join(known) or 'none'} at "
-                "init(). Create all generators before init(), and seed one again instead of replacing it",
-            )
-        self.generators = found
+        self.generators = rng.followed(found, self.generators, "model")
 
     def _passing(self) -> dict[str, Tree]:
         """Return the part of the state that an evaluation may change.

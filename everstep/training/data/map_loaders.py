@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from types import FunctionType
 from typing import Any, cast
 
 from torch.utils.data import DataLoader
@@ -50,7 +52,13 @@ class MapLoader:
         # List the dataset's generators only for a loader without workers. Workers have their own copies of these
         # generators and seed them for each batch.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
-        self.generators = rng.find_generators([*samplers, loader.generator, *in_process])
+        self._searched = [*samplers, loader.generator, *in_process]
+        self.generators = rng.find_generators(self._searched)
+        self._watched = [each for each in in_process if not isinstance(each, FunctionType)]
+        """Objects that may replace their generators, also while an epoch lasts."""
+        self._of_watched = rng.find_generators(self._watched)
+        self._present: list[Tree] | None = None
+        """Restored states of `generators`, until the next `begin`, whose `set_epoch` may seed them."""
         in_dataset = [loader.dataset, loader.collate_fn]
         # A sampler often holds the dataset, whose attributes change with each sample and not with the sampler.
         of_samplers = objects_of_script(self._all_samplers, besides=in_dataset)
@@ -73,6 +81,10 @@ class MapLoader:
         if self._loaded is None or not self._sampler.is_resuming:
             self._set_epoch(epoch)
         self._loaded = None
+        self._follow_generators()
+        if self._present is not None and self._sampler.is_resuming:
+            rng.set_generator_states(self.generators, self._present)
+        self._present = None
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
@@ -94,8 +106,16 @@ class MapLoader:
         for each in self._have_epochs:
             set_epoch(each, epoch)
 
+    def _follow_generators(self) -> None:
+        found = rng.find_generators(self._watched)
+        if len(found) == len(self._of_watched) and all(map(operator.is_, found, self._of_watched)):
+            return
+        self._of_watched = found
+        self.generators = rng.followed(rng.find_generators(self._searched), self.generators, "data")
+
     def state_dict(self) -> dict[str, Tree]:
         place = self._sampler.place
+        self._follow_generators()
         held = [cast(Tree, thing.state_dict()) for thing in self._held] if self._loaded is None else self._loaded
         return {
             "held": held,
@@ -111,7 +131,8 @@ class MapLoader:
         self._sampler.begin = cast(int, state["begin"])
         self._sampler.resume(Place.of(state["place"]), consumed_count, cast("dict[str, Any]", state["samplers"]))
         self._loaded = cast("list[Tree]", state["held"]) if self._held else None
-        rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
+        self._present = cast("list[Tree]", state["present"])
+        rng.set_generator_states(self.generators, self._present)
         self._attributes.load(cast("dict[str, Any]", state["attributes"]))
 
 

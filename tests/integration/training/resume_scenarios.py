@@ -1078,6 +1078,43 @@ def extra_that_is_not_contiguous() -> Job:
 # -- state that `init` cannot see
 
 
+class Noisy(Numbers):
+    """Adds noise from a generator that `set_epoch` seeds, or that the dataset replaces."""
+
+    def __init__(self, *, is_replaced: bool, every: int = 0) -> None:
+        super().__init__()
+        self.noise = torch.Generator().manual_seed(1)
+        self.is_replaced, self.every, self.read_count = is_replaced, every, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.is_replaced:
+            self.noise = torch.Generator().manual_seed(epoch + 7)
+        else:
+            self.noise.manual_seed(epoch + 7)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read_count += 1
+        if self.every and self.read_count % self.every == 0:
+            self.noise = torch.Generator().manual_seed(self.read_count)
+        inputs, targets = super().__getitem__(index)
+        return inputs + torch.randn(WIDTH, generator=self.noise), targets
+
+
+@right
+def dataset_seeds_its_generator_per_epoch() -> Job:
+    return Job(network(), data=loader_of(Noisy(is_replaced=False)))
+
+
+@right
+def dataset_replaces_its_generator_per_epoch() -> Job:
+    return Job(network(), data=loader_of(Noisy(is_replaced=True)))
+
+
+@right
+def dataset_replaces_its_generator_within_an_epoch() -> Job:
+    return Job(network(), data=loader_of(Noisy(is_replaced=False, every=11)))
+
+
 @scenario(Kind.FOUND, "average")
 def average_that_is_not_registered() -> Job:
     model = network()

@@ -45,7 +45,7 @@ def test_what_an_exception_says_is_told_whatever_its_length_and_its_characters(t
         with line, line.makefile("rb") as stream:
             hello, abandoned, fault = said(stream.read())
     assert hello == HELLO
-    told = "\\ud800 " + "é" * (MAX_REASON_CHARACTERS - 2)
+    told = "\\ud800 " + "é" * (MAX_REASON_CHARACTERS - 8) + "…"
     assert abandoned == Abandoned(generation=Generation(1), step=Step(7), reason=told)
     assert fault == RankFault(generation=Generation(1), code="cannot_resume", message=told)
 

@@ -294,7 +294,7 @@ def own_report(network: Network, node: Node, *, sequence: int = 1, term: int | N
 
 def forged(node: str, rank: int) -> NodeReport:
     state = RankRound(rank=Rank(rank), boundary=Step(77), committed=NONE, proposed=Step(1), vote=Vote.ACKED)
-    return NodeReport(node_id=NodeId(node), term=1 << 62, sequence=1 << 62, ranks=(state,))
+    return NodeReport(node_id=NodeId(node), term=1 << 53, sequence=1 << 53, ranks=(state,))
 
 
 @pytest.mark.parametrize(
