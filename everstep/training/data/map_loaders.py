@@ -48,13 +48,14 @@ class MapLoader:
         # The states of `held` describe the data of one rank, so a launch with another number of ranks cannot use them.
         sharing = None if held else Sharing.of(loader)
         self.order: Order | None = None if sharing is None else sharing.order
-        of_sampler = rng.find_generators([*samplers, loader.generator])
+        self._of_sampler = rng.find_generators([*samplers, loader.generator])
         # List the dataset's generators only for a loader without workers. Workers have their own copies of these
         # generators and seed them for each batch.
         in_process = [] if has_workers else [loader.dataset, loader.collate_fn]
-        self._searched = [*samplers, loader.generator, *in_process]
-        self.generators = rng.find_generators(self._searched)
-        self._watched = [each for each in in_process if not isinstance(each, FunctionType)]
+        self._searched = [*samplers, loader.generator, *in_process], [*samplers, loader.generator]
+        """The objects whose generators `generators` and `_of_sampler` list."""
+        self.generators = rng.find_generators(self._searched[0])
+        self._watched = [each for each in self._searched[0] if not isinstance(each, FunctionType)]
         """Objects that may replace their generators, also while an epoch lasts."""
         self._of_watched = rng.find_generators(self._watched)
         self._present: list[Tree] | None = None
@@ -63,7 +64,7 @@ class MapLoader:
         # A sampler often holds the dataset, whose attributes change with each sample and not with the sampler.
         of_samplers = objects_of_script(self._all_samplers, besides=in_dataset)
         attributes = Attributes(of_samplers, max_items=MAX_INDEXES)
-        self._sampler = PlacedSampler(inner, of_sampler, seeding if has_workers else None, attributes, sharing)
+        self._sampler = PlacedSampler(inner, self._of_sampler, seeding if has_workers else None, attributes, sharing)
         self._attributes = Attributes([] if has_workers else objects_of_script(in_dataset))
         self._loader = _rebuild(loader, self._sampler, is_traced=is_traced)
         self._has_begun = False
@@ -111,7 +112,8 @@ class MapLoader:
         if len(found) == len(self._of_watched) and all(map(operator.is_, found, self._of_watched)):
             return
         self._of_watched = found
-        self.generators = rng.followed(rng.find_generators(self._searched), self.generators, "data")
+        for known, roots in zip((self.generators, self._of_sampler), self._searched, strict=True):
+            known[:] = rng.followed(rng.find_generators(roots), known, "data")  # the sampler's walk has this list, too
 
     def state_dict(self) -> dict[str, Tree]:
         place = self._sampler.place
