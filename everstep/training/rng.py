@@ -234,18 +234,10 @@ def kind_of(generator: Generator) -> str:
 
 
 def followed(found: list[Generator], known: Sequence[Generator], path: str) -> list[Generator]:
-    """Return the generators that objects hold now, if a restarted script can take their states.
+    """Return the generators `found` that objects hold now, if a restarted script can give them their states.
 
-    Args:
-        found: the generators of the objects now.
-        known: their generators before.
-        path: names the objects in the error.
-
-    Returns:
-        `found`.
-
-    Raises:
-        CannotResume: the number of generators or a kind has changed, so a restarted script would have others.
+    Raises CannotResume, with `path` for the objects, if a restarted script would have the generators `known` instead:
+    their number or a kind has changed.
     """
     if (kinds := [*map(kind_of, found)]) != (before := [*map(kind_of, known)]):
         raise CannotResume(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from types import FunctionType
 from typing import Any, cast
@@ -58,8 +57,6 @@ class MapLoader:
         self._watched = [each for each in self._searched[0] if not isinstance(each, FunctionType)]
         """Objects that may replace their generators, also while an epoch lasts."""
         self._of_watched = rng.find_generators(self._watched)
-        self._present: list[Tree] | None = None
-        """Restored states of `generators`, until the next `begin`, whose `set_epoch` may seed them."""
         in_dataset = [loader.dataset, loader.collate_fn]
         # A sampler often holds the dataset, whose attributes change with each sample and not with the sampler.
         of_samplers = objects_of_script(self._all_samplers, besides=in_dataset)
@@ -82,10 +79,6 @@ class MapLoader:
         if self._loaded is None or not self._sampler.is_resuming:
             self._set_epoch(epoch)
         self._loaded = None
-        self._follow_generators()
-        if self._present is not None and self._sampler.is_resuming:
-            rng.set_generator_states(self.generators, self._present)
-        self._present = None
         is_first, self._has_begun = not self._has_begun, True
         if not self._sampler.is_resuming:
             if is_first and epoch > 0 and self._loader.persistent_workers:
@@ -104,13 +97,18 @@ class MapLoader:
         self._sampler.begin = 0
 
     def _set_epoch(self, epoch: int) -> None:
+        # An uninterrupted run made these calls at the beginning of the epoch. Keep the later states of generators.
+        before = rng.generator_states(self.generators) if self._sampler.is_resuming else None
         for each in self._have_epochs:
             set_epoch(each, epoch)
+        self._follow_generators()
+        if before is not None:
+            rng.set_generator_states(self.generators, before)
 
     def _follow_generators(self) -> None:
         found = rng.find_generators(self._watched)
-        if len(found) == len(self._of_watched) and all(map(operator.is_, found, self._of_watched)):
-            return
+        if {*map(id, self._of_watched)} <= {*map(id, found)}:
+            return  # A generator that the script created after init() is not kept: a rehearsal finds its effect.
         self._of_watched = found
         for known, roots in zip((self.generators, self._of_sampler), self._searched, strict=True):
             known[:] = rng.followed(rng.find_generators(roots), known, "data")  # the sampler's walk has this list, too
@@ -133,8 +131,7 @@ class MapLoader:
         self._sampler.begin = cast(int, state["begin"])
         self._sampler.resume(Place.of(state["place"]), consumed_count, cast("dict[str, Any]", state["samplers"]))
         self._loaded = cast("list[Tree]", state["held"]) if self._held else None
-        self._present = cast("list[Tree]", state["present"])
-        rng.set_generator_states(self.generators, self._present)
+        rng.set_generator_states(self.generators, cast("list[Tree]", state["present"]))
         self._attributes.load(cast("dict[str, Any]", state["attributes"]))
 
 
