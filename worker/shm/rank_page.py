@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from pathlib import Path
 
 from everstep.protocol.rank_messages import (
@@ -81,8 +82,8 @@ def last_agent_half(path: Path) -> AgentHalf | None:
         The agent's half. None if the page is unreadable, or if its committed step exceeds the maximum number of steps
         of a training.
     """
-    page = memoryview(path.read_bytes()[:RANK_WORD_BYTES])
-    half = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
+    page = _left_page(path)
+    half = read_agent_half(page) if page is not None else None
     return half if half is not None and half.committed <= MAX_TARGET else None
 
 
@@ -95,11 +96,9 @@ def last_half(path: Path) -> RankHalf | None:
     Returns:
         The rank's half. None if the rank wrote nothing, or if the page is corrupt.
     """
-    with path.open("rb") as file:
-        # Read no more than the page's size, because the script may have enlarged the file.
-        page = memoryview(file.read(RANK_WORD_BYTES + 1))
-    agent = read_agent_half(page) if len(page) == RANK_WORD_BYTES else None
-    half = read_rank_half(page) if agent is not None else None
+    page = _left_page(path)
+    agent = read_agent_half(page) if page is not None else None
+    half = read_rank_half(page) if page is not None and agent is not None else None
     return (
         half
         if agent is not None
@@ -108,3 +107,20 @@ def last_half(path: Path) -> RankHalf | None:
         and half.boundary <= MAX_TARGET
         else None
     )
+
+
+def _left_page(path: Path) -> memoryview | None:
+    """Return the bytes of a page that a rank has left, or None if the file is not such a page.
+
+    The script may have truncated, enlarged or replaced the file, so no more than a page is read, and no link is
+    followed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            found = os.read(descriptor, RANK_WORD_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    return memoryview(found) if len(found) == RANK_WORD_BYTES else None

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import mmap
 import os
+import shutil
 import stat
 import threading
 from dataclasses import replace
@@ -93,6 +94,8 @@ class SlotFile:
                 )
             if size < HEADER_BYTES:
                 raise ProtocolError(f"{path.name} has {size} bytes, too few for a slot")
+            if _has_holes(found):
+                raise ProtocolError(f"{path.name} was enlarged to {size} bytes, which are not allocated")
             mapping = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -112,24 +115,35 @@ class SlotFile:
         """Turn the file at `path` into an empty slot, in place. A rank that has mapped the file keeps its mapping.
 
         Args:
-            path: path of a slot whose content is not trusted. A file that is shorter than a header is removed. The
-                returned slot then has no file, as if none existed.
+            path: path of a slot whose content is not trusted. A file that is shorter than a header, that a rank has
+                enlarged, or that is not a regular file is removed. The returned slot then has no file, as if none
+                existed.
             header: an EMPTY header. The capacity of the file replaces the capacity in this header.
 
         Returns:
             The slot.
         """
-        size = path.stat().st_size if path.exists() else 0
-        if size < HEADER_BYTES:
-            slot = cls(path, mmap.mmap(-1, HEADER_BYTES), header)
-            slot.drop()
-            return slot
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # no file, a link or a folder
+            return cls._without_file(path, header)
+        try:
+            found = os.fstat(descriptor)
+            size = found.st_size
+            if not stat.S_ISREG(found.st_mode) or size < HEADER_BYTES or _has_holes(found):
+                return cls._without_file(path, header)
             slot = cls(path, mmap.mmap(descriptor, size), header)
         finally:
             os.close(descriptor)
         slot.write_header(replace(header, capacity_bytes=size - HEADER_BYTES))
+        return slot
+
+    @classmethod
+    def _without_file(cls, path: Path, header: SlotHeader) -> SlotFile:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        slot = cls(path, mmap.mmap(-1, HEADER_BYTES), header)
+        slot.drop()
         return slot
 
     @property
@@ -182,6 +196,11 @@ class SlotFile:
             self._mapping.close()
         except BufferError:  # The kernel frees the memory when the last memoryview is released.
             return
+
+
+def _has_holes(found: os.stat_result) -> bool:
+    """Return whether a file is longer than the memory that the agent allocated for it."""
+    return found.st_blocks * 512 < found.st_size
 
 
 def _allocate(descriptor: int, mapping: mmap.mmap, cancelled: threading.Event) -> None:

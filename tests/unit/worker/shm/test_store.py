@@ -41,7 +41,7 @@ from worker.core.strays import Strays
 from worker.errors import NoRoom
 from worker.shm import store as store_module
 from worker.shm.chunk_digests import ChunkDigests
-from worker.shm.rank_page import RankPage
+from worker.shm.rank_page import RankPage, last_half
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import INLINE_DIGEST_BYTES, Slot, SlotStore, in_thread
 
@@ -1017,6 +1017,58 @@ class TestStrays:
 
     def steps(self, store: SlotStore) -> list[int]:
         return [record.step for record in store.inventory() if record.owner_rank == self.STRAY]
+
+
+def tampered(path: Path, how: str) -> None:
+    """Do to a file what a rank can do to a file that it may write."""
+    match how:
+        case "enlarged":
+            os.truncate(path, 1 << 36)
+        case "enormous":
+            os.truncate(path, 1 << 62)
+        case "emptied":
+            os.truncate(path, 0)
+        case "shortened":
+            os.truncate(path, 100)
+        case "scribbled":
+            path.write_bytes(b"\xff" * path.stat().st_size)
+        case "linked":
+            path.unlink()
+            path.symlink_to("/dev/zero")
+        case "a pipe":
+            path.unlink()
+            os.mkfifo(path)
+        case "a folder":
+            path.unlink()
+            path.mkdir()
+        case _:
+            path.unlink()
+
+
+TAMPERED = ("enlarged", "enormous", "emptied", "shortened", "scribbled", "linked", "a pipe", "a folder", "removed")
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("how", TAMPERED)
+async def test_a_store_opens_whatever_a_rank_did_to_its_slots_and_page(tmpfs: Path, how: str) -> None:
+    store = opened(tmpfs)
+    slot = await fill(store, 1)
+    honest = await fill(store, 1, rank=Rank(1))
+    left = store.page_path(RANK)
+    page = RankPage(left, generation=1)
+    page.write(AgentHalf(1, committed=90))
+    page.close()
+    store.close()
+    tampered(slot.file.path, how)
+    tampered(left, how)
+    again = opened(tmpfs)
+    assert [each.file.content for each in again.shards[Rank(1)]] == [honest.file.content]
+    assert all(each.file.content is None for each in again.shards.get(RANK, []))
+    assert again.used_bytes() < 1 << 20
+    assert again.page_commits() == ()
+    assert last_half(left) is None
+    assert await grant(again, 2) is not None, "the rank can still keep its steps"
+    again.close()
 
 
 async def test_a_slot_that_an_agent_was_killed_while_making_goes(tmpfs: Path) -> None:
