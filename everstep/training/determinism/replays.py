@@ -22,6 +22,7 @@ from everstep.protocol.rehearsals import (
 )
 from everstep.training import rng
 from everstep.training.determinism.script_lines import line_of, lines_of_variables
+from everstep.training.determinism.script_values import OF_LIBRARY
 
 _GENERATORS = tuple(kind.__name__ for kind in rng.GENERATORS)
 """Class names of the random generators that a script can keep."""
@@ -118,7 +119,8 @@ def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
     if names := tuple(name for name, kind in unkept if kind in _STATES):
         return Finding(rank, moment // 2, Kind.VARIABLE, Pattern.RESTART, Source.UNKEPT_STATE, names)
     values, early = records[0].variables.get(moment, {}), records[0].early
-    found = {name for name, _ in unkept if early.get(name) != values[name]}
+    # Packages count and time their own work, as engines do. What they need for training is registered.
+    found = {name for name, kind in unkept if kind != OF_LIBRARY and early.get(name) != values[name]}
     # A container stands for its elements.
     if names := tuple(name for name in values if name in found and name.rpartition(".")[0] not in found):
         return Finding(rank, moment // 2, Kind.PLAIN, Pattern.RESTART, Source.UNKEPT_VALUE, names)

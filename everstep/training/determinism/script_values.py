@@ -9,9 +9,10 @@ import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import BuiltinMethodType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -41,6 +42,15 @@ It skips longer containers, because they usually hold samples.
 """
 
 
+OF_LIBRARY: Final = "library"
+"""The class, in a result of `values_of_script`, of numbers and texts inside an object of a package."""
+
+
+@dataclass(frozen=True)
+class _OfLibrary:
+    value: object
+
+
 def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
     """Return the random generators that the script can reach and that no snapshot contains.
 
@@ -68,7 +78,9 @@ def values_of_script(kept: Iterable[object], *, with_tensors: bool = True) -> di
     kinds = (*_KINDS, *_PLAIN) if with_tensors else _SMALL
     found = _search({id(each) for each in (*kept, *_of_process())}, kinds, registered=kept, lengths=True)
     return {
-        name: f"{type(value).__name__} {digest_of(rng.generator_state(value) if isinstance(value, _KINDS) else value)}"
+        name: f"{OF_LIBRARY} {digest_of(value.value)}"
+        if isinstance(value, _OfLibrary)
+        else f"{type(value).__name__} {digest_of(rng.generator_state(value) if isinstance(value, _KINDS) else value)}"
         for name, value in found.items()
         if getattr(value, "nbytes", 0) <= MAX_BYTES
     }
@@ -127,12 +139,12 @@ def _search(
     """
     found: dict[str, Any] = {}
     alive: list[object] = []  # so that no other object gets the id of one that the search has seen
-    waiting = deque((name, value, SEARCH_DEPTH) for name, value in (*_roots(), *_inside(registered)))
+    waiting = deque((name, value, SEARCH_DEPTH, False) for name, value in (*_roots(), *_inside(registered)))
     while waiting and len(alive) < MAX_VALUES:
-        name, value, depth = waiting.popleft()
+        name, value, depth, is_library = waiting.popleft()
         if isinstance(value, _SMALL):
             if isinstance(value, kinds):
-                found[name] = value
+                found[name] = _OfLibrary(value) if is_library else value
             continue
         if id(value) in seen:
             continue
@@ -142,8 +154,9 @@ def _search(
             found[name] = value
         elif depth and not isinstance(value, _OPAQUE):
             if lengths and isinstance(value, (list, tuple, deque, dict)):
-                found[name] = f"length {len(value)}"
-            waiting += ((f"{name}.{part_name}", part, depth - 1) for part_name, part in _parts(value))
+                found[name] = _OfLibrary(len(value)) if is_library else f"length {len(value)}"
+            is_within = is_library or _is_of_library(type(value))
+            waiting += ((f"{name}.{part_name}", part, depth - 1, is_within) for part_name, part in _parts(value))
     return found
 
 
@@ -170,6 +183,11 @@ def _parts(value: object) -> Iterable[tuple[object, object]]:
     if type(value).__module__.partition(".")[0] in ("everstep", "tqdm"):
         return ()  # Everstep's own objects, such as the session, and displays of progress
     return list(vars(value).items()) if hasattr(value, "__dict__") else ()
+
+
+def _is_of_library(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _is_of_script(kind: type | FunctionType | MethodType) -> bool:

@@ -1,0 +1,15 @@
+"""Tests of the values that a rehearsal finds in a script."""
+
+from __future__ import annotations
+
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from everstep.training.determinism.script_values import OF_LIBRARY, values_of_script
+
+
+def test_values_inside_an_object_of_a_package_are_told_apart_from_those_of_the_script() -> None:
+    steps = {"made": 3}
+    sampler = BatchSampler(SequentialSampler(range(4)), batch_size=2, drop_last=False)
+    names = {name.partition(".")[2]: kind.partition(" ")[0] for name, kind in values_of_script([]).items()}
+    assert (names["steps.made"], steps["made"]) == ("int", 3)
+    assert (names["sampler.batch_size"], sampler.batch_size) == (OF_LIBRARY, 2)
