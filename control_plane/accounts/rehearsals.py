@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from control_plane.core.observed.rehearsals import RehearsalOutcome, Unanswered
+from control_plane.core.observed.rehearsals import NoResult, RehearsalOutcome
 from everstep.protocol.rehearsals import RehearsalVerdict
 
-_UNANSWERED: Final[Mapping[Unanswered, tuple[str, str]]] = {
-    Unanswered.EARLIER_AGENT: (
+_UNANSWERED: Final[Mapping[NoResult, tuple[str, str]]] = {
+    NoResult.EARLIER_AGENT: (
         "the agent of {node_id} has an earlier release, which does not support rehearsals",
         "Update the agents of all nodes of the job, and request the rehearsal again.",
     ),
-    Unanswered.RANKS_ENDED: (
+    NoResult.RANKS_ENDED: (
         "the ranks ended or were restarted during two rehearsals in a row",
         "Read the logs of the ranks. A script that cannot start again also fails after a failure.",
     ),
-    Unanswered.NOT_REPORTED: (
+    NoResult.NOT_REPORTED: (
         "the ranks did not agree on a step, or did not report: their release is too old, or the job's steps are too "
         "short",
         "Request another rehearsal with `everstep jobs rehearse`.",
     ),
-    Unanswered.JOB_ENDED: ("the job ended before its ranks had repeated the steps", ""),
+    NoResult.JOB_ENDED: ("the job ended before its ranks had repeated the steps", ""),
 }
 _WHAT: Final[Mapping[RehearsalVerdict, str]] = {
     RehearsalVerdict.UNSTABLE: "is not deterministic",

@@ -25,7 +25,7 @@ from control_plane.core.actions import EventDraft
 from control_plane.core.hangs import REHEARSE
 from control_plane.core.observed.jobs import JobRecord
 from control_plane.core.observed.reasons import RehearsalEnded
-from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals, Unanswered
+from control_plane.core.observed.rehearsals import NoResult, RehearsalOutcome, Rehearsals
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
 from everstep.protocol.agent_messages import MemberReport
@@ -123,7 +123,7 @@ def refused(spec: JobSpec, record: JobRecord, node: PlanNode, now: float) -> tup
         seconds=0.0,
         at=now,
         rank=min(node.ranks),
-        unanswered=Unanswered.EARLIER_AGENT,
+        unanswered=NoResult.EARLIER_AGENT,
         node_id=node.node_id,
     )
     told = replace(record.rehearsal, served_at=record.rehearsal_requested_at, result=result)
@@ -185,7 +185,7 @@ def followed(
             return _unanswered(
                 spec,
                 replace(record, rehearsal=told),
-                Unanswered.RANKS_ENDED if is_failed else Unanswered.NOT_REPORTED,
+                NoResult.RANKS_ENDED if is_failed else NoResult.NOT_REPORTED,
                 now,
             )
     if not told.is_open:
@@ -212,11 +212,11 @@ def closed(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRecord, tup
     told = record.rehearsal
     if told.result is not None or not (told.number or is_asked(record)):
         return record, ()
-    return _unanswered(spec, record, Unanswered.JOB_ENDED, now)
+    return _unanswered(spec, record, NoResult.JOB_ENDED, now)
 
 
 def _unanswered(
-    spec: JobSpec, record: JobRecord, why: Unanswered, now: float
+    spec: JobSpec, record: JobRecord, why: NoResult, now: float
 ) -> tuple[JobRecord, tuple[EventDraft, ...]]:
     result = RehearsalOutcome(
         verdict=RehearsalVerdict.REFUSED,

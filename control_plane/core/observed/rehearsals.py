@@ -10,7 +10,7 @@ from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
 from everstep.protocol.rehearsals import RehearsalVerdict, ReplayDifference
 
 
-class Unanswered(StrEnum):
+class NoResult(StrEnum):
     """The reason why a rehearsal has no result of the ranks. `control_plane.accounts.rehearsals` has the sentences."""
 
     EARLIER_AGENT = "earlier_agent"
@@ -38,7 +38,7 @@ class RehearsalOutcome:
     """The rank with the first difference or lost value, or the first rank that could not rehearse. None if no rank has.
     """
     difference: ReplayDifference | None = None
-    unanswered: Unanswered | None = None
+    unanswered: NoResult | None = None
     """None if a rank has reported the result."""
     node_id: NodeId | None = None
     """The node whose agent has the earlier release."""

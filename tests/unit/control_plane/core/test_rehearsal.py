@@ -12,7 +12,7 @@ from control_plane.accounts.jobs import message as words
 from control_plane.accounts.rehearsals import finding
 from control_plane.core import accounting, rehearsal
 from control_plane.core.observed.jobs import JobRecord
-from control_plane.core.observed.rehearsals import RehearsalOutcome, Rehearsals, Unanswered
+from control_plane.core.observed.rehearsals import NoResult, RehearsalOutcome, Rehearsals
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, OnDifference, RehearsalMode
 from control_plane.core.states import JobState
@@ -316,7 +316,7 @@ def test_a_generation_that_ends_before_a_result_lets_the_job_rehearse_once_more(
     result = record.rehearsal.result
     assert result is not None
     assert (result.verdict, result.rank) == (REFUSED, None)
-    assert result.unanswered is Unanswered.RANKS_ENDED
+    assert result.unanswered is NoResult.RANKS_ENDED
     asked = replace(record, rehearsal=replace(record.rehearsal, is_open=False), rehearsal_requested_at=NOW)
     assert rehearsal.is_due(SPEC, asked, is_local=True)
     assert rehearsal.ordered(asked, {}).unanswered_count == 0, "a person's request begins again"

@@ -12,7 +12,7 @@ import pytest
 from control_plane.api import views
 from control_plane.core.actions import Decision
 from control_plane.core.observed.jobs import JobObserved
-from control_plane.core.observed.rehearsals import Rehearsals, Unanswered
+from control_plane.core.observed.rehearsals import NoResult, Rehearsals
 from control_plane.core.observed.specs import OnDifference, RehearsalMode
 from control_plane.core.rehearsal import REPORT_SECONDS
 from control_plane.core.states import JobState
@@ -154,7 +154,7 @@ async def test_no_job_rehearses_while_an_agent_of_an_earlier_release_forwards_it
     result = told(world).result
     assert result is not None
     assert (result.verdict, result.rank) == (REFUSED, min(inner.boundary))
-    assert (result.unanswered, result.node_id) == (Unanswered.EARLIER_AGENT, inner.node_id)
+    assert (result.unanswered, result.node_id) == (NoResult.EARLIER_AGENT, inner.node_id)
     assert (orders(world), story(world)) == ([], ["RehearsalRefused"])
     inner.protocol_minor = Rehearse.since_minor
     inner.connect()
@@ -256,7 +256,7 @@ async def test_an_order_that_the_ranks_never_answer_is_repeated_once(world: Worl
     result = told(world).result
     assert result is not None
     assert (told(world).unanswered_count, told(world).is_open, result.verdict) == (2, False, REFUSED)
-    assert result.unanswered is Unanswered.NOT_REPORTED
+    assert result.unanswered is NoResult.NOT_REPORTED
 
 
 async def test_a_job_that_ends_during_its_rehearsal_says_so(world: World) -> None:
