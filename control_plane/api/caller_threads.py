@@ -4,7 +4,8 @@
                at most PER_TOKEN    at most PER_PROJECT     CALLER_THREADS
 
 A request holds a thread while S3 or the database is slow. Without shares, the requests of one caller would hold all
-threads, and the others would wait. Background loops, agents' connections and sign-ins of browsers use other threads.
+threads, and the others would wait. Background loops and agents' connections use other threads. Requests without a
+token, such as those of agents that prove their instance, share one turn; `Gate` limits how many of them wait.
 
 Invariant: the calls of a token, of a project and of all callers never exceed their limits, even if callers disconnect.
 A call whose caller disconnects before its turn never starts.
@@ -107,7 +108,7 @@ class CallerThreads:
         try:
             for key, limit in zip((("token", token), ("project", project)), reversed(self._limits), strict=True):
                 queue = self._turns.setdefault(key, _Turns(limit))
-                if key[0] == "token" and len(queue.waiting) >= self._most_waiting:
+                if token and key[0] == "token" and len(queue.waiting) >= self._most_waiting:
                     raise Throttled("Too many requests of this token wait for an answer.", hint="Send fewer at a time.")
                 await queue.enter()
                 turns.append(key)

@@ -234,7 +234,7 @@ class Simulation:
         self.upload_seconds = 1.0
         """Seconds from the successful end of all ranks until the last upload has ended."""
         self.verdict: RehearsalVerdict | None = RehearsalVerdict.PROVEN
-        """What rank 0 reports after a rehearsal. None: no rank reports."""
+        """The verdict that rank 0 reports after a rehearsal. If it is None, no rank reports."""
         specs = (spec_of("gpt", "a", 4, 2, ranks_per_node[0]), spec_of("bert", "b", 3, 3, ranks_per_node[1]))
         specs = (replace(specs[0], rehearsal_mode=RehearsalMode.ON, rehearsal_at_step=3), specs[1])
         if is_elastic:

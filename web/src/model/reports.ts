@@ -233,7 +233,7 @@ function cellsOf(figures: ReportFigures): Record<string, Cell> {
 const sumsOf = (incidents: ReportIncidents, prefix: string): Record<string, Cell> =>
   Object.fromEntries(SUMS.map((name) => [`${prefix}${name}`, incidents[name]]))
 
-/** A cell of a CSV file. A spreadsheet executes a text that begins with `=`, `+`, `-`, `@` or white space before them. */
+/** A cell of a CSV file. A spreadsheet executes a text whose first character besides white space is `=`, `+`, `-` or `@`. */
 export function quoted(cell: Cell): string {
   if (cell === undefined) return ''
   if (typeof cell === 'number') return String(cell)

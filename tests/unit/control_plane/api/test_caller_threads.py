@@ -164,3 +164,17 @@ def test_slow_reads_of_one_caller_hold_up_no_other_project(service, client, flee
         finally:
             held.is_answered.set()
         assert all(answer.result(60)["Outputs"] == [] for answer in answers)
+
+
+def test_requests_without_a_token_wait_instead_of_being_refused() -> None:
+    """After a restart, a thousand agents may prove their instances at once."""
+
+    async def play() -> None:
+        blocked = Blocked(CallerThreads(threads=4, per_project=3, per_token=2, most_waiting=1))
+        joins = [blocked.begin("", "") for _ in range(9)]
+        await blocked.has(2)
+        blocked.go.set()
+        assert await asyncio.gather(*joins) == [""] * 9
+        blocked.threads.close()
+
+    asyncio.run(play())
