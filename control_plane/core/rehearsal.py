@@ -116,18 +116,7 @@ def refused(spec: JobSpec, record: JobRecord, node: PlanNode, now: float) -> tup
     Returns:
         The record, in which the refusal is the newest result and answers the request.
     """
-    result = RehearsalOutcome(
-        verdict=RehearsalVerdict.REFUSED,
-        step=record.committed,
-        steps=spec.rehearsal_steps,
-        seconds=0.0,
-        at=now,
-        rank=min(node.ranks),
-        unanswered=NoResult.EARLIER_AGENT,
-        node_id=node.node_id,
-    )
-    told = replace(record.rehearsal, served_at=record.rehearsal_requested_at, result=result)
-    return replace(record, rehearsal=told), (_event(result),)
+    return _unanswered(spec, record, NoResult.EARLIER_AGENT, now, node)
 
 
 def ordered(record: JobRecord, reports: Mapping[NodeId, MemberReport]) -> Rehearsals:
@@ -216,7 +205,7 @@ def closed(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRecord, tup
 
 
 def _unanswered(
-    spec: JobSpec, record: JobRecord, why: NoResult, now: float
+    spec: JobSpec, record: JobRecord, why: NoResult, now: float, node: PlanNode | None = None
 ) -> tuple[JobRecord, tuple[EventDraft, ...]]:
     result = RehearsalOutcome(
         verdict=RehearsalVerdict.REFUSED,
@@ -224,7 +213,9 @@ def _unanswered(
         steps=spec.rehearsal_steps,
         seconds=0.0,
         at=now,
+        rank=min(node.ranks) if node is not None else None,
         unanswered=why,
+        node_id=node.node_id if node is not None else None,
     )
     told = replace(record.rehearsal, is_open=False, served_at=record.rehearsal_requested_at, result=result)
     return replace(record, rehearsal=told), (_event(result),)
