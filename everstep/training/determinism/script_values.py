@@ -31,8 +31,8 @@ _OPAQUE = (torch.Tensor, np.ndarray, ModuleType, random.SystemRandom)
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults", "step")
 """Attributes of optimizers that snapshots contain, and the method that schedulers replace."""
 SEARCH_DEPTH = 6
-MAX_VALUES = 5_000
-"""Maximum number of objects that one search looks at."""
+MAX_VALUES = 50_000
+"""Maximum number of objects that one search looks at from the modules, and again from the running functions."""
 MAX_BYTES = 16 * 1024 * 1024
 """Size of the largest tensor or array that the search returns."""
 MAX_PARTS = 64
@@ -94,13 +94,16 @@ def _of_process() -> list[object]:
     return [torch.default_generator, python, numpy, *devices]
 
 
-def _roots() -> Iterator[tuple[str, object]]:
+def _globals() -> Iterator[tuple[str, object]]:
     for module in list(sys.modules.values()):
         if is_user_file(getattr(module, "__file__", None) or "<built-in>"):
             yield from ((f"{module.__name__}.{name}", value) for name, value in list(vars(module).items()))
+
+
+def _locals() -> Iterator[tuple[str, object]]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        # The local variables of a module's own code are its globals, which the loop above has yielded.
+        # The local variables of a module's own code are its globals, which `_globals` yields.
         if is_user_file(frame.f_code.co_filename) and frame.f_locals is not frame.f_globals:
             yield from ((f"{frame.f_code.co_name}.{name}", value) for name, value in list(frame.f_locals.items()))
         frame = frame.f_back
@@ -139,24 +142,26 @@ def _search(
     """
     found: dict[str, Any] = {}
     alive: list[object] = []  # so that no other object gets the id of one that the search has seen
-    waiting = deque((name, value, SEARCH_DEPTH, False) for name, value in (*_roots(), *_inside(registered)))
-    while waiting and len(alive) < MAX_VALUES:
-        name, value, depth, is_library = waiting.popleft()
-        if isinstance(value, _SMALL):
+    for roots in (_globals(), (*_locals(), *_inside(registered))):
+        waiting = deque((name, value, SEARCH_DEPTH, False) for name, value in roots)
+        limit = len(alive) + MAX_VALUES
+        while waiting and len(alive) < limit:
+            name, value, depth, is_library = waiting.popleft()
+            if isinstance(value, _SMALL):
+                if isinstance(value, kinds):
+                    found[name] = _OfLibrary(value) if is_library else value
+                continue
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            alive.append(value)
             if isinstance(value, kinds):
-                found[name] = _OfLibrary(value) if is_library else value
-            continue
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        alive.append(value)
-        if isinstance(value, kinds):
-            found[name] = value
-        elif depth and not isinstance(value, _OPAQUE):
-            if lengths and isinstance(value, (list, tuple, deque, dict)):
-                found[name] = _OfLibrary(len(value)) if is_library else f"length {len(value)}"
-            is_within = is_library or _is_of_library(type(value))
-            waiting += ((f"{name}.{part_name}", part, depth - 1, is_within) for part_name, part in _parts(value))
+                found[name] = value
+            elif depth and not isinstance(value, _OPAQUE):
+                if lengths and isinstance(value, (list, tuple, deque, dict)):
+                    found[name] = _OfLibrary(len(value)) if is_library else f"length {len(value)}"
+                is_within = is_library or _is_of_library(type(value))
+                waiting += ((f"{name}.{part_name}", part, depth - 1, is_within) for part_name, part in _parts(value))
     return found
 
 

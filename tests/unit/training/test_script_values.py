@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from torch.utils.data import BatchSampler, SequentialSampler
 
+from everstep.training.determinism import script_values
 from everstep.training.determinism.script_values import OF_LIBRARY, values_of_script
 
 
@@ -13,3 +15,12 @@ def test_values_inside_an_object_of_a_package_are_told_apart_from_those_of_the_s
     names = {name.partition(".")[2]: kind.partition(" ")[0] for name, kind in values_of_script([]).items()}
     assert (names["steps.made"], steps["made"]) == ("int", 3)
     assert (names["sampler.batch_size"], sampler.batch_size) == (OF_LIBRARY, 2)
+
+
+def test_a_script_with_many_globals_does_not_hide_the_variables_of_its_running_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script_values, "MAX_VALUES", 100)
+    steps = {"made": 3}
+    assert any(name.endswith(".steps.made") for name in values_of_script([]))
+    assert steps
