@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 from torch.utils.data import BatchSampler, SequentialSampler
 
-from everstep.training.determinism import script_values
-from everstep.training.determinism.script_values import OF_LIBRARY, values_of_script
+from everstep.training.determinism.script_values import MAX_VALUES, OF_LIBRARY, values_of_script
 
 
 def test_values_inside_an_object_of_a_package_are_told_apart_from_those_of_the_script() -> None:
@@ -20,7 +22,9 @@ def test_values_inside_an_object_of_a_package_are_told_apart_from_those_of_the_s
 def test_a_script_with_many_globals_does_not_hide_the_variables_of_its_running_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(script_values, "MAX_VALUES", 100)
+    crowded = ModuleType("crowded")
+    vars(crowded).update({"__file__": __file__, **{f"part_{i}": object() for i in range(MAX_VALUES)}})
+    monkeypatch.setitem(sys.modules, "crowded", crowded)
     steps = {"made": 3}
     assert any(name.endswith(".steps.made") for name in values_of_script([]))
     assert steps
