@@ -176,7 +176,7 @@ def group_loss(plan: GenerationPlan, lost: Sequence[NodeId], at: float) -> tuple
     taken = [rank for rank in plan.ranks if _is_taken(rank, lost)]
     if not taken:
         return ()
-    how = facts.ShardLoss.PARITY if any(rank.stripe for rank in taken) else facts.ShardLoss.HOLDERS
+    how = facts.ShardLoss.PARITY if taken[0].stripe else facts.ShardLoss.HOLDERS
     fact = facts.ShardsLost(ranks=tuple(rank.rank for rank in taken), how=how)
     return (Fault(cause=Cause.GROUP_LOST, evidence=fact, at=at),)
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from control_plane.core import metrics
+from control_plane.core.breakdowns import broken_down
 from control_plane.core.metrics import Point, across, folded, joined, logged, resampled, until
 from everstep.protocol.ids import NodeId
 
@@ -27,6 +28,11 @@ def test_a_joined_point_tells_of_finite_values_and_of_the_last_one() -> None:
     nothing = joined([logged(1, 1.0, math.nan)])
     assert nothing.finite_count == 0
     assert math.isnan(nothing.mean)
+
+
+def test_the_value_of_rank_0_is_in_the_breakdown_of_all_ranks() -> None:
+    assert logged(1, 1.0, 5.0, {1: 7.0}).breakdown == broken_down({"0": 5.0, "1": 7.0})
+    assert logged(1, 1.0, 5.0).breakdown is None
 
 
 def test_a_mean_of_means_is_weighted() -> None:

@@ -17,12 +17,14 @@ from control_plane.core.observed.steps import (
     CheckpointRecord,
     GenerationRecord,
     HolderState,
+    LostHolder,
     RepeatedWork,
     StoreListing,
     initial_generation,
 )
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
+from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Step
 from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
@@ -172,3 +174,33 @@ def test_a_choice_tells_why_no_node_has_the_newest_step(
     found = choice(seen)
     assert found is not None
     assert [(each.node_id, each.state) for each in found.holders] == [(lost, state), ("i-1", HolderState.LEFT)]
+
+
+ENDED, LEFT = (LostHolder(node_id=NodeId(each.value), state=each) for each in (HolderState.ENDED, HolderState.LEFT))
+
+
+@pytest.mark.parametrize(
+    ("base", "holders", "listing", "is_total"),
+    [
+        pytest.param(0, (ENDED, ENDED), StoreListing(), True, id="every node ended and S3 is empty"),
+        pytest.param(1, (ENDED, ENDED), StoreListing(), False, id="a step is left"),
+        pytest.param(0, (ENDED, LEFT), StoreListing(), False, id="one node may live"),
+        pytest.param(0, (), StoreListing(), False, id="no node is known"),
+        pytest.param(0, (ENDED,), StoreListing(steps=(Step(4),)), False, id="S3 lists a step"),
+        pytest.param(0, (ENDED,), StoreListing(obstacle=Obstacle.DENIED), False, id="S3 was not listed"),
+        pytest.param(0, (ENDED,), None, False, id="S3 was not asked yet"),
+    ],
+)
+def test_a_loss_is_total_only_if_aws_and_s3_both_say_so(
+    base: int, holders: tuple[LostHolder, ...], listing: StoreListing | None, is_total: bool
+) -> None:
+    found = RepeatedWork(
+        base_step=Step(base),
+        newest_step=Step(9),
+        after=Generation(1),
+        seconds=None,
+        since=NOW,
+        holders=holders,
+        listing=listing,
+    )
+    assert found.is_total is is_total

@@ -77,7 +77,10 @@ def test_a_gang_gives_way_before_it_starts_even_when_it_is_complete() -> None:
 def test_a_gang_waits_as_long_as_nodes_keep_coming() -> None:
     long_ago = NOW - GANG_PATIENCE_SECONDS - 1
     waits = {"state_since": long_ago}
-    assert decide(JobState.ALLOCATING, record=waits, newest_node_at=NOW - 100).state is JobState.ALLOCATING
+    assert (
+        decide(JobState.ALLOCATING, record=waits, newest_node_at=NOW - GANG_PATIENCE_SECONDS).state
+        is JobState.ALLOCATING
+    )
     aside = decide(JobState.ALLOCATING, record={**waits, "gang_attempts": 1}, newest_node_at=long_ago)
     assert (aside.state, aside.gang_attempts, aside.not_before) == (JobState.QUEUED, 2, NOW + stand_aside_seconds(2))
     assert decide(JobState.ALLOCATING, record={**waits, "gang_attempts": 4}, assigned=("i-1", "i-2")).gang_attempts == 0
