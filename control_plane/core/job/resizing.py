@@ -201,13 +201,11 @@ def with_growth(view: JobView) -> JobView:
     control plane has asked the ranks to stop for the growth, the function changes nothing.
     """
     record = view.record
-    if has_asked_to_grow(record):
-        return view
-    is_small = record.member_count and record.member_count < view.spec.most_node_count
-    if not is_small or record.moves:
-        return with_record(view, growth=None) if record.growth is not None else view
-    ready = moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, view.policy.timeouts)
-    room = view.spec.most_node_count - record.member_count
+    if not record.member_count or record.moves:
+        ready = []
+    else:
+        ready = moves.successors(view.plan, view.seen.assigned, view.nodes, view.now, view.policy.timeouts)
+    room = max(0, view.spec.most_node_count - record.member_count)
     return with_record(view, growth=elastic.followed(record.growth, ready[:room], view.now))
 
 

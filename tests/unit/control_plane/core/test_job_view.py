@@ -80,9 +80,11 @@ def report(
     *,
     boundary: int = 9,
     phase: MemberPhase = MemberPhase.RUNNING,
+    limit: float = 0.0,
     **more: Any,
 ) -> MemberReport:
-    status = RankStatus(rank=Rank(rank), boundary=Step(boundary), exit=ended)
+    """Return the report of a member with one rank, in a phase that may last `limit` seconds."""
+    status = RankStatus(rank=Rank(rank), boundary=Step(boundary), exit=ended, limit_seconds=limit)
     return MemberReport(job=SPEC.job, run=RUN, generation=Generation(1), phase=phase, ranks=(status,), **more)
 
 
