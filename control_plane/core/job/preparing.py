@@ -150,7 +150,7 @@ def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     what = JobFact.STARTS_ANEW if source is None else JobFact.RESTORES
     reason = JobNote(what=what, step=plan.base_step, name=source or "")
     if incident is not None:
-        before = [node.node_id for node in view.seen.plan.nodes] if view.seen.plan is not None else []
+        before = [node.node_id for node in view.plan.nodes]
         launched = [node.node_id for node in plan.nodes]
         # A second failure can lose a replacement. The incident then no longer lists this node as a replacement.
         named = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""Tests how a running job gives up nodes, and which nodes it records for that (`core.job.leaving`, `core.job.losses`)."""
+"""Tests how a running job gives up nodes: when its ranks stop, and when the job first waits for a checkpoint."""
 
 from __future__ import annotations
 
