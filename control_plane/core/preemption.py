@@ -54,8 +54,6 @@ def kept_counts(
         releases suffice, or if jobs that already stop or pause release enough.
     """
     missing = head.needed_count(now) - free - sum(counts[job.run] for job in holding if job.state in LEAVING)
-    if missing <= 0:
-        return {}
     kept: dict[RunId, int] = {}
     touched: list[FleetJob] = []
     gained = 0
@@ -74,7 +72,7 @@ def kept_counts(
     # surplus if it cannot train on so few nodes.
     for job in reversed(touched):
         most = min(counts[job.run], kept[job.run] + gained - missing)
-        if kept[job.run] == 0 and most < _least(job, head, now) and most < counts[job.run]:
+        if kept[job.run] == 0 and most < _least(job, now) and most < counts[job.run]:
             continue
         gained -= most - kept[job.run]
         kept[job.run] = most
@@ -110,12 +108,12 @@ def _steps(head: FleetJob, holding: Sequence[FleetJob], now: float) -> list[tupl
     return [
         *((job, job.node_count) for job in jobs if can_stop(job, now)),
         *((job, 0) for job in lower if job.state is JobState.ALLOCATING and not job.is_taken_over),
-        *((job, _least(job, head, now)) for job in preemptible),
+        *((job, _least(job, now)) for job in preemptible),
         *((job, 0) for job in preemptible),
     ]
 
 
-def _least(job: FleetJob, head: FleetJob, now: float) -> int:
-    """Return the smallest number of nodes with which `job` can train after it released nodes for the job `head`."""
-    is_preemptible = job.is_preemptible and job.priority < head.priority and can_stop(job, now)
+def _least(job: FleetJob, now: float) -> int:
+    """Return the smallest number of nodes with which a job of lower priority can train after it released nodes."""
+    is_preemptible = job.is_preemptible and can_stop(job, now)
     return (job.least_node_count or job.node_count) if is_preemptible else job.node_count

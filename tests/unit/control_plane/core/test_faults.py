@@ -14,11 +14,19 @@ from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.observed.facts import CutOff
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import AgentSilence
-from control_plane.core.observed.nodes import Cause, NodeObserved
+from control_plane.core.observed.nodes import Cause, NodeObserved, Remedy
 from control_plane.core.observed.specs import JobSpec
 from control_plane.core.states import IncidentState
 from control_plane.core.timeouts import ladder
-from everstep.protocol.agent_messages import ExitClass, MemberPhase, MemberReport, NodeFault, RankExit, RankStatus
+from everstep.protocol.agent_messages import (
+    ExitClass,
+    MemberPhase,
+    MemberReport,
+    NodeFault,
+    Obstacle,
+    RankExit,
+    RankStatus,
+)
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan, Relayout
 from tests.properties.control_plane.simulated import POLICY, fresh, spec_of
@@ -117,17 +125,33 @@ def test_shards_are_lost_with_the_first_of_their_holders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "what"),
+    ("changes", "expected"),
     [
         ({"cause": Cause.INSTANCE_TERMINATED}, None),
         ({"cause": Cause.NOTICE}, None),
-        ({"cause": Cause.NODE_FAULT, "what": "gpu_lost"}, "gpu_lost"),
-        ({"cause": Cause.NODE_UNREACHABLE}, "node_unreachable"),
+        ({"cause": Cause.NODE_FAULT, "what": "gpu_lost", "remedy": Remedy.REBOOT}, ("gpu_lost", Remedy.REBOOT)),
+        ({"cause": Cause.NODE_UNREACHABLE}, ("node_unreachable", Remedy.RESTART)),
     ],
 )
-def test_what_a_loss_adds_to_the_history_of_a_node(changes: dict[str, object], what: str | None) -> None:
+def test_what_a_loss_adds_to_the_history_of_a_node(
+    changes: dict[str, object], expected: tuple[str, Remedy] | None
+) -> None:
     line = faults.implied(verdict(NodeId("a"), **changes), 100.0)
-    assert (None if line is None else line.what) == what
+    assert (None if line is None else (line.what, line.remedy)) == expected
+
+
+@pytest.mark.parametrize(("heard_at", "at"), [(None, 100.0), (90.0, 90.0), (110.0, 100.0)])
+def test_a_loss_without_a_known_begin_dates_from_the_last_report(heard_at: float | None, at: float) -> None:
+    nodes = {NodeId("a"): NodeObserved(node_id=NodeId("a"), heard_at=heard_at)}
+    assert faults.lost_at(verdict(NodeId("a"), since=None), nodes, 100.0) == at
+    assert faults.lost_at(verdict(NodeId("a"), since=None), {}, 100.0) == 100.0
+
+
+def test_a_member_that_the_fleet_has_removed_is_lost_and_keeps_earlier_evidence() -> None:
+    earlier = verdict(NodeId("a"), is_final=False, cause=Cause.NODE_FAULT)
+    assert faults.gone(earlier) == replace(earlier, is_final=True)
+    removed = faults.gone(replace(earlier, standing=NodeStanding.ALIVE))
+    assert (removed.standing, removed.cause, removed.is_final) == (NodeStanding.GONE, Cause.INSTANCE_TERMINATED, True)
 
 
 @pytest.mark.parametrize(
@@ -415,3 +439,47 @@ def test_one_lost_node_of_each_parity_group_loses_no_shard() -> None:
     planned = fresh(parity=(2, 3)).jobs[0].plan
     assert planned is not None
     assert faults.group_loss(planned, [planned.nodes[0].node_id, planned.nodes[3].node_id], 1.0) == ()
+
+
+DENIED = NodeFault(code="load_failed", message="", is_permanent=False, obstacle=Obstacle.DENIED)
+UNAVAILABLE = NodeFault(code="source_unavailable", message="", is_permanent=False)
+WRONG = NodeFault(code="source_mismatch", message="", is_permanent=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "phase", "found"),
+    [
+        pytest.param((DENIED,), MemberPhase.LOAD_FAILED, DENIED, id="an obstacle"),
+        pytest.param((WRONG, DENIED), MemberPhase.LOAD_FAILED, None, id="also wrong content"),
+        pytest.param((DENIED, UNAVAILABLE), MemberPhase.LOAD_FAILED, DENIED, id="the first of two"),
+        pytest.param((UNAVAILABLE,), MemberPhase.LOAD_FAILED, UNAVAILABLE, id="an older agent, with a source in S3"),
+        pytest.param(
+            (structs.replace(UNAVAILABLE, code="disk_full"),), MemberPhase.LOAD_FAILED, None, id="another fault"
+        ),
+        pytest.param((), MemberPhase.LOAD_FAILED, None, id="no fault"),
+        pytest.param((DENIED,), MemberPhase.RUNNING, None, id="no failed load"),
+    ],
+)
+def test_a_load_is_blocked_if_only_a_store_prevented_it(
+    given: tuple[NodeFault, ...], phase: MemberPhase, found: NodeFault | None
+) -> None:
+    plan, reports, _ = failed_load(None)
+    ((owner, report_),) = reports.items()
+    changed = {owner: structs.replace(report_, phase=phase, faults=given)}
+    assert faults.blocked_loads(plan, changed) == (() if found is None else ((owner, found),))
+    idle = {NodeId("0"): structs.replace(report_, phase=MemberPhase.RUNNING, faults=())}
+    assert faults.blocked_loads(plan, idle | changed) == faults.blocked_loads(plan, changed)
+    both = {**changed, NodeId("z"): structs.replace(report_, phase=MemberPhase.LOAD_FAILED, faults=(WRONG,))}
+    assert faults.blocked_loads(plan, both) == ()
+
+
+def test_a_source_in_memory_that_was_out_of_reach_blocks_no_load() -> None:
+    plan, reports, _ = failed_load("source_unavailable")
+    ranks = tuple(
+        structs.replace(rank, sources=tuple(source for source in rank.sources if source.kind != "s3"))
+        for rank in plan.ranks
+    )
+    assert len(faults.blocked_loads(plan, reports)) == 1
+    assert faults.blocked_loads(structs.replace(plan, ranks=ranks), reports) == ()
+    relayout = structs.replace(with_relayout(plan))
+    assert len(faults.blocked_loads(relayout, reports)) == 1

@@ -11,7 +11,10 @@ FAILED = failed(None, 100.0, "full")
 
 def test_a_failure_is_remembered_with_when_it_began() -> None:
     assert DiskRecord(since=100.0, failed_at=100.0, words="full") == FAILED
-    again = failed(stored(FAILED), 120.0, "still full")
+    later = stored(FAILED)
+    assert later is not None
+    assert later.has_stored
+    again = failed(later, 120.0, "still full")
     assert again == DiskRecord(since=100.0, failed_at=120.0, words="still full")
     assert stored(None) is None
 

@@ -180,6 +180,10 @@ def test_a_job_stops_at_its_limits(record: dict[str, Any], spec: dict[str, Any],
     assert made({**record, "stop_reason": "first"}, spec=spec, price_usd_per_hour=5.0).record.stop_reason == "first"
 
 
+def test_every_node_has_its_ranks() -> None:
+    assert replace(SPEC, node_count=3, ranks_per_node=4).world_size == 12
+
+
 def test_a_cost_without_a_price_is_no_limit() -> None:
     assert made({"node_microseconds": 10**15}, spec={"max_cost_usd": 5.0}).record.stop_reason is None
 

@@ -22,9 +22,11 @@ from control_plane.core.observed.steps import GenerationRecord
 from control_plane.core.states import IncidentState, JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import (
+    ExitClass,
     MemberPhase,
     MemberReport,
     PageCommit,
+    RankExit,
     RankStatus,
     RoundStatus,
     ShardProtection,
@@ -265,6 +267,10 @@ def test_a_coordinator_whose_agent_was_lost_is_not_chosen_again(cause: Cause | N
     assert first.coordinator == "i-0", "there was none before"
     again, _ = launch.make_plan(SPEC, replace(seen, plan=first), known, roll, POLICY)
     assert again.coordinator == coordinator
+    alone = spec_of("gpt", "a", 1, 1)
+    few = replace(seen, plan=first, assigned=seen.assigned[:1])
+    only, _ = launch.make_plan(alone, few, known, launch.call_roll(alone, few, known, POLICY), POLICY)
+    assert only.coordinator == "i-0", "it has no other member"
 
 
 @pytest.mark.parametrize(("count", "named", "others"), [(2, 2, 0), (3, 3, 0), (5, 3, 2)])
@@ -284,3 +290,51 @@ def test_a_launch_names_at_most_three_nodes_and_counts_the_others(count: int, na
     starting = launch.starting(plan, reports)
     assert starting is not None
     assert (len(starting.node_ids), starting.other_count, starting.seconds) == (named, others, 10 * (count - 1))
+
+
+def test_a_roll_is_complete_once_every_place_has_promised() -> None:
+    names = NodeId("i-0"), NodeId("i-1")
+    roll = launch.Roll(places=names, promised={names[0]: promised()}, late=(names[1],), unreachable=())
+    assert not roll.is_complete
+    assert replace(roll, promised={name: promised() for name in names}).is_complete
+    assert not replace(roll, places=(names[0], None)).is_complete
+
+
+@pytest.mark.parametrize(("silent", "count"), [(0, 4), (1, 3), (2, 3)])
+def test_a_job_grows_by_the_nodes_whose_agents_report(silent: int, count: int) -> None:
+    seen, known = ready()
+    nodes = {
+        name: replace(each, silent_seconds=1e6 if place < silent else 0.0)
+        for place, (name, each) in enumerate(seen.nodes.items())
+    }
+    spec = replace(SPEC, node_count=3, max_node_count=4)
+    assert len(launch.call_roll(spec, replace(seen, nodes=nodes), known, POLICY).places) == count
+
+
+@pytest.mark.parametrize(("recorded", "floor"), [(-1, 10), (9, 10), (11, 11)])
+def test_no_step_before_the_newest_restore_is_lost(recorded: int, floor: int) -> None:
+    seen, known = ready(committed=Step(recorded))
+    assert launch.floor_of(SPEC, replace(seen, lineage=LINEAGE), known) == floor
+    assert launch.floor_of(SPEC, seen, known) == 0, "no generation has started"
+
+
+def test_copies_are_in_different_domains_and_rank_0_is_on_the_first_node() -> None:
+    seen, known = ready()
+    nodes = {
+        name: replace(each, domain="ab"[place // 2], address=f"10.0.0.{place}")
+        for place, (name, each) in enumerate(seen.nodes.items())
+    }
+    seen = replace(seen, nodes=nodes)
+    plan, _ = launch.make_plan(SPEC, seen, known, launch.call_roll(SPEC, seen, known, POLICY), POLICY)
+    assert all(nodes[rank.holders[0]].domain != nodes[rank.holders[1]].domain for rank in plan.ranks)
+    assert plan.master_address == nodes[plan.nodes[0].node_id].address
+
+
+def test_a_rank_that_has_ended_is_not_starting() -> None:
+    plan = rank_plan()
+    ended = RankExit(exit_class=ExitClass.ERROR, code=1, at_seconds=1.0, boundary=Step(0))
+    status = RankStatus(rank=Rank(0), boundary=Step(0), phase="start", exit=ended)
+    report = MemberReport(
+        job=plan.job, run=plan.run, generation=plan.generation, phase=MemberPhase.EXITED, ranks=(status,)
+    )
+    assert launch.starting(plan, {NodeId("i-0"): report}) is None

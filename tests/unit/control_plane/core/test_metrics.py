@@ -132,3 +132,17 @@ def test_a_chunk_has_its_steps() -> None:
 )
 def test_a_span_is_the_power_of_two_for_about_the_limit(last: int, limit: int, span: int) -> None:
     assert metrics.span_of(0, last, limit) == metrics.span_of(100, 100 + last, limit) == span
+
+
+def test_points_within_the_limit_stay_as_they_are() -> None:
+    assert resampled(ramp([0, 1, 100]), 3) == tuple(ramp([0, 1, 100]))
+    assert len(resampled(ramp([0, 1, 100]), 3, steps=2)) == 2
+
+
+def test_a_span_is_that_of_all_points_and_doubles_until_the_points_fit() -> None:
+    def last_steps(points: tuple[Point, ...]) -> list[int]:
+        return [point.last_step for point in points]
+
+    assert last_steps(resampled(ramp([0, 90, 91, 100]), 3)) == [0, 100]
+    assert last_steps(resampled(ramp(list(range(9))), 2, steps=3)) == [5, 8]
+    assert last_steps(resampled(ramp(list(range(8))), 2, seconds=1.0)) == [3, 7]

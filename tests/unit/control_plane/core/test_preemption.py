@@ -233,6 +233,13 @@ def test_a_job_of_three_nodes_cannot_delay_a_head_of_three_on_seven(sizes: list[
         pytest.param(
             [PAUSES, GROWN, waiting(4, priority=1)], 10, {"pauses": 0}, id="the surplus goes to the job that trains on"
         ),
+        pytest.param([replace(GROWN, member_count=4), waiting(1)], 4, {"grown": 3}, id="a single node"),
+        pytest.param(
+            [SHRINKS, job("firm", 6, least_node_count=5, member_count=6, is_preemptible=True), waiting(10, priority=1)],
+            12,
+            {"shrinks": 2, "firm": 0},
+            id="a surplus of exactly its least number",
+        ),
     ],
 )
 def test_nodes_are_released_up_to_the_limits_of_each_job(

@@ -5,7 +5,10 @@ In these tests, generation 1 ran to step 15. Generation 2 resumed from step 10 a
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from msgspec import structs
 
 from control_plane.core import recovery
 from control_plane.core.observed.steps import CheckpointRecord, GenerationRecord, RefusedSource
@@ -250,3 +253,27 @@ def test_the_farthest_of_two_incidents_parts() -> None:
     assert recovery.farther(None, "local") == "local"
     assert recovery.farther("s3", None) == "s3"
     assert recovery.farther(None, None) is None
+
+
+def test_a_slot_of_a_rank_that_does_not_exist_is_ignored() -> None:
+    found = recovery.choose(survey({A: [slot(0, 1, 10), slot(1, 1, 10), slot(5, 1, 10)]}))
+    assert (found.base_step, found.forgotten) == (10, ())
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_only_a_step_after_0_needs_sources(step: int) -> None:
+    found = recovery.choose(survey({A: [slot(0, 1, step), slot(1, 1, step)]}))
+    assert (found.base_step, [len(sources) for sources in found.sources]) == (step, [step, step])
+
+
+def test_a_shard_in_memory_and_in_s3_is_not_forgotten() -> None:
+    found = recovery.choose(survey({A: [slot(0, 1, 10)]}, checkpoints=(checkpoint(10, 1),)))
+    assert (found.base_step, found.forgotten) == (10, (1,))
+
+
+def test_a_checkpoint_with_a_shard_of_an_abandoned_branch_leads_nowhere() -> None:
+    mixed = checkpoint(12, 2)
+    other = structs.replace(mixed.shards[1], origin_generation=Generation(1))
+    found = survey({}, checkpoints=(replace(mixed, shards=(mixed.shards[0], other)),))
+    assert recovery.stored(found, Step(12)) is None
+    assert recovery.stored(survey({}, checkpoints=(mixed,)), Step(12)) == mixed

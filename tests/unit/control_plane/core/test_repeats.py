@@ -204,3 +204,12 @@ def test_a_loss_is_total_only_if_aws_and_s3_both_say_so(
         listing=listing,
     )
     assert found.is_total is is_total
+
+
+def test_s3_may_list_newer_steps_that_are_not_known_as_damaged() -> None:
+    found = RepeatedWork(
+        base_step=Step(4), newest_step=Step(9), after=Generation(1), seconds=None, since=NOW, wrong_steps=(Step(6),)
+    )
+    assert found.unknown_steps == ()
+    listed = replace(found, listing=StoreListing(steps=tuple(map(Step, (3, 4, 6, 8)))))
+    assert listed.unknown_steps == (8,)

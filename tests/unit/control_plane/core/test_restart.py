@@ -311,3 +311,20 @@ def test_the_response_to_a_planned_departure_names_the_nodes_that_left() -> None
     assert losses.response(Cause.REQUESTED, (TWO,)) == LeavesNodes(node_ids=(TWO,), is_return=False)
     assert losses.response(Cause.REQUESTED, ()) == RestartsRanks()
     assert losses.response(Cause.AGENT_LOST, (TWO,)) == RestartsRanks(replaced=(TWO,))
+
+
+@pytest.mark.parametrize(
+    ("remedy", "with_proof", "without"),
+    [
+        (None, Remedy.REPLACE, Remedy.HOLD),
+        (Remedy.REBOOT, Remedy.REBOOT, Remedy.HOLD),
+        (Remedy.RELEASE, Remedy.RELEASE, Remedy.RELEASE),
+        (Remedy.RETIRE, Remedy.RETIRE, Remedy.RETIRE),
+    ],
+)
+def test_only_a_proof_permits_the_fleet_to_end_or_reboot_a_node(
+    remedy: Remedy | None, with_proof: Remedy, without: Remedy
+) -> None:
+    for may_terminate, expected in ((True, with_proof), (False, without)):
+        given = Exclusion(node_id=TWO, evidence=NOTHING, may_terminate=may_terminate, remedy=remedy)
+        assert given.is_to is expected

@@ -13,6 +13,7 @@ from control_plane.core.webhooks import WebhookRefused, allowed, check_addresses
 
 ONLY = allowed(["hooks.example.com", "*.corp.example", "127.0.0.1", "10.1.0.0/16"])
 NOWHERE = allowed([])
+ENCODED = base64.b64encode(b"a" * 24).decode()
 INTERNAL = [
     "127.0.0.1",
     "10.0.0.1",
@@ -54,7 +55,13 @@ def test_two_secrets_make_two_signatures() -> None:
     assert one_each[0] != one_each[1]
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_YQ==", "whsec_%%%", base64.b64encode(b"a" * 24).decode()])
+def test_receivers_are_host_names_and_networks() -> None:
+    found = allowed(["Hooks.example.com", "10.1.0.0/16"])
+    assert found.hosts == {"hooks.example.com"}
+    assert found.networks == (ipaddress.ip_network("10.1.0.0/16"),)
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_YQ==", "whsec_%%%", f"whsec_{ENCODED}%", ENCODED])
 def test_a_weak_or_malformed_secret_is_refused(secret: str) -> None:
     with pytest.raises(WebhookRefused, match="EVERSTEP_WEBHOOK_SECRET"):
         key_of(secret)
@@ -66,7 +73,8 @@ def test_a_weak_or_malformed_secret_is_refused(secret: str) -> None:
         ("https://hooks.example.com", ("hooks.example.com", 443, "/", True)),
         ("https://HOOKS.example.com:8443/a/b?c=d", ("hooks.example.com", 8443, "/a/b?c=d", True)),
         ("https://a.b.corp.example/x", ("a.b.corp.example", 443, "/x", True)),
-        ("http://127.0.0.1:80/x", ("127.0.0.1", 80, "/x", False)),
+        ("http://127.0.0.1/x", ("127.0.0.1", 80, "/x", False)),
+        ("https://hooks.example.com/a!b", ("hooks.example.com", 443, "/a!b", True)),
     ],
 )
 def test_an_allowed_url_has_a_target(url: str, found: tuple[str, int, str, bool]) -> None:
@@ -107,6 +115,7 @@ def test_no_name_leads_to_an_address_that_is_not_public(address: str) -> None:
 
 def test_public_addresses_and_allowed_networks_are_reached() -> None:
     assert check_addresses("h", ["93.184.215.14", "2606:2800:21f:cb07::1"], NOWHERE) == "93.184.215.14"
+    assert check_addresses("h", ["64:ff9b::5db8:d70e"], NOWHERE) == "64:ff9b::5db8:d70e"
     assert check_addresses("h", ["10.1.2.3"], ONLY) == "10.1.2.3"
     assert check_addresses("h", ["::ffff:10.1.2.3"], ONLY) == "::ffff:10.1.2.3"
     with pytest.raises(WebhookRefused):
