@@ -76,7 +76,7 @@ def _completed(view: JobView) -> JobNote:
     record, final = view.record, _with_final_checkpoint(view).record.final_checkpoint
     if CHECK_VARIABLE in view.spec.script.environment:
         return JobNote(what=JobFact.CHECK_COMPLETED)
-    if record.max_boundary <= 0 or final is None:
+    if final is None:
         return JobNote(what=JobFact.COMPLETED_WITHOUT_STEPS)
     return JobNote(
         what=JobFact.COMPLETED,

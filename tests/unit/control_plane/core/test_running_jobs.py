@@ -17,8 +17,8 @@ from control_plane.core.job.restart import with_incident
 from control_plane.core.job.roster import without_unreachable
 from control_plane.core.job.view import JobView, view_of
 from control_plane.core.observed.facts import NOTHING
-from control_plane.core.observed.incidents import IncidentRecord, RestartsRanks
-from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, JobObserved, JobRecord
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
+from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, JobObserved, JobRecord, Trial
 from control_plane.core.observed.nodes import Cause, NodeObserved
 from control_plane.core.observed.reasons import OutputsLost
 from control_plane.core.observed.specs import Policy
@@ -26,11 +26,13 @@ from control_plane.core.observed.steps import GenerationRecord, RefusedSource, S
 from control_plane.core.states import IncidentState, JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import (
+    ExitClass,
     MemberPhase,
     MemberReport,
     NodeFault,
     OutputCause,
     OutputFailure,
+    RankStatus,
     RoundStatus,
     ShardProtection,
 )
@@ -64,7 +66,7 @@ def running(node_id: NodeId, *, target: int) -> NodeObserved:
     return NodeObserved(node_id=node_id, is_connected=True, has_reported=True, member=report)
 
 
-@pytest.mark.parametrize(("targets", "target"), [((0, 0), 100), ((0, 50), 50)])
+@pytest.mark.parametrize(("targets", "target"), [((0, 0), 100), ((0, 50), 50), ((1, 0), 1), ((5, 7), 7)])
 def test_a_report_without_a_target_leaves_the_target_of_the_job(targets: tuple[int, int], target: int) -> None:
     nodes = (running(ONE, target=targets[0]), running(TWO, target=targets[1]))
     assert with_progress(view(JobState.RUNNING, *nodes, target=Step(100))).record.target == target
@@ -190,3 +192,141 @@ def test_unstored_outputs_are_counted_once_and_named_up_to_a_limit() -> None:
     assert event is not None
     assert isinstance(event.message, OutputsLost)
     assert (both.generation, both.count, event.message.outputs, event.message.other_count) == (1, 2, (many[1],), 0)
+
+
+def stepping(rank: int, boundary: int, passed_at: float = 0.0, first_at: float = 0.0) -> NodeObserved:
+    """Return a member whose rank finished step `boundary` at `passed_at`, and its first new step at `first_at`."""
+    status = RankStatus(
+        rank=Rank(rank), boundary=Step(boundary), passed_at_seconds=passed_at, first_passed_at_seconds=first_at
+    )
+    report = MemberReport(job=SPEC.job, run=RUN, generation=Generation(1), phase=MemberPhase.RUNNING, ranks=(status,))
+    name = (ONE, TWO)[rank]
+    return NodeObserved(node_id=name, is_connected=True, has_reported=True, member=report)
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        pytest.param({"boundary": Step(5), "boundary_at": 1.0}, (9, NOW - 3), id="a newer step"),
+        pytest.param({"boundary": Step(9), "boundary_at": 1.0}, (9, 1.0), id="the same step"),
+        pytest.param({"boundary": Step(9)}, (9, NOW - 3), id="the same step without its time"),
+        pytest.param({"boundary": Step(12), "boundary_at": 1.0}, (12, 1.0), id="an older step"),
+        pytest.param({"boundary": Step(12)}, (12, None), id="an older step, and no time"),
+    ],
+)
+def test_the_newest_finished_step_has_the_time_of_the_first_rank(
+    record: dict[str, Any], expected: tuple[int, float | None]
+) -> None:
+    found = with_progress(view(JobState.RUNNING, stepping(0, 9, NOW - 2), stepping(1, 9, NOW - 3), **record)).record
+    assert (found.boundary, found.boundary_at) == expected
+    assert found.max_boundary == found.boundary
+
+
+def recovering(state: IncidentState, **changes: Any) -> IncidentRecord:
+    values = {"reached_step": Step(7), "opened_at": NOW - 59, **changes}
+    return IncidentRecord(
+        id="inc-1",
+        state=state,
+        cause=Cause.RANK_EXIT,
+        evidence=(NOTHING,),
+        decision=RestartsRanks(),
+        generation_before=Generation(1),
+        failed_at=NOW - 60,
+        **values,
+    )
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "opened", "expected"),
+    [
+        pytest.param((0, 0), {}, (IncidentState.RESTORING, None), id="no new step"),
+        pytest.param((1, -1), {}, (IncidentState.RESTORING, None), id="a rank has not restored"),
+        pytest.param((1, 0), {}, (IncidentState.REWORKING, NOW - 4), id="the first step of one rank"),
+        pytest.param((1, 1), {"replaced_at": NOW - 3}, (IncidentState.REWORKING, NOW - 3), id="not before the nodes"),
+        pytest.param((1, 1), {"opened_at": NOW - 2}, (IncidentState.REWORKING, NOW - 2), id="not before the incident"),
+    ],
+)
+def test_training_runs_again_from_the_first_new_step_on(
+    boundaries: tuple[int, int], opened: dict[str, Any], expected: tuple[IncidentState, float | None]
+) -> None:
+    nodes = (stepping(rank, boundary, NOW - 1, NOW - 4) for rank, boundary in enumerate(boundaries))
+    found = with_progress(view(JobState.RUNNING, *nodes, incident=recovering(IncidentState.RESTORING, **opened))).record
+    assert found.incident is not None
+    assert (found.incident.state, found.incident.restored_at) == expected
+
+
+@pytest.mark.parametrize(
+    ("boundary", "opened", "closed_at"),
+    [
+        pytest.param(6, {}, None, id="one step is missing"),
+        pytest.param(7, {}, NOW - 1, id="reached"),
+        pytest.param(8, {}, NOW - 5.5, id="passed, between two known times"),
+        pytest.param(7, {"restored_at": NOW - 0.5}, NOW - 0.5, id="not before the restore"),
+        pytest.param(7, {"opened_at": NOW - 0.5}, NOW - 0.5, id="not before the incident"),
+    ],
+)
+def test_a_recovery_ends_once_the_highest_step_is_reached_again(
+    boundary: int, opened: dict[str, Any], closed_at: float | None
+) -> None:
+    record = {"boundary": Step(6), "boundary_at": NOW - 10, "stepped_at": NOW - 20}
+    before = view(
+        JobState.RUNNING,
+        stepping(0, boundary, NOW - 1),
+        stepping(1, boundary, NOW - 1),
+        incident=recovering(IncidentState.REWORKING, **opened),
+        **record,
+    )
+    found = with_progress(before).record.incident
+    assert found is not None
+    assert (found.state, found.closed_at) == (
+        IncidentState.REWORKING if closed_at is None else IncidentState.CLOSED,
+        closed_at,
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "boundary", "first_at", "stepped_at"),
+    [
+        pytest.param({}, 0, NOW - 4, None, id="no step yet"),
+        pytest.param({}, 1, NOW - 4, NOW - 4, id="the first step"),
+        pytest.param({}, 1, NOW + 4, NOW, id="a clock that is ahead"),
+        pytest.param({}, 1, 1.0, 9_000.0, id="not before the job was created"),
+        pytest.param({}, 1, 0.0, NOW, id="no time"),
+        pytest.param({"stepped_at": NOW - 20}, 1, NOW - 4, NOW - 20, id="known"),
+    ],
+)
+def test_a_generation_steps_since_its_first_rank_finished_a_step(
+    record: dict[str, Any], boundary: int, first_at: float, stepped_at: float | None
+) -> None:
+    found = with_progress(view(JobState.RUNNING, stepping(0, boundary, 0.0, first_at), **record)).record
+    assert found.stepped_at == stepped_at
+
+
+def test_figures_that_no_report_contains_stay() -> None:
+    found = with_progress(view(JobState.RUNNING, stepping(0, 9), upload_seconds=7.0, checkpoints=5)).record
+    assert (found.upload_seconds, found.checkpoints) == (7.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("exit_class", "node", "named"),
+    [
+        pytest.param(ExitClass.ERROR, TWO, [TWO], id="another node trains past the failure"),
+        pytest.param(ExitClass.OUT_OF_MEMORY, TWO, [], id="memory is no fault of hardware"),
+        pytest.param(ExitClass.ERROR, None, [], id="another state was tried"),
+    ],
+)
+def test_a_node_whose_replacement_trains_past_the_failure_is_implicated(
+    exit_class: ExitClass, node: NodeId | None, named: list[NodeId]
+) -> None:
+    failure = FailureRecord(
+        generation=Generation(0), step=Step(5), exit_class=exit_class, code=1, at=NOW - 60, max_boundary=Step(5)
+    )
+    trial = Trial(kind="state" if node is None else "node", failure=failure, node_id=node)
+    found = with_progress(view(JobState.RUNNING, stepping(0, 9), stepping(1, 9), trials=(trial,)))
+    assert [(line.node_id, line.what) for line in found.implications] == [(each, "rank_exit") for each in named]
+    hung = replace(trial, failure=replace(failure, is_hang=True))
+    hangs = with_progress(view(JobState.RUNNING, stepping(0, 9), stepping(1, 9), trials=(hung,)))
+    assert [line.what for line in hangs.implications] == ["hang"] * len(named)
+    assert found.record.trials == ()
+    waits = with_progress(view(JobState.RUNNING, stepping(0, 9), stepping(1, 5), trials=(trial,)))
+    assert (waits.implications, waits.record.trials) == ((), (trial,))

@@ -13,10 +13,13 @@ from control_plane.accounts.jobs import reason
 from control_plane.core.capacity import FIRST_RETRY_SECONDS
 from control_plane.core.job import decide as decide_job
 from control_plane.core.observed.jobs import CapacityWait, FailedLaunches, JobObserved, JobRecord
+from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.observed.specs import Policy
 from control_plane.core.queue import stand_aside_seconds
 from control_plane.core.states import JobState
 from control_plane.core.timeouts import GANG_PATIENCE_SECONDS, ladder
+from control_plane.core.verification import Blocked
+from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import FleetName, Generation, NodeId, Step
 from tests.properties.control_plane.simulated import spec_of
 
@@ -98,7 +101,8 @@ def test_a_gang_is_asked_for_elsewhere_once_a_launch_has_failed_since_it_waits()
     assert fleet() == "second"
     assert fleet(open_fleets=frozenset({FleetName("third")})) == "third"
     assert fleet(open_fleets=frozenset()) is None
-    assert fleet(launch_failed_at=9_989.0) is None  # this launch failure happened before the job began to wait
+    assert fleet(launch_failed_at=9_990.0) is None  # this launch failure happened before the job began to wait
+    assert fleet(open_fleets=frozenset({SPEC.fleet})) is None
     assert fleet(launch_failed_at=None) is None
     assert fleet(launch_failed_at=None, record={"state_since": NOW - GANG_PATIENCE_SECONDS - 1}) == "second"
     assert fleet(record={"issued_generation": Generation(1)}) is None  # the job has already run in this fleet
@@ -177,3 +181,48 @@ def test_a_pause_by_a_person_ends_the_patience() -> None:
     assert decide(JobState.QUEUED, record=waits).vacant_since == NOW - 50
     assert decide(JobState.QUEUED, record={**waits, "pause_requested_at": NOW - 1}).vacant_since is None
     assert decide(JobState.QUEUED).vacant_since == NOW
+
+
+def fact(state: JobState, **case) -> JobNote:
+    found = decide(state, **case).reason
+    assert isinstance(found, JobNote)
+    return found
+
+
+def test_a_job_without_nodes_says_for_what_it_waits() -> None:
+    assert fact(JobState.ALLOCATING).what is JobFact.LACKS_NODES
+    elastic = replace(SPEC, min_node_count=1, patience_seconds=30)
+    assert fact(JobState.ALLOCATING, spec=elastic).what is JobFact.LACKS_NODES_TO_START_SMALLER
+    aside = {"not_before": NOW + 1}
+    assert fact(JobState.QUEUED, record=aside).what is JobFact.STANDS_ASIDE
+    store = Blocked(obstacle=Obstacle.DENIED, since=NOW - 9)
+    assert fact(JobState.QUEUED, record={**aside, "store_wait": store}).what is JobFact.STANDS_ASIDE_FROM_STORE
+    turn = JobNote(what=JobFact.LACKS_NODES)
+    assert fact(JobState.QUEUED, record={"not_before": NOW}, queue_words=turn) == turn
+
+
+@pytest.mark.parametrize(
+    ("started_at", "what"), [(None, JobFact.STOPPED_BEFORE_START), (9_010.0, JobFact.STOPPED_WHILE_PAUSED)]
+)
+def test_a_stop_without_nodes_says_whether_the_job_ever_ran(started_at: float | None, what: JobFact) -> None:
+    assert fact(JobState.QUEUED, record={"stop_requested_at": NOW, "started_at": started_at}).what is what
+
+
+@pytest.mark.parametrize(
+    ("assigned", "expected"),
+    [
+        (("i-1", "i-2"), (JobFact.PREPARES, 2, 0)),
+        (("i-1", "i-2", "i-3"), (JobFact.PREPARES, 3, 0)),
+        (("i-1",), (JobFact.PREPARES_SMALLER, 1, 1)),
+    ],
+)
+def test_a_job_with_its_nodes_prepares_a_generation_of_a_new_number(
+    assigned: tuple[str, ...], expected: tuple[JobFact, int, int]
+) -> None:
+    elastic = replace(SPEC, min_node_count=1, patience_seconds=30)
+    waits = {"vacant_since": NOW - 30, "accounted_until": NOW - 1}
+    before = {**waits, "issued_generation": Generation(4), "member_count": 3, "missing_count": 1}
+    found = decide(JobState.ALLOCATING, spec=elastic, assigned=assigned, record=before)
+    assert isinstance(found.reason, JobNote)
+    assert (found.reason.what, found.reason.count, found.reduced_count) == expected
+    assert (found.issued_generation, found.member_count, found.missing_count) == (5, 0, 0)
