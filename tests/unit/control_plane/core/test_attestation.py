@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core.attestation import Principal, Signature, refusal_of_principal, refusal_of_signature
+from control_plane.core.attestation import (
+    Principal,
+    Signature,
+    nonce,
+    nonce_end,
+    refusal_of_principal,
+    refusal_of_signature,
+)
 from everstep.protocol import attestation
 from everstep.protocol.ids import NodeId
 
@@ -53,3 +60,12 @@ def test_only_a_session_of_the_fleets_role_proves_an_instance(arn: str) -> None:
     assert refusal_of_principal(good, account=ACCOUNT, role_name=ROLE, node_id=node) == ""
     assert refusal_of_principal(replace(good, account="210987654321"), account=ACCOUNT, role_name=ROLE, node_id=node)
     assert refusal_of_principal(replace(good, arn=arn), account=ACCOUNT, role_name=ROLE, node_id=node)
+
+
+def test_a_nonce_is_valid_until_its_end_and_only_with_its_seal() -> None:
+    key, now = b"k" * 32, 1_800_000_000.0
+    given = nonce(key, bytes(16), now)
+    end = int(now) + attestation.NONCE_SECONDS
+    assert [nonce_end(key, given, at) for at in (now, end - 1, end)] == [end, end, None]
+    assert nonce_end(b"x" * 32, given, now) is None
+    assert nonce_end(key, f"{end + 9:x}{given[given.index('.') :]}", now) is None

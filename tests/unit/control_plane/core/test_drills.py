@@ -138,6 +138,7 @@ def test_what_follows_from_a_drill_is_the_drills(kind: DrillKind, found: tuple[F
         pytest.param(
             exit_of(0, OTHER), reports(ExitClass.HALTED), False, id="another one, for which the struck one was halted"
         ),
+        pytest.param(exit_of(0, OTHER, NOW - 1), reports(), True, id="one that ended at that time"),
         pytest.param(exit_of(0, OTHER, NOW - 2), reports(), False, id="one that had ended before"),
         pytest.param(exit_of(2, STRUCK), reports(rank=2), False, id="another rank of its node"),
         pytest.param(exit_of(2, STRUCK, NOW - 2), reports(), False, id="another rank of its node, before"),

@@ -376,6 +376,10 @@ def test_a_fault_of_a_running_node_is_a_failed_load_only_after_a_relayout() -> N
     assert faults.of_loads(with_relayout(plan), unloaded(reports, "upload_failed", None), 0.0) == ()
 
 
+def test_each_node_has_the_ranks_after_those_of_the_nodes_before_it() -> None:
+    assert [members.ranks_of(place, 3) for place in (0, 2)] == [(0, 1, 2), (6, 7, 8)]
+
+
 def test_newcomers_take_the_places_of_the_lost_in_the_order_they_came() -> None:
     plan = failed_load(None)[0]
     first = [node.node_id for node in plan.nodes]

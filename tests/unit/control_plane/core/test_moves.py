@@ -387,3 +387,16 @@ def test_the_newest_notice_tells_when_the_first_departing_node_ends() -> None:
     endless = Notice(kind=NoticeKind.TERMINATING, message="")
     assert moves.ends_at((first,), {NODES[1]: node(NODES[1], endless)}, NOW) == NOW + 60
     assert moves.ends_at((), {}, NOW) is None
+
+
+def test_of_announced_nodes_the_one_that_ends_first_leaves_first_and_one_without_a_time_last() -> None:
+    endless = Notice(kind=NoticeKind.TERMINATING, message="")
+    found = wanted({0: endless, 1: spot(120), 2: spot(60)}, wounded=(3,))
+    assert [move.node_id for move in found] == [NODES[2], NODES[1], NODES[0], NODES[3]]
+    assert all(move.may_terminate for move in found)
+
+
+def test_a_lemon_that_leaves_adds_no_line_to_its_own_history() -> None:
+    (move,) = wanted({}, wounded=(1,))
+    assert moves.fault(move, 1.0, NOW).implicates is not None
+    assert moves.fault(replace(move, is_history=True), 1.0, NOW).implicates is None

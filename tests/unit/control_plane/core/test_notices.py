@@ -28,6 +28,7 @@ def node(*announced: Notice) -> NodeObserved:
     [
         (NoticeKind.SPOT_INTERRUPTION, 120, True),
         (NoticeKind.SPOT_INTERRUPTION, -500, True),
+        (NoticeKind.SPOT_INTERRUPTION, -600, True),
         (NoticeKind.SPOT_INTERRUPTION, -601, False),
         (NoticeKind.CAPACITY_BLOCK_END, -601, False),
         (NoticeKind.MAINTENANCE, 3600, True),

@@ -51,12 +51,13 @@ def test_only_old_unnamed_shards_of_ended_generations_are_orphans() -> None:
         ListedObject(key(1, 5, "again/rank=0.safetensors"), 0.0),
         ListedObject(key(1, 6), 0.0),  # another process is already deleting this checkpoint
         ListedObject(key(1, 7), young),
+        ListedObject(key(1, 9), NOW - KEPT_SECONDS),
         ListedObject(key(2, 8), 0.0),  # the newest generation may still complete this upload
         ListedObject(f"{FOLDER}notes.txt", 0.0),
         ListedObject("jobs/gpt/checkpoints/run=10/gen=1/step=4/u/rank=0.safetensors", 0.0),
     ]
     found = orphan_keys(stored, named, ended_before=2)
-    assert found == [key(1, 4), key(1, 5, "again/rank=0.safetensors")]
+    assert found == [key(1, 4), key(1, 5, "again/rank=0.safetensors"), key(1, 9)]
 
 
 def test_a_frozen_object_is_an_orphan_only_after_the_end_of_its_run() -> None:

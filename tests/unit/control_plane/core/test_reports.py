@@ -250,3 +250,11 @@ def test_idle_nodes_are_charged_by_their_state():
     assert (hour.until, hour.microseconds) == (3600.0, {"spare": SECOND}), "a new hour is charged at once"
     assert idle_nodes.ledger(IdleNodes()) is None
     assert idle_nodes.ledger(hour) == Ledger(at=3600 * SECOND, spent={"spare": SECOND})
+
+
+def test_a_remainder_of_a_microsecond_goes_to_the_counter_that_lost_most_of_it():
+    before = Ledger(at=NOON, spent={"queue": 5}, node_microseconds=7)
+    after = Ledger(at=NOON + 4, spent={"train": 1, "queue": 7}, node_microseconds=17)
+    found = interpolated(before, after, NOON + 3)
+    assert (found.at, found.spent, found.node_microseconds) == (NOON + 3, {"queue": 6, "train": 1}, 14)
+    assert interpolated(before, replace(after, at=NOON), NOON + 3) == before
