@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 from control_plane.core.metrics import Point
@@ -52,15 +53,9 @@ def unchanged_count(before: bytes, now: bytes) -> int:
     Returns:
         A multiple of `BLOCK_POINTS`; 0 if the first blocks differ.
     """
-    blocks = (min(len(before), len(now)) - _DIGEST_BYTES) // _DIGEST_BYTES
-    count = 0
-    while count < blocks and _block(before, count) == _block(now, count):
-        count += 1
-    return count * BLOCK_POINTS
-
-
-def _block(digests: bytes, number: int) -> bytes:
-    return digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
+    # A digest covers all points before it, so the last digests of different points differ.
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
+    return sum(1 for _ in equal) // _DIGEST_BYTES * BLOCK_POINTS
 
 
 def _packed(point: Point) -> bytes:

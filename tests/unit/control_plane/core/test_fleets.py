@@ -36,9 +36,10 @@ from control_plane.core.observed.fleets import (
     NodeRecord,
 )
 from control_plane.core.observed.jobs import Departure, Exclusion
-from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Notice, Remedy
+from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Notice, Remedy
 from control_plane.core.observed.specs import Policy
 from control_plane.core.queue import schedule
+from control_plane.core.remedies import LEMON_INCIDENTS
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS, ladder
 from everstep.protocol.agent_messages import (
@@ -701,6 +702,8 @@ def test_a_terminating_hook_is_completed_when_its_node_is_free_or_dead_and_held_
     held = HoldTermination(group="group", hook="hook", node_id=NodeId("i1"), seconds=60.0)
     assert complete not in decide(working_team(awaiting=("i1",))).actions
     assert complete in decide(working_team(awaiting=("i1",), silent=("i1",), silent_seconds=100.0)).actions
+    limit = POLICY.timeouts.coordinator_deadline_seconds
+    assert complete not in decide(working_team(awaiting=("i1",), silent=("i1",), silent_seconds=limit)).actions
     move = replace(DEPARTURE, cause=Cause.NOTICE, asked_at=NOW - 10, ends_at=NOW + 50)
     moving = working_team(awaiting=("i1",))
     moving = replace(moving, jobs=(replace(moving.jobs[0], moves=(move,)),))
@@ -1206,3 +1209,57 @@ def test_a_node_that_its_job_left_for_a_notice_does_not_count_towards_the_hourly
     rows = [row("i1", NodeState.DRAINING, reason=left), row("i2"), row("i3")]
     limited = replace(SPEC, max_replacements_per_hour=1)
     assert ended(decide(seen(rows, [], replaced=(NOW - 10,)), limited)) == ["i1"]
+
+
+def test_new_members_are_protected_before_any_is_terminated() -> None:
+    rows = [row(f"i{n}") for n in range(1, 6)]
+    decision = decide(seen(rows, [], desired=5, unprotected=(NodeId("i2"),)))
+    assert decision.actions[0] == ProtectMembers(group="group", node_ids=(NodeId("i2"),))
+    assert len(ends(decision)) == 2
+
+
+@pytest.mark.parametrize(
+    ("ended", "deleting", "has_members", "is_empty"),
+    [
+        pytest.param(("i1", "i2"), True, False, True, id="all have ended"),
+        pytest.param(("i1",), True, False, False, id="one has not ended"),
+        pytest.param(("i1", "i2"), True, True, False, id="the group still lists them"),
+        pytest.param(("i1", "i2"), False, False, False, id="it is not to be deleted"),
+    ],
+)
+def test_a_deleted_fleet_is_empty_once_its_nodes_and_members_are_gone(
+    ended: tuple[str, ...], deleting: bool, has_members: bool, is_empty: bool
+) -> None:
+    observed = seen([row("i1"), row("i2")], [], desired=0, ended=ended)
+    if not has_members:
+        observed = replace(observed, group=replace(observed.group, members=()))
+    assert decide(observed, replace(SPEC, is_deleting=deleting)).is_empty is is_empty
+
+
+def test_an_event_about_a_node_names_the_job_that_it_leaves_or_joins() -> None:
+    left = decide(seen([row("i1", NodeState.ASSIGNED, "gpt"), row("i2"), row("i3")], [], ended=("i1",)))
+    assert [event.run for event in left.events] == ["gpt"]
+    joined = decide(seen([row("i1"), row("i2"), row("i3")], [job("gpt", JobState.ALLOCATING, 1)]))
+    assert [event.run for event in joined.events] == ["gpt"]
+
+
+@pytest.mark.parametrize(
+    ("count", "is_own_word", "state"),
+    [(LEMON_INCIDENTS - 1, True, None), (LEMON_INCIDENTS, True, "draining"), (LEMON_INCIDENTS, False, "held")],
+)
+def test_a_spare_of_too_many_incidents_is_taken_out(count: int, is_own_word: bool, state: str | None) -> None:
+    observed = seen([row("i1"), row("i2"), row("i3")], [])
+    lines = tuple(
+        Implication(
+            node_id=NodeId("i1"),
+            incident_id=f"inc-{number}",
+            at=NOW - 60,
+            what="x",
+            evidence=Recorded(text="words"),
+            is_own_word=is_own_word,
+            remedy=Remedy.RESTART,
+        )
+        for number in range(count)
+    )
+    nodes = {**observed.nodes, NodeId("i1"): replace(observed.nodes[NodeId("i1")], history=lines)}
+    assert states(decide(replace(observed, nodes=nodes))) == ({} if state is None else {"i1": (state, None)})

@@ -20,8 +20,10 @@ from control_plane.core.remedies import LEMON_INCIDENTS
 from control_plane.core.states import IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, FaultCode, MemberPhase, MemberReport, NodeFault, Obstacle
 from everstep.protocol.ids import Generation, NodeId, Step
-from tests.unit.control_plane.core.test_job_view import NOW, ONE, SUCCESS, TWO, incident, made, report
+from everstep.protocol.plan import ObjectReference, ShardSource
+from tests.unit.control_plane.core.test_job_view import NOW, ONE, SUCCESS, TWO, checkpoint, incident, made, report
 from tests.unit.control_plane.core.test_resizing import departure
+from tests.unit.worker.rank_plans import rank_plan
 
 SPARE = NodeId("i-2")
 RUNS = (report(0), report(1))
@@ -328,3 +330,41 @@ def test_only_a_proof_permits_the_fleet_to_end_or_reboot_a_node(
     for may_terminate, expected in ((True, with_proof), (False, without)):
         given = Exclusion(node_id=TWO, evidence=NOTHING, may_terminate=may_terminate, remedy=remedy)
         assert given.is_to is expected
+
+
+@pytest.mark.parametrize(
+    ("readers", "kind", "named"),
+    [
+        pytest.param((ONE,), "CheckpointDoubted", ONE, id="one reader"),
+        pytest.param((ONE, TWO), "CheckpointDamaged", None, id="two readers"),
+    ],
+)
+def test_nodes_that_read_wrong_content_doubt_the_checkpoint_once(
+    readers: tuple[NodeId, ...], kind: str, named: NodeId | None
+) -> None:
+    stored = checkpoint(9)
+    keyed = replace(stored, shards=tuple(structs.replace(each, key=f"k{each.rank}") for each in stored.shards))
+    plan = rank_plan(addresses=("a", "b"))
+    sources = tuple(
+        ShardSource(
+            kind="s3",
+            origin_generation=Generation(1),
+            step=Step(9),
+            digest=bytes(16),
+            payload_bytes=1,
+            object=ObjectReference(bucket="b", key=each.key),
+        )
+        for each in keyed.shards
+    )
+    ranks = tuple(structs.replace(rank, sources=(source,)) for rank, source in zip(plan.ranks, sources, strict=True))
+    wrong = NodeFault(code=FaultCode.SOURCE_MISMATCH, message="", is_permanent=False)
+    members = tuple(
+        report(rank, phase=MemberPhase.LOAD_FAILED, faults=(wrong,)) if node in readers else report(rank)
+        for rank, node in enumerate((ONE, TWO))
+    )
+    view = made({}, *members, checkpoints=(keyed,), plan=structs.replace(plan, ranks=ranks))
+    found = restart.start_new_generation(view, (FAILED_LOAD,), None)
+    assert [each.readers for each in found.doubted] == [readers]
+    assert [(event.type, event.node_id) for event in found.events if "Checkpoint" in event.type] == [(kind, named)]
+    again = replace(view, record=replace(view.record, failed_reads=found.record.failed_reads))
+    assert restart.start_new_generation(again, (FAILED_LOAD,), None).doubted == ()

@@ -134,3 +134,30 @@ def test_since_when_nodes_repeat_their_loads(
     member = structs.replace(report(0, phase=MemberPhase.LOADING), faults=faults)
     found = store_wait.hold(made({"state": JobState.LOADING, "store_wait": before}, member)).record.store_wait
     assert (None if found is None else replace(found, detail="")) == expected
+
+
+DENIED = NodeFault(code="load_failed", message="denied", is_permanent=False, obstacle=Obstacle.DENIED)
+WRONG = NodeFault(code="source_mismatch", message="wrong", is_permanent=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "faults", "expected"),
+    [
+        pytest.param(None, (), None, id="no wait, and no failed load"),
+        pytest.param(EARLIER, (), replace(EARLIER, is_probed=False), id="the wait goes on"),
+        pytest.param(EARLIER, (WRONG,), None, id="another fault ends the wait"),
+        pytest.param(
+            None, (DENIED,), Blocked(obstacle=Obstacle.DENIED, since=NOW, next_attempt_at=NOW + 5), id="a first wait"
+        ),
+    ],
+)
+def test_a_failed_load_begins_or_ends_a_wait_for_the_store(
+    before: Blocked | None, faults: tuple[NodeFault, ...], expected: Blocked | None
+) -> None:
+    phase = MemberPhase.LOAD_FAILED if faults else MemberPhase.PROMISED
+    members = (report(0, phase=phase, faults=faults), report(1, phase=MemberPhase.PROMISED))
+    found = store_wait.after_loads(made({"state": JobState.LOADING, "store_wait": before}, *members))
+    assert (found and replace(found, detail="")) == expected
+    if faults == (DENIED,):
+        assert found is not None
+        assert found.detail == "i-0: denied"
