@@ -108,19 +108,21 @@ async def _look(program: str, pid: int) -> str:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        limit=_MAX_BYTES,
     )
+    assert spy.stdout is not None
+    assert spy.stderr is not None
     try:
-        output, errors = await spy.communicate()
+        output, errors = await asyncio.gather(_whole(spy.stdout), _whole(spy.stderr))
+        await spy.wait()
     finally:
         if spy.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 spy.kill()
+            # `wait` also waits for the pipes, so close the transport, for which asyncio has no public method.
+            spy._transport.close()  # type: ignore[attr-defined]
             await spy.wait()
     if spy.returncode != 0:
         raise Unreadable(_reason(errors.decode(errors="replace")))
-    if len(output) > _MAX_BYTES:
-        raise Unreadable(f"py-spy returned {len(output):,} bytes, more than the limit")
     try:
         threads = _threads.decode(output)
     except msgspec.MsgspecError as error:
@@ -137,6 +139,16 @@ async def _look(program: str, pid: int) -> str:
             for thread in threads
         ]
     )
+
+
+async def _whole(stream: asyncio.StreamReader) -> bytes:
+    """Read a stream to its end. Raise Unreadable after `_MAX_BYTES`: the rank decides how much py-spy writes."""
+    found = bytearray()
+    while chunk := await stream.read(1 << 16):
+        found += chunk
+        if len(found) > _MAX_BYTES:
+            raise Unreadable(f"py-spy wrote more than {_MAX_BYTES:,} bytes")
+    return bytes(found)
 
 
 def _reason(errors: str) -> str:

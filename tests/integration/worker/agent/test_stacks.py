@@ -160,3 +160,16 @@ async def test_a_look_has_a_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     with pytest.raises(stacks.Unreadable, match="not installed"):
         await stacks.stacks_of(os.getpid())
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("stream", ["1", "2"])
+async def test_a_look_reads_no_more_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str
+) -> None:
+    endless = tmp_path / "py-spy"
+    endless.write_text(f"#!/bin/sh\nexec yes >&{stream}\n")
+    endless.chmod(0o755)
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: str(endless))
+    with pytest.raises(stacks.Unreadable, match=r"py-spy wrote more than 4,194,304 bytes"):
+        await stacks.stacks_of(os.getpid(), limit_seconds=60)
