@@ -10,7 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinMethodType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, cast
 
@@ -31,7 +31,7 @@ _OPAQUE = (torch.Tensor, np.ndarray, ModuleType, random.SystemRandom)
 _OF_OPTIMIZERS = ("state", "param_groups", "defaults", "step")
 """Attributes of optimizers that snapshots contain, and the method that schedulers replace."""
 SEARCH_DEPTH = 6
-MAX_VALUES = 50_000
+MAX_VALUES = 20_000
 """Maximum number of objects that one search looks at from the modules, and again from the running functions."""
 MAX_BYTES = 16 * 1024 * 1024
 """Size of the largest tensor or array that the search returns."""
@@ -160,7 +160,7 @@ def _search(
             elif depth and not isinstance(value, _OPAQUE):
                 if lengths and isinstance(value, (list, tuple, deque, dict)):
                     found[name] = _OfLibrary(len(value)) if is_library else f"length {len(value)}"
-                is_within = is_library or _is_of_library(type(value))
+                is_within = is_library or _is_of_library(str(type(value).__module__))
                 waiting += ((f"{name}.{part_name}", part, depth - 1, is_within) for part_name, part in _parts(value))
     return found
 
@@ -190,8 +190,9 @@ def _parts(value: object) -> Iterable[tuple[object, object]]:
     return list(vars(value).items()) if hasattr(value, "__dict__") else ()
 
 
-def _is_of_library(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+@lru_cache(maxsize=4096)
+def _is_of_library(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in file or "dist-packages" in file
 
 
