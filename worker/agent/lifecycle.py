@@ -133,10 +133,42 @@ class Lifecycle:
         """The member whose ranks' output is completely uploaded; None before that."""
 
     async def resume(self) -> None:
-        """Resume the generation of the promise on disk, in the phase that an earlier agent process stored there."""
-        promise = self.promise.resume()
+        """Resume the generation of the promise on disk, in the phase that an earlier agent process stored there.
+
+        If that is impossible, the node ends its ranks and promises the same generation again, with the slots that it
+        can open. If this is impossible, too, the node gives up the run. The agent then reports a fault.
+        """
+        try:
+            promise = self.promise.resume()
+            if promise is not None:
+                await self._resume(promise)
+        except Exception as error:  # Whatever the state on disk or in memory contains, the agent must connect.
+            await self._give_up(error)
+
+    async def _give_up(self, error: Exception) -> None:
+        log.error("the work of the earlier agent process cannot be resumed", exc_info=error)
+        await end(self._working)
+        await self.supervisor.stop_all()
+        try:
+            await self._promise_again()
+        except Exception as again:
+            log.exception("the run cannot be opened again either", exc_info=again)
+            self.promise.discard()
+            self.node.store.close()
+            self.member, self.is_unsettled = None, False
+        self.fault("agent_error", f"the work of the earlier agent process cannot be resumed: {error!r}")
+
+    async def _promise_again(self) -> None:
+        promise = self.promise.value
         if promise is None:
+            self.promise.discard()
             return
+        promised = Promise(job=promise.job, run=promise.run, generation=promise.generation, phase=MemberPhase.PROMISED)
+        self.promise.set(promised)
+        self.node.store.close()
+        await self._fulfil(promised.membership)
+
+    async def _resume(self, promise: Promise) -> None:
         log.info("resuming run %s generation %d in phase %s", promise.run, promise.generation, promise.phase)
         self.node.store.open_run(promise.membership.job, promise.membership.run)
         match promise.phase:
@@ -264,7 +296,7 @@ class Lifecycle:
             await watching
         except LoadFailed as error:
             log.warning("generation %d cannot be loaded: %s", member.plan.generation, error)
-            self.full_disks.note(error, self.settings.slots if error.code == FaultCode.MEMORY_FULL else None)
+            self.full_disks.note(error)
             if error.code == FaultCode.DISK_FULL:
                 self.full_disks.note_words(str(error))
             self.faults = (*self.faults, fault_of(error))

@@ -6,6 +6,7 @@ anything that depends on it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -62,8 +63,7 @@ class PromiseFile:
             its run.
 
         Raises:
-            msgspec.DecodeError: the file is damaged or of another version. An operator must check the node before it
-                joins a generation.
+            msgspec.DecodeError: the file is damaged or of another version.
         """
         try:
             promise = _decoder.decode(self._path.read_bytes())
@@ -83,6 +83,11 @@ class PromiseFile:
         else:
             self._path.unlink(missing_ok=True)
             sync(self._path.parent)
+
+    def put_aside(self) -> None:
+        """Rename the file to `promise.unreadable`, for an operator. Without a file, nothing happens."""
+        with contextlib.suppress(OSError):
+            self._path.replace(self._path.with_suffix(".unreadable"))
 
 
 class CurrentPromise:
@@ -124,6 +129,11 @@ class CurrentPromise:
         if promise is not None:
             self.set(promise)
         return promise
+
+    def discard(self) -> None:
+        """Put the file of a promise aside that this agent cannot fulfil, as `promise.unreadable`."""
+        self.value = None
+        self._file.put_aside()
 
     def set(self, promise: Promise) -> None:
         """Change the promise in memory, without writing it to disk."""

@@ -127,7 +127,9 @@ class AgentReports:
 
     def _node_faults(self) -> tuple[NodeFault, ...]:
         of_devices = self.usage.faults()
-        return (*of_devices, *self.full_disks.faults(of_devices))[:MAX_FAULTS]
+        # With a promise, the member's report has the faults of the lifecycle.
+        of_lifecycle = self.lifecycle.faults if self.lifecycle.promise.value is None else ()
+        return (*of_devices, *self.full_disks.faults(of_devices), *of_lifecycle)[:MAX_FAULTS]
 
     def _member(self) -> MemberReport | None:
         lifecycle, membership = self.lifecycle, self.lifecycle.promise.membership
