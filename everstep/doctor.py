@@ -276,16 +276,18 @@ def _memory(facts: DoctorFacts) -> Iterator[Finding]:
         yield Finding("memory", Level.OK, words)
     if facts.shared_memory_free is None:
         advice = "Mount a tmpfs: mount -t tmpfs tmpfs /dev/shm. In a container: --shm-size, or --tmpfs /dev/shm."
-        yield Finding("tmpfs", level, "/dev/shm is not a tmpfs; Everstep keeps the steps on a tmpfs", advice)
+        yield Finding(
+            "tmpfs",
+            level,
+            "/dev/shm is not a tmpfs; sockets and the batches of DataLoader workers are there",
+            advice,
+        )
         return
     free = f"/dev/shm has {_size(facts.shared_memory_free)}"
     if not facts.can_write_shared_memory:
         yield Finding("tmpfs", Level.WRONG, "this user cannot write to /dev/shm", "chmod 1777 /dev/shm")
     elif facts.shared_memory_free < LEAST_SHARED_MEMORY_BYTES:
-        advice = (
-            "mount -o remount,size=50% /dev/shm. In a container: --shm-size. Delete /dev/shm/everstep-* of earlier "
-            "runs."
-        )
+        advice = "mount -o remount,size=50% /dev/shm. In a container: --shm-size."
         yield Finding("tmpfs", level, f"{free} free", advice)
     else:
         yield Finding("tmpfs", Level.OK, f"{free} of {_size(facts.shared_memory_total)} free")

@@ -106,8 +106,6 @@ def gather(
         allows_builds=setting("EVERSTEP_ALLOW_BUILDS") == "1",
         hardware=node_facts(
             gpu_count=len(gpus),
-            shared_memory_total=total,
-            memory_total=memory,
             endpoint=os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT"),
         )
         if is_node

@@ -20,13 +20,6 @@ LEAST_OPEN_FILES: Final = 65_536
 
 In a job of a thousand ranks, rank 0 needs one open file per rank, and a data loader needs many per worker.
 """
-LEAST_SHARED_MEMORY_RATIO: Final = 0.4
-"""Size of /dev/shm, as a fraction of the node's memory, below which the check reports a warning.
-
-The agent uses at most half of the memory for slots, and at most the free space of /dev/shm. With a smaller /dev/shm,
-fewer or smaller slots fit. The threshold is below one half, so that a /dev/shm of slightly less than half of the memory
-causes no warning.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +72,6 @@ class NodeFacts:
     """Hard limit of open files of this process."""
     is_memory_lockable: bool = False
     """True if this process may lock any amount of memory, which GPUs and EFA need."""
-    shared_memory_total: int = 0
-    memory_total: int = 0
     answers_without_token: bool | None = None
     """True if the metadata service answers requests without a token (IMDSv1). None: unknown."""
     has_rdma_device: bool = False
@@ -134,10 +125,6 @@ def _limits(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding("limits", level, words, "Set LimitMEMLOCK=infinity in the unit of the agent.")
     else:
         yield Finding("limits", Level.OK, f"{facts.open_files:,} open files, unlimited locked memory")
-    if 0 < facts.shared_memory_total < LEAST_SHARED_MEMORY_RATIO * facts.memory_total:
-        share = facts.shared_memory_total / facts.memory_total
-        words = f"/dev/shm has {share:.0%} of the memory; the agent stores steps in up to half of the memory"
-        yield Finding("tmpfs size", Level.WARNING, words, "mount -o remount,size=50% /dev/shm, or --memory-bytes.")
 
 
 def _metadata(facts: NodeFacts) -> Iterator[Finding]:

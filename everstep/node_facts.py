@@ -28,8 +28,6 @@ NCCL_PLUGINS: Final = (Path("/opt/amazon"), Path("/usr/lib/x86_64-linux-gnu"), P
 def node_facts(
     *,
     gpu_count: int,
-    shared_memory_total: int,
-    memory_total: int,
     devices: Path = CLASS_INFINIBAND,
     tools: Path = EFA_TOOLS,
     plugins: Sequence[Path] = NCCL_PLUGINS,
@@ -39,8 +37,6 @@ def node_facts(
 
     Args:
         gpu_count: number of GPUs that NVML lists.
-        shared_memory_total: bytes of /dev/shm.
-        memory_total: bytes of memory.
         devices: the kernel's folder of RDMA devices.
         tools: folder with EFA's programs. The function also searches PATH for them.
         plugins: folders that may contain aws-ofi-nccl, at any depth.
@@ -63,8 +59,6 @@ def node_facts(
         open_files=open_files,
         # An agent that runs as root raises the limit of locked memory itself.
         is_memory_lockable=locked == resource.RLIM_INFINITY or os.geteuid() == 0,
-        shared_memory_total=shared_memory_total,
-        memory_total=memory_total,
         answers_without_token=_metadata(endpoint, "instance-type", with_token=False) is not None if endpoint else None,
         has_rdma_device=next(devices.glob("*"), None) is not None,
     )

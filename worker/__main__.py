@@ -36,23 +36,19 @@ from worker.agent.settings import AgentSettings
 from worker.errors import UserRefused
 from worker.node import metadata_rule, rank_user
 from worker.node.health.gpus import gpu_reader
-from worker.node.health.memory import slot_memory_bytes
+from worker.node.health.memory import memory_facts
 from worker.node.health.watch import HealthWatch
 from worker.node.instance_metadata import InstanceMetadata, endpoint_of
 from worker.node.priority import AGENT_NICENESS, lead_own_session, work_at
+from worker.node.unix_socket import make_socket_folder
 from worker.ranks.shim.cgroups import JobLimits
 from worker.ranks.supervisor import Supervisor, scope_command
-from worker.shm import tmpfs
+from worker.shm.held_files import allow_huge_pages
 from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import s3_store
 
-TMPFS = Path("/dev/shm")
-PAGES_BYTES = 64 * 1024 * 1024
-"""Bytes of the node's tmpfs that slot contents must not fill.
-
-This reserve holds the slots' headers and the rank pages. It also covers what the files lose to huge pages: the kernel
-can round the memory of each file up to whole huge pages.
-"""
+SOCKETS = Path("/dev/shm")
+"""Folder of the agents' socket folders. Its path is short, because a socket's address has at most 107 bytes."""
 
 
 def settings(arguments: list[str]) -> AgentSettings:
@@ -130,8 +126,7 @@ def settings(arguments: list[str]) -> AgentSettings:
         "--memory-bytes",
         type=int,
         default=environment.get("EVERSTEP_NODE_MEMORY_BYTES"),
-        help="maximum host memory of all slots (EVERSTEP_NODE_MEMORY_BYTES; default: the free space of /dev/shm, "
-        "at most half of the memory)",
+        help="maximum host memory of all slots (EVERSTEP_NODE_MEMORY_BYTES; default: half of the memory)",
     )
     parser.add_argument(
         "--input-bytes",
@@ -243,15 +238,12 @@ def settings(arguments: list[str]) -> AgentSettings:
         user = rank_user.choose(given.rank_user, os.getuid())
     except UserRefused as error:
         parser.error(f"--rank-user: {error}")
-    slots = TMPFS / f"everstep-{os.getuid()}-{given.instance_id}"
     return AgentSettings(
         node_id=NodeId(given.instance_id),
         address=given.address,
         state=state,
-        slots=slots,
-        memory_bytes=int(given.memory_bytes)
-        if given.memory_bytes
-        else slot_memory_bytes(slots, beside_bytes=PAGES_BYTES),
+        sockets=SOCKETS / f"everstep-{os.getuid()}-{given.instance_id}",
+        memory_bytes=int(given.memory_bytes or memory_facts().total_bytes // 2),
         control_plane_urls=tuple(given.control_plane_url),
         join_token=given.join_token,
         peer_port=given.peer_port,
@@ -305,10 +297,10 @@ def confine(chosen: AgentSettings) -> str:
     if user is None:
         words = "ranks run as the agent's user: a job's code can read the agent's files"
         return f"{words}, and ask the instance's metadata for the keys of its role" if endpoint is not None else words
-    for folder in (chosen.state, chosen.slots):
+    for folder in (chosen.state, chosen.sockets):
         rank_user.make_way(folder, user)
     if closed := rank_user.closed_to(
-        user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.slots)
+        user, (Path(everstep.__file__), Path(msgspec.__file__), chosen.state, chosen.sockets)
     ):
         raise SystemExit(
             f"ranks should run as {user.name} (uid {user.uid}), who cannot use {closed}: let other users pass "
@@ -383,23 +375,24 @@ def main() -> None:
     work_at(AGENT_NICENESS)
     gpus = gpu_reader()
     try:
-        tmpfs.mount(chosen.slots, chosen.memory_bytes + PAGES_BYTES)
+        make_socket_folder(chosen.sockets)
     except OSError as error:
-        raise SystemExit(f"{chosen.slots}: {error.strerror}") from error
+        raise SystemExit(f"{chosen.sockets}: {error.strerror}") from error
+    allow_huge_pages()
     chosen = replace(chosen, exposure=confine(chosen))
     if chosen.exposure:
         logging.getLogger("worker").warning("%s", chosen.exposure)
     supervisor = Supervisor(
         state=chosen.state,
-        socket=chosen.slots / "shim.sock",
+        socket=chosen.sockets / "shim.sock",
         address=chosen.address,
         is_warm=chosen.is_warm,
-        cgroup=chosen.slots.name,
+        cgroup=chosen.sockets.name,
         user=chosen.rank_user,
         launcher=scope_command(chosen.ranks_slice) if chosen.ranks_slice else (),
         limits=chosen.job_limits,
     )
-    health = HealthWatch(gpus, state=chosen.state, slots=chosen.slots)
+    health = HealthWatch(gpus, state=chosen.state)
     environment = aws_environment(chosen, os.environ)
     agent = Agent(
         chosen, s3_store(environment), NodeAws(environment), supervisor, now=time.time, health=health, own_log=own_log

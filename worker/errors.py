@@ -52,11 +52,11 @@ class AttestationFailed(WorkerError):
 class NoRoom(WorkerError):
     """The node has too little memory for a slot that a shard needs.
 
-    `is_passing` is True if other files now occupy the memory, so that a later attempt may succeed.
+    `is_passing` is True if other processes now use the memory, so that a later attempt may succeed.
     """
 
     def __init__(self, *, needed_bytes: int, available_bytes: int, is_passing: bool = False) -> None:
-        whose = " free on the node's tmpfs: something else takes them up" if is_passing else " there"
+        whose = " available: other processes use the memory" if is_passing else " there"
         super().__init__(f"slots need {needed_bytes:,} bytes of host memory and {available_bytes:,} bytes are{whose}")
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes

@@ -11,8 +11,6 @@ Invariant: the rank already waits when the fetch starts. The measured time lasts
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,18 +51,12 @@ def run_arrivals(home: Path, *, state_mib: int, count: int) -> list[Arrival]:
         folders = {role: memory / role for role in ("owner", "holder")}
         commands = [[sys.executable, "-m", NODE, role, str(folder), str(state_mib)] for role, folder in folders.items()]
         commands.append([sys.executable, "-m", RANK, str(folders["owner"]), str(state_mib)])
-        try:
-            with processes(commands, home, {}, is_talking=True) as started:
-                owner, holder, rank = talks = [Talk(process, home) for process in started]
-                for talk in talks:
-                    talk.answer()
-                owner.ask(["start"])
-                return _drive(owner, holder, rank, count)
-        finally:
-            # A node with the permission to mount file systems has mounted a tmpfs on its folder. Unmount it. Ignore the
-            # result: without the permission, no tmpfs is mounted, and umount2 fails.
-            for folder in folders.values():
-                ctypes.CDLL(None).umount2(os.fsencode(folder), MNT_DETACH)
+        with processes(commands, home, {}, is_talking=True) as started:
+            owner, holder, rank = talks = [Talk(process, home) for process in started]
+            for talk in talks:
+                talk.answer()
+            owner.ask(["start"])
+            return _drive(owner, holder, rank, count)
 
 
 def _drive(owner: Talk, holder: Talk, rank: Talk, count: int) -> list[Arrival]:

@@ -24,12 +24,12 @@ from benchmarks.cluster_jobs import ENDED, PATIENCE_SECONDS, POLL_SECONDS, Bench
 from benchmarks.command import pause
 from benchmarks.data_plane.arrivals import Arrival, run_arrivals
 from benchmarks.data_plane.launches import RANKS, tmpfs_folder
-from benchmarks.data_plane.rank.memory import folder_bytes, private_bytes
+from benchmarks.data_plane.rank.memory import private_bytes
 from benchmarks.data_plane.rank.repeats import Repeats
 from benchmarks.errors import BenchmarkFailed
 from everstep.protocol.slot import HEADER_BYTES
 from infra.local_cloud.instance_init import memory_directory
-from infra.local_cloud.processes import descendants, is_agent
+from infra.local_cloud.processes import descendants, is_agent, memory_of
 
 NODES, COPIES = 2, 2
 ATTEMPTS = 30
@@ -108,7 +108,8 @@ def run_everstep(
         try:
             first = _results(job, directory, generation=1)
             nodes = job.describe()["NodeIds"]
-            taken = sum(folder_bytes(memory_directory(node)) for node in nodes) + private_bytes(*agents) - agents_before
+            slots = [path for node in nodes for path in memory_of(memory_directory(node)).values()]
+            taken = sum(path.stat().st_blocks * 512 for path in slots) + private_bytes(*agents) - agents_before
             taken += sum(rank["private_after_bytes"] - rank["private_before_bytes"] for rank in first)
             restored: list[Restored] = []
             for number in range(repeats.local_restores + repeats.peer_restores):
@@ -137,8 +138,9 @@ def _restore(
     logs = [bench.cluster.nodes_directory / node / "console.log" for node in nodes]
     marks = [log.stat().st_size for log in logs]
     if from_peer:
-        for slot in memory_directory(nodes[1]).rglob("rank-1.slot-*"):
-            _spoil(slot)
+        for name, path in memory_of(memory_directory(nodes[1])).items():
+            if "/rank-1.slot-" in name:
+                _spoil(path)
     bench.cluster.kill_rank(nodes[0], 0)
     ranks = _results(job, directory, generation=generation)
     told = {

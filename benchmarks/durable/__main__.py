@@ -102,8 +102,7 @@ def _shared(begun: Begun) -> Iterator[SharedUploadTime]:
     with _served("SeaweedFS") as url, _bucket(url, writers.BUCKET):
         for number in range(1 if begun.is_quick else ROUNDS):
             for count in WRITERS[number % len(WRITERS) :] + WRITERS[: number % len(WRITERS)]:
-                with TemporaryDirectory(dir=SHARED_MEMORY) as folder:
-                    yield shared_upload(url, environment, Path(folder), count)
+                yield shared_upload(url, environment, count)
             begun.say("uploaded one shard with 1, 2 and 4 nodes")
 
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from benchmarks.durable.token_bucket import SLICE_SECONDS, TokenBucket
 from benchmarks.durable.transfer import MIB
@@ -32,6 +31,7 @@ from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.slots import Content
 from worker.errors import PeerLost
 from worker.member.shared_uploads import HelpedUpload, UploadHelper
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 from worker.storage.checkpoints import upload_shard
 from worker.storage.s3 import s3_store
@@ -125,8 +125,8 @@ class _Line:
         self._inbox.put_nowait(None)
 
 
-async def _sealed(folder: Path, payload: bytes, offset: int, size: int) -> SlotStore:
-    store = SlotStore(folder, memory_bytes=4 * len(payload))
+async def _sealed(payload: bytes, offset: int, size: int) -> SlotStore:
+    store = SlotStore(HeldFiles(), memory_bytes=4 * len(payload))
     store.open_run(JOB, RUN)
     index = await store.grant(
         RANK, CONTENT, keep=(), capacity_bytes=len(payload), layout_hash=bytes(range(16)), slot_count=1
@@ -147,13 +147,11 @@ class SharedUploadTime:
     seconds: float
 
 
-async def _upload(
-    urls: list[str], environment: Mapping[str, str], folder: Path, payload: tuple[bytes, int, int]
-) -> float:
+async def _upload(urls: list[str], environment: Mapping[str, str], payload: tuple[bytes, int, int]) -> float:
     plan: GenerationPlan = rank_plan(addresses=("127.0.0.1",) * len(urls))
     nodes = [NodeId(f"i-{index}") for index in range(len(urls))]
     clients = [s3_store({**environment, "AWS_ENDPOINT_URL": url}) for url in urls]
-    stores = [await _sealed(folder / node, *payload) for node in nodes]
+    stores = [await _sealed(*payload) for _ in nodes]
     helpers = {
         node: UploadHelper(plan, store, client, held_ranks=[RANK])
         for node, store, client in zip(nodes[1:], stores[1:], clients[1:], strict=True)
@@ -189,17 +187,16 @@ async def _upload(
     return seconds
 
 
-def shared_upload(url: str, environment: Mapping[str, str], folder: Path, writers: int) -> SharedUploadTime:
+def shared_upload(url: str, environment: Mapping[str, str], writers: int) -> SharedUploadTime:
     """Upload one shard with a number of writers, and return the duration.
 
     Args:
         url: address of the S3 server, which has the bucket `BUCKET`.
         environment: keys and region for the server.
-        folder: folder in shared memory for the writers' slots.
         writers: number of nodes that hold the shard, the owner included.
     """
     size = OBJECT_MIB * MIB
     payload = payload_of([("weight", "uint8", (size,), os.urandom(size))])
     with ExitStack() as stack:
         urls = [stack.enter_context(capped(url, CAP_MIB_PER_SECOND * MIB)) for _ in range(writers)]
-        return SharedUploadTime(writers=writers, seconds=asyncio.run(_upload(urls, environment, folder, payload)))
+        return SharedUploadTime(writers=writers, seconds=asyncio.run(_upload(urls, environment, payload)))

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +22,10 @@ from benchmarks.errors import BenchmarkFailed
 from benchmarks.faults.lines import namespace
 from everstep.protocol.errors import CorruptSlot, UnknownVersion
 from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
-from infra.local_cloud.fault_kinds import FillMemory, SlowNetwork
+from infra.local_cloud.fault_kinds import SlowNetwork
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.network import inside
-from infra.local_cloud.processes import Process, descendants, is_agent
+from infra.local_cloud.processes import Process, descendants, is_agent, memory_of
 
 MIB = 1024**2
 LINK_PART = 0.01
@@ -37,8 +37,6 @@ Connections within one machine are several times faster than a network card, so 
 slow.
 """
 RESET_EVERY_SECONDS = 0.1
-LEFT_MIB = 16
-"""MiB that a memory fault leaves free on a node: enough for the ranks' pages, but too little for a slot."""
 SURE_SECONDS = 0.2
 """Seconds between stopping an agent and checking that its transfer is still incomplete.
 
@@ -103,11 +101,6 @@ class Case:
 
     name: str
     strike: Strike
-    is_from_the_start: bool = False
-    """True if the fault begins before the job has allocated any slot.
-
-    Such a job has no undisturbed steps before the fault. Its steps during the fault are compared with steps after it.
-    """
     has_rate_limit: bool = True
     """False if the agents send snapshots over a slow link without a rate limit (`without_rate_limit`)."""
 
@@ -159,7 +152,9 @@ def _stopped(agent: Process) -> Iterator[float]:
 
 def _is_arriving(node: str, rank: int) -> bool:
     """Return True if a node has an incomplete slot for this rank's shard, so that a transfer is in progress."""
-    for path in memory_directory(node).glob(f"*/rank-{rank}.slot-*"):
+    for name, path in memory_of(memory_directory(node)).items():
+        if f"/rank-{rank}.slot-" not in name:
+            continue
         try:
             with path.open("rb") as file:
                 if unpack_header(file.read(HEADER_BYTES)).state is SlotState.WRITING:
@@ -220,50 +215,8 @@ def resets(place: Place) -> Iterator[Struck]:
         raise BenchmarkFailed("no connection was reset. Use a kernel with INET_DIAG_DESTROY.")
 
 
-@contextmanager
-def memory_full(place: Place) -> Iterator[Struck]:
-    """Fill the memory for slots on all nodes before the job starts.
-
-    Neither owners nor holders can then create slots.
-    """
-    with _filled(place, place.nodes, LEFT_MIB) as struck:
-        yield struck
-
-
-@contextmanager
-def receiver_full(place: Place) -> Iterator[Struck]:
-    """Fill one node's memory before the job starts, so that only the slots of its own rank fit.
-
-    The node then has no memory for a copy of the other node's shard.
-    """
-    with _filled(place, place.nodes[:1], LEFT_MIB + 2 * (place.state_mib + LEFT_MIB // 2)) as struck:
-        yield struck
-
-
-@contextmanager
-def _filled(place: Place, nodes: Sequence[str], left_mib: int) -> Iterator[Struck]:
-    taken = place.node_memory_bytes // MIB - left_mib
-    did = f"{taken} of {place.node_memory_bytes // MIB} MiB are taken on {' and '.join(nodes)} before the job begins"
-    deadline = time.monotonic() + STRIKE_SECONDS
-    # Wait until the agents have deleted the earlier job's slots. If they deleted the slots after the memory is filled,
-    # the next job could create its slots in the freed memory.
-    while any(path for node in nodes for path in memory_directory(node).glob("*/rank-*.slot-*")):
-        if time.monotonic() > deadline:
-            raise BenchmarkFailed(f"{' or '.join(nodes)} still has slots of a job that has ended")
-        pause(0.05)
-    struck = Struck(at=time.monotonic(), did=did)
-    for node in nodes:
-        place.bench.cluster.inject(FillMemory(target=node, mib=taken))
-    try:
-        yield struck
-    finally:
-        place.bench.cluster.clear_faults("fill-memory")
-
-
 LIMITED, UNLIMITED = "a link at 1 %", "a link at 1 %, snapshots without a rate limit"
 CASES = (
-    Case(name="no memory for slots", strike=memory_full, is_from_the_start=True),
-    Case(name="a receiver out of memory", strike=receiver_full, is_from_the_start=True),
     Case(name="a peer that stops reading", strike=peer_stopped),
     Case(name="the agent stopped in a snapshot", strike=stopped_in_a_snapshot),
     Case(name=LIMITED, strike=slow_link),

@@ -57,7 +57,7 @@ class Observed:
     told_at: float | None
     """Monotonic seconds at which the API first reported a state other than Protected.
 
-    None if the fault began before the job had slots, so that the API never reported Protected before.
+    None if the API did not.
     """
     word: str
     """The last protection state that the API reported during the fault."""
@@ -104,7 +104,7 @@ class Figure:
     told_seconds: float | None
     """Seconds from the fault's start until the API reported a state other than Protected.
 
-    None if the fault began before the job had slots.
+    None if the API did not.
     """
     word: str
     reasons: tuple[str, ...]

@@ -26,11 +26,6 @@ SETTLE_STEPS = 40
 
 During these steps, Everstep compares snapshots byte by byte with the state, and profiles iterations.
 """
-AUDITED_STEPS = 8
-"""Number of steps after healing that are not measured, if the fault began before the job had slots.
-
-In these steps, such a job takes its first snapshots. Everstep audits them byte by byte, which takes longer.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,30 +114,17 @@ def run_case(place: Place, case: Case, sizes: Sizes) -> Observed:
     Raises:
         BenchmarkFailed: the fault had no effect, the API did not report it or its end, or the job was disturbed.
     """
-    if case.is_from_the_start:
-        with case.strike(place) as struck:
-            running = _submitted(place, case, sizes)
-            running.wait_steps(SETTLE_STEPS)
-            # Count the newest report and later ones. Earlier reports may describe the time before the fault had effect.
-            heard = len(running.told) - 1
-            during = running.wait_steps(sizes.steps)
-            # The fault began before the job, so there is no time at which the API changes from Protected.
-            told, told_at = running.told[heard:], None
-        healed_at = running.wait_whole()
-        running.wait_steps(AUDITED_STEPS)
-        before, after = running.wait_steps(sizes.steps), running.wait_steps(sizes.steps)
-    else:
-        running = _submitted(place, case, sizes)
-        running.wait_whole()
-        running.wait_steps(SETTLE_STEPS)
-        before = running.wait_steps(sizes.steps)
-        heard = len(running.told)
-        with case.strike(place.of(running.job.describe())) as struck:
-            told_at = running.wait("protection that is not whole", lambda: running.word != WHOLE)
-            during = Span(struck.at, running.wait_steps(sizes.steps).end)
-            told = running.told[heard:]
-        healed_at = running.wait_whole()
-        after = running.wait_steps(sizes.steps)
+    running = _submitted(place, case, sizes)
+    running.wait_whole()
+    running.wait_steps(SETTLE_STEPS)
+    before = running.wait_steps(sizes.steps)
+    heard = len(running.told)
+    with case.strike(place.of(running.job.describe())) as struck:
+        told_at = running.wait("protection that is not whole", lambda: running.word != WHOLE)
+        during = Span(struck.at, running.wait_steps(sizes.steps).end)
+        told = running.told[heard:]
+    healed_at = running.wait_whole()
+    after = running.wait_steps(sizes.steps)
     (running.trace / "finish").touch()
     running.job.completed()
     unsound = [(word, reason) for _, word, reason in told if word != WHOLE]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks import command
@@ -31,17 +29,15 @@ def measure(begun: Begun) -> dict[str, Any]:
     groups = []
     for _ in range(1 if begun.is_quick else GROUPS):
         for has_parity, name in NAMES.items():
-            with TemporaryDirectory(dir=SHARED_MEMORY) as folder:
-                groups.append(
-                    asyncio.run(
-                        group.measure(
-                            Path(folder),
-                            has_parity=has_parity,
-                            state_bytes=(QUICK_MIB if begun.is_quick else STATE_MIB) * MIB,
-                            steps=QUICK_STEPS if begun.is_quick else STEPS,
-                        )
+            groups.append(
+                asyncio.run(
+                    group.measure(
+                        has_parity=has_parity,
+                        state_bytes=(QUICK_MIB if begun.is_quick else STATE_MIB) * MIB,
+                        steps=QUICK_STEPS if begun.is_quick else STEPS,
                     )
                 )
+            )
             begun.say(f"measured {name}")
     return {"groups": groups, "xors": xor.times()}
 

@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
 from everstep.protocol.parity import Rebuild, Survivor, share_owner
@@ -31,7 +30,7 @@ from worker.replication.sender import ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession, dial
 from worker.replication.transport import PeerCredentials, Session
 from worker.shards.owned_shard import OwnedShard
-from worker.shm.rank_page import RankPage
+from worker.shm.held_files import HeldFiles
 from worker.shm.shares import Shares
 from worker.shm.store import SlotStore
 from worker.tasks import end
@@ -68,16 +67,15 @@ class GroupTimes:
 class Member:
     """One node of the group, with one rank. It connects to the other members as an agent does."""
 
-    def __init__(self, folder: Path, rank: Rank, *, has_parity: bool) -> None:
+    def __init__(self, rank: Rank, *, has_parity: bool) -> None:
         """Create the node's slots, its shard's state in the commit protocol, and its listening socket.
 
         Args:
-            folder: folder in shared memory for all nodes of the group.
             rank: the rank on this node.
             has_parity: True for shares of parity, False for two copies.
         """
         self.rank, self.node_id = rank, node_of(rank)
-        self.store = SlotStore(folder / self.node_id, memory_bytes=ROOM_BYTES)
+        self.store = SlotStore(HeldFiles(), memory_bytes=ROOM_BYTES)
         self.store.open_run(JOB, RUN)
         others = [Rank((rank + distance) % MEMBERS) for distance in range(1, MEMBERS)]
         self.peers = others if has_parity else others[:1]
@@ -97,7 +95,7 @@ class Member:
             core=Shard.begin(Step(0), tuple(map(node_of, self.peers)), has_parity=has_parity),
             base=None,
             store=self.store,
-            page=RankPage(self.store.page_path(rank), generation=GENERATION),
+            page=self.store.page(rank, GENERATION),
             now=time.time,
             on_change=lambda: None,
         )
@@ -208,18 +206,17 @@ def content(step: Step) -> Content:
 
 
 async def measure(
-    folder: Path, *, has_parity: bool, state_bytes: int, steps: int, clock: Callable[[], float] = time.perf_counter
+    *, has_parity: bool, state_bytes: int, steps: int, clock: Callable[[], float] = time.perf_counter
 ) -> GroupTimes:
     """Run a group of members for some steps, then restore the shard of rank 1 on a new node.
 
     Args:
-        folder: folder in shared memory.
         has_parity: True for shares of parity, False for two copies.
         state_bytes: bytes of each member's shard.
         steps: number of steps, of which the first is not counted.
         clock: returns seconds.
     """
-    members = [Member(folder, Rank(rank), has_parity=has_parity) for rank in range(MEMBERS)]
+    members = [Member(Rank(rank), has_parity=has_parity) for rank in range(MEMBERS)]
     states = {member.rank: bytearray(os.urandom(state_bytes)) for member in members}
     seconds, cpu, sent = [], [], 0
     try:
@@ -242,7 +239,7 @@ async def measure(
             for member in members:
                 member.hear(step, Step(step + 1))
         memory = sum(member.store.used_bytes() for member in members)
-        restore_seconds, is_equal = await _restore(folder / "new", members, Step(steps), bytes(states[Rank(1)]))
+        restore_seconds, is_equal = await _restore(members, Step(steps), bytes(states[Rank(1)]))
     finally:
         for member in members:
             await member.close()
@@ -258,10 +255,10 @@ async def measure(
     )
 
 
-async def _restore(folder: Path, members: list[Member], step: Step, expected: bytes) -> tuple[float, bool]:
+async def _restore(members: list[Member], step: Step, expected: bytes) -> tuple[float, bool]:
     """Restore the shard of rank 1 on a new node. Return the seconds, and whether the shard has the expected bytes."""
     lost, node_id = members[1], NodeId("i-new")
-    store = SlotStore(folder, memory_bytes=ROOM_BYTES)
+    store = SlotStore(HeldFiles(), memory_bytes=ROOM_BYTES)
     store.open_run(JOB, RUN)
     records = {
         (member.rank, record.owner_rank): record

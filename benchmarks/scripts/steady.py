@@ -25,6 +25,7 @@ import torch.distributed as dist
 import everstep.training
 from benchmarks.data_plane.rank.state import State, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
+from infra.local_cloud.processes import memory_files
 
 SPAN_COPIES = 3
 """Minimum duration of the wait that replaces forward and backward, as a multiple of the duration of a copy of the
@@ -61,7 +62,7 @@ session = everstep.training.init(model=state.module, optimizer=state.optimizer)
 session.restore()
 copied = copy_seconds(state)
 span = largest(max(settings.span_seconds, SPAN_COPIES * copied))
-word = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
+word = memory_files(os.getpid())[f"{os.environ['EVERSTEP_RUN_ID']}/rank-{rank}.word"]
 committed = -1
 with word.open("rb") as file, (directory / f"rank{rank}").open("w", buffering=1) as trace:
     page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES, prot=mmap.PROT_READ))

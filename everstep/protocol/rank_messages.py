@@ -4,7 +4,10 @@ Rank and agent exchange rare events and requests over a unix socket. They exchan
 the page, which both read without a system call. If page and messages disagree, the page is right. `WordChanged` and
 `Boundary` only ask the receiver to read the page, so a loss of them is harmless.
 
-The page has `RANK_WORD_BYTES` bytes on tmpfs, little endian, in two halves with one writer each. The body of a half has
+A message of the agent names files: the page and slots, which are sealed memory (memfd_create). Their descriptors
+accompany the message (SCM_RIGHTS) in the order of `files_of`. No file system shows these files.
+
+The page has `RANK_WORD_BYTES` bytes, little endian, in two halves with one writer each. The body of a half has
 two alternating positions. If the sequence number is odd, the body is at the offsets below. If it is even, the body is
 512 bytes further. A writer first fills the unused position and then publishes it by storing the next sequence number.
 
@@ -53,10 +56,12 @@ generations.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from everstep.protocol.codec import Message, resolve
 from everstep.protocol.fixed_length import Digest
@@ -370,7 +375,7 @@ class EarlierLayout(Message, frozen=True):
 class Welcome(Message, frozen=True):
     """The agent's report that every node has verified the shards that its ranks restore.
 
-    The rank may then restore. The message contains the paths of the slot to restore from and of the shared page.
+    The rank may then restore. The message names the slot to restore from and the shared page.
     Exception: with `relayout` (a different number of ranks), no shard is verified yet. The agent then verifies each
     shard of the earlier launch when a rank requests the shard.
     """
@@ -380,7 +385,7 @@ class Welcome(Message, frozen=True):
     base_step: Step
     """The step to restore; 0 if there is nothing to restore, because the script builds the state of step 0."""
     base_slot_path: str | None
-    """Path of the verified slot with the state of `base_step`.
+    """The verified slot with the state of `base_step`.
 
     None if `base_step` is 0, or if `relayout` is set.
     """
@@ -401,14 +406,14 @@ class FetchShard(Message, frozen=True):
 
 
 class FetchedShard(Message, frozen=True):
-    """The agent's answer to `FetchShard`: the path of the shard's slot, or the reason of a failure.
+    """The agent's answer to `FetchShard`: the shard's slot, or the reason of a failure.
 
     The slot with the shard does not change until the rank has finished its next step.
     """
 
     owner_rank: Rank
     path: str
-    """Path of the sealed and verified slot; empty if the shard cannot be loaded."""
+    """The sealed and verified slot; empty if the shard cannot be loaded."""
     problem: str
     """Reason why the shard cannot be loaded; empty if `path` is set.
 
@@ -417,7 +422,7 @@ class FetchedShard(Message, frozen=True):
 
 
 class SlotsRequest(Message, frozen=True):
-    """The rank's request for slots (files in shared memory) whose size fits a new or changed state.
+    """The rank's request for slots whose size fits a new or changed state.
 
     The answer is `SlotsGranted` or `SlotsRefused`.
     """
@@ -428,7 +433,7 @@ class SlotsRequest(Message, frozen=True):
 
 
 class SlotsGranted(Message, frozen=True):
-    """The current paths of the rank's slots.
+    """The current files of the rank's slots.
 
     When the agent has recreated a slot's file, it repeats the message before it grants that slot on the page. A rank
     that reads a grant must therefore first read all pending messages on the socket.
@@ -650,3 +655,39 @@ RankToAgent = (
     | Rehearsed
 )
 AgentToRank = Arriving | Welcome | FetchedShard | SlotsGranted | SlotsRefused | WordChanged
+
+
+def files_of(message: Message) -> tuple[str, ...]:
+    """Return the names of the files whose descriptors accompany a message of the agent, in the descriptors' order."""
+    match message:
+        case Arriving() | Welcome():
+            return (message.word_path, *([message.base_slot_path] if message.base_slot_path is not None else []))
+        case FetchedShard(path=path):
+            return (path,) if path else ()
+        case SlotsGranted(paths=paths):
+            return paths
+        case _:
+            return ()
+
+
+def with_files(message: AgentToRank, files: Sequence[str]) -> AgentToRank:
+    """Give the files of an agent's message other names, for example paths under which a rank can open them.
+
+    Args:
+        message: a message with any number of files.
+        files: as many names as `files_of` returns, in its order.
+
+    Returns:
+        The message with these names; a message without files unchanged.
+    """
+    match message:
+        case Arriving():
+            return replace(message, word_path=files[0], base_slot_path=files[1])
+        case Welcome():
+            return replace(message, word_path=files[0], base_slot_path=files[1] if files[1:] else None)
+        case FetchedShard(path=path):
+            return replace(message, path=files[0]) if path else message
+        case SlotsGranted():
+            return replace(message, paths=tuple(files))
+        case _:
+            return message

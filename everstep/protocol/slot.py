@@ -1,4 +1,4 @@
-"""Defines the layout of a slot: a tmpfs file with a header page that holds one shard at one step.
+"""Defines the layout of a slot: a file in sealed memory with a header page that holds one shard at one step.
 
 A slot file consists of one page of header and `capacity_bytes` of payload.
 

@@ -1,7 +1,7 @@
 """Connects a rank to its node's agent by a unix socket and a shared page.
 
-The page is a small tmpfs file. The agent writes one half of it, the rank the other half
-(`everstep.protocol.rank_messages`).
+The agent writes one half of the page, the rank the other half (`everstep.protocol.rank_messages`). The agent sends the
+descriptors of the page and the slots over the socket.
 
 Invariant: no call blocks training. If the socket does not accept a message immediately, the message waits in memory
 until the next call. After a lost connection, the rank tries to reconnect after each step, and captures no step before
@@ -28,7 +28,7 @@ from typing import Protocol
 import msgspec
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
-from everstep.protocol.errors import ProtocolError
+from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.limits import cut
 from everstep.protocol.rank_messages import (
@@ -52,7 +52,9 @@ from everstep.protocol.rank_messages import (
     SlotsRefused,
     SlotsRequest,
     Welcome,
+    files_of,
     read_agent_half,
+    with_files,
     write_rank_half,
 )
 from everstep.protocol.rehearsals import Rehearsed
@@ -65,6 +67,8 @@ MAX_OUTBOX_BYTES = 2 * MAX_LOGGED_BYTES
 
 It then closes the connection and opens a new one.
 """
+MAX_FILES = 16
+"""Maximum number of descriptors that arrive with one message."""
 MAX_REASON_CHARACTERS = 4096
 """Longest error text that the rank sends.
 
@@ -125,7 +129,7 @@ class AgentLink(Protocol):
             owner_rank: the earlier rank that owns the shard.
 
         Returns:
-            The agent's answer, with the path of the slot or the problem.
+            The agent's answer, with the slot or the problem.
 
         Raises:
             AgentUnreachable: the connection to the agent was lost for too long.
@@ -240,6 +244,8 @@ class UnixAgentLink:
         self._is_new = True
         """True until the agent has sent its first message on the present connection."""
         self._inbox = bytearray()
+        self._files: list[int] = []
+        """Descriptors that have arrived before the whole message to which they belong."""
         self._outbox = bytearray()
         self._held = b""
         self._received_count = 0
@@ -409,6 +415,7 @@ class UnixAgentLink:
         with self._lock:
             self._flush()
             self._disconnect()
+            self._close_files()
             self._is_closed = True
             if self._page is not None:
                 self._page.release()
@@ -443,6 +450,7 @@ class UnixAgentLink:
             return
         self._socket, self._is_new = line, True
         self._inbox.clear()
+        self._close_files()
         self._outbox = bytearray(frame(self._hello))
         self._flush()
 
@@ -470,11 +478,12 @@ class UnixAgentLink:
     def _receive(self) -> None:
         while self._socket is not None:
             try:
-                data = self._socket.recv(65536)
+                data, files, _, _ = socket.recv_fds(self._socket, 65536, MAX_FILES, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 return
             except OSError:
-                data = b""
+                data, files = b"", []
+            self._files += files
             if not data:
                 self._disconnect()
                 return
@@ -493,9 +502,19 @@ class UnixAgentLink:
             end = LENGTH.size + frame_length(bytes(self._inbox[: LENGTH.size]))
             if len(self._inbox) < end:
                 break
-            found.append(decode(bytes(self._inbox[LENGTH.size : end]), AgentToRank))  # type: ignore[arg-type]
+            message: AgentToRank = decode(bytes(self._inbox[LENGTH.size : end]), AgentToRank)  # type: ignore[arg-type]
             del self._inbox[:end]
+            count = len(files_of(message))
+            if count > len(self._files):
+                raise MalformedMessage(f"{count - len(self._files)} files of a {type(message).__name__} are missing")
+            files, self._files = self._files[:count], self._files[count:]
+            found.append(with_files(message, [_OpenFile(file) for file in files]))
         return found
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            os.close(file)
+        self._files.clear()
 
     def _take(self, message: AgentToRank) -> None:
         self._received_count += 1
@@ -597,6 +616,20 @@ def _sendable(message: Sent) -> Sent:
             return msgspec.structs.replace(message, message=cut(reason, MAX_REASON_CHARACTERS))
         case _:
             return message
+
+
+class _OpenFile(str):
+    """A path under which this process can open a file that it has received. The file stays open as long as the path."""
+
+    _descriptor: int
+
+    def __new__(cls, descriptor: int) -> _OpenFile:
+        path = super().__new__(cls, f"/proc/self/fd/{descriptor}")
+        path._descriptor = descriptor
+        return path
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._descriptor)
 
 
 def _map_page(path: Path) -> memoryview:

@@ -7,30 +7,16 @@ import sys
 from pathlib import Path
 
 NEEDED_MEMORY_BYTES = 8 * 1024**3
-NEEDED_TMPFS_BYTES = 512 * 1024**2
 NEEDED_DISK_BYTES = 4 * 1024**3
 
 
 def obstacles() -> list[str]:
     """Return the missing requirements, one sentence each; empty if the demo can run."""
     if platform.system() != "Linux":
-        return [f"Everstep needs Linux (tmpfs, pidfd); this is {platform.system()}. Use a Linux machine or container."]
+        return [f"Everstep needs Linux (memfd, pidfd); this is {platform.system()}. Use a Linux machine or container."]
     found = []
     if sys.version_info < (3, 11):  # noqa: UP036 -- an older Python may run this script, before the set-up
         found.append(f"Python 3.11 or newer is needed; this is {platform.python_version()}.")
-    tmpfs = {
-        fields[1]
-        for fields in (line.split() for line in Path("/proc/mounts").read_text().splitlines())
-        if fields[2] == "tmpfs"
-    }
-    if "/dev/shm" not in tmpfs:
-        found.append("/dev/shm is not a tmpfs; snapshots live there. In a container, add --tmpfs /dev/shm.")
-    elif shutil.disk_usage("/dev/shm").free < NEEDED_TMPFS_BYTES:
-        free = shutil.disk_usage("/dev/shm").free >> 20
-        found.append(
-            f"/dev/shm has {free} MiB free; the demo needs {NEEDED_TMPFS_BYTES >> 20} MiB. In a container, add "
-            "--shm-size=1g."
-        )
     memory = {
         name: int(rest.split()[0]) * 1024
         for name, rest in (line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

@@ -234,12 +234,6 @@ class CorruptReplica(_OnInstance, frozen=True):
     ] = None
 
 
-class FillMemory(_OnInstance, frozen=True):
-    """Fill the memory that a node uses for slots."""
-
-    mib: Annotated[Count | None, msgspec.Meta(description="MiB to fill; by default all free memory")] = None
-
-
 class Xid(_OnInstance, frozen=True):
     """Report a GPU error (NVIDIA's Xid code) through the file that replaces NVIDIA's library NVML on a node."""
 
@@ -253,7 +247,7 @@ class Xid(_OnInstance, frozen=True):
 AnyFault = Union[  # noqa: UP007
     SpotWarning, Rebalance, Maintenance, BlockEnd, Terminate, Crash, FailStatus,
     Throttle, RateLimits, StaleView, ZoneDisruption, Capacity, SlowBoot, SlotsTaken, BadEvents, SuspendLaunch,
-    KillRank, KillAgent, KillControlPlane, Hang, Partition, SlowNetwork, CorruptReplica, FillMemory, Xid,
+    KillRank, KillAgent, KillControlPlane, Hang, Partition, SlowNetwork, CorruptReplica, Xid,
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
 FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
@@ -268,7 +262,7 @@ WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-
 LASTING: Final = WARNINGS | {
     "throttle", "rate-limits", "stale-view", "zone-disruption",
     "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
-    "fail-status", "hang", "fill-memory", "xid", "partition", "slow-network",
+    "fail-status", "hang", "xid", "partition", "slow-network",
 }  # fmt: skip
 """Kinds of faults whose effect lasts until `clear` ends it."""
 

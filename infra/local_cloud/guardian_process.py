@@ -1,6 +1,6 @@
 """`python -P -m infra.local_cloud.guardian_process STATE_DIR RUN`: ends a cluster whose maker (starter) has died.
 
-The guardian calls `LocalCluster.down`, which ends processes and removes network namespaces and tmpfs mounts. If another
+The guardian calls `LocalCluster.down`, which ends processes and removes network namespaces. If another
 command has started a new cluster in the same directory, that cluster has another run id. The guardian then leaves the
 new cluster running.
 

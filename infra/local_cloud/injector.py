@@ -98,7 +98,6 @@ class Injector:
     """Effects of injected faults, oldest first, at most `HISTORY`."""
     # `clear` reads the following records of the lasting faults in effect, and ends these faults.
     _stopped: list[Process] = field(default_factory=list, init=False)
-    _ballooned: set[str] = field(default_factory=set, init=False)
     _sick_gpus: dict[str, dict[int, Gpu]] = field(default_factory=dict, init=False)
     _suspended: set[str] = field(default_factory=set, init=False)
     """ARNs of the groups whose process Launch a fault suspended."""
@@ -149,7 +148,6 @@ class Injector:
             "fail-status": self._pass_checks,
             "suspend-launch": self._resume_launch,
             "hang": self._continue_ranks,
-            "fill-memory": self._free_memory,
             "xid": self._heal_gpus,
             "partition": partial(self._mend_lines, "partition"),
             "slow-network": partial(self._mend_lines, "slow-network"),
@@ -183,11 +181,6 @@ class Injector:
     def _continue_ranks(self) -> list[str]:
         stopped, self._stopped = self._stopped, []
         return [f"process {pid} goes on" for pid in node_faults.continue_stopped(stopped)]
-
-    def _free_memory(self) -> list[str]:
-        filled, self._ballooned = sorted(self._ballooned), set()
-        freed = [instance_id for instance_id in filled if node_faults.free_memory(instance_id)]
-        return [f"the memory of {instance_id} is free again" for instance_id in freed]
 
     def _heal_gpus(self) -> list[str]:
         sick, self._sick_gpus = sorted(self._sick_gpus), {}
@@ -405,12 +398,6 @@ class Injector:
         )
         what = f"rank {facts['rank']}'s replica of step {facts['step']}"
         return instance_id, f"a bit of {what} on {instance_id} has changed", facts
-
-    def _fill_memory(self, fault: fault_kinds.FillMemory) -> _Outcome:
-        instance_id = self._running(fault.target)
-        facts = node_faults.fill_memory(instance_id, None if fault.mib is None else fault.mib * 1024**2)
-        self._ballooned.add(instance_id)
-        return instance_id, f"{facts['bytes'] // 1024**2} MiB of the memory of {instance_id} are taken", facts
 
     def _xid(self, fault: fault_kinds.Xid) -> _Outcome:
         instance_id = self._running(fault.target)

@@ -4,7 +4,7 @@
 
 - The process is a subreaper: the kernel makes orphaned descendants its children, so it also finds daemons.
 - The kernel sends it SIGTERM when the local cloud dies.
-- On SIGTERM, it kills all descendants, removes the instance's tmpfs directory and the cgroups of its ranks, and exits.
+- On SIGTERM, it kills all descendants, removes the folder for sockets and the cgroups of its ranks, and exits.
 - It keeps running after the user data has ended, as a real machine does.
 - With a network namespace, the whole instance runs inside it.
 
@@ -25,21 +25,17 @@ from pathlib import Path
 from infra.local_cloud.network import enter
 from infra.local_cloud.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, kill_descendants
 
-MNT_DETACH = 2
 AWAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 
 def memory_directory(instance_id: str) -> Path:
-    """Return the tmpfs directory in which an instance of this user stores its slots."""
+    """Return the folder for the sockets of an instance of this user."""
     return Path(f"/dev/shm/everstep-{os.getuid()}-{instance_id}")
 
 
 def remove_memory(instance_id: str) -> None:
-    """Remove an instance's tmpfs directory, and unmount the tmpfs that its agent may have mounted there."""
-    directory = memory_directory(instance_id)
-    # Ignore the result: in the usual case, no tmpfs is mounted, and umount2 fails.
-    ctypes.CDLL(None).umount2(os.fsencode(directory), MNT_DETACH)
-    shutil.rmtree(directory, ignore_errors=True)
+    """Remove an instance's folder for sockets. The memory of its slots has ended with its processes."""
+    shutil.rmtree(memory_directory(instance_id), ignore_errors=True)
 
 
 def remove_cgroups(instance_id: str) -> None:

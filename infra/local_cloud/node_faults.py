@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,10 +20,8 @@ from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.parts import write_private
-from infra.local_cloud.processes import Process, descendants, is_agent, rank_of, wait_gone
+from infra.local_cloud.processes import Process, descendants, is_agent, memory_of, rank_of, wait_gone
 
-BALLOON: Final = ".balloon"
-BALLOON_PIECE_BYTES: Final = 4 * 1024**2
 GONE_SECONDS: Final = 10.0
 Facts = dict[str, Any]
 
@@ -94,7 +92,7 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
 
     Args:
         init_pid: pid of the instance's init.
-        instance_id: id of the same instance; selects its memory directory.
+        instance_id: id of the same instance; selects its folder for sockets.
         rank: rank that owns the shard. None: any rank that does not run on the instance.
         chance: chooses the byte and the bit.
 
@@ -106,7 +104,7 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
     """
     here = {number for process in descendants(init_pid) if (number := rank_of(process.pid)) is not None}
     found = []
-    for path in sorted(memory_directory(instance_id).glob("*/rank-*.slot-*")):
+    for name, path in sorted(memory_of(memory_directory(instance_id)).items()):
         try:
             with path.open("rb") as file:
                 header = unpack_header(file.read(HEADER_BYTES))
@@ -117,10 +115,10 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
             and header.payload_bytes
             and (header.owner_rank == rank if rank is not None else header.owner_rank not in here)
         ):
-            found.append((header.step, path, header))
+            found.append((header.step, name, path, header))
     if not found:
         raise FaultRefused(f"{instance_id} holds no sealed replica{'' if rank is None else f' of rank {rank}'}")
-    _, path, header = max(found, key=lambda one: (one[0], str(one[1])))
+    _, name, path, header = max(found, key=lambda one: one[:2])
     offset = HEADER_BYTES + chance.randrange(header.payload_bytes)
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -130,58 +128,13 @@ def corrupt_replica(init_pid: int, instance_id: str, rank: int | None, chance: r
     finally:
         os.close(descriptor)
     return {
-        "file": str(path),
+        "file": name,
         "rank": header.owner_rank,
         "step": header.step,
         "offset": offset,
         "before": before,
         "after": after,
     }
-
-
-def fill_memory(instance_id: str, most_bytes: int | None) -> Facts:
-    """Fill the tmpfs on which an instance stores its slots, by writing an additional file to it.
-
-    Args:
-        instance_id: instance whose memory directory receives the file.
-        most_bytes: limit for the file; None: until the memory is full.
-
-    Returns:
-        `file`, its size as `bytes`, and the remaining `free_bytes`.
-
-    Raises:
-        FaultRefused: the instance has no directory for slots yet, or the directory is not a separate tmpfs and no limit
-            is set.
-    """
-    folder = memory_directory(instance_id)
-    if not folder.is_dir():
-        raise FaultRefused(f"{instance_id} has no memory for slots yet: {folder} does not exist")
-    if most_bytes is None and not os.path.ismount(folder):
-        raise FaultRefused(
-            f"{folder} is not a separate tmpfs, so the fault would fill the machine's memory; pass a limit in MiB"
-        )
-    balloon = folder / BALLOON
-    descriptor = os.open(balloon, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        size = os.fstat(descriptor).st_size
-        for piece in _pieces(most_bytes):
-            try:
-                os.posix_fallocate(descriptor, size, piece)
-            except OSError:
-                break  # The tmpfs is full. Without `most_bytes`, this is the purpose of the fault.
-            size += piece
-    finally:
-        os.close(descriptor)
-    facts = os.statvfs(folder)
-    return {"file": str(balloon), "bytes": size, "free_bytes": facts.f_bavail * facts.f_frsize}
-
-
-def free_memory(instance_id: str) -> bool:
-    """Remove the file that `fill_memory` created. Return whether the file existed."""
-    balloon = memory_directory(instance_id) / BALLOON
-    was_there = balloon.exists()
-    balloon.unlink(missing_ok=True)
-    return was_there
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,14 +157,6 @@ def write_gpus(directory: Path, gpus: Sequence[Gpu]) -> Path:
     path = nvml_file(directory)
     write_private(path, msgspec.json.encode({"gpus": gpus}))
     return path
-
-
-def _pieces(most_bytes: int | None) -> Iterator[int]:
-    left = most_bytes
-    while left is None or left > 0:
-        piece = BALLOON_PIECE_BYTES if left is None else min(BALLOON_PIECE_BYTES, left)
-        yield piece
-        left = None if left is None else left - piece
 
 
 def _rank(init_pid: int, rank: int | None) -> tuple[int, Process]:

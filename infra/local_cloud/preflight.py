@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 from pathlib import Path
 from typing import Final
@@ -12,13 +11,11 @@ from everstep.protocol.rank_messages import unordered_machine
 from infra.local_cloud import network
 from infra.local_cloud.errors import PreflightFailed
 
-TMPFS: Final = Path("/dev/shm")
-TMPFS_BYTES_PER_NODE: Final = 64 * 1024**2
-MEMORY_BYTES_PER_NODE: Final = 512 * 1024**2
-"""Memory that one node needs besides its slots.
+MEMORY_BYTES_PER_NODE: Final = 576 * 1024**2
+"""Memory that one node needs.
 
-The value covers an agent, one small rank, and the process with imported torch from which the agent forks ranks. The
-rank shares some pages with this process.
+The value covers an agent, one small rank with its slots, and the process with imported torch from which the agent forks
+ranks. The rank shares some pages with this process.
 """
 MEMORY_BYTES_AT_ALL: Final = 1024**3
 """Memory that the local AWS, the control plane and the user's other programs need."""
@@ -38,7 +35,7 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
     """
     if platform.system() != "Linux":
         raise PreflightFailed(
-            f"the local cloud needs Linux (tmpfs, pidfd); this is {platform.system()}: use a Linux container"
+            f"the local cloud needs Linux (memfd, pidfd); this is {platform.system()}: use a Linux container"
         )
     if reason := unordered_machine(platform.machine()):
         raise PreflightFailed(reason)
@@ -47,16 +44,6 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
     for module, extra in NEEDED.items():
         if importlib.util.find_spec(module) is None:
             raise PreflightFailed(f"{module} is not installed: pip install 'everstep[local]' (extra {extra})")
-    if not is_tmpfs(TMPFS):
-        raise PreflightFailed(
-            f"{TMPFS} is not a tmpfs; snapshots live there (in a container: --tmpfs {TMPFS} or --shm-size)"
-        )
-    needed, free = node_count * TMPFS_BYTES_PER_NODE, free_bytes(TMPFS)
-    if free < needed:
-        raise PreflightFailed(
-            f"{TMPFS} has {_mib(free)} MiB left; {node_count} nodes need at least {_mib(needed)} MiB (in a "
-            "container: a larger --shm-size)"
-        )
     needed, available = MEMORY_BYTES_AT_ALL + node_count * MEMORY_BYTES_PER_NODE, available_memory_bytes()
     if available < needed:
         raise PreflightFailed(
@@ -67,7 +54,7 @@ def check(node_count: int, *, has_namespaces: bool = False) -> None:
 
 def memory_bytes_per_node(node_count: int) -> int:
     """Return the default memory for slots of one node: half the available memory, divided equally by the nodes."""
-    return int(SHARE_FOR_SLOTS * min(free_bytes(TMPFS), available_memory_bytes()) / node_count)
+    return int(SHARE_FOR_SLOTS * available_memory_bytes() / node_count)
 
 
 def available_memory_bytes() -> int:
@@ -87,18 +74,6 @@ def available_memory_bytes() -> int:
         except (OSError, ValueError):
             continue
     return available
-
-
-def is_tmpfs(path: Path) -> bool:
-    """Return whether a tmpfs is mounted at this path."""
-    mounts = (line.split() for line in Path("/proc/self/mounts").read_text().splitlines())
-    return any(fields[1] == str(path) and fields[2] == "tmpfs" for fields in mounts)
-
-
-def free_bytes(path: Path) -> int:
-    """Return the free bytes that an unprivileged user may use in the file system at this path."""
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize
 
 
 def _mib(count: int) -> int:

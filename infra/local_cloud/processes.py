@@ -21,6 +21,10 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
+MEMORY_PREFIX = "/memfd:everstep "
+"""Beginning of the names under which /proc shows the files in memory of a node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Process:
     """A process, identified by pid and start time, so that it differs from a later process with the same pid."""
@@ -189,6 +193,32 @@ class _Stat:
     state: str
     parent_pid: int
     start_ticks: int
+
+
+def memory_files(pid: int) -> dict[str, Path]:
+    """Return the slots and pages that an agent, shim or rank holds in memory, by name, each with a path to open it.
+
+    The paths are valid as long as the process holds the files. The result is empty if the process has ended.
+    """
+    found = {}
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = os.readlink(link)
+                if target.startswith(MEMORY_PREFIX):
+                    found[target.removeprefix(MEMORY_PREFIX).removesuffix(" (deleted)")] = link
+    return found
+
+
+def memory_of(sockets: Path) -> dict[str, Path]:
+    """Return the files in memory of the node whose shim listens in a folder, as `memory_files` does."""
+    word = os.fsencode(sockets / "shim.sock")
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if word in (words := (folder / "cmdline").read_bytes().split(b"\0")) and b"worker.ranks.shim" in words:
+                    return memory_files(int(folder.name))
+    return {}
 
 
 def _stat(pid: int) -> _Stat | None:

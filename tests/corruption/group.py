@@ -23,7 +23,7 @@ from everstep.protocol.peer_messages import (
     ShardWanted,
 )
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader
-from tests.corruption.outcomes import CHUNK_BYTES, flipped, truncated, without_part
+from tests.corruption.outcomes import CHUNK_BYTES, flipped, hold, truncated, without_part
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN
 from worker.core.rounds import NONE
@@ -36,6 +36,7 @@ from worker.replication.streams import ChunkQueue, Payload, Streams
 from worker.replication.tcp import PeerListener, TcpSession
 from worker.replication.transfers import announcement, send_shard
 from worker.replication.transport import Session
+from worker.shm.held_files import HeldFiles
 from worker.shm.shares import Shares
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import Slot, SlotStore
@@ -50,6 +51,9 @@ KEY = b"k" * 32
 MAX_ATTEMPTS = 3
 """Maximum number of transfers of one undamaged shard."""
 
+Key = tuple[Rank, str]
+"""Rank of a node, and the name of a file of this node."""
+
 
 class Node:
     """The node of one rank: its slots, and the server for the sessions of other nodes."""
@@ -61,7 +65,7 @@ class Node:
         self.listener.start(f"127.0.0.{rank + 11}")
         self.earlier: EarlierShards | None = None
         """Loads shards of the launch before a relayout for other nodes; None without a relayout."""
-        self.store = SlotStore(folder, memory_bytes=1 << 22)
+        self.store = SlotStore(HeldFiles(), memory_bytes=1 << 22)
         self.store.open_run(JOB, RUN)
         self._receiver = ReplicaReceiver(
             self.store,
@@ -102,7 +106,7 @@ class Group:
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
         self._draw = draw
-        self._sound: dict[Rank, dict[Path, bytes]] = {}
+        self._sound: dict[Key, bytes] = {}
         """The file of each slot before any corruption, by the rank of its node."""
         self._expected: dict[tuple[Rank, Step], tuple[SlotHeader, bytes]] = {}
         self.nodes = {rank: Node(folder / f"{rank}", rank) for rank in RANKS}
@@ -137,7 +141,7 @@ class Group:
                 await each.close()
         for rank, node in self.nodes.items():
             slots = [slot for each in node.store.shards.values() for slot in each]
-            self._sound[rank] = {slot.file.path: slot.file.path.read_bytes() for slot in slots}
+            self._sound |= {(rank, slot.file.name): slot.file.path.read_bytes() for slot in slots}
             for step in STEPS:
                 self._expected[rank, step] = sealed(node.store, rank, step)
 
@@ -190,23 +194,24 @@ class Group:
         adopts the slots.
         """
         slots = [(node, slot) for node in nodes for slot in slots_of(node, step)]
-        (node, slot), (_, other) = self._draw.sample(slots, 2)
+        (node, slot), other = self._draw.sample(slots, 2)
         (older,) = [each for each in node.store.shards[slot.file.header.owner_rank] if each is not slot]
-        changed = self._changed(kind, slot.file.path, other.file.path, older.file.path)
+        drawn = (node, slot), other, (node, older)
+        changed = self._changed(kind, *((each.rank, taken.file.name) for each, taken in drawn))
         is_running = self._draw.random() < 0.5
         if is_running:
             for node, slot in slots:
-                if slot.file.path in changed:
-                    await self._overwrite(node.store, slot, changed[slot.file.path][HEADER_BYTES:])
+                if (key := (node.rank, slot.file.name)) in changed:
+                    await self._overwrite(node.store, slot, changed[key][HEADER_BYTES:])
         else:
             for node in nodes:
                 await node.idle()
                 node.store.close()
-            for path, data in changed.items():
-                path.write_bytes(data)
+            for (rank, name), data in changed.items():
+                hold(self.nodes[rank].store.files, name, data)
             for node in nodes:
                 node.store.open_run(JOB, RUN)
-        return f"{'running' if is_running else 'adopted'} {[path.name for path in changed]}"
+        return f"{'running' if is_running else 'adopted'} {[name for _, name in changed]}"
 
     async def _overwrite(self, store: SlotStore, slot: Slot, data: bytes) -> None:
         """Change the payload of a slot in place. The agent may have the digests of its chunks already."""
@@ -216,9 +221,9 @@ class Group:
         with slot.file.payload(0, capacity) as view:
             view[:] = data[:capacity].ljust(capacity, b"\0")
 
-    def _changed(self, kind: str, path: Path, other: Path, older: Path) -> dict[Path, bytes]:
+    def _changed(self, kind: str, path: Key, other: Key, older: Key) -> dict[Key, bytes]:
         """Return the files that a corruption of the slot `path` changes, with their new content."""
-        sound = {path: data for files in self._sound.values() for path, data in files.items()}
+        sound = self._sound
         header, payload = sound[path][:HEADER_BYTES], sound[path][HEADER_BYTES:]
         match kind:
             case "bit flip":
@@ -246,15 +251,16 @@ class Group:
     async def mend(self, nodes: Iterable[Node]) -> None:
         """Remove all corruptions of some nodes, and all slots that were made since the group was prepared."""
         for node in nodes:
-            await self._write(node, self._sound[node.rank])
+            await self._write(node, {name: data for (rank, name), data in self._sound.items() if rank == node.rank})
 
-    async def _write(self, node: Node, files: dict[Path, bytes]) -> None:
+    async def _write(self, node: Node, sound: dict[str, bytes]) -> None:
         await node.idle()
         node.store.close()
-        for path in (node.store.root / RUN).glob("*.slot-*"):
-            path.unlink()
-        for path, data in files.items():
-            path.write_bytes(data)
+        files = node.store.files
+        for name in files.names():
+            files.forget(name)
+        for name, data in sound.items():
+            hold(files, name, data)
         node.store.open_run(JOB, RUN)
 
     def difference(self, found: tuple[SlotHeader, bytes], rank: Rank, step: Step) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState
-from tests.corruption.outcomes import Counts, Outcome, flipped, truncated, without_part
+from tests.corruption.outcomes import Counts, Outcome, flipped, hold, truncated, without_part
 from tests.unit.worker.storage.slots import JOB, RUN
 from worker.core.slots import Content
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 
 RANKS = (Rank(0), Rank(1))
@@ -22,15 +22,14 @@ class Memory:
     """The slots of one node, with two steps of each of two ranks. Corruptions are planted in these slots.
 
     Args:
-        folder: empty directory on tmpfs.
         draw: source of all random choices.
     """
 
-    def __init__(self, folder: Path, draw: random.Random) -> None:
-        self._folder = folder
+    def __init__(self, draw: random.Random) -> None:
+        self._files = HeldFiles()
         self._draw = draw
         self._expected: dict[tuple[int, Content], bytes] = {}
-        self._sound: dict[Path, bytes] = {}
+        self._sound: dict[str, bytes] = {}
 
     async def prepare(self) -> None:
         """Write and seal all slots."""
@@ -64,15 +63,15 @@ class Memory:
                 )
                 assert await store.seal(rank, index, header) is not None
                 self._expected[rank, content] = data
-                self._sound[slot.file.path] = slot.file.path.read_bytes()
+                self._sound[slot.file.name] = slot.file.path.read_bytes()
         store.close()
 
     def _opened(self) -> SlotStore:
-        store = SlotStore(self._folder, memory_bytes=1 << 20)
+        store = SlotStore(self._files, memory_bytes=1 << 20)
         store.open_run(JOB, RUN)
         return store
 
-    def _changed(self, kind: str) -> dict[Path, bytes]:
+    def _changed(self, kind: str) -> dict[str, bytes]:
         paths = sorted(self._sound)
         path = self._draw.choice(paths)
         data = self._sound[path]
@@ -97,8 +96,8 @@ class Memory:
     async def adopt(self, kind: str, counts: Counts) -> None:
         """Plant a corruption while no agent runs, and let the next agent adopt and verify all slots."""
         files = self._changed(kind)
-        for path, data in files.items():
-            path.write_bytes(data)
+        for name, data in files.items():
+            hold(self._files, name, data)
         store = self._opened()
         found: dict[tuple[int, Content], bytes] = {}
         for rank in RANKS:
@@ -114,9 +113,9 @@ class Memory:
             outcome = Outcome.HARMLESS
         else:
             outcome = Outcome.REFUSED
-        counts.add("slot in memory", kind, outcome, str([path.name for path in files]))
-        for path, data in self._sound.items():
-            path.write_bytes(data)
+        counts.add("slot in memory", kind, outcome, str(list(files)))
+        for name, data in self._sound.items():
+            hold(self._files, name, data)
 
 
 def store_contents(store: SlotStore, rank: Rank) -> set[Content]:

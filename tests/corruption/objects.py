@@ -27,6 +27,7 @@ from tests.unit.everstep.checkpoints.stored import Stored, payload_of, store, wi
 from tests.unit.worker.storage.slots import JOB, RUN
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, StorageError
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 from worker.storage.downloads import download_shard
 
@@ -97,7 +98,7 @@ class Objects:
         self._shards = {int(shard.rank): shard for shard in decode_manifest(self._sound["manifest.json"]).shards}
         self._payloads = {rank: payload_of(stored)[0] for rank, stored in tensors(7).items()}
         self._objects = MemoryObjectStore(BUCKET)
-        self._slots = SlotStore(folder / "node", memory_bytes=1 << 20)
+        self._slots = SlotStore(HeldFiles(), memory_bytes=1 << 20)
         self._slots.open_run(JOB, RUN)
 
     def close(self) -> None:

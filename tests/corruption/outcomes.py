@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from enum import StrEnum
 import pytest
 
 from tests.small_chunks import use_small_chunks
+from worker.shm.held_files import HeldFiles, create_file, seal
 
 CHUNK_BYTES = 512
 """Size of a chunk during the tests. It is small, so that small shards have several chunks."""
@@ -87,3 +89,12 @@ def without_part(data: bytes, draw: random.Random) -> bytes:
     begin = draw.randrange(len(data))
     end = min(len(data), begin + draw.randrange(1, 2 * CHUNK_BYTES))
     return data[:begin] + (bytes(end - begin) if draw.random() < 0.5 else b"") + data[end:]
+
+
+def hold(files: HeldFiles, name: str, data: bytes) -> None:
+    """Put a file with this content in the place of a slot, as a faulty memory or an older release could leave it."""
+    descriptor = create_file(name, len(data))
+    os.pwrite(descriptor, data, 0)
+    seal(descriptor)
+    files.hold(name, descriptor)
+    os.close(descriptor)

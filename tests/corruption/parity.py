@@ -25,6 +25,7 @@ from worker.core.slots import Content
 from worker.errors import NoRoom, PeerError, PeerLost
 from worker.replication.rebuilding import rebuild_shard
 from worker.replication.transport import Dialler
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 from worker.tasks import end
 
@@ -45,7 +46,7 @@ class Rebuilds:
     def __init__(self, folder: Path, draw: random.Random) -> None:
         self._draw = draw
         self._group = Group(folder / "group", draw)
-        self._store = SlotStore(folder / "replacement", memory_bytes=1 << 20)
+        self._store = SlotStore(HeldFiles(), memory_bytes=1 << 20)
         self._store.open_run(JOB, RUN)
 
     async def prepare(self) -> None:

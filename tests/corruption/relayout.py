@@ -83,7 +83,7 @@ class EarlierLoads:
         if answer is None:
             return Outcome.REFUSED, ""
         assert not answer.problem, answer
-        file = SlotFile.adopt(Path(answer.path))
+        file = SlotFile.adopt(answer.path, here.store.files)
         with file.payload() as view:
             difference = self.group.difference((file.header, bytes(view)), rank, plan.base_step)
         file.close()

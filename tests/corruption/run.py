@@ -49,7 +49,7 @@ def planted(count: int, seed: int, progress: Callable[[int], None] = lambda _don
 async def _planted(folder: Path, count: int, draw: random.Random, progress: Callable[[int], None]) -> Counts:
     counts = Counts()
     objects = Objects(folder / "objects", draw)
-    memory = Memory(folder / "memory", draw)
+    memory = Memory(draw)
     (folder / "wire").mkdir()
     wire = Wire(folder / "wire", draw)
     rebuilds = Rebuilds(folder / "rebuilds", draw)

@@ -21,6 +21,7 @@ import pytest
 
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.parts import tail
+from infra.local_cloud.processes import memory_of
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 from tests.e2e.jobs import ENDED, Workplace, wait_until
 from tests.e2e.reference import References
@@ -144,7 +145,7 @@ def left_over(place: Workplace) -> list[str]:
     """Return all existing rank processes and slots, and all nodes that still have a job."""
     left = [f"process {process.pid}" for process in place.rank_processes()]
     for instance_id in place.cluster.instances():
-        left += [f"slot {path}" for path in memory_directory(instance_id).glob("*/*")]
+        left += [f"file {name}" for name in memory_of(memory_directory(instance_id))]
     for node in place.client.list_nodes(FleetName="local")["Nodes"]:
         if "TrainingJobName" in node:
             left.append(f"{node['NodeId']} has job {node['TrainingJobName']}")

@@ -16,7 +16,7 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
 from infra.local_cloud.fault_kinds import SpotWarning
 from infra.local_cloud.instance_init import memory_directory
-from infra.local_cloud.processes import rank_of
+from infra.local_cloud.processes import memory_of, rank_of
 from tests.e2e.jobs import (
     PATIENCE_SECONDS,
     SHAPES,
@@ -233,7 +233,8 @@ def test_a_flipped_bit_in_memory(start: Callable[..., Job]) -> None:
 
 def own_slots(job: Job, rank: int) -> list[Path]:
     """Return the slot files of a rank's own shard on the rank's node."""
-    return sorted(memory_directory(job.node_of(rank)).glob(f"*/rank-{rank}.slot-*"))
+    files = memory_of(memory_directory(job.node_of(rank)))
+    return [path for name, path in sorted(files.items()) if f"/rank-{rank}.slot-" in name]
 
 
 def state_of(path: Path) -> SlotState | None:

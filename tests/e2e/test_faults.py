@@ -185,27 +185,3 @@ def test_a_holders_replica_is_corrupt_when_it_is_needed(place: Workplace) -> Non
     corrupt = f"step {effect.facts['step']} of rank 0: peer {holder}: chunks of the shard do not match their digests"
     assert any(corrupt in sentence for sentence in incident["Evidence"]), incident
     assert_identical(job)
-
-
-def test_memory_for_slots_is_taken_before_a_job_has_its_own(place: Workplace) -> None:
-    """Another process occupies the memory that a job needs for its slots.
-
-    The job trains without protection and names the reason. After the memory is freed, the job is protected.
-    """
-    moment = "1:15"
-    for target in place.cluster.instances():  # the fault affects all instances, because the job may run on any two
-        place.fault("fill-memory", target, "--mib", MEMORY_MIB - LEFT_MIB)
-    job = place.submit(
-        "crowded", Shape(nodes=2), holds=(moment,), steps=50, pace_seconds=PACE_SECONDS, adapter="plain", width=WIDTH
-    )
-    job.reference()
-    job.wait_standing(moment)
-    seen = job.protection()
-    assert seen["ProtectionState"] == "Unprotected"
-    assert "Protection waits for memory on its node" in seen["Reason"]
-    assert len(place.clear("fill-memory")) == place.node_count
-    job.let_go(moment)
-    wait_until("protection", lambda: job.protection()["ProtectionState"] == "Protected", job.protection)
-    assert job.wait_ended()["Generation"] == 1
-    assert job.incidents() == []
-    assert_identical(job)

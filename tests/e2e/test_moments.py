@@ -18,6 +18,7 @@ import pytest
 
 from everstep.protocol.slot import HEADER_BYTES, SlotState, unpack_header
 from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.processes import memory_of
 from tests.e2e.conftest import workplace
 from tests.e2e.fault_points.fault_points import VARIABLE, Moment, arm, fired
 from tests.e2e.jobs import Job, Shape, Workplace, assert_identical, assert_incident, wait_until
@@ -192,7 +193,8 @@ def test_an_agent_stands_still_in_the_middle_of_a_snapshot(
 
 def states_on(node: str, rank: int) -> set[SlotState]:
     """Return the states in the headers of a rank's slots on a node."""
-    paths = memory_directory(node).glob(f"*/rank-{rank}.slot-*")
+    files = memory_of(memory_directory(node)).items()
+    paths = [path for name, path in files if f"/rank-{rank}.slot-" in name]
     return {unpack_header(path.read_bytes()[:HEADER_BYTES]).state for path in paths}
 
 

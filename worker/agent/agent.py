@@ -51,6 +51,7 @@ from worker.ranks.server import RankServer
 from worker.ranks.supervisor import Supervisor
 from worker.replication.identity import PeerIdentity
 from worker.replication.tcp import PeerListener
+from worker.shm.held_files import FILES_SOCKET, AgentFiles
 from worker.shm.numa import gpu_nodes
 from worker.shm.store import SlotStore
 from worker.storage.aws import Aws
@@ -109,10 +110,12 @@ class Agent:
         changed = self.control.changed.notify
         self.metadata = InstanceMetadata(settings.metadata_endpoint, changed) if settings.metadata_endpoint else None
         self.full_disks = FullDisks(state)
-        self.store = SlotStore(settings.slots, memory_bytes=settings.memory_bytes, user=user)
+        self.files = AgentFiles(settings.sockets / FILES_SOCKET)
+        supervisor.on_shim = self.files.join
+        self.store = SlotStore(self.files, memory_bytes=settings.memory_bytes)
         identity = PeerIdentity(state / "peer_identity")
         self.listener = PeerListener(settings.node_id, identity=identity)
-        self.ranks = RankServer(settings.slots / "ranks.sock", user)
+        self.ranks = RankServer(settings.sockets / "ranks.sock", self.files, user)
         self.rank_outputs = RankOutputs(state, objects, user)
         self.outbox = MetricOutbox()
         self.archives = SourceArchives(state / "sources" / "archives", objects)
@@ -246,6 +249,7 @@ class Agent:
             if metrics is not None:
                 await asyncio.to_thread(metrics.close)
             self.store.close()
+            self.files.close()
 
     def log_fields(self) -> Mapping[str, object]:
         """Return the fields that the agent adds to each of its log lines. Called in any thread."""

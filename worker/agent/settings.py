@@ -20,8 +20,8 @@ class AgentSettings:
     node_id: NodeId
     address: str
     state: Path
-    slots: Path
-    """Folder on tmpfs for this node's slots and rank pages. No other node uses the folder."""
+    sockets: Path
+    """Folder for this node's sockets, with a short path. No other node uses the folder."""
     memory_bytes: int
     control_plane_urls: tuple[str, ...]
     """URLs of the control plane's servers, one of which serves this node's fleet."""

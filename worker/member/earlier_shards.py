@@ -98,8 +98,7 @@ class EarlierShards:
         """Load an earlier rank's shard unless it is already loaded. The caller holds the shard's lock (`_fetching`)."""
         if rank not in self._answers:
             file = await self.loading.load_earlier(rank)
-            path = self.store.open_to_rank(file.path)
-            self._answers[rank] = FetchedShard(owner_rank=rank, path=path, problem="")
+            self._answers[rank] = FetchedShard(owner_rank=rank, path=file.name, problem="")
 
     async def supply(self, rank: Rank) -> None:
         """Load a shard of the earlier launch for another node, if `home_of` returns this node for the shard.

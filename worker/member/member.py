@@ -61,7 +61,6 @@ from worker.replication.round_member import RoundMember
 from worker.replication.sender import Printed, ReplicaSender
 from worker.replication.tcp import PeerListener, TcpSession
 from worker.shards.owned_shard import OwnedShard, rounds_of
-from worker.shm.rank_page import RankPage
 from worker.shm.shares import Shares
 from worker.shm.store import SlotStore
 from worker.storage.object_store import ObjectStore
@@ -251,10 +250,10 @@ class Member:
         entry = (self._tree / self.plan.script.entry_point).resolve() if has_ranks else await self._load_source()
         try:
             self._open_shards()
-        except OSError as error:  # The tmpfs is full. A retry, here or on another node, may succeed.
+        except OSError as error:  # A retry, here or on another node, may succeed.
             raise LoadFailed(
                 FaultCode.MEMORY_FULL,
-                f"the ranks' pages cannot be created on tmpfs: {error.strerror}",
+                f"the ranks' pages cannot be created: {error.strerror}",
                 is_permanent=False,
             ) from error
         return entry
@@ -287,7 +286,7 @@ class Member:
                 base=self.contents.base(rank),
                 base_step=self.plan.base_step,
                 store=self._node.store,
-                page=RankPage(self._node.store.page_path(rank), generation=self.plan.generation),
+                page=self._node.store.page(rank, self.plan.generation),
                 now=self._node.now,
                 on_change=self._shard_changed,
                 on_progress=self.rounds.changed.notify,

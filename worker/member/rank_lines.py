@@ -217,9 +217,9 @@ class RankLines:
         line.send(
             Welcome(
                 generation=self.generation,
-                word_path=self.store.open_to_rank(shard.page.path),
+                word_path=shard.page.name,
                 base_step=self.plan.base_step,
-                base_slot_path=self.store.open_to_rank(base.file.path) if base is not None else None,
+                base_slot_path=base.file.name if base is not None else None,
                 relayout=self.earlier_layout(),
             )
         )
@@ -272,7 +272,7 @@ class RankLines:
                 log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 
     async def _send_earlier(self, fetch: FetchEarlier, rank: Rank, owner: Rank) -> None:
-        """Load the shard of an earlier launch's rank, and send the path of its slot to `rank`.
+        """Load the shard of an earlier launch's rank, and send its slot to `rank`.
 
         If the load fails, the rank receives no answer, and a fault ends the generation.
         """

@@ -271,7 +271,7 @@ class RankSlots:
         return [slot.file for slot in self.store.shards.get(shard.rank, [])]
 
     def _paths(self, shard: OwnedShard) -> tuple[str, ...]:
-        return tuple(self.store.open_to_rank(file.path) for file in self._files(shard))
+        return tuple(file.name for file in self._files(shard))
 
     def capturing(self, shard: OwnedShard, capturing: Capturing) -> None:
         """Digest the chunks that the rank has already written to the slot, and announce these chunks to the holders.

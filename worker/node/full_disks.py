@@ -1,6 +1,6 @@
 """Detects full disks from failed writes, because checks of free space miss some causes.
 
-    health watch         checks the free space of the state directory and of the tmpfs once per second
+    health watch         checks the free space of the state directory once per second
     failed writes        also show other limits: quotas, inodes, other file systems, too large files
 
 Invariant: `FullDisks.faults` reports a folder as full until `QUIET_SECONDS` after the newest failed write in it. The

@@ -1,16 +1,40 @@
-"""A listening unix socket that only this user's processes can open.
+"""Unix sockets that only this user's processes can open.
 
 The module does not change the process's umask, which all threads share.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import stat
 from pathlib import Path
 
 
-def listen_private(path: Path) -> socket.socket:
+def make_socket_folder(folder: Path) -> None:
+    """Create a folder for sockets below a folder that all users can write to, such as /dev/shm.
+
+    Args:
+        folder: created with mode 0700 if missing. Other users can predict its name.
+
+    Raises:
+        NotADirectoryError: the path is a link or another kind of file.
+        PermissionError: another user owns the folder or may write to it.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "the path for sockets is not a directory; remove it", str(folder))
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        words = (
+            f"it is of uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}, and this agent trusts its own "
+            "folder alone; remove it"
+        )
+        raise PermissionError(errno.EPERM, words, str(folder))
+
+
+def listen_private(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """Listen at a path, with mode 0600 from the first moment. A socket file of an earlier process is replaced.
 
     On Linux, the file receives the mode of the unbound socket, so that other users can never open the socket. The path
@@ -18,6 +42,7 @@ def listen_private(path: Path) -> socket.socket:
 
     Args:
         path: path of the socket; its folder exists.
+        kind: a connection of bytes (SOCK_STREAM) or of packets (SOCK_SEQPACKET).
 
     Returns:
         The listening socket, non-blocking.
@@ -26,7 +51,7 @@ def listen_private(path: Path) -> socket.socket:
         OSError: the folder does not exist or is not writable.
     """
     path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, kind)
     try:
         os.fchmod(listener.fileno(), 0o600)
         directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
@@ -40,3 +65,18 @@ def listen_private(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def connect_private(path: Path, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Connect to a socket at a path of any length. Raises OSError if no process listens."""
+    line = socket.socket(socket.AF_UNIX, kind)
+    try:
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+        try:
+            line.connect(f"/proc/self/fd/{directory}/{path.name}")
+        finally:
+            os.close(directory)
+    except BaseException:
+        line.close()
+        raise
+    return line

@@ -1,6 +1,7 @@
 """The agent's server for its ranks' connections, on a unix socket.
 
-Only processes of the ranks' user can open the socket. `everstep.protocol.rank_messages` defines the messages.
+Only processes of the ranks' user can open the socket. `everstep.protocol.rank_messages` defines the messages. The
+server sends the descriptors of the files that a message names: sealed memory, which a rank can neither shrink nor grow.
 
 Invariant: each open connection belongs to one rank of the current generation. A rank that sends too much or stops
 reading never blocks the agent.
@@ -14,15 +15,18 @@ import logging
 import os
 import socket
 import struct
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Rank
-from everstep.protocol.rank_messages import MAX_RANK_MESSAGE_BYTES, RankHello, RankToAgent
-from worker.node.rank_user import RankUser, share
+from everstep.protocol.rank_messages import MAX_RANK_MESSAGE_BYTES, RankHello, RankToAgent, files_of
+from worker.node.rank_user import RankUser, make_way, share
 from worker.node.unix_socket import listen_private
+from worker.shm.held_files import HeldFiles
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
@@ -47,34 +51,74 @@ class RankEvents(Protocol):
 
 
 class RankLine:
-    """Connection of one rank, over which the agent sends messages. `RankServer` creates one object per connection."""
+    """Connection of one rank, over which the agent sends messages. `RankServer` creates one object per connection.
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    It writes to the socket itself, because asyncio's transports send no descriptors.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, files: HeldFiles) -> None:
         self._writer = writer
+        self._files = files
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        self._unsent = bytearray()
+        self._waiting: deque[tuple[bytes, tuple[str, ...]]] = deque()
+        """Frames that follow the unsent bytes, each with the names of its files."""
+        self._waiting_bytes = 0
 
     def send(self, message: Message) -> None:
         """Queue a message for the rank. The message is dropped if the rank has stopped reading."""
-        if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
+        if self._socket.fileno() == -1 or self._waiting_bytes > MAX_UNREAD_BYTES:
             return
-        self._writer.write(frame(message))
+        data = frame(message)
+        self._waiting.append((data, files_of(message)))
+        self._waiting_bytes += len(data)
+        if len(self._waiting) == 1 and not self._unsent:
+            self._flush()
 
     def close(self) -> None:
         """Close this agent's connection to the rank."""
+        if self._socket.fileno() != -1:
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
         self._writer.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent or self._waiting:
+                if self._unsent:
+                    del self._unsent[: self._socket.send(self._unsent)]
+                else:
+                    self._begin(*self._waiting[0])
+        except BlockingIOError:
+            self._loop.add_writer(self._socket, self._flush)
+        except OSError:
+            self.close()
+        else:
+            self._loop.remove_writer(self._socket)
+
+    def _begin(self, data: bytes, names: Sequence[str]) -> None:
+        """Send the first bytes of a message with the descriptors of its files."""
+        sent = socket.send_fds(self._socket, [data], [self._files.descriptor(name) for name in names])
+        self._unsent += data[sent:]
+        self._waiting.popleft()
+        self._waiting_bytes -= len(data)
 
 
 class RankServer:
     """Server for the ranks of this node, owned by the agent."""
 
-    def __init__(self, path: Path, user: RankUser | None = None) -> None:
+    def __init__(self, path: Path, files: HeldFiles, user: RankUser | None = None) -> None:
         """Create the server for ranks; `start` listens on the socket.
 
         Args:
             path: path of the unix socket.
+            files: the files that the agent's messages name.
             user: the user or users of ranks, who may connect in addition to the agent's own user. With None, only the
                 agent's own user may connect.
         """
         self.path = path
+        self._files = files
         self.user = user
         """Users that may connect besides the agent's own user.
 
@@ -100,6 +144,7 @@ class RankServer:
 
     async def start(self) -> None:
         """Listen on the socket. A socket file of an earlier agent is replaced."""
+        make_way(self.path.parent, self.user)
         self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
         share(self.path, self.user)
 
@@ -136,16 +181,20 @@ class RankServer:
         events = self.events
         if not isinstance(hello, RankHello):
             raise MalformedMessage(f"the rank's first message is {type(hello).__name__}, not RankHello")
-        line = RankLine(writer)
-        if events is None or not events.hello(hello, line):
-            raise MalformedMessage(
-                f"rank {hello.rank} of run {hello.run} generation {hello.generation} is not of this node's generation"
-            )
+        line = RankLine(writer, self._files)
         try:
-            while True:
-                events.message(hello.rank, await _read(reader))
+            if events is None or not events.hello(hello, line):
+                raise MalformedMessage(
+                    f"rank {hello.rank} of run {hello.run} generation {hello.generation} is not of this node's "
+                    "generation"
+                )
+            try:
+                while True:
+                    events.message(hello.rank, await _read(reader))
+            finally:
+                events.lost(hello.rank, line)
         finally:
-            events.lost(hello.rank, line)
+            line.close()
 
 
 async def _read(reader: asyncio.StreamReader) -> Message:

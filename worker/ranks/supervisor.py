@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -276,6 +276,8 @@ class Supervisor:
         self.changed = Signal()
         """Notified at every change of the state of a rank or of the shim."""
         self.preload = Preload.PENDING
+        self.on_shim: Callable[[], None] = lambda: None
+        """Called in a thread after each connection to a shim, before the agent uses it. It may raise OSError."""
         self._inherited = node_environment(environment, card_of(address))
         self._disk = RankRecords(self._state)
         self._records: dict[RankKey, RankRecord] = {}
@@ -604,6 +606,10 @@ class Supervisor:
                     await self._end_shim()
         if reader is None:
             raise ShimUnavailable("a shim was started and does not answer")
+        try:
+            await asyncio.to_thread(self.on_shim)
+        except OSError as error:
+            raise ShimUnavailable(f"the shim does not hand over the node's memory: {error}") from error
         return reader
 
     async def _dial(self) -> asyncio.StreamReader | None:

@@ -3,7 +3,7 @@
     rank, holders, coordinator ──event──▶ OwnedShard ──▶ pure `Shard` ──▶ page ──▶ senders and the next report
 
 Each method handles one event: it passes the event to the pure `Shard` (`worker.core.rounds`) and publishes the new
-state. Other modules read the state from the properties. The page is a file on tmpfs that the agent shares with the
+state. Other modules read the state from the properties. The page is sealed memory that the agent shares with the
 rank.
 
 Invariant: the agent writes the committed step, the proposed step and the vote to the page before it sends them. A task
@@ -270,9 +270,9 @@ class OwnedShard:
         self.page.write(replace(self.page.agent, verified=verified_bytes))
         self.arriving = self.arriving or Arriving(
             generation=self.generation,
-            word_path=str(self.page.path),
+            word_path=self.page.name,
             base_step=header.step,
-            base_slot_path=str(file.path),
+            base_slot_path=file.name,
             load=self.page.agent.load,
             index_offset=header.index_offset,
             index_bytes=header.index_bytes,

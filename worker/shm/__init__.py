@@ -1,1 +1,1 @@
-"""Manages the shared memory of a node: slots and rank pages on tmpfs, which outlive the ranks and the agent."""
+"""Manages the sealed memory of a node: slots and rank pages, which outlive the ranks and the agent."""

@@ -1,8 +1,8 @@
 """Allocates the pages of new slots on the NUMA node of the GPU that will fill them.
 
-The kernel allocates a tmpfs page according to the memory policy of the allocating thread. The agent reads the NUMA
-nodes of GPUs from the driver's folder in /proc and not from NVML, because NVML may be missing or hang with a faulty
-driver.
+The kernel allocates a page of shared memory according to the memory policy of the allocating thread. The agent reads
+the NUMA nodes of GPUs from the driver's folder in /proc and not from NVML, because NVML may be missing or hang with a
+faulty driver.
 
 Invariant: the module changes no memory policy on a machine with one NUMA node or without GPUs, or in a thread that
 already has a policy. Every change is undone.

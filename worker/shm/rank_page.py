@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
-from pathlib import Path
 
 from everstep.protocol.rank_messages import (
     MAX_TARGET,
@@ -22,20 +20,25 @@ from everstep.protocol.rank_messages import (
     read_rank_half,
     write_agent_half,
 )
+from worker.shm.held_files import HeldFiles, create_file, seal
 
 
 class RankPage:
     """The page that one rank shares with the agent. The generation's `Member` object creates and closes it."""
 
-    def __init__(self, path: Path, *, generation: int) -> None:
-        """Open or create the shared page at `path`. Clear its content if it belongs to another generation."""
-        self.path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, RANK_WORD_BYTES)
-            self._mapping = mmap.mmap(descriptor, RANK_WORD_BYTES)
-        finally:
-            os.close(descriptor)
+    def __init__(self, name: str, files: HeldFiles, *, generation: int) -> None:
+        """Open or create the shared page of this name. Clear its content if it belongs to another generation."""
+        self.name = name
+        self._files = files
+        if name not in files:
+            descriptor = create_file(name, RANK_WORD_BYTES)
+            try:
+                os.posix_fallocate(descriptor, 0, RANK_WORD_BYTES)
+                seal(descriptor)
+                files.hold(name, descriptor)
+            finally:
+                os.close(descriptor)
+        self._mapping = mmap.mmap(files.descriptor(name), RANK_WORD_BYTES)
         self._view = memoryview(self._mapping)
         found = read_agent_half(self._view)
         self.agent = found if found is not None and found.generation == generation else AgentHalf(generation)
@@ -63,64 +66,49 @@ class RankPage:
         return self._rank
 
     def close(self, *, unlink: bool = False) -> None:
-        """Unmap the shared page; remove its file if `unlink` is True."""
+        """Unmap the shared page; forget its file if `unlink` is True."""
         if unlink:
-            self.path.unlink(missing_ok=True)
+            self._files.forget(self.name)
         self._view.release()
         self._mapping.close()
 
 
-def last_agent_half(path: Path) -> AgentHalf | None:
+def last_agent_half(name: str, files: HeldFiles) -> AgentHalf | None:
     """Return the agent's half of the page that a rank of an earlier generation has left.
 
     The rank must have exited.
 
     Args:
-        path: path of the page.
+        name: the page, as the store names it.
+        files: memory of the node.
 
     Returns:
-        The agent's half. None if the page is unreadable, or if its committed step exceeds the maximum number of steps
-        of a training.
+        The agent's half. None if the page is unreadable or empty, or if its committed step exceeds the maximum number
+        of steps of a training.
     """
-    page = _left_page(path)
+    page = _left_page(name, files)
     half = read_agent_half(page) if page is not None else None
-    return half if half is not None and half.committed <= MAX_TARGET else None
+    return half if half is not None and half.generation and half.committed <= MAX_TARGET else None
 
 
-def last_half(path: Path) -> RankHalf | None:
+def last_half(name: str, files: HeldFiles) -> RankHalf | None:
     """Return the rank's half of a page, as the rank has left it at its exit.
 
     Args:
-        path: path of the page.
+        name: the page, as the store names it.
+        files: memory of the node.
 
     Returns:
         The rank's half. None if the rank wrote nothing, or if the page is corrupt.
     """
-    page = _left_page(path)
-    agent = read_agent_half(page) if page is not None else None
-    half = read_rank_half(page) if page is not None and agent is not None else None
-    return (
-        half
-        if agent is not None
-        and half is not None
-        and half.generation == agent.generation
-        and half.boundary <= MAX_TARGET
-        else None
-    )
-
-
-def _left_page(path: Path) -> memoryview | None:
-    """Return the bytes of a page that a rank has left, or None if the file is not such a page.
-
-    The script may have truncated, enlarged or replaced the file, so no more than a page is read, and no link is
-    followed.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            found = os.read(descriptor, RANK_WORD_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-        finally:
-            os.close(descriptor)
-    except OSError:
+    page = _left_page(name, files)
+    if page is None:
         return None
-    return memoryview(found) if len(found) == RANK_WORD_BYTES else None
+    agent, half = read_agent_half(page), read_rank_half(page)
+    is_valid = agent is not None and half is not None and half.generation == agent.generation > 0
+    return half if is_valid and half is not None and half.boundary <= MAX_TARGET else None
+
+
+def _left_page(name: str, files: HeldFiles) -> memoryview | None:
+    page = os.pread(files.descriptor(name), RANK_WORD_BYTES, 0)
+    return memoryview(page) if len(page) == RANK_WORD_BYTES else None

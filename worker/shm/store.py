@@ -1,9 +1,9 @@
-"""All slots of a node, in one folder on tmpfs: their creation, their content, their readers, and grants to writers.
+"""All slots of a node: their creation, their content, their readers, and grants to writers.
 
-A grant permits a rank or a transfer to overwrite a slot.
+A grant permits a rank or a transfer to overwrite a slot. The names of the files (`held_files`):
 
-    <root>/<run>/rank-<r>.slot-<i>      a slot (`slot_file`)
-    <root>/<run>/rank-<r>.word          a rank's page (`rank_page`)
+    <run>/rank-<r>.slot-<i>      a slot (`slot_file`)
+    <run>/rank-<r>.word          a rank's page (`rank_page`)
 
 `worker.core.strays` decides how long this node stores a slot whose shard the plan places on another node.
 
@@ -21,14 +21,12 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from everstep.protocol.agent_messages import EndedRanks, PageCommit
@@ -48,11 +46,12 @@ from everstep.protocol.slot import (
 from worker.core.slots import Content, SlotView, being_written, find_sealed, writable
 from worker.core.strays import Strays
 from worker.errors import NoRoom
+from worker.node.health.memory import memory_facts
 from worker.node.priority import work_as_ranks_do, work_at
-from worker.node.rank_user import RankUser, make_way, share
 from worker.shm.chunk_digests import ChunkDigests
+from worker.shm.held_files import HeldFiles
 from worker.shm.numa import near
-from worker.shm.rank_page import last_agent_half, last_half
+from worker.shm.rank_page import RankPage, last_agent_half, last_half
 from worker.shm.slot_file import SlotFile
 from worker.tasks import Signal, end, ended
 
@@ -69,7 +68,7 @@ VERIFY_THREADS = min(8, os.cpu_count() or 1)
 
 Each thread reads 30 GiB/s, so a few threads use the whole memory bandwidth.
 """
-_SLOT_NAME = re.compile(r"rank-(\d+)\.slot-(\d+)")
+_SLOT_NAME = re.compile(r"\w+/rank-(\d+)\.slot-(\d+)")
 T = TypeVar("T")
 
 
@@ -84,7 +83,7 @@ class Slot:
     digests: ChunkDigests | None = None
     """Digests of the slot's content, which is being written or is sealed. None if no digest was computed yet.
 
-    The digests are not stored on tmpfs.
+    The digests are not stored in the slot's file.
     """
     arrived: dict[int, bytes] = field(default_factory=dict)
     """Digests of the chunks that a running transfer into this slot has received and verified, by chunk index."""
@@ -114,17 +113,15 @@ class SlotStore:
     """The slots of one run. The agent owns the store, and calls every method on its event loop.
 
     Args:
-        root: folder on tmpfs for this node alone; created if missing.
+        files: hold the slots and pages, also for the node's next agent process.
         memory_bytes: maximum memory of all slots together.
-        user: the user that ranks run as; None means this process's user.
         inline_digest_bytes: size up to which a payload is digested on the event loop, without a thread.
         now: returns the present time in seconds of a clock that does not jump.
     """
 
-    root: Path
+    files: HeldFiles
     _: KW_ONLY
     memory_bytes: int
-    user: RankUser | None = None
     inline_digest_bytes: int = INLINE_DIGEST_BYTES
     now: Callable[[], float] = time.monotonic
 
@@ -146,7 +143,6 @@ class SlotStore:
         """Size of the file that a thread is creating, by the rank that owns the shard."""
         self._refused_at: dict[Rank, float] = {}
         """Time at which this node first refused a slot, by the rank that still waits for the slot."""
-        make_way(self.root, self.user)
 
     def open_run(self, job: JobName, run: RunId) -> None:
         """Adopt the slots of `run` and remove the slots of all other runs.
@@ -158,38 +154,36 @@ class SlotStore:
             return
         self.close()
         self.job, self.run = job, run
-        for other in self._runs():
-            if other.name != run:
-                shutil.rmtree(other)
-        folder = self.root / run
-        make_way(folder, self.user)
-        for unfinished in folder.glob("rank-*.slot-*.new"):
-            unfinished.unlink()
-        found = [match for path in folder.iterdir() if (match := _SLOT_NAME.fullmatch(path.name))]
+        self._forget_files(lambda name: not name.startswith(f"{run}/"))
+        found = [match for name in self.files.names() if (match := _SLOT_NAME.fullmatch(name))]
         for rank in sorted({Rank(int(match[1])) for match in found}):
             count = 1 + max(int(match[2]) for match in found if int(match[1]) == rank)
-            self.shards[rank] = [self._adopt(rank, self._path(rank, index)) for index in range(count)]
+            self.shards[rank] = [self._adopt(rank, self._name(rank, index)) for index in range(count)]
 
-    def _adopt(self, rank: Rank, path: Path) -> Slot:
-        """Return the slot at `path`; an empty slot with the same number if its file is invalid."""
+    def _adopt(self, rank: Rank, name: str) -> Slot:
+        """Return the slot of this name; an empty slot with the same number if its file is invalid."""
         try:
-            file = SlotFile.adopt(path)
+            file = SlotFile.adopt(name, self.files)
         except (ProtocolError, OSError) as error:
-            log.warning("slot %s is treated as empty: %s", path.name, error)
+            log.warning("slot %s is treated as empty: %s", name, error)
         else:
             if (file.header.run, file.header.owner_rank) == (self.run, rank):
                 return Slot(file, is_busy=file.header.state is SlotState.WRITING)
             log.warning(
                 "slot %s is treated as empty: it belongs to run %s rank %d",
-                path.name,
+                name,
                 file.header.run,
                 file.header.owner_rank,
             )
             file.close()
-        return Slot(SlotFile.void(path, self._header(rank)), is_busy=True)
+        return Slot(SlotFile.void(name, self.files, self._header(rank)), is_busy=True)
 
-    def _path(self, rank: Rank, index: int) -> Path:
-        return self.root / str(self.run) / f"rank-{rank}.slot-{index}"
+    def _name(self, rank: Rank, index: int) -> str:
+        return f"{self.run}/rank-{rank}.slot-{index}"
+
+    def _forget_files(self, is_over: Callable[[str], bool] = lambda _: True) -> None:
+        for name in filter(is_over, self.files.names()):
+            self.files.forget(name)
 
     def _header(self, rank: Rank) -> SlotHeader:
         return SlotHeader(
@@ -214,42 +208,34 @@ class SlotStore:
                 slot.file.empty()
 
     async def release(self) -> None:
-        """Remove all slots, rank pages and run folders, because the run that this node worked for has ended here."""
+        """Remove all slots and rank pages, because the run that this node worked for has ended here."""
         for slots in self.shards.values():
             for slot in slots:
                 await self._join(slot)
         self.close()
-        for folder in self._runs():
-            shutil.rmtree(folder)
-
-    def _runs(self) -> list[Path]:
-        return [path for path in self.root.iterdir() if path.is_dir()]
+        self._forget_files()
 
     def close(self) -> None:
-        """Unmap all slots. Their files remain, so that a later agent process adopts them."""
+        """Unmap all slots. A later agent process adopts their files."""
         for slots in self.shards.values():
             for slot in slots:
                 slot.file.close()
         self.shards.clear()
         self.run = None
 
-    def open_to_rank(self, path: Path) -> str:
-        """Allow the ranks' user to read and write one file of the store, and return the file's path."""
-        share(path, self.user)
-        return str(path)
+    def page(self, rank: Rank, generation: int) -> RankPage:
+        """Open or create the memory page that the rank shares with the agent."""
+        return RankPage(f"{self.run}/rank-{rank}.word", self.files, generation=generation)
 
-    def page_path(self, rank: Rank) -> Path:
-        """Return the path of the memory page that the rank shares with the agent."""
-        return self.root / str(self.run) / f"rank-{rank}.word"
+    def _pages(self) -> list[str]:
+        return [name for name in self.files.names() if name.startswith(f"{self.run}/") and name.endswith(".word")]
 
     def ended_ranks(self) -> EndedRanks | None:
         """Return the newest generation whose ranks left shared pages on this node, and the highest step they finished.
 
         The ranks of this generation must have exited.
         """
-        halves = [
-            half for path in (self.root / str(self.run)).glob("rank-*.word") if (half := last_half(path)) is not None
-        ]
+        halves = [half for name in self._pages() if (half := last_half(name, self.files)) is not None]
         newest = max((half.generation for half in halves), default=None)
         if newest is None:
             return None
@@ -265,10 +251,10 @@ class SlotStore:
         is skipped, because the control plane needs only one readable page with the newest committed step, on any node.
         """
         newest: dict[Generation, Step] = {}
-        for path in sorted((self.root / str(self.run)).glob("rank-*.word")):
-            half = last_agent_half(path)
+        for name in self._pages():
+            half = last_agent_half(name, self.files)
             if half is None:
-                log.warning("the page %s is unreadable, so its committed step is not reported", path.name)
+                log.warning("the page %s is unreadable, so its committed step is not reported", name)
             elif half.committed >= FIRST_STEP:
                 generation = Generation(half.generation)
                 newest[generation] = max(newest.get(generation, FIRST_STEP), Step(half.committed))
@@ -420,12 +406,14 @@ class SlotStore:
     async def _create(self, rank: Rank, index: int, header: SlotHeader) -> SlotFile:
         """Create a slot's file in a thread, because allocation takes up to a second per GiB."""
         self._make_room(rank, header.capacity_bytes)
+        if header.capacity_bytes > memory_facts().available_bytes:
+            raise self._full(header.capacity_bytes)
         self._creating[rank] = header.capacity_bytes
         made: list[SlotFile] = []
 
         def make(cancelled: threading.Event) -> None:
             with near(self.memory_nodes.get(rank)):
-                made.append(SlotFile.create(self._path(rank, index), header, cancelled))
+                made.append(SlotFile.create(self._name(rank, index), self.files, header, cancelled))
 
         try:
             await in_thread(make, is_pressing=True)
@@ -491,8 +479,7 @@ class SlotStore:
             del self.shards[rank]
 
     def _full(self, needed_bytes: int) -> NoRoom:
-        free = os.statvfs(self.root)
-        return NoRoom(needed_bytes=needed_bytes, available_bytes=free.f_bavail * free.f_frsize, is_passing=True)
+        return NoRoom(needed_bytes=needed_bytes, available_bytes=memory_facts().available_bytes, is_passing=True)
 
     def follow(self, slot: Slot, header: SlotHeader) -> tuple[ChunkDigests, bool]:
         """Return the digests of the content that a rank or a transfer is writing into a slot.
@@ -740,7 +727,7 @@ def contributions_of(share: SlotFile) -> tuple[Contribution, ...]:
         with share.payload(begin, begin + share.header.index_bytes) as index:
             return unpack_contributions(index)
     except MalformedMessage as error:
-        log.warning("the share in %s cannot rebuild a shard: %s", share.path.name, error)
+        log.warning("the share in %s cannot rebuild a shard: %s", share.name, error)
         return ()
 
 

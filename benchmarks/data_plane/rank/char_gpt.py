@@ -193,9 +193,9 @@ class Everstep(Nobody):
 
         super().__init__(model)
         self._memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
-        self._page = self._memory / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
+        self._run = os.environ["EVERSTEP_RUN_ID"]
         self._session = everstep.training.init(**model.registered())
-        self._watch = CommitWatch(self._page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
+        self._watch = CommitWatch(f"{self._run}/rank-{rank}.word", int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
         self._session.restore()
         self._steps: dict[int, int] = {}
         """Everstep's own number of each step, by the number of the step that `boundary` received."""
@@ -215,7 +215,7 @@ class Everstep(Nobody):
     def verified(self) -> bool:
         from benchmarks.data_plane.rank.everstep_job import holder_has
 
-        return holder_has(self._session, self._memory, self._page, self._step, rank)
+        return holder_has(self._session, self._memory, self._run, self._step, rank)
 
     def close(self) -> None:
         self._session.close()

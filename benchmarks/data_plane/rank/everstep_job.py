@@ -27,6 +27,7 @@ from benchmarks.data_plane.rank.state import State, least, leave, pause
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, read_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, unpack_header, unpack_index
 from everstep.training.session import TrainingSession
+from infra.local_cloud.processes import memory_files, memory_of
 
 LOOK_SECONDS = 0.002
 QUIET_RATIO = 0.9
@@ -67,12 +68,12 @@ class CommitWatch:
     """Detects commits in a separate thread, which reads the page that the agent writes for the rank.
 
     Args:
-        page: path of the page's file.
+        page: name of the page, which the rank's process holds as soon as it is connected.
         generation: generation whose commits count; the commits of an earlier launch are ignored.
         look_seconds: seconds between two reads of the page.
     """
 
-    def __init__(self, page: Path, generation: int, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, page: str, generation: int, look_seconds: float = LOOK_SECONDS) -> None:
         self._page = page
         self._look_seconds = look_seconds
         self._generation = generation
@@ -99,9 +100,9 @@ class CommitWatch:
 
     def _look(self) -> None:
         idle = threading.Event()
-        while not self._page.exists():
+        while (path := memory_files(os.getpid()).get(self._page)) is None:
             idle.wait(self._look_seconds)
-        with self._page.open("rb") as file:
+        with path.open("rb") as file:
             page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES, prot=mmap.PROT_READ))
         while True:
             with self._changed:
@@ -187,20 +188,20 @@ class Rank:
         raise RuntimeError(f"no step was committed where it was waited for, the last is {self._watch.committed}")
 
 
-def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, rank: int) -> bool:
+def holder_has(session: TrainingSession, memory: Path, run: str, step: int, rank: int) -> bool:
     """Compare this rank's slots on every other node with the live state, byte by byte and without digests.
 
     Args:
         session: session whose live state is at `step`.
         memory: this node's folder. The folders of the machine's other nodes have the same parent.
-        page: the rank's page, whose path contains the run's folder.
+        run: id of the run.
         step: the expected step.
         rank: the shard's rank.
 
     Returns:
         Whether another node has every tensor; False for a session without tensors.
     """
-    found = held(memory, page, step, rank)
+    found = held(memory, run, step, rank)
     if found is None:
         return False
     path, header = found
@@ -208,17 +209,18 @@ def holder_has(session: TrainingSession, memory: Path, page: Path, step: int, ra
     return equals(file[HEADER_BYTES:], header, session.state_tensors())
 
 
-def held(memory: Path, page: Path, step: int, rank: int) -> tuple[Path, SlotHeader] | None:
+def held(memory: Path, run: str, step: int, rank: int) -> tuple[Path, SlotHeader] | None:
     """Return the sealed slot in which another node holds a rank's shard of a step; None if no node holds it.
 
     For the arguments see `holder_has`.
     """
-    for path in sorted(memory.parent.glob(f"everstep-*/{page.parent.name}/rank-{rank}.slot-*")):
-        if memory in path.parents:
-            continue
-        header = header_of(path)
-        if header.state is SlotState.SEALED and header.step == step:
-            return path, header
+    for folder in sorted(memory.parent.glob("everstep-*")):
+        files = {} if folder == memory else memory_of(folder)
+        for name, path in files.items():
+            if name.startswith(f"{run}/rank-{rank}.slot-"):
+                header = header_of(path)
+                if header.state is SlotState.SEALED and header.step == step:
+                    return path, header
     return None
 
 
@@ -255,12 +257,12 @@ def main() -> None:
     directory = Path(os.environ["BENCH_DIRECTORY"])
     rank, generation = int(os.environ["RANK"]), int(os.environ["EVERSTEP_GENERATION"])
     memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
-    page = memory / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
+    run = os.environ["EVERSTEP_RUN_ID"]
     dist.init_process_group("gloo")
     state = State(settings.state_mib, rank)
     private_before = private_bytes(*own_tree())
     session = everstep.training.init(model=state.module, optimizer=state.optimizer)
-    watch = CommitWatch(page, generation)
+    watch = CommitWatch(f"{run}/rank-{rank}.word", generation)
     dump = Path(os.environ["BENCH_DUMPS"]) / f"dump{rank}"
     result: dict[str, object] = {
         "generation": generation,
@@ -283,7 +285,7 @@ def main() -> None:
         result["spaced"] = asdict(me.steps(settings.spaced_steps, settings.span_seconds))
         result["tight"] = asdict(me.steps(settings.tight_steps, settings.tight_span_seconds))
         step = me.settle(settings.span_seconds)
-        result["holder_verified"] = holder_has(session, memory, page, step, rank)
+        result["holder_verified"] = holder_has(session, memory, run, step, rank)
         result["private_after_bytes"] = private_bytes(*own_tree())
         state.dump(dump)
         result["step"] = step

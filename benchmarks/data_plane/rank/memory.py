@@ -41,8 +41,3 @@ def tmpfs_bytes() -> int:
     """Return the used bytes of /dev/shm, including unlinked files."""
     found = os.statvfs("/dev/shm")
     return (found.f_blocks - found.f_bfree) * found.f_frsize
-
-
-def folder_bytes(folder: Path) -> int:
-    """Return the allocated bytes of all files below a folder."""
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

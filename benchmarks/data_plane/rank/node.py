@@ -54,7 +54,7 @@ from worker.ranks.server import RankLine, RankServer
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.tcp import PeerListener, TcpSession
 from worker.replication.transport import PeerCredentials
-from worker.shm import tmpfs
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 
 JOB, RUN, RANK = JobName("waiting"), RunId("b" * 32), Rank(0)
@@ -159,12 +159,11 @@ class Holder:
     """The holder: a node that receives the rank's replicas, and sends them to the owner's node when this node fetches.
 
     Args:
-        folder: the node's folder on tmpfs.
         memory_bytes: memory for slots.
     """
 
-    def __init__(self, folder: Path, memory_bytes: int) -> None:
-        self._store = SlotStore(folder, memory_bytes=memory_bytes)
+    def __init__(self, memory_bytes: int) -> None:
+        self._store = SlotStore(HeldFiles(), memory_bytes=memory_bytes)
         self._store.open_run(JOB, RUN)
         self._listener = PeerListener(HOLDER)
         self._listener.start(ADDRESS)
@@ -189,16 +188,16 @@ class Owner:
     """The owner's node: fetches the rank's shard from the holder while the rank waits for it.
 
     Args:
-        folder: the node's folder on tmpfs.
+        folder: the node's folder for its socket and state.
         memory_bytes: memory for slots.
     """
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         objects = MemoryObjectStore("bench")
         objects.put_bytes(ObjectReference(bucket="bench", key="source"), archive())
-        self._store = SlotStore(folder, memory_bytes=memory_bytes)
+        self._store = SlotStore(HeldFiles(), memory_bytes=memory_bytes)
         self._store.open_run(JOB, RUN)
-        self._ranks = RankServer(folder / SOCKET)
+        self._ranks = RankServer(folder / SOCKET, self._store.files)
         self._node = LocalNode(
             node_id=OWNER,
             address=ADDRESS,
@@ -263,7 +262,7 @@ class Owner:
 
 async def serve(role: str, folder: Path, memory_bytes: int) -> None:
     """Execute the commands that the benchmark's main process writes to stdin, until stdin is closed."""
-    node: Any = {"owner": Owner, "holder": Holder}[role](folder, memory_bytes)
+    node: Any = Owner(folder, memory_bytes) if role == "owner" else Holder(memory_bytes)
     print("{}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         command, *arguments = json.loads(line)
@@ -279,7 +278,6 @@ def main(role: str, folder: Path, mebibytes: int) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, AGENT_NICENESS)
     memory_bytes = SLOTS * mebibytes * 1024**2 + SPARE_BYTES
     folder.mkdir(mode=0o700)
-    tmpfs.mount(folder, memory_bytes + SPARE_BYTES)
     asyncio.run(serve(role, folder, memory_bytes))
 
 

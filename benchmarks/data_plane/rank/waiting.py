@@ -22,7 +22,7 @@ COMMIT_SECONDS = 1.0
 """Longest wait for the commit of a step, in seconds. After this time, the rank trains another step."""
 
 
-def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, object]:
+def launch(state: State, dump: Path, generation: int) -> dict[str, object]:
     """Run the rank's session of one generation.
 
     The first generation trains until a step is committed, and writes this step's state to the file `dump`. Later
@@ -30,7 +30,6 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
 
     Args:
         state: the built state.
-        page: the rank's page.
         dump: file with the state of the first generation, for the comparison.
         generation: number of the generation. Generation 1 trains the step that later generations restore.
 
@@ -46,7 +45,7 @@ def launch(state: State, page: Path, dump: Path, generation: int) -> dict[str, o
     if base:
         verified = state.equals_dump(dump)
     else:
-        _keep(session, state, CommitWatch(page, generation))
+        _keep(session, state, CommitWatch(f"{RUN}/rank-0.word", generation))
         state.dump(dump)
         verified = True
     session.close()
@@ -72,10 +71,9 @@ def main(owner: Path, mebibytes: int) -> None:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     os.environ |= {"EVERSTEP_AGENT_SOCKET": str(owner / SOCKET), "EVERSTEP_JOB_NAME": JOB, "EVERSTEP_RUN_ID": RUN}
     state = State(mebibytes, 0)
-    page = owner / RUN / "rank-0.word"
     print("{}", flush=True)
     for line in sys.stdin:
-        print(json.dumps(launch(state, page, owner.with_name("dump"), int(line))), flush=True)
+        print(json.dumps(launch(state, owner.with_name("dump"), int(line))), flush=True)
 
 
 if __name__ == "__main__":

@@ -149,12 +149,12 @@ class Holder:
 
     Args:
         memory: folder of rank 0's node on tmpfs.
-        page: file of rank 0's page, which shows the committed steps.
-        watch: reads the committed steps from this page.
+        run: id of the run.
+        watch: reads the committed steps from rank 0's page.
     """
 
-    def __init__(self, memory: Path, page: Path, watch: CommitWatch) -> None:
-        self._memory, self._page, self._watch = memory, page, watch
+    def __init__(self, memory: Path, run: str, watch: CommitWatch) -> None:
+        self._memory, self._run, self._watch = memory, run, watch
         self.payloads: dict[int, tuple[torch.Tensor, SlotHeader]] = {}
         self._wanted: deque[int] = deque()
         self._changed = threading.Condition()
@@ -187,7 +187,7 @@ class Holder:
             self._read(step)
 
     def _read(self, step: int) -> None:
-        found = held(self._memory, self._page, step, rank)
+        found = held(self._memory, self._run, step, rank)
         if found is None:
             return
         path, header = found
@@ -270,12 +270,12 @@ class Trainer:
             "synchronizations": self._waits,
         }
 
-    def verified(self, memory: Path, page: Path, state_bytes: int) -> Verified:
+    def verified(self, memory: Path, run: str, state_bytes: int) -> Verified:
         """Run steps with snapshots, and compare all bytes of each committed step with the holder's copy.
 
         The number of steps is limited by the memory for clones of the state.
         """
-        found, holder, clones = Verified(), Holder(memory, page, self._watch), {}
+        found, holder, clones = Verified(), Holder(memory, run, self._watch), {}
         room = int(SHARE_OF_MEMORY * min(self._hardware.free_bytes(), _available_bytes()) / state_bytes)
         for _ in range(max(1, min(settings.verified_steps, room))):
             self._model.step()
@@ -311,8 +311,8 @@ def train() -> None:
     model = Model(hardware)
     session = everstep.training.init(model=model.net, optimizer=model.optimizer)
     memory = Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent
-    page = memory / os.environ["EVERSTEP_RUN_ID"] / f"rank-{rank}.word"
-    watch = CommitWatch(page, int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
+    run = os.environ["EVERSTEP_RUN_ID"]
+    watch = CommitWatch(f"{run}/rank-{rank}.word", int(os.environ["EVERSTEP_GENERATION"]), LOOK_SECONDS)
     session.restore()
     trainer = Trainer(hardware, model, session, watch)
     begun = time.monotonic()
@@ -326,7 +326,7 @@ def train() -> None:
     }
     result |= trainer.blocks()
     leave(directory / "rank0.json", result)  # write the measurements now, in case a later step fails
-    result["verified"] = vars(trainer.verified(memory, page, int(str(result["state_bytes"]))))
+    result["verified"] = vars(trainer.verified(memory, run, int(str(result["state_bytes"]))))
     leave(directory / "rank0.json", result)
     trainer.end()
     session.close()

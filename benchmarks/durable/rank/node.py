@@ -39,6 +39,7 @@ from worker.provisioning.source import SourceArchives
 from worker.ranks.server import RankServer
 from worker.replication.tcp import PeerListener
 from worker.shm import tmpfs
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 from worker.storage.object_store import ObjectStore
 from worker.storage.s3 import s3_store
@@ -71,9 +72,9 @@ class BenchNode:
 
     def __init__(self, node_id: NodeId, folder: Path, memory_bytes: int) -> None:
         self._objects: ObjectStore = s3_store() if "AWS_ENDPOINT_URL" in os.environ else MemoryObjectStore(BUCKET)
-        self._store = SlotStore(folder, memory_bytes=memory_bytes)
+        self._store = SlotStore(HeldFiles(), memory_bytes=memory_bytes)
         self._store.open_run(JOB, RUN)
-        self._ranks = RankServer(folder / SOCKET)
+        self._ranks = RankServer(folder / SOCKET, self._store.files)
         self._listener = PeerListener(node_id)
         self._listener.start(ADDRESS)
         self._node = LocalNode(

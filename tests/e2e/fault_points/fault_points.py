@@ -120,18 +120,12 @@ def _slots(module: Any) -> None:
 
     def written(self: Any, header: Any) -> None:
         if header.state is module.SlotState.SEALED:
-            die(Moment.SEAL_OWN if _is_ours(self.path) else Moment.SEAL_REPLICA)
+            # The page of a rank of this node has the name of the rank's slots.
+            is_ours = f"{self.name.rpartition('.')[0]}.word" in self._files
+            die(Moment.SEAL_OWN if is_ours else Moment.SEAL_REPLICA)
         write_header(self, header)
 
     module.SlotFile.write_header = written
-
-
-def _is_ours(slot: Path) -> bool:
-    """Return True if the slot belongs to a rank of this node.
-
-    In this case, the rank's shared-memory page is in the same folder as the slot.
-    """
-    return slot.with_suffix(".word").exists()
 
 
 def _transfers(module: Any) -> None:

@@ -1,5 +1,4 @@
-"""An agent in a thread, for tests. Its socket, shared-memory pages and slot files are real, but it agrees with no other
-node.
+"""An agent in a thread, for tests. Its socket, pages and slots are real files, but it agrees with no other node.
 
 The agent proposes a step and waits until every rank has captured it or one rank has abandoned it. Then it seals and
 commits the step, and proposes the next. `hold` stops further proposals, and `finish` answers ranks that wait in
@@ -8,6 +7,7 @@ commits the step, and proposes the next. `hold` stops further proposals, and `fi
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import socket
 import threading
@@ -42,6 +42,7 @@ from everstep.protocol.rank_messages import (
     Vote,
     Welcome,
     WordChanged,
+    files_of,
     read_rank_half,
     write_agent_half,
 )
@@ -74,9 +75,14 @@ class Line:
         self.captured: Captured | None = None
 
     def say(self, message: object) -> None:
-        if self.connection is not None:
+        if (connection := self.connection) is None:
+            return
+        data = frame(message)  # type: ignore[arg-type]
+        with contextlib.ExitStack() as stack:
+            files = [stack.enter_context(open(name, "r+b")) for name in files_of(message)]  # type: ignore[arg-type]
             try:
-                self.connection.sendall(frame(message))  # type: ignore[arg-type]
+                sent = socket.send_fds(connection, [data], [file.fileno() for file in files])
+                connection.sendall(data[sent:])
             except OSError:
                 self.connection = None
 

@@ -147,7 +147,6 @@ def test_a_step_that_stands_still_while_all_heals_is_told_as_well() -> None:
 
 def test_every_case_is_named_once() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
-    assert any(case.is_from_the_start for case in CASES)
 
 
 # -- tests of the page

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from everstep.doctor import GIB
 from everstep.findings import Level
 from everstep.node_checks import INSTANCE_TYPES, NodeFacts, judge_node
 from everstep.node_facts import node_facts
@@ -25,8 +24,6 @@ GOOD = NodeFacts(
     fabric_manager="active",
     open_files=1_048_576,
     is_memory_lockable=True,
-    shared_memory_total=1024 * GIB,
-    memory_total=2048 * GIB,
     answers_without_token=False,
     has_rdma_device=True,
 )
@@ -56,7 +53,6 @@ def test_a_node_with_everything_that_its_type_has_passes() -> None:
             Level.WARNING,
             "locked memory is limited",
         ),
-        ({"shared_memory_total": 64 * GIB}, "tmpfs size", Level.WARNING, "/dev/shm has 3% of the memory"),
         ({"answers_without_token": True}, "metadata", Level.WARNING, "IMDSv1"),
     ],
 )
@@ -104,23 +100,20 @@ def test_facts_come_from_the_metadata_service_and_the_kernel(tmp_path: Path, met
         "plugins": (tmp_path / "amazon",),
         "endpoint": metadata.url,
     }
-    sizes = {"gpu_count": 8, "shared_memory_total": 1, "memory_total": 2}
-    found = node_facts(**sizes, **places)
+    found = node_facts(gpu_count=8, **places)
     assert (found.instance_type, found.gpu_count, found.efa_count, found.efa_error) == ("p5.48xlarge", 8, 2, "")
     assert found.answers_without_token is False
     assert not found.has_nccl_plugin
     assert found.has_rdma_device
     (tmp_path / "amazon" / "ofi-nccl" / "libnccl-net-ofi.so").touch()
     tool.write_text("#!/bin/sh\necho provider: tcp\n")
-    found = node_facts(**sizes, **places)
+    found = node_facts(gpu_count=8, **places)
     assert found.has_nccl_plugin
     assert found.efa_error == "libfabric offers no provider `efa`: fi_info -p efa lists none"
 
 
 def test_a_silent_metadata_service_leaves_the_type_unknown(tmp_path: Path, metadata: Service) -> None:
     metadata.status = 503
-    found = node_facts(
-        gpu_count=0, shared_memory_total=1, memory_total=2, devices=tmp_path, plugins=(), endpoint=metadata.url
-    )
+    found = node_facts(gpu_count=0, devices=tmp_path, plugins=(), endpoint=metadata.url)
     assert (found.instance_type, found.answers_without_token, found.efa_count) == ("", False, 0)
     assert not found.has_rdma_device

@@ -123,7 +123,7 @@ def test_preflight_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(sys.modules["preflight"].platform, "system", lambda: "Darwin")
     assert preflight.obstacles() == [
-        "Everstep needs Linux (tmpfs, pidfd); this is Darwin. Use a Linux machine or container."
+        "Everstep needs Linux (memfd, pidfd); this is Darwin. Use a Linux machine or container."
     ]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +19,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotState, pack_hea
 from infra.local_cloud import node_faults
 from infra.local_cloud.errors import FaultRefused
 from infra.local_cloud.instance_init import memory_directory
-from infra.local_cloud.processes import Process, descendants, identify, rank_of
+from infra.local_cloud.processes import Process, descendants, identify, memory_of, rank_of
 from tests.unit.local_cloud.served import eventually
 
 RUN = RunId("dfa5d87895cf475eb87cab85d285b93b")
@@ -45,16 +45,24 @@ def init() -> Iterator[int]:
         process.kill()
 
 
-@pytest.fixture
-def instance_id() -> Iterator[str]:
-    """Create the slot folder of an instance and yield the instance's id."""
+@contextlib.contextmanager
+def held(*slots: int) -> Iterator[str]:
+    """Start a process in place of an instance's shim, which holds these descriptors. Yield the instance's id."""
     instance_id = f"i-test{uuid.uuid4().hex[:8]}"
-    memory_directory(instance_id).mkdir(mode=0o700)
-    yield instance_id
-    shutil.rmtree(memory_directory(instance_id))
+    words = [
+        "-c",
+        "import sys; sys.stdin.read()",
+        "worker.ranks.shim",
+        str(memory_directory(instance_id) / "shim.sock"),
+    ]
+    with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE, pass_fds=slots):
+        eventually(lambda: len(memory_of(memory_directory(instance_id))) == len(slots))
+        yield instance_id
+    for descriptor in slots:
+        os.close(descriptor)
 
 
-def slot(instance_id: str, rank: int, step: int, *, state: SlotState = SlotState.SEALED, index: int = 0) -> Path:
+def slot(rank: int, step: int, *, state: SlotState = SlotState.SEALED, index: int = 0) -> int:
     header = SlotHeader(
         job=JobName("gpt"),
         run=RUN,
@@ -65,10 +73,13 @@ def slot(instance_id: str, rank: int, step: int, *, state: SlotState = SlotState
         capacity_bytes=4096,
         payload_bytes=1000,
     )
-    path = memory_directory(instance_id) / RUN / f"rank-{rank}.slot-{index}"
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(pack_header(header) + bytes(4096))
-    return path
+    descriptor = os.memfd_create(f"everstep {RUN}/rank-{rank}.slot-{index}")
+    os.pwrite(descriptor, pack_header(header) + bytes(4096), 0)
+    return descriptor
+
+
+def content_of(descriptor: int) -> bytes:
+    return os.pread(descriptor, 1 << 20, 0)
 
 
 def test_the_rank_that_is_named_dies_and_no_other(init: int) -> None:
@@ -105,55 +116,24 @@ def test_a_rank_that_hangs_stands_still_until_it_may_go_on(init: int) -> None:
     eventually(lambda: stat.read_text().split()[2] == "S")
 
 
-def test_one_bit_of_the_newest_sealed_replica_changes(init: int, instance_id: str) -> None:
-    slot(instance_id, 3, 10)
-    newest = slot(instance_id, 3, 12, index=1)
-    slot(instance_id, 2, 14)  # rank 2 runs on this instance, so this slot is the owner's copy and no replica
-    slot(instance_id, 4, 15, state=SlotState.WRITING)
-    before = newest.read_bytes()
-    facts = node_faults.corrupt_replica(init, instance_id, None, random.Random(1))
-    after = newest.read_bytes()
-    assert (facts["file"], facts["rank"], facts["step"]) == (str(newest), 3, 12)
+def test_one_bit_of_the_newest_sealed_replica_changes(init: int) -> None:
+    newest = slot(3, 12, index=1)
+    own = slot(2, 14)  # rank 2 runs on this instance, so this slot is the owner's copy and no replica
+    before = content_of(newest)
+    with held(slot(3, 10), newest, own, slot(4, 15, state=SlotState.WRITING)) as instance_id:
+        facts = node_faults.corrupt_replica(init, instance_id, None, random.Random(1))
+        after = content_of(newest)
+    assert (facts["file"], facts["rank"], facts["step"]) == (f"{RUN}/rank-3.slot-1", 3, 12)
     (offset,) = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     assert offset == facts["offset"] >= HEADER_BYTES
     assert (before[offset] ^ after[offset]).bit_count() == 1
     assert (before[offset], after[offset]) == (facts["before"], facts["after"])
 
 
-def test_without_a_replica_nothing_is_corrupted(init: int, instance_id: str) -> None:
-    own = slot(instance_id, 2, 14)
-    before = own.read_bytes()
-    with pytest.raises(FaultRefused, match="holds no sealed replica"):
-        node_faults.corrupt_replica(init, instance_id, None, random.Random(1))
-    assert own.read_bytes() == before
-
-
-def test_memory_is_taken_and_given_back(instance_id: str) -> None:
-    facts = node_faults.fill_memory(instance_id, 3 * 1024**2)
-    balloon = Path(facts["file"])
-    assert facts["bytes"] == balloon.stat().st_size == balloon.stat().st_blocks * 512 == 3 * 1024**2
-    assert node_faults.free_memory(instance_id)
-    assert not balloon.exists()
-    assert not node_faults.free_memory(instance_id)
-
-
-def test_the_memory_of_this_machine_is_not_filled_by_mistake(instance_id: str) -> None:
-    with pytest.raises(FaultRefused, match="not a separate tmpfs"):
-        node_faults.fill_memory(instance_id, None)
-    with pytest.raises(FaultRefused, match="no memory for slots yet"):
-        node_faults.fill_memory("i-none", None)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a tmpfs")
-def test_a_tmpfs_of_its_own_is_filled_to_the_brim(instance_id: str) -> None:
-    folder = memory_directory(instance_id)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "everstep", folder], check=True)
-    try:
-        facts = node_faults.fill_memory(instance_id, None)
-        assert facts["free_bytes"] < node_faults.BALLOON_PIECE_BYTES
-        with pytest.raises(OSError, match="No space"):
-            (folder / "slot").write_bytes(bytes(node_faults.BALLOON_PIECE_BYTES))
-        node_faults.free_memory(instance_id)
-        (folder / "slot").write_bytes(bytes(node_faults.BALLOON_PIECE_BYTES))
-    finally:
-        subprocess.run(["umount", folder], check=True)
+def test_without_a_replica_nothing_is_corrupted(init: int) -> None:
+    own = slot(2, 14)
+    before = content_of(own)
+    with held(own) as instance_id:
+        with pytest.raises(FaultRefused, match="holds no sealed replica"):
+            node_faults.corrupt_replica(init, instance_id, None, random.Random(1))
+        assert content_of(own) == before

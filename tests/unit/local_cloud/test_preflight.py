@@ -30,22 +30,14 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         preflight.check(1)
 
 
-def test_no_tmpfs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "is_tmpfs", lambda _: False)
-    with pytest.raises(PreflightFailed, match="is not a tmpfs"):
-        preflight.check(1)
-
-
-@pytest.mark.parametrize("what", ["free_bytes", "available_memory_bytes"])
-def test_too_little_room_is_said_with_the_figures(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    monkeypatch.setattr(preflight, what, lambda *_: 100 * 1024**2)
+def test_too_little_memory_is_said_with_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available_memory_bytes", lambda: 100 * 1024**2)
     with pytest.raises(PreflightFailed, match=r"100 MiB.*4 nodes need .*MiB"):
         preflight.check(4)
 
 
 def test_nodes_share_half_of_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "free_bytes", lambda _: 8 * 1024**3)
-    monkeypatch.setattr(preflight, "available_memory_bytes", lambda: 20 * 1024**3)
+    monkeypatch.setattr(preflight, "available_memory_bytes", lambda: 8 * 1024**3)
     assert preflight.memory_bytes_per_node(4) == 1024**3
 
 

@@ -153,7 +153,7 @@ def test_who_ranks_run_as_is_said_or_follows_from_who_the_agent_is(
 
 def test_an_agent_that_its_ranks_could_not_use_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = RankUser(os.getuid(), os.getgid())
-    chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots")
+    chosen = replace(settings(arguments(tmp_path / "state")), rank_user=user, sockets=tmp_path / "sockets")
     monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "/closed/python")
     with pytest.raises(SystemExit, match=r"who cannot use /closed/python: .*--rank-user root runs ranks as this agent"):
         confine(chosen)
@@ -185,7 +185,10 @@ def test_what_does_not_keep_ranks_apart_is_said(
 ) -> None:
     user = RankUser(os.getuid(), os.getgid()) if has_user else None
     chosen = replace(
-        settings(arguments(tmp_path / "state")), rank_user=user, slots=tmp_path / "slots", metadata_endpoint=endpoint
+        settings(arguments(tmp_path / "state")),
+        rank_user=user,
+        sockets=tmp_path / "sockets",
+        metadata_endpoint=endpoint,
     )
     monkeypatch.setattr(rank_user, "closed_to", lambda user, paths: "")
     monkeypatch.setattr(metadata_rule, "keep_away", lambda user: reason)

@@ -31,11 +31,6 @@ Older drivers lack the counters of RDMA traffic.
 """
 LEAST_DISK_BYTES = 256 * 1024 * 1024
 LEAST_SHARE = 0.01
-LEAST_TMPFS_BYTES = 1024 * 1024
-"""Free bytes below which the node's tmpfs counts as full.
-
-Slots intentionally fill most of the tmpfs, and the rank pages need the last bytes.
-"""
 
 
 def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND) -> tuple[LinkFacts, ...]:
@@ -55,15 +50,13 @@ def links(class_net: Path = CLASS_NET, class_infiniband: Path = CLASS_INFINIBAND
     return tuple(link for link in (*cards, *ports) if link is not None)
 
 
-def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
+def disk(path: Path, block_devices: Path = BLOCK_DEVICES) -> DiskFacts | None:
     """Return the free space and the state of the file system that contains `path`.
 
     This call only reads, because a write to a hung volume would block.
 
     Args:
         path: a folder.
-        least_bytes: free bytes below which the disk counts as full; None selects the smaller of `LEAST_DISK_BYTES` and
-            `LEAST_SHARE` of the disk.
         block_devices: folder in which the kernel lists block devices by number.
 
     Returns:
@@ -73,18 +66,13 @@ def disk(path: Path, least_bytes: int | None = None, block_devices: Path = BLOCK
         facts = os.statvfs(path)
     except OSError:
         return None
-    least = (
-        min(LEAST_DISK_BYTES, int(facts.f_blocks * facts.f_frsize * LEAST_SHARE))
-        if least_bytes is None
-        else least_bytes
-    )
     is_read_only = bool(facts.f_flag & os.ST_RDONLY)
     free_bytes = facts.f_bavail * facts.f_frsize
     return DiskFacts(
         path=str(path),
         is_read_only=is_read_only,
         free_bytes=free_bytes,
-        least_bytes=least,
+        least_bytes=min(LEAST_DISK_BYTES, int(facts.f_blocks * facts.f_frsize * LEAST_SHARE)),
         queue=queue(path, block_devices),
     )
 

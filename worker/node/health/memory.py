@@ -74,33 +74,6 @@ def memory_facts(
     return MemoryFacts(total, available, lower)
 
 
-def tmpfs_free_bytes(folder: Path) -> int:
-    """Return the bytes that this user can still write below a folder."""
-    facts = os.statvfs(folder)
-    return facts.f_bavail * facts.f_frsize
-
-
-def slot_memory_bytes(slots: Path, *, beside_bytes: int) -> int:
-    """Return the maximum bytes of all slots: the free space on tmpfs, but at most half of the node's memory.
-
-    Slots of an earlier agent count as free space, because the next agent adopts them. All agent processes of a node
-    therefore return the same number.
-
-    Args:
-        slots: the folder on tmpfs; it need not exist yet.
-        beside_bytes: bytes of the folder's own tmpfs that slots must not use, because the node's other files need them.
-
-    Returns:
-        Bytes.
-    """
-    if os.path.ismount(slots):
-        facts = os.statvfs(slots)
-        room = facts.f_blocks * facts.f_frsize - beside_bytes
-    else:
-        room = tmpfs_free_bytes(slots.parent) + sum(path.stat().st_blocks * 512 for path in slots.glob("*/*.slot-*"))
-    return min(room, memory_facts().total_bytes // 2)
-
-
 def process_memory(pid: int, proc: Path = Path("/proc")) -> ProcessMemory | None:
     """Read a process's resident memory. The read is small and needs no privilege.
 

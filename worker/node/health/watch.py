@@ -42,7 +42,6 @@ class HealthWatch:
     Args:
         gpus: source of GPU readings; the watch closes it.
         state: state directory of the agent, whose disk is watched.
-        slots: the node's tmpfs.
         monotonic: returns seconds of a monotonic clock.
         period_seconds: seconds between two readings.
         close_seconds: maximum seconds for which `close` waits for a reading that does not end.
@@ -51,7 +50,6 @@ class HealthWatch:
     gpus: GpuReader
     _: KW_ONLY
     state: Path
-    slots: Path
     monotonic: Callable[[], float] = time.monotonic
     period_seconds: float = PERIOD_SECONDS
     close_seconds: float = _CLOSE_SECONDS
@@ -155,5 +153,5 @@ class HealthWatch:
             self._asked = None
 
     def _disks(self) -> tuple[DiskFacts, ...]:
-        found = (devices.disk(self.state), devices.disk(self.slots, devices.LEAST_TMPFS_BYTES))
-        return tuple(facts for facts in found if facts is not None)
+        found = devices.disk(self.state)
+        return () if found is None else (found,)

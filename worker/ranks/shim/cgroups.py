@@ -34,7 +34,7 @@ class JobLimits:
     """Limits for all ranks of a job on this node together. With None, only the node's own limits apply."""
 
     memory_bytes: int | None = None
-    """Maximum bytes of the ranks' memory and of the files that they fill on tmpfs, such as the slots."""
+    """Maximum bytes of the ranks' memory and of the files that they fill in memory."""
     task_count: int | None = None
     """Maximum number of processes and threads."""
 

@@ -56,6 +56,7 @@ from worker.ranks.shim.messages import (
 )
 from worker.ranks.shim.records import RECORD_RETRY_SECONDS, RankRecords
 from worker.ranks.shim.template import FORK, Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
+from worker.shm.held_files import FILES_SOCKET, HeldFiles
 
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger("worker.ranks.shim")
@@ -132,6 +133,8 @@ class Shim:
     """Cgroups of generations without living ranks, whose processes the shim kills."""
     _template: _Template | None = None
     _is_ending: bool = False
+    _files: HeldFiles = field(default_factory=HeldFiles)
+    """The memory of the agent, which its next process takes over."""
     _environment: dict[str, str] = field(default_factory=processes.initial_environment)
     """Environment with which the shim and its template process were started."""
     _disk: RankRecords = field(init=False)
@@ -157,7 +160,7 @@ class Shim:
             self._limits_error = self._confinement_error or "ranks have no cgroup"
         wake = self._watch_signals()
         self._start_template()
-        listener = self._listen()
+        listeners = self._listen()
         if self.options.ready is not None:
             os.close(self.options.ready)
         while not (self._is_ending and self._is_bare()):
@@ -167,9 +170,10 @@ class Shim:
             self._disk.write_owed()
         if self._cgroups is not None:
             self._cgroups.close()
-        self.options.socket_path.unlink(missing_ok=True)
+        for path in (self.options.socket_path, self._files_path):
+            path.unlink(missing_ok=True)
         self._selector.close()
-        for end in (listener, wake, *(client.socket for client in self._clients)):
+        for end in (*listeners, wake, *(client.socket for client in self._clients)):
             end.close()
         os.close(lock)
 
@@ -198,22 +202,30 @@ class Shim:
         self._selector.register(wake, selectors.EVENT_READ, woken)
         return wake
 
-    def _listen(self) -> socket.socket:
+    def _listen(self) -> tuple[socket.socket, socket.socket]:
         listener = listen_private(self.options.socket_path)
         self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
-        return listener
+        files = listen_private(self._files_path, socket.SOCK_SEQPACKET)
+        self._selector.register(files, selectors.EVENT_READ, lambda _: self._accept_files(files))
+        return listener, files
+
+    @property
+    def _files_path(self) -> Path:
+        return self.options.socket_path.with_name(FILES_SOCKET)
+
+    def _accept_files(self, listener: socket.socket) -> None:
+        if (connection := _accepted(listener)) is not None:
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ, lambda _: self._serve_files(connection))
+
+    def _serve_files(self, connection: socket.socket) -> None:
+        if not self._files.answer(connection):
+            self._selector.unregister(connection)
+            connection.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            connection, _ = listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        _, user, _ = _CREDENTIALS.unpack(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        )
-        if user != os.geteuid():
-            _log.warning("a connection of user %s was refused", user)
-            connection.close()
+        connection = _accepted(listener)
+        if connection is None:
             return
         client = ShimLine(connection)
         self._clients.add(client)
@@ -680,3 +692,17 @@ def _send_blocking(line: socket.socket, data: bytes, descriptors: list[int]) -> 
         _log.warning("the template does not accept a message")
     finally:
         line.setblocking(False)
+
+
+def _accepted(listener: socket.socket) -> socket.socket | None:
+    """Return a new connection of this process's user, or None."""
+    try:
+        connection, _ = listener.accept()
+    except (BlockingIOError, ConnectionAbortedError):
+        return None
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if user == os.geteuid():
+        return connection
+    _log.warning("a connection of user %s was refused", user)
+    connection.close()
+    return None

@@ -1,4 +1,4 @@
-"""Fixture: a fleet of three agents with their slots in a temporary folder on tmpfs."""
+"""Fixture: a fleet of three agents, with their sockets in a folder with a short path."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ NODE_COUNT = 3
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
     objects = MemoryObjectStore(BUCKET)
-    tmpfs = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    tmpfs.mkdir(mode=0o700)
+    folder = Path("/dev/shm") / f"everstep-test-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    folder.mkdir(mode=0o700)
     async with ControlPlane().serve() as control:
         nodes = []
         for index in range(NODE_COUNT):
             state_dir = tmp_path / f"node-{index}"
-            state_dir.mkdir()
-            nodes.append(Node(NodeId(f"i-{index}"), state_dir, tmpfs / f"{index}", objects, control))
+            sockets = folder / f"{index}"
+            for each in (state_dir, sockets):
+                each.mkdir()
+            nodes.append(Node(NodeId(f"i-{index}"), state_dir, sockets, objects, control))
         for node in nodes:
             node.start()
         try:
@@ -35,4 +37,5 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
         finally:
             for node in nodes:
                 await node.gone()
-            shutil.rmtree(tmpfs)
+                node.shim.switch_off()
+            shutil.rmtree(folder)

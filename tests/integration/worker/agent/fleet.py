@@ -13,9 +13,12 @@ import datetime
 import hashlib
 import io
 import mmap
+import socket
 import tarfile
+import threading
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -97,8 +100,10 @@ from worker.agent.agent import Agent
 from worker.agent.settings import AgentSettings
 from worker.node.health.memory import ProcessMemory
 from worker.node.health.watch import HealthWatch
+from worker.node.unix_socket import listen_private
 from worker.ranks.environment import Packages, Supplied
 from worker.ranks.shim.messages import RankRecord
+from worker.shm.held_files import FILES_SOCKET, HeldFiles
 from worker.tasks import Signal
 
 JOB, RUN = JobName("job"), RunId("ab" * 16)
@@ -224,6 +229,8 @@ class ScriptedRank:
     plan: GenerationPlan
     rank: Rank
     socket: Path
+    files: HeldFiles
+    """The files of the node. A real rank receives their descriptors."""
     boundary: int = -1
     first_passed: int = 0
     """Monotonic microseconds at which the rank passed its first step, as its page shows."""
@@ -299,18 +306,20 @@ class ScriptedRank:
             if message.problem:
                 self.problems.append(message.problem)
             else:
-                page = Path(message.path).read_bytes()
+                page = self.path_of(message.path).read_bytes()
                 size = unpack_header(page[:HEADER_BYTES]).payload_bytes
                 self.earlier[Rank(rank)] = page[HEADER_BYTES : HEADER_BYTES + size]
 
+    def path_of(self, name: str) -> Path:
+        return Path(f"/proc/self/fd/{self.files.descriptor(name)}")
+
     def _open(self, welcome: Welcome) -> None:
-        with open(welcome.word_path, "r+b") as file:
-            self._page = mmap.mmap(file.fileno(), RANK_WORD_BYTES)
+        self._page = mmap.mmap(self.files.descriptor(welcome.word_path), RANK_WORD_BYTES)
         if self.boundary >= 0:
             return
         self.base = welcome.base_step
         if welcome.base_slot_path is not None:
-            page = Path(welcome.base_slot_path).read_bytes()
+            page = self.path_of(welcome.base_slot_path).read_bytes()
             self.restored = page[HEADER_BYTES : HEADER_BYTES + unpack_header(page[:HEADER_BYTES]).payload_bytes]
         self.boundary = welcome.base_step
 
@@ -401,7 +410,7 @@ class ScriptedRank:
         """Write a slot up to `end`. Return the fields of the message that describes the capture."""
         assert self.slots is not None
         data, index_offset = payload(self.rank, step)
-        with open(self.slots.paths[slot], "r+b") as file:
+        with self.path_of(self.slots.paths[slot]).open("r+b") as file:
             file.seek(HEADER_BYTES)
             file.write(data[:end])
         return {
@@ -456,9 +465,13 @@ class Ended:
 
 
 class Shim:
-    """A fake of the node's supervisor and shim. It starts fake ranks, and outlives the agent."""
+    """A fake of the node's supervisor and shim, which outlives the agent. It starts fake ranks and holds the memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.files = HeldFiles()
+        self.on_shim: Callable[[], None] = lambda: None
+        self._folder = folder
+        self._server: socket.socket | None = None
         self.ranks: dict[Rank, ScriptedRank] = {}
         self.packages = Packages()
         self.capacity_bytes = CAPACITY_BYTES
@@ -479,7 +492,26 @@ class Shim:
         self.records: tuple[RankRecord, ...] = ()
         """Real processes that represent ranks, in tests that need processes."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        if self._server is None:
+            self._server = listen_private(self._folder / FILES_SOCKET, socket.SOCK_SEQPACKET)
+            self._server.setblocking(True)
+            threading.Thread(target=self._serve_files, args=(self._server,), daemon=True).start()
+        self.on_shim()
+
+    def _serve_files(self, server: socket.socket) -> None:
+        """Serve one agent after another, outside the event loop, which the agent's calls block."""
+        with contextlib.suppress(OSError), server:
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    while self.files.answer(connection):
+                        pass
+
+    def switch_off(self) -> None:
+        """End the thread that serves the files."""
+        if self._server is not None:
+            self._server.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None: ...
 
@@ -497,7 +529,7 @@ class Shim:
         assert entry.is_file()
         if rank in self.ranks and self.ranks[rank].plan.generation == plan.generation:
             return  # the rank is already started or requested
-        self.ranks[rank] = ScriptedRank(plan, rank, agent_socket, capacity_bytes=self.capacity_bytes)
+        self.ranks[rank] = ScriptedRank(plan, rank, agent_socket, self.files, capacity_bytes=self.capacity_bytes)
         self.supplied, self.packages = dict(supplied.environment), supplied.packages
         self._tasks[rank] = asyncio.create_task(self.ranks[rank].live())
 
@@ -544,12 +576,12 @@ class Node:
     """One machine with an agent. The machine's folders and fake shim outlive the agent."""
 
     def __init__(
-        self, node_id: NodeId, state_dir: Path, slots: Path, objects: MemoryObjectStore, control: ControlPlane
+        self, node_id: NodeId, state_dir: Path, sockets: Path, objects: MemoryObjectStore, control: ControlPlane
     ) -> None:
         self.id = node_id
         self._control = control
-        self.shim = Shim()
-        self.slots = slots
+        self.shim = Shim(sockets)
+        self.sockets = sockets
         self.state_dir = state_dir
         self._objects = objects
         self.aws = MemoryAws(objects)
@@ -557,7 +589,7 @@ class Node:
             node_id=node_id,
             address="127.0.0.1",
             state=state_dir,
-            slots=slots,
+            sockets=sockets,
             memory_bytes=MEMORY_BYTES,
             control_plane_urls=(control.url,),
             join_token="join",
@@ -584,10 +616,25 @@ class Node:
             self._task = None
             await until("its line to end", lambda: not self._control.is_connected(self.id))
 
+    def files(self, pattern: str = "*.slot-*") -> dict[str, Path]:
+        """Return the node's slots and pages whose names match, by name without the run, each with a path to open it."""
+        held = self.shim.files
+        names = {name: name.partition("/")[2] for name in held.names()}
+        return {
+            short: Path(f"/proc/self/fd/{held.descriptor(name)}")
+            for name, short in names.items()
+            if fnmatch(short, pattern)
+        }
+
     async def gone(self) -> None:
-        """Lose the machine: stop its agent and its ranks. Its folders remain."""
+        """Lose the machine: stop its agent and its ranks. Its folders and its memory remain."""
         await self.stop()
         await self.shim.stop_all()
+
+    def forget(self) -> None:
+        """Lose the memory of a machine that is gone, and the promise on its disk."""
+        self.shim.files = HeldFiles()
+        (self.state_dir / "promise").unlink()
 
 
 class Fleet:

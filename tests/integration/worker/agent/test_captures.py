@@ -42,11 +42,11 @@ def part_at_holder(fleet: Fleet, rank: int) -> int:
 
 
 def sealed_steps(fleet: Fleet, rank: int) -> set[int]:
-    """Return the steps of a rank that any node has sealed, according to the slot headers on tmpfs."""
+    """Return the steps of a rank that any node has sealed, according to the slot headers."""
     headers = [
         unpack_header(path.read_bytes()[:HEADER_BYTES])
         for node in fleet.nodes
-        for path in node.slots.rglob(f"rank-{rank}.slot-*")
+        for path in node.files(f"rank-{rank}.slot-*").values()
     ]
     return {header.step for header in headers if header.state is SlotState.SEALED}
 
@@ -112,8 +112,7 @@ async def test_a_rank_that_is_killed_in_the_middle(fleet: Fleet) -> None:
 async def test_a_node_that_is_lost_in_the_middle_leaves_its_holder_a_part_that_is_no_snapshot(fleet: Fleet) -> None:
     step = await half_captured(fleet)
     await fleet.nodes[0].gone()
-    for path in [*fleet.nodes[0].slots.rglob("*.slot-*"), fleet.nodes[0].state_dir / "promise"]:
-        path.unlink()
+    fleet.nodes[0].forget()
     for node in fleet.nodes[1:]:
         await node.shim.stop_all()
     assert step not in sealed_steps(fleet, 0)

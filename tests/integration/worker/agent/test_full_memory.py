@@ -1,4 +1,4 @@
-"""Another process has filled a node's tmpfs.
+"""Other processes use a node's memory.
 
 The job continues, and no later generation waits for this node.
 """
@@ -9,22 +9,22 @@ import asyncio
 import errno
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-import worker.member.member
+import worker.shm.store
 from everstep.protocol.agent_messages import Load, MemberPhase, MemberReport, Start
 from everstep.protocol.ids import Generation
 from everstep.protocol.slot import SlotHeader
 from tests.integration.worker.agent.fleet import JOB, KEY_BYTES, PATIENCE_SECONDS, RUN, Fleet, until
+from worker.shm.held_files import HeldFiles
 from worker.shm.rank_page import RankPage
 from worker.shm.slot_file import SlotFile
 
 pytestmark = pytest.mark.integration
 
 CROWDED = 1
-"""Index of the node whose tmpfs is full."""
+"""Index of the node that has no memory."""
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def full(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     is_full = asyncio.Event()
     create = SlotFile.create
 
-    def created(path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
-        if is_full.is_set() and path.is_relative_to(fleet.nodes[CROWDED].slots):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return create(path, header, cancelled)
+    def created(name: str, files: HeldFiles, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
+        if is_full.is_set() and files is fleet.nodes[CROWDED].agent.files:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return create(name, files, header, cancelled)
 
     monkeypatch.setattr(SlotFile, "create", created)
     return is_full
@@ -66,7 +66,7 @@ async def test_ranks_train_without_slots_and_have_them_when_there_is_room(fleet:
         "the reason",
         lambda: reason_of(fleet, CROWDED).startswith("Protection waits for memory on its node: slots need "),
     )
-    assert "something else takes them up" in reason_of(fleet, CROWDED)
+    assert "other processes use the memory" in reason_of(fleet, CROWDED)
     assert fleet.ranks[CROWDED].slots is None
     assert [member_of(fleet, number).faults for number in range(3)] == [()] * 3, (
         "no fault: a new generation is not what it needs"
@@ -95,25 +95,25 @@ async def steps_until(fleet: Fleet, what: str, arrived: Callable[[], object]) ->
     ("error", "code", "words"),
     [
         (
-            OSError(errno.ENOSPC, "No space left on device"),
+            OSError(errno.ENOMEM, "Cannot allocate memory"),
             "memory_full",
-            "the ranks' pages cannot be created on tmpfs: No space left on device",
+            "the ranks' pages cannot be created: Cannot allocate memory",
         ),
         (LookupError("a bug"), "agent_error", "LookupError('a bug')"),
     ],
-    ids=["full to the last page", "a bug"],
+    ids=["no memory", "a bug"],
 )
 async def test_a_node_that_cannot_load_says_so(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str, words: str
 ) -> None:
-    def page(path: Path, *, generation: int) -> RankPage:
-        if path.is_relative_to(fleet.nodes[CROWDED].slots):
+    def page(name: str, files: HeldFiles, *, generation: int) -> RankPage:
+        if files is fleet.nodes[CROWDED].agent.files:
             raise error
-        return RankPage(path, generation=generation)
+        return RankPage(name, files, generation=generation)
 
     await fleet.prepare()
     with monkeypatch.context() as patched:
-        patched.setattr(worker.member.member, "RankPage", page)
+        patched.setattr(worker.shm.store, "RankPage", page)
         plan = fleet.make_plan()
         for node in fleet.nodes:
             await fleet.send(node, Load(plan=plan, key=bytes([1]) * KEY_BYTES))

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,7 +112,7 @@ async def test_steps_are_committed_and_come_back(fleet: Fleet) -> None:
         assert member.restored_from == ("local",)
     await fleet.train(fleet.plan.base_step + 3)
     await fleet.release()
-    assert [path for node in fleet.nodes for path in node.slots.rglob("*") if path.is_file()] == []
+    assert [node.files("*") for node in fleet.nodes] == [{}] * 3
     assert [node.shim.forgotten for node in fleet.nodes] == [[RUN]] * 3
 
 
@@ -147,8 +146,7 @@ def exit_of(fleet: Fleet, rank: int) -> ExitClass | None:
 async def come_back_empty(node: Node) -> None:
     """Replace a node's machine by a new one, without slots and without a promise on disk."""
     await node.gone()
-    for path in [*node.slots.rglob("*.slot-*"), node.state_dir / "promise"]:
-        path.unlink()
+    node.forget()
     node.start()
 
 
@@ -186,14 +184,14 @@ async def test_shards_that_move_to_other_holders_leave_their_memory_behind(fleet
         assert member.faults == ()
         assert [shard.in_view for shard in member.protection] == [(node.id, fleet.nodes[(index + 2) % 3].id)]
         placed = {f"rank-{rank}.slot-{slot}" for rank in (index, (index + 1) % 3) for slot in range(2)}
-        assert {path.name for path in node.slots.rglob("*.slot-*")} == placed
+        assert set(node.files()) == placed
 
 
 async def test_a_flipped_bit_is_never_restored(fleet: Fleet) -> None:
     await fleet.launch()
     await fleet.train(4)
     await fleet.prepare()
-    for path in fleet.nodes[1].slots.rglob("rank-1.slot-*"):
+    for path in fleet.nodes[1].files("rank-1.slot-*").values():
         with path.open("r+b") as file:
             file.seek(HEADER_BYTES + 4000)
             byte = file.read(1)
@@ -217,7 +215,7 @@ async def test_the_ranks_of_a_node_are_loaded_side_by_side(fleet: Fleet, monkeyp
     await fleet.train(4)
     await fleet.prepare()
     node = fleet.nodes[1]
-    for path in node.slots.rglob(f"rank-{fleet.ranks_of(1)[0]}.slot-*"):
+    for path in node.files(f"rank-{fleet.ranks_of(1)[0]}.slot-*").values():
         with path.open("r+b") as file:
             file.seek(HEADER_BYTES)
             file.write(bytes(100))
@@ -374,14 +372,14 @@ async def test_ranks_are_started_while_their_shards_are_loaded_and_restore_when_
     await until("all to hear of their bases", lambda: all(rank.arriving is not None for rank in fleet.ranks))
     for rank in fleet.ranks:
         assert rank.arriving is not None
-        half = read_agent_half(memoryview(Path(rank.arriving.word_path).read_bytes()))
+        half = read_agent_half(memoryview(rank.path_of(rank.arriving.word_path).read_bytes()))
         assert half is not None
         assert (half.load, half.verified) == (
             rank.arriving.load,
             rank.arriving.index_offset + rank.arriving.index_bytes,
         )
         assert (
-            Path(rank.arriving.base_slot_path).read_bytes()[HEADER_BYTES:][: half.verified]
+            rank.path_of(rank.arriving.base_slot_path).read_bytes()[HEADER_BYTES:][: half.verified]
             == payload(rank.rank, rank.arriving.base_step)[0]
         )
     await fleet.start()
@@ -407,7 +405,7 @@ async def test_restarted_while_both_slots_of_its_rank_were_being_written(fleet: 
     await fleet.load()
     node = fleet.nodes[1]
     await node.stop()
-    for path in node.slots.rglob("rank-1.slot-*"):
+    for path in node.files("rank-1.slot-*").values():
         header = unpack_header(path.read_bytes())
         with path.open("r+b") as file:
             file.write(pack_header(replace(header, state=SlotState.WRITING)))
@@ -475,7 +473,7 @@ async def test_a_base_that_a_restarted_owner_no_longer_finds_is_fetched_again(fl
     )  # type: ignore[union-attr]
     assert fleet.plan is not None
     await owner.stop()
-    for path in owner.slots.rglob("rank-1.slot-*"):
+    for path in owner.files("rank-1.slot-*").values():
         with path.open("r+b") as file:
             file.write(bytes(HEADER_BYTES))
     # Remove the holder from the plan's sources, as if the holder had received the shard only after the plan was made.
@@ -1229,7 +1227,7 @@ async def test_what_cannot_be_verified_is_reported(fleet: Fleet) -> None:
     await fleet.prepare()
     plan = fleet.make_plan()
     for node in fleet.nodes:
-        for path in node.slots.rglob("rank-2.slot-*"):
+        for path in node.files("rank-2.slot-*").values():
             with path.open("r+b") as file:
                 file.seek(HEADER_BYTES + 10)
                 file.write(b"nonsense")

@@ -65,8 +65,7 @@ async def test_a_holder_that_never_answers(fleet: Fleet, monkeypatch: pytest.Mon
     await until("the holder to be back", lambda: protection_after_steps(fleet, holder.id))
     assert fleet.ranks[0].boundary > steps or protection(fleet, 0).reason == ""
     await fleet.nodes[0].gone()
-    for path in [*fleet.nodes[0].slots.rglob("*.slot-*"), fleet.nodes[0].state_dir / "promise"]:
-        path.unlink()
+    fleet.nodes[0].forget()
     fleet.nodes[0].start()
     await fleet.launch()
     assert fleet.plan is not None

@@ -22,7 +22,8 @@ async def test_an_instance_of_an_image_of_a_running_node_joins_as_a_new_one(flee
     assert {"promise", "session_token", "peer_identity", "peer_port", "sources", "logs"} <= {
         path.name for path in state.iterdir()
     }
-    new = Node(NodeId("i-new"), state, imaged.slots.with_name("new"), fleet.objects, fleet.control)
+    (sockets := imaged.sockets.with_name("new")).mkdir()
+    new = Node(NodeId("i-new"), state, sockets, fleet.objects, fleet.control)
     new.start()
     try:
         await until("its first report", lambda: new.id in fleet.control.reports)
@@ -36,3 +37,4 @@ async def test_an_instance_of_an_image_of_a_running_node_joins_as_a_new_one(flee
         await fleet.train(5)
     finally:
         await new.gone()
+        new.shim.switch_off()

@@ -65,10 +65,6 @@ def resident(name: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def tmpfs_bytes(folder: Path) -> int:
-    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*"))
-
-
 async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet: Fleet, counted: set[int]) -> None:
     await fleet.connected()
     CLEAR_REFS.write_text(RESET_PEAK)
@@ -79,7 +75,7 @@ async def test_what_is_used_while_steps_are_kept_is_what_admission_counts(fleet:
     private = resident("VmHWM") - before - (resident("RssShmem") - shared_before)
     (needed,) = counted
     for node in fleet.nodes:
-        slots = tmpfs_bytes(node.slots)
+        slots = sum(path.stat().st_blocks * 512 for path in node.files("*").values())
         assert 0.95 * needed <= slots <= 1.05 * needed
         assert slots + max(private, 0) <= 1.05 * needed + ALLOWED_BYTES, (
             "all three agents' buffers beside one node's slots"

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_memory_is_reported_with_the_node_and_with_the_job(fleet: Fleet, tmp_path: Path) -> None:
-    watch = HealthWatch(NoGpus(), state=tmp_path, slots=tmp_path)
+    watch = HealthWatch(NoGpus(), state=tmp_path)
     watch.look()
     await fleet.nodes[1].stop()
     fleet.nodes[1].start(health=watch)

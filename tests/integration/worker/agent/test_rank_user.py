@@ -1,7 +1,6 @@
 """The user of an agent's ranks may access only the files that these ranks need.
 
-The agent gives this user access to the slots of its own ranks, their pages, the socket, and the folders above. The user
-has no access to slots with copies of other nodes' shards.
+The agent gives this user access to its socket, over which it sends the files of this user's ranks.
 """
 
 from __future__ import annotations
@@ -40,16 +39,8 @@ async def test_agents_open_what_their_ranks_need_and_nothing_else(fleet: Fleet) 
         node.start()
     await fleet.launch()
     await fleet.train(3)
-    for rank, node in enumerate(fleet.nodes):
-        held = {path.name for path in (node.slots / RUN).iterdir()}
-        own = {f"rank-{rank}.slot-0", f"rank-{rank}.slot-1", f"rank-{rank}.word"}
-        assert own < held, "replicas of another rank are there, too"
-        assert opened(node.slots) == {
-            ".": 0o710,
-            RUN: 0o710,
-            "ranks.sock": 0o660,
-            **{f"{RUN}/{name}": 0o660 for name in own},
-        }
+    for node in fleet.nodes:
+        assert opened(node.sockets) == {".": 0o710, "ranks.sock": 0o660}
         assert opened(node.state_dir / "sources")["."] == 0o710
         assert fleet.control.reports[node.id].exposure == "told at the start"
     home = Path(make_home(fleet.nodes[0].state_dir, RunId(RUN), USER)["HOME"])
@@ -66,10 +57,8 @@ async def test_what_a_restarted_agent_finds_is_opened_again(fleet: Fleet) -> Non
     await fleet.launch()
     await fleet.train(2)
     node = fleet.nodes[0]
-    closed = {path.name: path.stat().st_mode & 0o777 for path in (node.slots / RUN).iterdir()}
-    assert set(closed.values()) == {0o600}
+    assert opened(node.sockets) == {}
     await node.stop()
     node.settings = replace(node.settings, rank_user=USER)
     node.start()
-    await until("the page to be opened", lambda: (node.slots / RUN / "rank-0.word").stat().st_mode & 0o777 == 0o660)
-    assert node.slots.stat().st_mode & 0o777 == 0o710
+    await until("the socket", lambda: opened(node.sockets) == {".": 0o710, "ranks.sock": 0o660})

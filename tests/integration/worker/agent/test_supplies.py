@@ -185,7 +185,7 @@ async def test_secrets_are_read_for_each_launch_and_are_nowhere_else(
     written = [
         path
         for node in fleet.nodes
-        for folder in (node.state_dir, node.slots)
+        for folder in (node.state_dir, node.sockets)
         for path in folder.rglob("*")
         if path.is_file()
     ]

@@ -26,7 +26,7 @@ from everstep.protocol.agent_messages import RunCommand
 from everstep.protocol.codec import Message, frame
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.plan import GenerationPlan, InputChannel, ObjectReference, SourceArchive
-from everstep.protocol.rank_messages import RankHello
+from everstep.protocol.rank_messages import RankHello, SlotsGranted
 from everstep.protocol.slot import digest
 from tests.fakes.storage import MemoryObjectStore
 from tests.integration.worker.own_mounts import in_own_mounts, may_have_one
@@ -45,7 +45,7 @@ from worker.ranks.server import RankLine, RankServer
 from worker.ranks.shim.messages import RankRecord
 from worker.ranks.stacks import stacks_of
 from worker.ranks.supervisor import Supervisor
-from worker.shm.rank_page import RankPage
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 
 pytestmark = [
@@ -63,7 +63,7 @@ The tests open these folders to all users: otherwise, the ranks' user might not 
 LAYOUT = digest(b"layout")
 
 LOOK = """
-import errno, getpass, json, os, socket, sys, traceback
+import errno, getpass, json, mmap, os, socket, sys, traceback
 
 places = json.loads(os.environ["PLACES"])
 found = {}
@@ -86,17 +86,27 @@ def connect(path):
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
 found["who"] = [*os.getresuid(), *os.getresgid(), *os.getgroups(), int(status["NoNewPrivs"]), int(status["CapPrm"], 16), int(status["CapEff"], 16)]
 found["names"] = [getpass.getuser(), os.environ["HOME"]]
-for name in ("own slot", "page"):
-    attempt(name, lambda: write(places[name]))
-for name in ("other slot", "promise", "source", "input"):
+line = connect(os.environ["EVERSTEP_AGENT_SOCKET"])
+line.sendall(bytes.fromhex(os.environ["GREETING"]))
+data, files, _, _ = socket.recv_fds(line, 10_000, 4)
+found["agent says"] = [len(files), "rank-0.slot-0" in data.decode(errors="replace")]
+for name, file in zip(("own slot", "page"), files):
+    attempt(name, lambda: mmap.mmap(file, 4096).write(b"x") and None)
+    attempt("shrink " + name, lambda: os.ftruncate(file, 0))
+    attempt("grow " + name, lambda: os.ftruncate(file, 1 << 62))
+    attempt("shrink by path " + name, lambda: os.truncate(f"/proc/self/fd/{file}", 100))
+    attempt("extend " + name, lambda: os.pwrite(file, b"x" * 100, os.fstat(file).st_size) and None)
+    attempt("unlink " + name, lambda: os.unlink(f"/proc/self/fd/{file}"))
+for number in range(3, 64):
+    attempt("agent's files", lambda: os.open(f"/proc/{places['agent']}/fd/{number}", os.O_RDWR))
+for name in ("promise", "source", "input"):
     attempt("write " + name, lambda: write(places[name]))
-for name in ("promise", "other slot"):
-    attempt("read " + name, lambda: open(places[name]).read())
+attempt("read promise", lambda: open(places["promise"]).read())
 for name in ("source", "input"):
     attempt("read " + name, lambda: open(places[name]).read() and None)
 for name in ("state", "slots"):
     attempt("list " + name, lambda: os.listdir(places[name]) and None)
-for name in ("source", "input", "own slot"):
+for name in ("source", "input"):
     attempt("replace " + name, lambda: os.rename(places[name], places[name] + ".mine"))
 attempt("agent's environment", lambda: open(f"/proc/{places['agent']}/environ").read() and None)
 attempt("agent's memory", lambda: open(f"/proc/{places['agent']}/mem").close())
@@ -105,15 +115,13 @@ attempt("end the agent", lambda: os.kill(places["agent"], 0))
 attempt("own descriptors", lambda: os.listdir("/proc/self/fd") and None)
 attempt("become root", lambda: os.setuid(0))
 attempt("shim", lambda: connect(places["shim"]).close())
+attempt("shim's files", lambda: socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(places["files"]))
 attempt("again stdout", lambda: open("/dev/stdout", "a").write("twice\\n") and None)
 attempt("again stdout to read", lambda: open("/dev/stdout").read())
 out = os.environ["EVERSTEP_OUTPUT_DIR"]
 attempt("output", lambda: open(out + "/model", "w").write("model") and None)
 attempt("home", lambda: open(os.environ["HOME"] + "/cache", "w").write("x") and None)
 os.symlink(places["promise"], out + "/leak")
-line = connect(os.environ["EVERSTEP_AGENT_SOCKET"])
-line.sendall(bytes.fromhex(os.environ["GREETING"]))
-found["agent says"] = line.recv(100).decode()
 print(json.dumps(found), flush=True)
 """
 MAY = {
@@ -127,32 +135,39 @@ MAY = {
     "home": "done",
 }
 MAY_NOT = (
-    "write other slot",
+    *(
+        f"{change} {name}"
+        for name in ("own slot", "page")
+        for change in ("shrink", "grow", "shrink by path", "extend", "unlink")
+    ),
+    "agent's files",
     "write promise",
     "write source",
     "write input",
     "read promise",
-    "read other slot",
     "list state",
     "list slots",
     "replace source",
     "replace input",
-    "replace own slot",
     "agent's environment",
     "agent's memory",
     "parent's memory",
     "end the agent",
     "become root",
     "shim",
+    "shim's files",
     "again stdout to read",
 )
 
 
 class Listener:
-    """Accepts the rank's connection and reads its hello."""
+    """Accepts the rank's connection, and sends the files of the rank."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
 
     def hello(self, hello: RankHello, line: RankLine) -> bool:
-        line._writer.write(f"welcome, rank {hello.rank}".encode())
+        line.send(SlotsGranted(layout_hash=LAYOUT, capacity_bytes=4096, paths=self._names))
         return True
 
     def message(self, rank: Rank, message: Message) -> None: ...
@@ -235,29 +250,26 @@ async def machine(disk: Path, tmpfs: Path, *, is_warm: bool = False) -> AsyncIte
 def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
     async def body(disk: Path, tmpfs: Path) -> None:
         async with machine(disk, tmpfs, is_warm=is_warm) as made:
-            store = SlotStore(made.slots, memory_bytes=1 << 20, user=USER)
+            store = SlotStore(HeldFiles(), memory_bytes=1 << 20)
             store.open_run(JobName("job"), RUN)
             for rank in (0, 1):
                 await store.reserve(Rank(rank), capacity_bytes=4096, layout_hash=LAYOUT, slot_count=2)
-            page = RankPage(store.page_path(Rank(0)), generation=1)
-            own, other = (store.shards[Rank(rank)][0].file.path for rank in (0, 1))
-            server = RankServer(made.slots / "ranks.sock", USER)
-            server.events = Listener()
+            page = store.page(Rank(0), 1)
+            server = RankServer(made.slots / "ranks.sock", store.files, USER)
+            server.events = Listener(store.shards[Rank(0)][0].file.name, page.name)
             await server.start()
             made.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"data")
             channels = (InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/")),)
             inputs = InputCache(made.state, 1 << 20, USER).fetch(made.objects, RUN, channels, threading.Event())
             plan, entry = made.plan(LOOK)
             places = {
-                "own slot": store.open_to_rank(own),
-                "page": store.open_to_rank(page.path),
-                "other slot": str(other),
                 "promise": str(made.state / "promise"),
                 "source": str(entry),
                 "input": str(inputs["train"] / "a"),
                 "state": str(made.state),
                 "slots": str(made.slots),
                 "shim": str(made.slots / "shim.sock"),
+                "files": str(made.slots / "files.sock"),
                 "agent": os.getpid(),
             }
             hello = RankHello(job=JobName("job"), run=RUN, generation=Generation(1), rank=Rank(0), pid=1)
@@ -277,10 +289,10 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
             assert again == "twice"
             assert found.pop("who") == [*[USER.uid] * 3, *[USER.gid] * 3, *USER.groups, 1, 0, 0]
             assert found.pop("names") == [USER.name, str(made.state / "homes" / RUN)]
-            assert found.pop("agent says") == "welcome, rank 0"
+            assert found.pop("agent says") == [2, True]
             assert {name: found.pop(name) for name in MAY} == MAY
             assert set(found) == set(MAY_NOT)
-            assert set(found.values()) <= {"EACCES", "EPERM"}, found
+            assert set(found.values()) <= {"EACCES", "EPERM", "EFBIG"}, found
             await sent_is_the_ranks_alone(made, plan)
             await server.close()
             page.close()

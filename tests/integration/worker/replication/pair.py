@@ -24,7 +24,7 @@ from worker.replication.sender import Printed, ReplicaSender
 from worker.replication.tcp import LISTENER_LIMITS, ListenerLimits, PeerListener, TcpSession, dial
 from worker.replication.transport import Dialler, PeerCredentials, Session
 from worker.shards.owned_shard import OwnedShard
-from worker.shm.rank_page import RankPage
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import Slot, SlotStore
 from worker.tasks import end
 
@@ -142,7 +142,7 @@ class Pair:
             core=Shard.begin(Step(0), (HOLDER,), has_parity=has_parity),
             base=None,
             store=self.owner_store,
-            page=RankPage(self.owner_store.page_path(RANK), generation=GENERATION),
+            page=self.owner_store.page(RANK, GENERATION),
             now=lambda: 0.0,
             on_change=self._changed,
         )
@@ -150,7 +150,7 @@ class Pair:
 
     @staticmethod
     def _store(root: Path, memory_bytes: int) -> SlotStore:
-        store = SlotStore(root, memory_bytes=memory_bytes)
+        store = SlotStore(HeldFiles(), memory_bytes=memory_bytes)
         store.open_run(JOB, RUN)
         return store
 

@@ -30,6 +30,7 @@ from worker.core.rounds import NONE
 from worker.replication import streams
 from worker.replication.receiver import ReplicaReceiver
 from worker.replication.tcp import TcpSession
+from worker.shm.held_files import HeldFiles
 from worker.shm.shares import Shares
 from worker.shm.slot_file import SlotFile
 
@@ -166,9 +167,9 @@ async def test_a_member_waits_for_a_holder_that_creates_the_slots_of_its_share(
 ) -> None:
     is_free, create = threading.Event(), SlotFile.create
 
-    def slowly(path: Path, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
+    def slowly(name: str, files: HeldFiles, header: SlotHeader, cancelled: threading.Event) -> SlotFile:
         assert is_free.wait(20)
-        return create(path, header, cancelled)
+        return create(name, files, header, cancelled)
 
     stripe.receiver.preparing_seconds = 0.02
     monkeypatch.setattr(SlotFile, "create", slowly)

@@ -1638,9 +1638,8 @@ async def test_a_restarted_holder_is_not_stuck_with_a_half_received_shard(pair: 
         RANK, content(2), keep={content(1)}, capacity_bytes=4000, layout_hash=LAYOUT, slot_count=2
     )
     assert index is not None
-    root = pair.holder_store.root
     pair.holder_store.close()
-    again = SlotStore(root, memory_bytes=1 << 20)
+    again = SlotStore(pair.holder_store.files, memory_bytes=1 << 20)
     assert pair.owner_store.run is not None
     again.open_run(pair.owner_store.job, pair.owner_store.run)
     # Declare the writers of the shard as ended, as `Member.adopt` does if the shard's rank is on another node.

@@ -38,6 +38,7 @@ from worker.member.kept_contents import KeptContents
 from worker.member.shared_uploads import UploadHelper
 from worker.member.upload_division import UploadDivision
 from worker.shards.owned_shard import OwnedShard
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import Slot, SlotStore
 from worker.storage.downloads import download_shard
 from worker.storage.s3 import S3ObjectStore
@@ -99,7 +100,7 @@ class UploadingNode:
         self.is_dead = False
         self.lines: set[Line] = set()
         self.ranks = plan.node(node_id).ranks
-        self.store = SlotStore(cluster.folder / f"{node_id}-{plan.generation}", memory_bytes=1 << 26)
+        self.store = SlotStore(HeldFiles(), memory_bytes=1 << 26)
         self.store.open_run(plan.job, plan.run)
         self.objects = cluster.store_of(node_id)
         self._cluster = cluster
@@ -262,7 +263,7 @@ class Cluster:
         for rank in plan.ranks:
             (source,) = [each for each in rank.sources if each.kind == "s3"]
             content = Content(source.origin_generation, source.step)
-            store = SlotStore(self.folder / f"restored-{plan.generation}-{rank.rank}", memory_bytes=1 << 26)
+            store = SlotStore(HeldFiles(), memory_bytes=1 << 26)
             store.open_run(plan.job, plan.run)
             await download_shard(
                 self.store_of("restore"), source, store, rank=rank.rank, content=content, keep=(), slot_count=1

@@ -20,6 +20,7 @@ from worker.core.slots import Content
 from worker.member.shared_loads import HelpedLoad, LoadHelper
 from worker.replication.streams import Streams
 from worker.replication.transport import Session
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 from worker.storage.checkpoints import upload_shard
 from worker.storage.downloads import download_shard
@@ -86,7 +87,7 @@ class Nodes(Generic[StoreT]):
         return store
 
     def node(self, name: str) -> SlotStore:
-        store = SlotStore(self.folder / name, memory_bytes=4 * len(self.payload))
+        store = SlotStore(HeldFiles(), memory_bytes=4 * len(self.payload))
         store.open_run(JOB, RUN)
         return store
 

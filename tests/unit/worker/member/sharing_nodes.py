@@ -27,6 +27,7 @@ from worker.member.shared_loads import HelpedLoad, LoadHelper
 from worker.member.shared_objects import SharedReads
 from worker.replication.streams import Streams
 from worker.replication.transport import Dialler, Session
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
 from worker.storage.checkpoints import upload_shard
 from worker.storage.downloads import download_shard
@@ -223,7 +224,7 @@ class Cluster(Generic[StoreT]):
             store.close()
 
     def _store(self, name: str) -> SlotStore:
-        store = SlotStore(self.folder / name, memory_bytes=1 << 30)
+        store = SlotStore(HeldFiles(), memory_bytes=1 << 30)
         store.open_run(JOB, RUN)
         return store
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -24,6 +23,7 @@ from worker.member.held_snapshots import HeldSnapshots
 from worker.member.kept_contents import KeptContents
 from worker.shards.owned_shard import OwnedShard
 from worker.shm.chunk_digests import ChunkDigests
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import Slot, SlotStore
 
 NOTICE = "AWS announced the end of a node, and the checkpoint that the job stores before needs the memory"
@@ -45,8 +45,8 @@ class Shard:
 class SlowStore(SlotStore):
     """A store whose digests wait until the test sets `go`."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, memory_bytes=2**20)
+    def __init__(self) -> None:
+        super().__init__(HeldFiles(), memory_bytes=2**20)
         self.go = asyncio.Event()
         self.has_begun = asyncio.Event()
 
@@ -59,8 +59,8 @@ class SlowStore(SlotStore):
 class Node:
     """A node that holds the sealed step 7 of one rank."""
 
-    def __init__(self, root: Path) -> None:
-        self.store = SlowStore(root)
+    def __init__(self) -> None:
+        self.store = SlowStore()
         self.store.open_run(JOB, RUN)
         self.shard = Shard(self.store)
         plan = rank_plan()
@@ -116,8 +116,8 @@ class Node:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> Any:
-    made = Node(tmp_path)
+async def node() -> Any:
+    made = Node()
     await made.seal()
     yield made
     made.held.close()

@@ -68,7 +68,8 @@ from worker.member.traffic import Traffic
 from worker.replication.pacing import NodePacer
 from worker.shards import owned_shard
 from worker.shards.owned_shard import OwnedShard
-from worker.shm import store
+from worker.shm import slot_file, store
+from worker.shm.held_files import HeldFiles
 from worker.shm.rank_page import RankPage
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
@@ -106,7 +107,7 @@ class Place:
     def __init__(
         self, root: Path, plan: GenerationPlan = PLAN, rank: Rank = RANK, peers: tuple[NodeId, ...] = ()
     ) -> None:
-        self.store = SlotStore(root, memory_bytes=2**20)
+        self.store = SlotStore(HeldFiles(), memory_bytes=2**20)
         self.store.open_run(plan.job, plan.run)
         self.outbox = MetricOutbox()
         self.unix = 1_800_000_000.0
@@ -118,7 +119,7 @@ class Place:
         """One entry per immediate report to the control plane."""
         self.capacity_bytes = 4096
         """Capacity of the slots that the rank requests."""
-        self.page = RankPage(self.store.page_path(rank), generation=PLAN.generation)
+        self.page = self.store.page(rank, PLAN.generation)
         self.shard = OwnedShard(
             rank=rank,
             generation=PLAN.generation,
@@ -160,8 +161,7 @@ class Place:
 
     def stand(self, half: RankHalf) -> None:
         with (
-            self.page.path.open("r+b") as file,
-            mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page,
+            mmap.mmap(self.store.files.descriptor(self.page.name), RANK_WORD_BYTES) as page,
             memoryview(page) as view,
         ):
             write_rank_half(view, half)
@@ -222,7 +222,7 @@ class Loading(Place):
             index_offset=2000,
             index_bytes=1000,
         )
-        self.file = SlotFile.create(root / "slot", self.header, threading.Event())
+        self.file = SlotFile.create("slot", self.store.files, self.header, threading.Event())
         self.shard.begin_load()
 
     def come(self, verified_bytes: int) -> None:
@@ -248,7 +248,7 @@ async def test_a_rank_that_waits_follows_what_arrives(loading: Loading) -> None:
     (arriving,) = loading.line.sent
     assert isinstance(arriving, Arriving)
     assert (arriving.base_slot_path, arriving.load, arriving.index_offset, arriving.index_bytes) == (
-        str(loading.file.path),
+        loading.file.name,
         1,
         2000,
         1000,
@@ -267,9 +267,7 @@ async def test_a_load_that_begins_anew_is_on_the_page_before_anything_is_written
     loading.come(1000)
     loading.shard.begin_load()
     assert (loading.page.agent.load, loading.page.agent.verified) == (2, 0)
-    assert RankPage(loading.page.path, generation=PLAN.generation).agent.load == 2, (
-        "an agent that is restarted counts on"
-    )
+    assert loading.store.page(RANK, PLAN.generation).agent.load == 2, "an agent that is restarted counts on"
     loading.come(500)
     arriving = loading.line.sent[-1]
     assert isinstance(arriving, Arriving)
@@ -317,16 +315,17 @@ async def begin(place: Place) -> None:
 async def test_a_rank_whose_slots_cannot_grow_has_them_when_there_is_room(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_restarted: bool
 ) -> None:
-    """A rank requests larger slots on a full tmpfs, and gets them when there is room."""
+    """A rank requests larger slots while the node has no memory, and gets them when there is room."""
 
-    def full(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def refuse(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     await place.store.reserve(RANK, capacity_bytes=1024, layout_hash=LAYOUT, slot_count=2)
     place.lines.welcome_all()
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
     with monkeypatch.context() as patched:
-        patched.setattr(os, "posix_fallocate", full)
+        patched.setattr(slot_file, "populate", lambda *_, is_written: False)
+        patched.setattr(os, "posix_fallocate", refuse)
         asked = asyncio.create_task(place.request())
         await place.has_refused()
         if is_restarted:
@@ -980,8 +979,7 @@ def pass_boundary(
     place: Place, step: int, at: float, blocked: float = 0.0, rank: Rank = RANK, first_passed: float = 0.0
 ) -> None:
     with (
-        place.page.path.open("r+b") as file,
-        mmap.mmap(file.fileno(), RANK_WORD_BYTES) as page,
+        mmap.mmap(place.store.files.descriptor(place.page.name), RANK_WORD_BYTES) as page,
         memoryview(page) as view,
     ):
         write_rank_half(
@@ -1142,7 +1140,7 @@ async def test_the_page_and_the_report_of_a_rank_contain_the_rehearsal(place: Pl
     tell(StopState.ANNOUNCED)
     half = RankHalf(PLAN.generation, boundary=2, rehearsal_step=4, rehearsal_echo=ECHO_YES)
     place.stand(half)
-    agent = RankPage(place.page.path, generation=PLAN.generation).agent
+    agent = place.store.page(RANK, PLAN.generation).agent
     assert (agent.rehearsal, agent.rehearsal_state, agent.rehearsal_steps) == (4, StopState.ANNOUNCED, 2)
     told = place.shard.round()
     assert (told.rehearsal_step, told.rehearsal_echo, told.heard_rehearsal, told.confirmed_rehearsal) == (
@@ -1190,8 +1188,8 @@ async def test_a_rank_that_returns_from_a_rehearsal_keeps_its_committed_step_and
     assert place.lines.hello(HELLO, place.line)  # type: ignore[arg-type]
     (welcome,) = place.line.sent
     assert isinstance(welcome, Welcome)
-    assert (welcome.base_step, welcome.word_path) == (0, str(place.page.path))
-    page = RankPage(Path(welcome.word_path), generation=PLAN.generation).agent
+    assert (welcome.base_step, welcome.word_path) == (0, place.page.name)
+    page = RankPage(welcome.word_path, place.store.files, generation=PLAN.generation).agent
     assert (page.committed, page.rehearsal, page.rehearsal_state) == (3, 4, StopState.CONFIRMED)
     await place.request()
     await done(place)

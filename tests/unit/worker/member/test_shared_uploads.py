@@ -28,6 +28,7 @@ from worker.core.slots import Content
 from worker.errors import PeerLost, StoreUnavailable
 from worker.member.shared_uploads import MAX_HELPED_PARTS, HelpedUpload, UploadHelper
 from worker.replication.transport import Session
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import Slot, SlotStore, in_thread
 from worker.storage.checkpoints import upload_shard
 from worker.storage.object_store import StoredObject
@@ -121,7 +122,7 @@ class Holder:
 
 @pytest.fixture
 async def holder(tmp_path: Path) -> AsyncIterator[Holder]:
-    store, content = SlotStore(tmp_path, memory_bytes=1 << 20), Content(Generation(1), Step(7))
+    store, content = SlotStore(HeldFiles(), memory_bytes=1 << 20), Content(Generation(1), Step(7))
     store.open_run(JOB, RUN)
     index = await store.grant(
         RANK, content, keep=(), capacity_bytes=len(PAYLOAD), layout_hash=bytes(range(16)), slot_count=2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.node.unix_socket import listen_private
+from worker.node.unix_socket import listen_private, make_socket_folder
 
 
 @pytest.fixture
@@ -53,3 +53,37 @@ def test_a_directory_that_is_not_there_leaves_nothing_open(tmp_path: Path) -> No
     with pytest.raises(FileNotFoundError):
         listen_private(tmp_path / "none" / "socket")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("mode", [0o777, 0o720])
+def test_a_folder_that_others_may_write_to_is_not_adopted(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(PermissionError, match="trusts its own folder alone"):
+        make_socket_folder(folder)
+
+
+@pytest.mark.security
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_not_adopted(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 61_260, 61_260)
+    with pytest.raises(PermissionError, match="it is of uid 61260"):
+        make_socket_folder(folder)
+
+
+@pytest.mark.security
+def test_a_link_is_not_adopted(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    folder.symlink_to(tmp_path)
+    with pytest.raises(NotADirectoryError):
+        make_socket_folder(folder)
+
+
+def test_a_folder_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        make_socket_folder(tmp_path / "node")
+        assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700

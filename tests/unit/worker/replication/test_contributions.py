@@ -21,6 +21,7 @@ from worker.replication.contributions import PREPARING_SECONDS, Contributions
 from worker.replication.streams import Receiver, Streams
 from worker.replication.transfers import ShardRejected
 from worker.replication.transport import Session
+from worker.shm.held_files import HeldFiles
 from worker.shm.shares import Shares
 from worker.shm.store import SlotStore
 from worker.tasks import end
@@ -79,7 +80,7 @@ def announced(rank: Rank, step: Step) -> tuple[BeginShard, Callable[[], Awaitabl
 
 def opened(folder: Path, *, slot_count: int = 2) -> Contributions:
     """Return the contributions to the share of rank 0. All other members are connected."""
-    store = SlotStore(folder, memory_bytes=1 << 26)
+    store = SlotStore(HeldFiles(), memory_bytes=1 << 26)
     store.open_run(JobName("gpt"), RunId("ab" * 16))
     shares = Shares(store, {HOLDER: (HOLDER, WAITING, *SLOW)}, keep=lambda owner, committed: (), slot_count=slot_count)
     contributions = Contributions(shares)

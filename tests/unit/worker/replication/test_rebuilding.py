@@ -18,6 +18,7 @@ from worker.errors import NoRoom
 from worker.replication.rebuilding import Rebuilding, rebuild_shard
 from worker.replication.transport import Dialler
 from worker.shm import combining
+from worker.shm.held_files import HeldFiles
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 
@@ -49,7 +50,7 @@ def source_of(**changes: Any) -> ShardSource:
     )
 
 
-def slot_file(path: Path, capacity_bytes: int) -> SlotFile:
+def slot_file(capacity_bytes: int) -> SlotFile:
     header = SlotHeader(
         job=JobName("gpt"),
         run=RunId("ab" * 16),
@@ -59,13 +60,13 @@ def slot_file(path: Path, capacity_bytes: int) -> SlotFile:
         state=SlotState.WRITING,
         capacity_bytes=capacity_bytes,
     )
-    return SlotFile.create(path / "slot", header, threading.Event())
+    return SlotFile.create("slot", HeldFiles(), header, threading.Event())
 
 
 def test_a_slot_that_is_too_small_is_refused_before_a_byte_is_written(tmp_path: Path) -> None:
     rebuild = source_of().rebuild
     assert rebuild is not None
-    file = slot_file(tmp_path, LOST.payload_bytes - 1)
+    file = slot_file(LOST.payload_bytes - 1)
     with pytest.raises(NoRoom) as refused:
         Rebuilding(file, rebuild)
     assert (refused.value.needed_bytes, refused.value.available_bytes) == (8192, 8191)
@@ -93,7 +94,7 @@ def never(node_id: NodeId) -> Dialler:
     ],
 )
 async def test_a_source_that_contradicts_itself_is_refused(tmp_path: Path, source: ShardSource, words: str) -> None:
-    store = SlotStore(tmp_path, memory_bytes=1 << 20)
+    store = SlotStore(HeldFiles(), memory_bytes=1 << 20)
     store.open_run(JobName("gpt"), RunId("ab" * 16))
     with pytest.raises(MalformedMessage, match=words):
         await rebuild_shard(

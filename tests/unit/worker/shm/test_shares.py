@@ -11,7 +11,6 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -23,6 +22,7 @@ from worker.core.parity import Stripe
 from worker.core.slots import Content
 from worker.errors import NoRoom
 from worker.shm import combining
+from worker.shm.held_files import HeldFiles
 from worker.shm.shares import Accumulation, Membership, Shares
 from worker.shm.store import SlotStore
 
@@ -58,8 +58,8 @@ class Holder:
     """Number of announcements that have emptied a share, with the contributions of other members in it."""
 
     @classmethod
-    def opened(cls, path: Path, stripe: Stripe = STRIPE, *, inline_digest_bytes: int = 1 << 20) -> Holder:
-        store = SlotStore(path, memory_bytes=1 << 26, inline_digest_bytes=inline_digest_bytes)
+    def opened(cls, files: HeldFiles, stripe: Stripe = STRIPE, *, inline_digest_bytes: int = 1 << 20) -> Holder:
+        store = SlotStore(files, memory_bytes=1 << 26, inline_digest_bytes=inline_digest_bytes)
         kept = set[Content]()
         store.open_run(JobName("gpt"), RunId("ab" * 16))
         store.settle_copiers(share_owner(Rank(0)))
@@ -127,8 +127,8 @@ def expected(data: Mapping[int, bytes]) -> bytes:
     return bytes(share)
 
 
-async def test_a_share_is_sealed_when_it_contains_every_contribution(tmpfs: Path) -> None:
-    holder, state = Holder.opened(tmpfs), shards(1)
+async def test_a_share_is_sealed_when_it_contains_every_contribution(files: HeldFiles) -> None:
+    holder, state = Holder.opened(files), shards(1)
     first = await holder.fill(1, state[1], 7)
     assert not first.is_over
     assert holder.steps(1) == []
@@ -141,8 +141,8 @@ async def test_a_share_is_sealed_when_it_contains_every_contribution(tmpfs: Path
     assert holder.shares.inventory(Rank(1)) == ((content(7), payload_digest(state[1])),)
 
 
-async def test_the_share_of_the_committed_step_stays_while_the_next_one_accumulates(tmpfs: Path) -> None:
-    holder = Holder.opened(tmpfs)
+async def test_the_share_of_the_committed_step_stays_while_the_next_one_accumulates(files: HeldFiles) -> None:
+    holder = Holder.opened(files)
     for step in (6, 7):
         await holder.protect(shards(step), step)
     holder.kept.add(content(7))
@@ -153,8 +153,8 @@ async def test_the_share_of_the_committed_step_stays_while_the_next_one_accumula
     assert holder.share(8) == expected(shards(8))
 
 
-async def test_a_newer_step_ends_the_accumulation_of_an_abandoned_one(tmpfs: Path) -> None:
-    holder = Holder.opened(tmpfs)
+async def test_a_newer_step_ends_the_accumulation_of_an_abandoned_one(files: HeldFiles) -> None:
+    holder = Holder.opened(files)
     await holder.protect(shards(6), 6)
     holder.kept.add(content(6))
     abandoned = await holder.fill(1, shards(7)[1], 7)
@@ -165,8 +165,8 @@ async def test_a_newer_step_ends_the_accumulation_of_an_abandoned_one(tmpfs: Pat
     assert holder.share(8) == expected(shards(8))
 
 
-async def test_another_shard_of_the_same_step_empties_the_share(tmpfs: Path) -> None:
-    holder, state = Holder.opened(tmpfs), shards(1)
+async def test_another_shard_of_the_same_step_empties_the_share(files: HeldFiles) -> None:
+    holder, state = Holder.opened(files), shards(1)
     early = await holder.fill(1, state[1], 7)
     again = {1: shards(2)[1], 2: state[2]}
     assert await holder.begin(1, again[1], 7) is not None
@@ -179,8 +179,8 @@ async def test_another_shard_of_the_same_step_empties_the_share(tmpfs: Path) -> 
     assert holder.steps(1) == []
 
 
-async def test_an_outdated_offer_of_another_shard_leaves_the_sealed_share(tmpfs: Path) -> None:
-    holder = Holder.opened(tmpfs)
+async def test_an_outdated_offer_of_another_shard_leaves_the_sealed_share(files: HeldFiles) -> None:
+    holder = Holder.opened(files)
     for step in (6, 7):
         await holder.protect(shards(step), step)
     holder.kept.add(content(7))
@@ -189,8 +189,8 @@ async def test_an_outdated_offer_of_another_shard_leaves_the_sealed_share(tmpfs:
     assert holder.steps(2) == [6, 7]
 
 
-async def test_members_contribute_again_if_the_emptied_share_has_no_room(tmpfs: Path) -> None:
-    holder = Holder.opened(tmpfs)
+async def test_members_contribute_again_if_the_emptied_share_has_no_room(files: HeldFiles) -> None:
+    holder = Holder.opened(files)
     await holder.protect(shards(7), 7)
     with pytest.raises(NoRoom):
         await holder.begin(1, shards(8)[1], 7, shard_bytes=1 << 30)
@@ -198,8 +198,8 @@ async def test_members_contribute_again_if_the_emptied_share_has_no_room(tmpfs: 
     assert holder.steps(2) == []
 
 
-async def test_a_member_that_contributes_again_during_the_seal_begins_no_second_seal(tmpfs: Path) -> None:
-    holder, state = Holder.opened(tmpfs, inline_digest_bytes=0), shards(1)
+async def test_a_member_that_contributes_again_during_the_seal_begins_no_second_seal(files: HeldFiles) -> None:
+    holder, state = Holder.opened(files, inline_digest_bytes=0), shards(1)
     await holder.fill(1, state[1], 7)
     accumulation = await holder.fill(2, state[2], 7)
     assert await holder.begin(2, state[2], 7) is accumulation
@@ -212,8 +212,8 @@ async def test_a_member_that_contributes_again_during_the_seal_begins_no_second_
     assert holder.share(7) == expected(state)
 
 
-async def test_a_complete_share_that_gave_way_to_another_step_is_not_sealed(tmpfs: Path) -> None:
-    holder = Holder.opened(tmpfs)
+async def test_a_complete_share_that_gave_way_to_another_step_is_not_sealed(files: HeldFiles) -> None:
+    holder = Holder.opened(files)
     await holder.protect(shards(6), 6)
     holder.kept.add(content(6))
     await holder.fill(1, shards(7)[1], 7)
@@ -227,20 +227,20 @@ async def test_a_complete_share_that_gave_way_to_another_step_is_not_sealed(tmpf
     assert holder.share(8) == expected(shards(8))
 
 
-async def test_a_larger_shard_gets_a_larger_share(tmpfs: Path) -> None:
-    holder, state = Holder.opened(tmpfs), shards(1)
+async def test_a_larger_shard_gets_a_larger_share(files: HeldFiles) -> None:
+    holder, state = Holder.opened(files), shards(1)
     await holder.shares.reserve(Rank(1), CHUNK)
     await holder.protect(state, 7)
     assert holder.share(7) == expected(state)
 
 
-async def test_an_earlier_agents_share_counts_if_it_is_sealed_and_is_filled_again_if_not(tmpfs: Path) -> None:
-    first = Holder.opened(tmpfs)
+async def test_an_earlier_agents_share_counts_if_it_is_sealed_and_is_filled_again_if_not(files: HeldFiles) -> None:
+    first = Holder.opened(files)
     await first.protect(shards(7), 7)
     first.kept.add(content(7))
     await first.fill(1, shards(8)[1], 8)
     first.store.close()
-    again = Holder.opened(tmpfs)
+    again = Holder.opened(files)
     again.kept.add(content(7))
     assert again.steps(1) == again.steps(2) == [7]
     assert again.shares.has(content(7), contribution(1, shards(7)[1]))
@@ -249,17 +249,17 @@ async def test_an_earlier_agents_share_counts_if_it_is_sealed_and_is_filled_agai
     assert again.share(8) == expected(shards(8))
 
 
-async def test_a_share_of_another_stripe_does_not_count(tmpfs: Path) -> None:
-    first = Holder.opened(tmpfs)
+async def test_a_share_of_another_stripe_does_not_count(files: HeldFiles) -> None:
+    first = Holder.opened(files)
     await first.protect(shards(7), 7)
     first.store.close()
-    larger = Holder.opened(tmpfs, Stripe((*MEMBERS, Rank(3)), CHUNK))
+    larger = Holder.opened(files, Stripe((*MEMBERS, Rank(3)), CHUNK))
     assert larger.steps(1) == []
     assert not larger.shares.has(content(7), contribution(1, shards(7)[1]))
 
 
-async def test_a_damaged_index_rebuilds_nothing(tmpfs: Path) -> None:
-    holder = Holder.opened(tmpfs)
+async def test_a_damaged_index_rebuilds_nothing(files: HeldFiles) -> None:
+    holder = Holder.opened(files)
     await holder.protect(shards(7), 7)
     slot = holder.store.sealed(share_owner(Rank(0)), content(7))
     assert slot is not None
@@ -272,8 +272,8 @@ async def test_a_damaged_index_rebuilds_nothing(tmpfs: Path) -> None:
     assert slot.view.state is SlotState.SEALED
 
 
-async def test_no_call_waits_for_the_import_of_numpy(tmpfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    holder, state = Holder.opened(tmpfs), shards(7)
+async def test_no_call_waits_for_the_import_of_numpy(files: HeldFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, state = Holder.opened(files), shards(7)
     accumulation = await holder.begin(1, state[1], 7)
     assert accumulation is not None
     chunk = min(accumulation.missing(contribution(1, state[1])))
@@ -292,8 +292,8 @@ async def test_no_call_waits_for_the_import_of_numpy(tmpfs: Path, monkeypatch: p
     assert await taking
 
 
-async def test_a_share_whose_index_does_not_fit_is_given_up(tmpfs: Path) -> None:
-    holder, state = Holder.opened(tmpfs), shards(7)
+async def test_a_share_whose_index_does_not_fit_is_given_up(files: HeldFiles) -> None:
+    holder, state = Holder.opened(files), shards(7)
     await holder.fill(1, state[1], 7)
     named = structs.replace(contribution(2, state[2]), payload_bytes=CHUNK, layout_hash=b"l" * LARGEST)
     accumulation = await holder.shares.begin(content(7), named, shard_bytes=LARGEST, committed=FIRST_STEP)
@@ -305,8 +305,8 @@ async def test_a_share_whose_index_does_not_fit_is_given_up(tmpfs: Path) -> None
         assert not await accumulation.decided()
 
 
-async def test_close_ends_unsealed_shares(tmpfs: Path) -> None:
-    holder = Holder.opened(tmpfs)
+async def test_close_ends_unsealed_shares(files: HeldFiles) -> None:
+    holder = Holder.opened(files)
     accumulation = await holder.fill(1, shards(7)[1], 7)
     await holder.shares.close()
     assert not await accumulation.decided()

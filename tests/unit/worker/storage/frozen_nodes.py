@@ -14,6 +14,7 @@ from everstep.protocol.slot import SlotState, payload_chunk_digests
 from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.slots import Content
+from worker.shm.held_files import HeldFiles
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.storage.checkpoints import Agree, upload_shard
@@ -36,7 +37,7 @@ class Node:
     @classmethod
     def of(cls, folder: Path, rank: int = 0) -> Node:
         """Return a node with empty slots."""
-        store = SlotStore(folder, memory_bytes=1 << 20)
+        store = SlotStore(HeldFiles(), memory_bytes=1 << 20)
         store.open_run(JOB, RUN)
         return cls(store, Rank(rank), SharedTensors(group_bytes=GROUP_BYTES, least_bytes=LEAST_BYTES))
 

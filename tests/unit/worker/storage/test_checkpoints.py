@@ -24,6 +24,7 @@ from tests.unit.worker.rank_plans import rank_plan
 from tests.unit.worker.storage.slots import JOB, RUN, header_of, payload_of
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, NoRoom, ObjectMissing, StoreRefused, StoreUnavailable
+from worker.shm.held_files import HeldFiles
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
@@ -52,7 +53,7 @@ def objects() -> MemoryObjectStore:
 
 
 def node(folder: Path) -> SlotStore:
-    store = SlotStore(folder, memory_bytes=1 << 20)
+    store = SlotStore(HeldFiles(), memory_bytes=1 << 20)
     store.open_run(JOB, RUN)
     return store
 

@@ -21,6 +21,7 @@ from tests.unit.worker.storage.test_replicated import Ranks
 from tests.unit.worker.storage.test_shared_tensors import Recorder
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint
+from worker.shm.held_files import HeldFiles
 from worker.shm.store import Slot, SlotStore
 from worker.storage.downloads import download_shard
 from worker.storage.node_loads import NodeLoad, NodeLoads
@@ -59,7 +60,7 @@ class Loading:
         self.uploaded = uploaded
         self.objects = objects
         self.loads = NodeLoads()
-        self.store = SlotStore(folder, memory_bytes=1 << 20)
+        self.store = SlotStore(HeldFiles(), memory_bytes=1 << 20)
         self.store.open_run(JOB, RUN)
 
     async def load(self, rank: int) -> None:

@@ -24,6 +24,7 @@ from tests.unit.worker.storage.frozen_nodes import BASES, GROUP_BYTES, LEAST_BYT
 from tests.unit.worker.storage.slots import JOB, RUN
 from worker.core.slots import Content
 from worker.errors import CorruptCheckpoint, ObjectMissing, StoreDenied, StoreUnavailable
+from worker.shm.held_files import HeldFiles
 from worker.shm.slot_file import SlotFile
 from worker.shm.store import SlotStore
 from worker.storage import checkpoints
@@ -85,7 +86,7 @@ class Recorder(MemoryObjectStore):
 
 async def restored(objects: Recorder, uploaded: UploadedShard, folder: Path) -> bytes:
     """Return the payload that another node restores."""
-    store = SlotStore(folder, memory_bytes=1 << 20)
+    store = SlotStore(HeldFiles(), memory_bytes=1 << 20)
     store.open_run(JOB, RUN)
     content = Content(uploaded.origin_generation, uploaded.step)
     source = ShardSource(

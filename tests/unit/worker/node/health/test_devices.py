@@ -56,9 +56,6 @@ def test_a_file_system_is_read(monkeypatch: pytest.MonkeyPatch, flag: int, is_re
     found = devices.disk(Path("/state"))
     assert found is not None
     assert (found.is_read_only, found.free_bytes, found.least_bytes) == (is_read_only, 40960, 40_960_000)
-    told = devices.disk(Path("/state"), 7)
-    assert told is not None
-    assert told.least_bytes == 7
 
 
 @pytest.mark.parametrize(

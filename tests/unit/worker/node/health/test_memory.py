@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from worker.core.memory_ends import KillCounts
-from worker.node.health import memory
 from worker.node.health.memory import (
     MemoryFacts,
     ProcessMemory,
@@ -21,10 +16,7 @@ from worker.node.health.memory import (
     memory_facts,
     oom_kill_count,
     process_memory,
-    slot_memory_bytes,
-    tmpfs_free_bytes,
 )
-from worker.shm import tmpfs
 
 
 @pytest.fixture
@@ -159,54 +151,6 @@ def test_the_kernel_log_is_read_to_its_end(tmp_path: Path) -> None:
     assert kernel_log(tmp_path / "none") == ""
 
 
-def test_this_machine_has_memory(tmp_path: Path) -> None:
+def test_this_machine_has_memory() -> None:
     facts = memory_facts()
     assert 0 < facts.available_bytes <= facts.total_bytes
-    assert (
-        0
-        < slot_memory_bytes(tmp_path / "slots", beside_bytes=0)
-        <= min(tmpfs_free_bytes(tmp_path) + (1 << 30), facts.total_bytes)
-    )
-
-
-class TestSlotMemory:
-    """The memory for slots that an agent computes does not depend on slots that its predecessor left."""
-
-    MIB = 1 << 20
-
-    @pytest.fixture(autouse=True)
-    def much_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory, "memory_facts", lambda: MemoryFacts(1 << 60, 1 << 60))
-
-    @pytest.fixture
-    def slots(self) -> Iterator[Path]:
-        shared = Path(tempfile.mkdtemp(prefix="everstep-test-", dir="/dev/shm"))
-        slots = shared / "node"
-        yield slots
-        if slots.is_mount():
-            assert ctypes.CDLL(None).umount2(os.fsencode(slots), 2) == 0
-        shutil.rmtree(shared)
-
-    def fill(self, slots: Path) -> None:
-        run = slots / "run"
-        run.mkdir(parents=True)
-        for name in ("rank-0.slot-0", "rank-0.slot-1", "rank-1.slot-0.new"):
-            (run / name).write_bytes(b"s" * 2 * self.MIB)
-
-    def test_in_a_folder_of_a_shared_tmpfs(self, slots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        free = {False: 100 * self.MIB, True: 94 * self.MIB}
-        monkeypatch.setattr(memory, "tmpfs_free_bytes", lambda folder: free[(folder / "node").exists()])
-        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 100 * self.MIB
-        self.fill(slots)
-        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 100 * self.MIB
-
-    def test_on_a_tmpfs_of_its_own(self, slots: Path) -> None:
-        if not tmpfs.mount(slots, 9 * self.MIB):
-            pytest.skip("no right to mount")
-        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 8 * self.MIB
-        self.fill(slots)
-        assert slot_memory_bytes(slots, beside_bytes=self.MIB) == 8 * self.MIB
-
-    def test_never_more_than_half_of_the_memory(self, slots: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(memory, "memory_facts", lambda: MemoryFacts(10, 10))
-        assert slot_memory_bytes(slots, beside_bytes=0) == 5

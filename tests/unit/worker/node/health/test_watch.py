@@ -52,7 +52,6 @@ def made(tmp_path: Path, gpus: Gpus, clock: Clock, period_seconds: float = 0.001
     return HealthWatch(
         gpus,
         state=tmp_path,
-        slots=tmp_path,
         monotonic=clock,
         period_seconds=period_seconds,
         close_seconds=30.0,  # on a busy machine, a thread may need this long to end
@@ -155,7 +154,7 @@ def test_a_disk_that_does_not_answer_is_a_fault_and_holds_up_nobody(
 ) -> None:
     asked, answers, clock = threading.Event(), threading.Event(), Clock()
 
-    def disk(path: Path, least_bytes: int | None = None) -> None:
+    def disk(path: Path) -> None:
         asked.set()
         answers.wait(30)
 
