@@ -161,7 +161,8 @@ def passed(trials: Sequence[Trial], generation: Generation, boundary: Step) -> t
 
 def _other_node(alike: Sequence[FailureRecord], tried: Sequence[Trial], *, has_spare: bool) -> BreakerCourse | None:
     """Return OTHER_NODE if one node caused all failures, a spare exists, and no other node was tried; else None."""
-    is_one_node = alike[-1].node_id is not None and len({failure.node_id for failure in alike}) == 1
+    nodes = {failure.node_id for failure in alike}
+    is_one_node = len(nodes) == 1 and None not in nodes
     return (
         BreakerCourse.OTHER_NODE if has_spare and is_one_node and all(trial.kind != "node" for trial in tried) else None
     )

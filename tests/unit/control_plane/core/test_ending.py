@@ -82,6 +82,7 @@ def test_ranks_that_do_not_stop_for_a_pause_train_on(seconds: float, resumes: bo
         pytest.param(UPLOAD + 1, OVER, {}, True, id="training is over: after the limit"),
         pytest.param(1.5 * UPLOAD, OVER, {"upload_seconds": UPLOAD}, False, id="a long upload"),
         pytest.param(1.5 * UPLOAD + 1, OVER, {"upload_seconds": UPLOAD}, True, id="longer than a long upload"),
+        pytest.param(UPLOAD + 1, (OVER[0], ended(1.0)[1]), {}, False, id="training is over, and a rank has just ended"),
         pytest.param(BLIND + 9, LONG_PHASE, {"rehearsal": REHEARSES}, False, id="a long phase of a rehearsal"),
         pytest.param(BLIND + 9, LONG_PHASE, {}, True, id="a long phase outside of a rehearsal"),
     ],
@@ -92,7 +93,7 @@ def test_ranks_that_do_not_stop_are_killed(
     decision = ending.stop(since(seconds, JobState.STOPPING, members, **record), (), is_durable=True)
     assert (HaltRanks in sent(decision)) is is_killed
     assert isinstance(decision.record.reason, JobNote)
-    waits = JobFact.AWAITS_RANKS if members is OVER else JobFact.STOPS
+    waits = JobFact.AWAITS_RANKS if members[0] is OVER[0] else JobFact.STOPS
     assert decision.record.reason.what is (JobFact.KILLS if is_killed else waits)
 
 
