@@ -64,3 +64,42 @@ def test_types_are_read_when_modules_are_imported(path: Path) -> None:
 )
 def test_the_rule_sees_what_it_forbids(source: str, found: set[str]) -> None:
     assert first_uses(source) == found
+
+
+def unpickled(source: str) -> list[str]:
+    """Return the calls of a module that build objects from untrusted bytes."""
+    found = []
+    for name, call in calls(ast.parse(source)):
+        keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        is_unsafe = (
+            name.partition(".")[0] in ("marshal", "shelve", "dill", "cloudpickle", "joblib")
+            or name.endswith(("pickle.load", "pickle.loads", "Unpickler", "unsafe_load"))
+            or (name == "yaml.load" and keywords.get("Loader") not in ("yaml.SafeLoader", "yaml.BaseLoader"))
+            or (name == "torch.load" and keywords.get("weights_only") != "True")
+            or keywords.get("allow_pickle", "False") != "False"
+        )
+        if is_unsafe:
+            found.append(name)
+    return found
+
+
+@pytest.mark.security
+def test_nothing_is_unpickled() -> None:
+    """Except by torch's collectives of objects, with which the ranks of one job agree."""
+    assert [(path, found) for path in MODULES if (found := unpickled(path.read_text(encoding="utf-8")))] == []
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("pickle.loads(data)", ["pickle.loads"]),
+        ("torch.load(path)", ["torch.load"]),
+        ("torch.load(path, weights_only=True)", []),
+        ("numpy.load(path, allow_pickle=True)", ["numpy.load"]),
+        ("yaml.load(text, Loader=yaml.FullLoader)", ["yaml.load"]),
+        ("yaml.load(text, Loader=yaml.BaseLoader)", []),
+    ],
+)
+def test_what_unpickles_is_found(source: str, found: list[str]) -> None:
+    assert unpickled(source) == found
