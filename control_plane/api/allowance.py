@@ -1,9 +1,9 @@
 """Checks what a project's submitters may use: AWS resources, and the highest priority. Pure.
 
-Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume. These
-permissions may cover other projects' resources. Therefore an administrator sets allow-lists per project
-(PutProjectQuota). Without a quota, all lists are empty. If a job has an allowed RoleArn, the role's own permissions
-decide which secrets and objects the job can read.
+Nodes read secrets and inputs with their own permissions, or with those of a role that they may assume. They write
+checkpoints and outputs with their own. These permissions may cover other projects' resources. Therefore an
+administrator sets allow-lists per project (PutProjectQuota). Without a quota, all lists are empty. If a job has an
+allowed RoleArn, the role's own permissions decide which secrets and objects the job can read.
 
 Invariant: the lists and the priority limit apply to every caller except administrators.
 """
@@ -26,7 +26,7 @@ class Allowance:
     quota: QuotaRecord
 
     def refused(self, request: CreateTrainingJobRequest) -> Iterator[tuple[str, str]]:
-        """Yield a field error for each role, secret, input and priority in the request that is not allowed."""
+        """Yield a field error for each role, secret, input, location and priority that the request may not name."""
         quota = self.quota
         if request.priority > quota.max_priority:
             yield self._priority(request.priority)
@@ -37,6 +37,13 @@ class Allowance:
             for name, secret in request.secrets.items():
                 if not _allows(quota.allowed_secrets, secret):
                     yield self._not_given(f"Secrets.{name}", secret, "--allow-secret")
+        for field, uri in (
+            ("CheckpointConfig.S3Uri", request.checkpoint_config.s3_uri),
+            ("OutputDataConfig.S3OutputPath", request.output_data_config.s3_output_path),
+        ):
+            # Nodes write to these locations with their own permissions, also if the job has a role.
+            if uri is not None and not _allows(quota.allowed_data, uri):
+                yield self._not_given(field, uri, "--allow-data")
         for index, channel in enumerate(request.input_data_config):
             field = f"InputDataConfig[{index}].DataSource"
             objects, directory = channel.data_source.s3_data_source, channel.data_source.file_system_data_source

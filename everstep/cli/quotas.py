@@ -58,7 +58,7 @@ def set_quota(
     allow_data: Annotated[
         list[str] | None,
         typer.Option(
-            help="S3 URI (without a role) or directory that submitters may read; may be repeated, and may end with *."
+            help="S3 URI or directory of inputs (without a role), checkpoints, outputs; may be repeated and end with *."
         ),
     ] = None,
 ) -> Shown:

@@ -120,7 +120,9 @@ def test_an_input_channel_arrives_although_no_etag_is_its_digest(agent: S3Object
     for key, data in (("set/small", b"small"), ("set/large", DATA)):
         agent.put_stream(reference(key), [data], len(data))
     channel = InputChannel(name="train", prefix=reference("set"))
-    folder = InputCache(tmp_path, 1 << 30).fetch(agent, RunId("ab" * 16), [channel], threading.Event())["train"]
+    folder = InputCache(tmp_path, 1 << 30).fetch(agent, RunId("ab" * 16), [channel], threading.Event(), reader="a")[
+        "train"
+    ]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"small": b"small", "large": DATA}
 
 

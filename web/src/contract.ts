@@ -1649,7 +1649,7 @@ export interface PutProjectQuotaRequest {
   AllowedRoleArns?: string[]
   /** Secrets that submitters may use in jobs without RoleArn. The default is none. */
   AllowedSecrets?: string[]
-  /** S3 URIs and directories that submitters may use in InputDataConfig. The default is none. S3 URIs of jobs with RoleArn are not restricted. */
+  /** S3 URIs and directories that submitters may use in InputDataConfig, CheckpointConfig and OutputDataConfig. The default is none. Inputs of jobs with RoleArn may have any S3 URI. */
   AllowedData?: string[]
 }
 

@@ -79,9 +79,9 @@ class _Wanted:
     place: PurePosixPath
     object: StoredObject
     reader: str
-    """The role with which the object was listed and must be read.
+    """The project and role with which the object was listed and must be read.
 
-    Another role may lack the permission to read the object.
+    Others may lack the permission to read the object.
     """
 
     @property
@@ -123,7 +123,7 @@ class InputCache:
         channels: Sequence[InputChannel],
         cancelled: threading.Event,
         *,
-        reader: str = "",
+        reader: str,
     ) -> dict[str, Path]:
         """Fetch all input channels of a run. Idempotent: a repeated call fetches nothing. Runs in a thread.
 
@@ -132,7 +132,7 @@ class InputCache:
             run: run that reads the inputs; each run has its own folder.
             channels: all channels of the run.
             cancelled: when set, the fetch stops before the next block of a file is read; complete files stay.
-            reader: the role with which `store` reads; files that another role fetched are not used.
+            reader: on whose behalf `store` reads; files that another reader fetched are not used.
 
         Returns:
             The folder of each channel by name.

@@ -142,7 +142,7 @@ class Supplies:
             role = plan.script.role_arn
             session = RoleSession.of(project=plan.script.project, job=plan.job, run=plan.run)
             objects = self.aws.objects(role, session) if role else self.objects
-            return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=role)
+            return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=reader_of(plan))
 
         try:
             found = await in_thread(fetch)
@@ -187,6 +187,14 @@ class Supplies:
     async def forget(self, run: RunId) -> None:
         """Delete the folders with input files that this node has prepared for `run`."""
         await asyncio.to_thread(self._inputs.forget, run)
+
+
+def reader_of(plan: GenerationPlan) -> str:
+    """Return on whose behalf the node reads a job's inputs: its project with its role. Pure.
+
+    Jobs of another reader use no file that this reader fetched, because they may not be allowed to read it.
+    """
+    return f"{plan.script.project or plan.run} {plan.script.role_arn}"
 
 
 def wait_for_start(plan: GenerationPlan) -> bool:

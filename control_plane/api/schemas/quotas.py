@@ -48,9 +48,9 @@ class PutProjectQuotaRequest(Request):
     allowed_secrets: AllowedNames = Field(default=[])
     """Secrets that submitters may use in jobs without RoleArn. The default is none."""
     allowed_data: AllowedNames = Field(default=[])
-    """S3 URIs and directories that submitters may use in InputDataConfig.
+    """S3 URIs and directories that submitters may use in InputDataConfig, CheckpointConfig and OutputDataConfig.
 
-    The default is none. S3 URIs of jobs with RoleArn are not restricted.
+    The default is none. Inputs of jobs with RoleArn may have any S3 URI.
     """
 
 

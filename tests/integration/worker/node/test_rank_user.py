@@ -260,7 +260,9 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
             await server.start()
             made.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"data")
             channels = (InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/")),)
-            inputs = InputCache(made.state, 1 << 20, USER).fetch(made.objects, RUN, channels, threading.Event())
+            inputs = InputCache(made.state, 1 << 20, USER).fetch(
+                made.objects, RUN, channels, threading.Event(), reader="a"
+            )
             plan, entry = made.plan(LOOK)
             places = {
                 "promise": str(made.state / "promise"),
@@ -448,13 +450,15 @@ def test_a_directory_that_ranks_cannot_read_is_refused() -> None:
         data.mkdir(mode=0o755)
         channel = InputChannel(name="train", directory=str(data))
         cache = InputCache(disk / "state", user=USER)
-        assert cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event()) == {"train": data}
+        assert cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event(), reader="a") == {
+            "train": data
+        }
         data.chmod(0o700)
         with pytest.raises(
             InputRefused,
             match=r"channel 'train': .*data: ranks run as ranks-of-a-test \(uid 61234\), who may not read",
         ):
-            cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event())
+            cache.fetch(MemoryObjectStore(), RunId(RUN), (channel,), threading.Event(), reader="a")
 
     in_own_mounts(body, *PYTHON)
 

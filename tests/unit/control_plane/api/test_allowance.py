@@ -67,9 +67,21 @@ def ask(caller, **fields):
             {"AllowedData": ["/fsx/speech/*"]},
             channel(directory="/fsx/speech/../vision"),
         ),
+        (
+            {"CheckpointConfig": {"S3Uri": "s3://mine/speech/a"}},
+            "CheckpointConfig.S3Uri",
+            {"AllowedData": ["s3://mine/speech/*"]},
+            {"CheckpointConfig": {"S3Uri": "s3://mine/speech2"}},
+        ),
+        (
+            {"OutputDataConfig": {"S3OutputPath": "s3://mine/speech/a"}},
+            "OutputDataConfig.S3OutputPath",
+            {"AllowedData": ["s3://mine/speech/*"]},
+            {"OutputDataConfig": {"S3OutputPath": "s3://mine/speech2"}},
+        ),
         ({"Priority": 5}, "Priority", {"MaxPriority": 5}, {"Priority": 6}),
     ],
-    ids=["role", "secret", "objects", "directory", "priority"],
+    ids=["role", "secret", "objects", "directory", "checkpoints", "outputs", "priority"],
 )
 def test_a_project_names_what_it_was_given_and_nothing_else(client, member, fields, field, quota, near):
     with refused("ValidationException") as caught:
@@ -91,6 +103,8 @@ def test_a_project_names_what_it_was_given_and_nothing_else(client, member, fiel
 def test_the_permissions_of_a_role_that_a_project_was_given_decide_what_its_jobs_read(client, member):
     client.put_project_quota(Project="speech", AllowedRoleArns=[ROLE])
     ask(member, RoleArn=ROLE, Secrets={"A": "ssm:/any"}, **channel("s3://any/where"))
+    with refused("ValidationException"):  # nodes write outputs with their own permissions
+        ask(member, RoleArn=ROLE, OutputDataConfig={"S3OutputPath": "s3://any/where"})
 
 
 @pytest.mark.security

@@ -11,13 +11,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import worker.provisioning.inputs
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.fakes.storage import MemoryObjectStore
+from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import InputRefused, StoreDenied, StoreUnavailable
 from worker.provisioning.inputs import FetchStopped, InputCache
+from worker.provisioning.supplies import reader_of
 from worker.storage.object_store import ObjectReader, Span, StoredObject
 
 BUCKET = "data"
@@ -66,7 +69,7 @@ cache_at = partial(InputCache, retry_seconds=0.0)
 
 
 def fetch(cache: InputCache, store: Store, *channels: InputChannel, run: RunId = RUN) -> dict[str, Path]:
-    return cache.fetch(store, run, channels or (channel(),), threading.Event())
+    return cache.fetch(store, run, channels or (channel(),), threading.Event(), reader="a")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -271,7 +274,7 @@ def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path
     cut = Cut()
     cut.objects = store.objects
     with pytest.raises(FetchStopped):
-        cache_at(tmp_path).fetch(cut, RUN, (channel(),), cancelled)
+        cache_at(tmp_path).fetch(cut, RUN, (channel(),), cancelled, reader="a")
     assert not (tmp_path / "inputs/runs" / RUN / "train").exists()
 
 
@@ -302,12 +305,28 @@ def test_a_fetch_that_was_given_up_asks_for_nothing_more(
     else:
         cancelled.set()
     with pytest.raises(FetchStopped):
-        cache_at(tmp_path).fetch(store, RUN, (channel(),), cancelled)
+        cache_at(tmp_path).fetch(store, RUN, (channel(),), cancelled, reader="a")
     assert store.read == []
 
 
-def test_what_one_role_has_fetched_is_not_given_to_another(tmp_path: Path) -> None:
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("project", "role", "is_shared"),
+    [
+        ("speech", "arn:one", True),
+        ("speech", "arn:two", False),
+        ("vision", "arn:one", False),
+        ("speech arn:one", "", False),
+    ],
+)
+def test_jobs_of_one_project_with_one_role_share_what_they_fetch(
+    tmp_path: Path, project: str, role: str, is_shared: bool
+) -> None:
+    def reader(project: str, role: str) -> str:
+        script = structs.replace(rank_plan().script, project=project, role_arn=role)
+        return reader_of(structs.replace(rank_plan(), script=script))
+
     cache, store = cache_at(tmp_path), store_of("set/a")
-    cache.fetch(store, RUN, (channel(),), threading.Event(), reader="arn:one")
-    cache.fetch(store, OTHER_RUN, (channel(),), threading.Event(), reader="arn:two")
-    assert store.read == ["set/a", "set/a"]
+    cache.fetch(store, RUN, (channel(),), threading.Event(), reader=reader("speech", "arn:one"))
+    cache.fetch(store, OTHER_RUN, (channel(),), threading.Event(), reader=reader(project, role))
+    assert store.read == ["set/a"] * (1 if is_shared else 2)
