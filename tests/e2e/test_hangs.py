@@ -114,13 +114,15 @@ def test_a_line_that_carries_little_is_told_and_nobody_is_restarted(place: Workp
     holder = job.node_of(1)
     place.fault("slow-network", holder, "--megabits", MEGABITS)
     job.let_go(moment)
-    told = wait_until(
-        "the line to be told",
-        lambda: (seen := job.protection())["ProtectionState"] == "Degraded" and seen,
-        job.protection,
-    )
     out_of_view = [f"{node} is out of view: it does not answer" for node in job.describe()["NodeIds"]]
-    assert any(words in told["Reason"] for words in (*out_of_view, f"{holder} is slow: its link carries ")), told
+    told = (*out_of_view, f"{holder} is slow: its link carries ")
+
+    def is_told() -> bool:
+        seen = job.protection()
+        # On a busy machine, the holder is first behind, and the reason says so.
+        return seen["ProtectionState"] == "Degraded" and any(words in seen["Reason"] for words in told)
+
+    wait_until("the line to be told", is_told, lambda: job.protection()["Reason"])
     assert place.clear("slow-network") == [f"the line of {holder} carries what it can"]
     wait_until(
         "protection to be whole again", lambda: job.protection()["ProtectionState"] == "Protected", job.protection

@@ -27,6 +27,8 @@ from benchmarks.data_plane.systems import PEERS
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.rank_messages import RANK_WORD_BYTES, AgentHalf, write_agent_half
 from everstep.protocol.slot import HEADER_BYTES, SlotHeader, SlotIndex, SlotState, TensorEntry, pack_header, pack_index
+from worker.shm.held_files import HeldFiles
+from worker.shm.rank_page import RankPage
 
 pytestmark = pytest.mark.integration
 REPEATS = Repeats(
@@ -174,14 +176,17 @@ def write_slot(path: Path, tensor: torch.Tensor, step: int, state: SlotState = S
     path.write_bytes(pack_header(header) + tensor.numpy().tobytes() + index)
 
 
-def test_the_holder_is_asked_for_its_bytes_and_nothing_else(tmp_path: Path) -> None:
+def test_the_holder_is_asked_for_its_bytes_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory_of(folder: Path) -> dict[str, Path]:
+        return {str(path.relative_to(folder)): path for path in folder.glob("*/*")}
+
+    monkeypatch.setattr(everstep_job, "memory_of", memory_of)
     live = torch.arange(64, dtype=torch.float32)
     own, other = tmp_path / "everstep-0-own", tmp_path / "everstep-0-other"
-    page = own / RUN / "rank-0.word"
     session = Session({"w": live})
 
     def held() -> bool:
-        return everstep_job.holder_has(session, own, page, 5, 0)  # type: ignore[arg-type]
+        return everstep_job.holder_has(session, own, RUN, 5, 0)  # type: ignore[arg-type]
 
     write_slot(own / RUN / "rank-0.slot-0", live, 5)
     assert not held()  # the copy on the owner's node does not count as a copy at a holder
@@ -191,7 +196,7 @@ def test_the_holder_is_asked_for_its_bytes_and_nothing_else(tmp_path: Path) -> N
     assert not held()
     write_slot(other / RUN / "rank-0.slot-1", live, 5)
     assert held()
-    assert not everstep_job.holder_has(Session({}), own, page, 5, 0)  # type: ignore[arg-type]
+    assert not everstep_job.holder_has(Session({}), own, RUN, 5, 0)  # type: ignore[arg-type]
     wrong = live.clone()
     wrong[63] += 1
     write_slot(other / RUN / "rank-0.slot-1", wrong, 5)
@@ -233,17 +238,18 @@ def test_a_rank_that_waits_gets_its_state_from_the_other_node_behind_the_fetch(t
     assert not (launches.MEMORY / f"everstep-bench-{os.getpid()}").exists()
 
 
-def test_a_commit_is_seen_when_it_is_looked_for(tmp_path: Path) -> None:
-    with (tmp_path / "page").open("w+b") as file:
-        file.truncate(RANK_WORD_BYTES)
-        page = memoryview(mmap.mmap(file.fileno(), RANK_WORD_BYTES))
-    watch = everstep_job.CommitWatch(tmp_path / "page", 2)
+def test_a_commit_is_seen_when_it_is_looked_for() -> None:
+    held = HeldFiles()
+    RankPage(f"{RUN}/rank-0.word", held, generation=1).close()
+    page = memoryview(mmap.mmap(held.descriptor(f"{RUN}/rank-0.word"), RANK_WORD_BYTES))
+    watch = everstep_job.CommitWatch(f"{RUN}/rank-0.word", 2)
     for generation, step in ((1, 9), (2, 4), (2, 5)):
         write_agent_half(page, AgentHalf(generation, committed=step))
         watch.expect(step)
         # The watch ignores the page of generation 1, because it watches generation 2.
         assert watch.wait(step, 30.0 if generation == 2 else 0.05) is (generation == 2)
     assert sorted(watch.at) == [4, 5]
+    held.close()
 
 
 @pytest.mark.timeout(180)  # two processes import torch, which is slow on a busy machine
