@@ -99,6 +99,7 @@ class Source(StrEnum):
     KERNEL = "kernel"
     ENTROPY = "entropy"
     PREFETCH = "prefetched-batch"
+    UNSEEDED = "unseeded"
     UNKEPT_STATE = "unkept-state"
     UNKEPT_VALUE = "unkept-value"
     REGISTERED_OBJECT = "registered-object"
@@ -388,13 +389,18 @@ _ADVICE: Final = {
     ),
     Source.ENTROPY: "Replace these calls by draws from a global generator of torch, numpy or Python.",
     Source.PREFETCH: (
-        "Fetch each batch after the boundary of the step before, at the beginning of its own step, and draw no random "
-        "numbers before the loop that the loop does not draw again."
+        "Give each loader to `init(data=…)`, and loop over `session.data`. Fetch each batch after the boundary of the "
+        "step before, at the beginning of its own step, and draw no random numbers before the loop that the loop does "
+        "not draw again."
+    ),
+    Source.UNSEEDED: (
+        "Seed the generators of torch, numpy and Python at the beginning of the script, because it draws values before "
+        "its loop, such as data."
     ),
     Source.UNKEPT_STATE: "Pass the object that holds this state to `init(extra={…})`, with `state_dict`.",
     Source.UNKEPT_VALUE: (
-        "Begin a counter at the number that `restore()` returns, and keep other values in `init(extra={…})`. Values "
-        "that the script only prints may differ."
+        "Begin a counter at the number that `restore()` returns, give the loader of an iterator to `init(data=…)`, and "
+        "keep other values in `init(extra={…})`. Values that the script only prints may differ."
     ),
     Source.REGISTERED_OBJECT: "Leave out of its `state_dict` what differs between runs, such as times.",
     Source.LOGGED_VALUE: "The model itself is bit-identical. Nothing needs to change.",

@@ -6,17 +6,18 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
-PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, deque, torch.Tensor, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, deque, torch.Tensor, np.ndarray, type(None))
 """Classes of the values that `init(extra=…)` accepts without `state_dict`."""
 
 
 class Values(dict[str, Any]):
     """The plain values of `extra` by name, as `TrainingSession.extra`.
 
-    A restore changes lists, dicts, sets, deques and tensors of the same shape in place, so the script may keep its own
-    references to them. Numbers and texts are new objects: read and write them here.
+    A restore changes lists, dicts, sets, deques, and tensors and arrays of the same shape in place, so the script may
+    keep its own references to them. Numbers and texts are new objects: read and write them here.
     """
 
     def state_dict(self) -> dict[str, Any]:
@@ -36,8 +37,14 @@ class Values(dict[str, Any]):
             elif isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor) and held.shape == value.shape:
                 with torch.no_grad():
                     held.copy_(value)
+            elif isinstance(held, np.ndarray) and isinstance(value, np.ndarray) and _alike(held, value):
+                np.copyto(held, value)
             else:
                 self[name] = value
+
+
+def _alike(held: np.ndarray, value: np.ndarray) -> bool:
+    return held.shape == value.shape and held.dtype == value.dtype
 
 
 class counter:

@@ -36,8 +36,7 @@ def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
     Logged values that differ between two replays, such as the time of a step, do not count.
     """
     if len(records) == 2:
-        found = compare(rank, [*records, records[1]], varies_hash=False)
-        return found or _of_variables(rank, [*records, records[1]])
+        return _of_steps(rank, [*records, records[1]]) or _of_variables(rank, [*records, records[1]])
     _, once, again = ({step: _logged(entries) for step, entries in each.steps.items()} for each in records)
     unstable = {
         (step, name)
@@ -54,7 +53,7 @@ def compare_replays(rank: int, records: Sequence[Record]) -> Finding | None:
         )
         for record in records
     ]
-    return compare(rank, stable, varies_hash=False) or _of_variables(rank, records)
+    return _of_steps(rank, stable) or _of_variables(rank, records)
 
 
 def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) -> Rehearsed:
@@ -73,6 +72,10 @@ def differing(report: Rehearsed, finding: Finding, records: Sequence[Record]) ->
         # The script's own generator, such as that of a simulator, decides how often the script draws from others.
         finding = msgspec.structs.replace(finding, source=Source.UNKEPT_STATE)
     unkept = _cut(finding.names) if is_plain else unkept_variables(records, finding.step) if is_stable else ()
+    if not is_stable and finding.source in (Source.KERNEL, Source.LOADER):
+        unkept = _cut(_built_anew(records))
+        if unkept or finding.source is Source.LOADER:
+            finding = msgspec.structs.replace(finding, source=Source.UNSEEDED)
     sentence = "The repeated steps are equal." if is_plain else sentence_of(finding)
     lines = _lines(finding, unkept, records)
     message = f"{sentence} {_started_anew(unkept, lines)}".rstrip()
@@ -108,6 +111,29 @@ def _lines(finding: Finding, unkept: Sequence[str], records: Sequence[Record]) -
     return tuple([*found, *lines_of_variables(unkept)][:MAX_REHEARSED_NAMES])
 
 
+def _of_steps(rank: int, records: Sequence[Record]) -> Finding | None:
+    """Return the first difference between the steps of three records, or None.
+
+    A script may log its loss before the update, which records the random generators. If these differ, they are the
+    cause, and not the loss.
+    """
+    found = compare(rank, records, varies_hash=False)
+    if found is None or found.kind is not Kind.VALUE:
+        return found
+    silent = [
+        msgspec.structs.replace(
+            record,
+            steps={
+                step: [each for each in entries if each.kind is not Kind.VALUE]
+                for step, entries in record.steps.items()
+            },
+        )
+        for record in records
+    ]
+    cause = compare(rank, silent, varies_hash=False)
+    return cause if cause is not None and (cause.step, cause.kind) == (found.step, Kind.GENERATOR) else found
+
+
 def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
     """Return the values of the script that a restart would lose, although no repeated step uses them.
 
@@ -130,6 +156,24 @@ def _of_variables(rank: int, records: Sequence[Record]) -> Finding | None:
 def _is_generator_lost(records: Sequence[Record]) -> bool:
     """Return whether the script keeps a random generator that starts anew after a restart."""
     return any(kind in _GENERATORS for moment in records[0].variables for _, kind in _unkept(records, moment))
+
+
+def _built_anew(records: Sequence[Record]) -> list[str]:
+    """Return the tensors and arrays that each process drew anew: constant within a process, different in each."""
+    constant = [
+        {
+            name: value
+            for moment in record.variables.values()
+            for name, value in moment.items()
+            if all(value == other.get(name, value) for other in record.variables.values())
+        }
+        for record in records
+    ]
+    return [
+        name
+        for name, value in constant[0].items()
+        if value.partition(" ")[0] in _STATES and len({each.get(name) for each in constant} - {None}) == len(records)
+    ]
 
 
 def _unkept(records: Sequence[Record], moment: int) -> list[tuple[str, str]]:

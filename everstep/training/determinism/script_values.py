@@ -5,17 +5,19 @@ The search begins at the globals of the script's modules and at the local variab
 
 from __future__ import annotations
 
+import inspect
 import random
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import BuiltinMethodType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from everstep.training import rng
 from everstep.training.determinism.calls import is_user_file
@@ -64,7 +66,8 @@ def find_private(kept: Iterable[Generator]) -> dict[str, Generator]:
 
 
 def values_of_script(kept: Iterable[object], *, with_tensors: bool = True) -> dict[str, str]:
-    """Return the type and digest of each value that the script can reach, and the length of each container.
+    """Return the type and digest of each value that the script can reach, the length of each container, and the
+    position of each iterator over a loader.
 
     Args:
         kept: the registered objects. Of modules and optimizers, the search enters what snapshots may lack.
@@ -135,10 +138,10 @@ def _search(
         seen: ids of objects to leave out.
         kinds: classes of the wanted objects.
         registered: objects whose attributes the search enters after those of the script.
-        lengths: whether to add the lengths of containers.
+        lengths: whether to add the lengths of containers and the positions of iterators.
 
     Returns:
-        The objects, and the lengths as texts.
+        The objects, and the lengths and positions as texts.
     """
     found: dict[str, Any] = {}
     alive: list[object] = []  # so that no other object gets the id of one that the search has seen
@@ -155,6 +158,8 @@ def _search(
                 continue
             seen.add(id(value))
             alive.append(value)
+            if lengths and (position := _position(value)):
+                found[name] = _OfLibrary(position) if is_library else position
             if isinstance(value, kinds):
                 found[name] = value
             elif depth and not isinstance(value, _OPAQUE):
@@ -163,6 +168,18 @@ def _search(
                 is_within = is_library or _is_of_library(str(type(value).__module__))
                 waiting += ((f"{name}.{part_name}", part, depth - 1, is_within) for part_name, part in _parts(value))
     return found
+
+
+def _position(value: object) -> str:
+    """Return how far an iterator is that a restart begins anew; empty for other objects."""
+    if isinstance(value, _BaseDataLoaderIter):
+        return f"{value._num_yielded} batches"
+    if not isinstance(value, GeneratorType) or not is_user_file(value.gi_code.co_filename):
+        return ""
+    held = [] if value.gi_frame is None else list(value.gi_frame.f_locals.values())
+    # A generator over a stream of the session continues where the stream does.
+    is_kept = any(type(each).__module__.partition(".")[0] == "everstep" for each in held)
+    return "" if is_kept else inspect.getgeneratorstate(value)
 
 
 def _parts(value: object) -> Iterable[tuple[object, object]]:
