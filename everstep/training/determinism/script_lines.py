@@ -59,7 +59,7 @@ def lines_of_variables(names: Sequence[str]) -> list[ScriptLine]:
     Returns:
         One line per variable that is found: the one that changes it within a loop or a function, if there is one.
     """
-    changes = [(path, *each) for path in _files() for each in _changes_of(path)]
+    changes = [(path, *each) for path in _files(names) for each in _changes_of(path)]
     found: list[ScriptLine] = []
     for name in names:
         root, _, rest = name.partition(".")
@@ -80,14 +80,16 @@ def lines_of_variables(names: Sequence[str]) -> list[ScriptLine]:
     return found
 
 
-def _files() -> list[str]:
-    """Return the script's source files, beginning with those whose functions run."""
+def _files(names: Sequence[str]) -> list[str]:
+    """Return the script's source files: first those whose functions run, then those whose globals `names` contains."""
     files: dict[str, None] = {}
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         files[frame.f_code.co_filename] = None
         frame = frame.f_back
-    files |= {getattr(module, "__file__", None) or "<built-in>": None for module in list(sys.modules.values())}
+    named = [module for name in names if (module := sys.modules.get(name.partition(".")[0])) is not None]
+    for module in (*named, *list(sys.modules.values())):
+        files[getattr(module, "__file__", None) or "<built-in>"] = None
     return [file for file in files if is_user_file(file) and file.endswith(".py")][:_MAX_FILES]
 
 
