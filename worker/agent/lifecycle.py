@@ -136,37 +136,48 @@ class Lifecycle:
         """Resume the generation of the promise on disk, in the phase that an earlier agent process stored there.
 
         If that is impossible, the node ends its ranks and promises the same generation again, with the slots that it
-        can open. If this is impossible, too, the node gives up the run. The agent then reports a fault.
+        can open. If this is impossible as well, or the promise is damaged, the node gives up the run. The agent then
+        reports a fault.
+
+        Raises:
+            OSError: the disk does not let the agent read the promise, which says nothing about its content.
         """
         try:
             promise = self.promise.resume()
-            if promise is not None:
-                await self._resume(promise)
-        except Exception as error:  # Whatever the state on disk or in memory contains, the agent must connect.
-            await self._give_up(error)
-
-    async def _give_up(self, error: Exception) -> None:
-        log.error("the work of the earlier agent process cannot be resumed", exc_info=error)
-        await end(self._working)
-        await self.supervisor.stop_all()
-        try:
-            await self._promise_again()
-        except Exception as again:
-            log.exception("the run cannot be opened again either", exc_info=again)
-            self.promise.discard()
-            self.node.store.close()
-            self.member, self.is_unsettled = None, False
-        self.fault("agent_error", f"the work of the earlier agent process cannot be resumed: {error!r}")
-
-    async def _promise_again(self) -> None:
-        promise = self.promise.value
-        if promise is None:
-            self.promise.discard()
+        except msgspec.DecodeError as error:
+            await self._discard(error)
             return
+        if promise is None:
+            return
+        try:
+            await self._resume(promise)
+        except Exception as error:  # Whatever the state on disk or in memory contains, the agent must connect.
+            log.exception("generation %d cannot be resumed, and is promised again", promise.generation)
+            try:
+                await self._promise_again(promise)
+            except Exception as again:
+                await self._discard(again)
+            else:
+                self._report_unresumed(error)
+
+    async def _promise_again(self, promise: Promise) -> None:
         promised = Promise(job=promise.job, run=promise.run, generation=promise.generation, phase=MemberPhase.PROMISED)
-        self.promise.set(promised)
+        if not self.promise.store(promised):
+            self.promise.set(promised)
         self.node.store.close()
         await self._fulfil(promised.membership)
+
+    async def _discard(self, error: Exception) -> None:
+        """Give up the promise. The node keeps the memory of its slots until it works for another run."""
+        log.error("the work of the earlier agent process is given up", exc_info=error)
+        await self.supervisor.stop_all()
+        self.promise.discard()
+        self.node.store.close()
+        self.member, self.is_unsettled = None, False
+        self._report_unresumed(error)
+
+    def _report_unresumed(self, error: Exception) -> None:
+        self.fault("agent_error", f"the work of the earlier agent process cannot be resumed: {error!r}")
 
     async def _resume(self, promise: Promise) -> None:
         log.info("resuming run %s generation %d in phase %s", promise.run, promise.generation, promise.phase)
