@@ -54,8 +54,9 @@ def unchanged_count(before: bytes, now: bytes) -> int:
         A multiple of `BLOCK_POINTS`; 0 if the first blocks differ.
     """
     # A digest covers all points before it, so the last digests of different points differ.
-    equal = takewhile(lambda pair: pair[0] == pair[1], zip(before, now, strict=False))
-    return sum(1 for _ in equal) // _DIGEST_BYTES * BLOCK_POINTS
+    starts = range(0, min(len(before), len(now)), _DIGEST_BYTES)
+    equal = takewhile(lambda start: before[start : start + _DIGEST_BYTES] == now[start : start + _DIGEST_BYTES], starts)
+    return sum(1 for _ in equal) * BLOCK_POINTS
 
 
 def _packed(point: Point) -> bytes:
