@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.corruption.outcomes import hold
 from worker.node.unix_socket import listen_private
 from worker.shm.held_files import FORGET, HOLD, NEXT, AgentFiles, HeldFiles, allow_huge_pages, create_file, seal
 
@@ -45,14 +46,6 @@ def shim_at(path: Path, held: HeldFiles) -> Iterator[None]:
                 connection.close()
 
 
-def put(files: HeldFiles, name: str, content: bytes) -> None:
-    descriptor = create_file(name, len(content))
-    os.pwrite(descriptor, content, 0)
-    seal(descriptor)
-    files.hold(name, descriptor)
-    os.close(descriptor)
-
-
 def contents(files: HeldFiles) -> dict[str, bytes]:
     return {name: os.pread(files.descriptor(name), 100, 0) for name in files.names()}
 
@@ -63,8 +56,8 @@ def test_the_next_agent_finds_the_files_of_the_one_before(tmp_path: Path) -> Non
         agent = AgentFiles(path)
         agent.join()
         for name in ("run/a", "run/b", "run/c"):
-            put(agent, name, name.encode())
-        put(agent, "run/b", b"newer")
+            hold(agent, name, name.encode())
+        hold(agent, "run/b", b"newer")
         agent.forget("run/c")
         with mmap.mmap(agent.descriptor("run/a"), 5) as mapped:
             agent.close()
@@ -80,9 +73,9 @@ def test_a_new_shim_gets_the_files_of_the_agent_and_keeps_no_others(tmp_path: Pa
     path, agent, second = tmp_path / "files.sock", AgentFiles(tmp_path / "files.sock"), HeldFiles()
     with shim_at(path, HeldFiles()):
         agent.join()
-        put(agent, "run/a", b"a")
-    put(agent, "run/b", b"b")  # no shim answers
-    put(second, "run/old", b"old")
+        hold(agent, "run/a", b"a")
+    hold(agent, "run/b", b"b")  # no shim answers
+    hold(second, "run/old", b"old")
     with shim_at(path, second):
         agent.join()
         assert contents(second) == contents(agent) == {"run/a": b"a", "run/b": b"b"}
@@ -92,7 +85,7 @@ def test_a_new_shim_gets_the_files_of_the_agent_and_keeps_no_others(tmp_path: Pa
 
 def test_an_agent_that_cannot_read_the_files_of_the_one_before_drops_none(tmp_path: Path) -> None:
     path, kept = tmp_path / "files.sock", HeldFiles()
-    put(kept, "run/a", b"a")
+    hold(kept, "run/a", b"a")
     agent = AgentFiles(path)
     with listen_private(path, socket.SOCK_SEQPACKET) as failing:
         failing.setblocking(True)
@@ -112,7 +105,7 @@ def test_an_agent_that_cannot_read_the_files_of_the_one_before_drops_none(tmp_pa
 @pytest.mark.parametrize("packet", [b"", b"x", HOLD + b"no descriptor", b"\xff" * 400])
 def test_a_malformed_packet_ends_the_connection_alone(packet: bytes) -> None:
     held = HeldFiles()
-    put(held, "run/a", b"a")
+    hold(held, "run/a", b"a")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(packet)
@@ -123,7 +116,7 @@ def test_a_malformed_packet_ends_the_connection_alone(packet: bytes) -> None:
 
 def test_a_list_goes_on_after_the_last_name_and_names_may_be_gone(tmp_path: Path) -> None:
     held = HeldFiles()
-    put(held, "run/b", b"b")
+    hold(held, "run/b", b"b")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         for sent, answer in ((NEXT + b"run/a", HOLD + b"run/b"), (NEXT + b"run/b", b"."), (FORGET + b"run/x", FORGET)):
