@@ -389,18 +389,17 @@ _ADVICE: Final = {
     ),
     Source.ENTROPY: "Replace these calls by draws from a global generator of torch, numpy or Python.",
     Source.PREFETCH: (
-        "Give each loader to `init(data=…)`, and loop over `session.data`. Fetch each batch after the boundary of the "
-        "step before, at the beginning of its own step, and draw no random numbers before the loop that the loop does "
-        "not draw again."
+        "Pass each loader to `init(data=…)`, and iterate over `session.data`. Fetch each batch within its own step, "
+        "after the boundary of the previous step. Before the loop, draw only random numbers that the loop draws again."
     ),
     Source.UNSEEDED: (
-        "Seed the generators of torch, numpy and Python at the beginning of the script, because it draws values before "
-        "its loop, such as data."
+        "Seed the generators of torch, numpy and Python at the beginning of the script. The script draws random "
+        "values, such as data, before its loop."
     ),
     Source.UNKEPT_STATE: "Pass the object that holds this state to `init(extra={…})`, with `state_dict`.",
     Source.UNKEPT_VALUE: (
-        "Begin a counter at the number that `restore()` returns, give the loader of an iterator to `init(data=…)`, and "
-        "keep other values in `init(extra={…})`. Values that the script only prints may differ."
+        "Start counters at the number that `restore()` returns. Pass the loader of an iterator to `init(data=…)`. Keep "
+        "other values in `init(extra={…})`. Values that the script only prints may differ."
     ),
     Source.REGISTERED_OBJECT: "Leave out of its `state_dict` what differs between runs, such as times.",
     Source.LOGGED_VALUE: "The model itself is bit-identical. Nothing needs to change.",
