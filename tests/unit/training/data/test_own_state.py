@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +17,19 @@ from everstep.training.errors import CannotResume
 from tests.unit.training.data.runs import Run, check
 
 COUNT, BATCH = 16, 4
+
+
+@pytest.fixture(autouse=True)
+def garbage_collected_by_this_thread() -> Iterator[None]:
+    """Collect abandoned `nodes.Loader` iterators in the main thread.
+
+    Such an iterator lies in a reference cycle and joins its thread when it is collected. A collection in that very
+    thread raises "cannot join current thread".
+    """
+    gc.disable()
+    yield
+    gc.collect()
+    gc.enable()
 
 
 class Lazy:
