@@ -111,6 +111,12 @@ def repeated(of: incidents.Repeated | Recorded) -> str:
     """Return how a job failed repeatedly. The last lines of the failed rank follow."""
     if isinstance(of, Recorded):
         return of.text
+    if of.lost:
+        nodes = ", ".join(dict.fromkeys(of.lost))
+        return (
+            f"{of.count} launches lost a node before a new step ({nodes}), and neither AWS nor an agent named a cause. "
+            "The job itself is probably the cause"
+        )
     how = _failure(of.failure)
     if of.since is not None:
         which = "the last" if of.alike_count == 1 else f"the last {of.alike_count} are identical"

@@ -13,6 +13,9 @@ tried at most once. A change of node needs a spare. A change of state needs an o
 script builds at step 0 does not count. If the job still fails after both changes, the script is at fault, and the job
 fails.
 
+A launch without a new step in which the job loses a node counts as a failure of its own kind (`own_losses`). The job
+fails after NODE_LOSS_TIMES of them, on whichever nodes: no other node or state is tried.
+
 A failure counts until training passes the highest step that any generation had reached before the failure.
 
 Invariant: `rule` gives up after at most MaxAttempts + 2 equal failures.
@@ -27,13 +30,15 @@ from enum import StrEnum
 from control_plane.core.observed.incidents import Change, FailureRecord, Repeated
 from control_plane.core.observed.jobs import Trial
 from control_plane.core.observed.specs import JobSpec
-from everstep.protocol.ids import Generation, Step
+from everstep.protocol.ids import FIRST_STEP, Generation, Step
 
 NO_PROGRESS_TIMES = 3
 """Number of failures without progress after which a job fails, as a multiple of `max_attempts`.
 
 Progress means that training reached a new highest step. The failures may differ from each other.
 """
+NODE_LOSS_TIMES = 2
+"""Number of launches without a new step that each lose a node, after which a job fails."""
 
 
 class BreakerCourse(StrEnum):
@@ -72,7 +77,8 @@ def rule(
     """Decide whether a job retries after its last failure, changes the node or the state, or fails.
 
     Args:
-        failures: failures that the job itself may have caused, oldest first. Consequences of a lost node are excluded.
+        failures: failures that the job itself may have caused, oldest first, and losses of nodes. Consequences of a
+            lost node are excluded.
         trials: changes of node or state that earlier calls chose because of these failures.
         spec: the job's specification, with `max_attempts`.
         has_spare: whether a spare can take over the failing node's ranks and restore a step after step 0.
@@ -88,6 +94,13 @@ def rule(
     if not failures:
         return Ruling(course=BreakerCourse.AGAIN)
     last = failures[-1]
+    if last.is_node_loss:
+        lost = own_losses(failures)
+        if len(lost) < NODE_LOSS_TIMES:
+            return Ruling(course=BreakerCourse.AGAIN)
+        nodes = tuple(loss.node_id for loss in lost if loss.node_id is not None)
+        return Ruling(course=BreakerCourse.GIVE_UP, why=Repeated(count=len(lost), failure=last, lost=nodes))
+    failures = [failure for failure in failures if not failure.is_node_loss]
     alike = _alike(failures)
     tried = [trial for trial in trials if _looks_like(trial.failure, last)]
     if len(alike) >= attempts + len(tried):
@@ -116,11 +129,20 @@ def remembered(
 
 
 def forgiven(failures: Sequence[FailureRecord], generation: Generation) -> tuple[FailureRecord, ...]:
-    """Return the failures without those of one generation.
+    """Return the failures without those of one generation, except its loss of a node.
 
     The failures of a generation that lost a node can be consequences of this loss.
     """
-    return tuple(failure for failure in failures if failure.generation != generation)
+    return tuple(failure for failure in failures if failure.generation != generation or failure.is_node_loss)
+
+
+def own_losses(failures: Sequence[FailureRecord]) -> list[FailureRecord]:
+    """Return the losses of nodes that count against the job: those in launches without a new step.
+
+    `still_ahead` removes earlier losses at each new highest step, so only the first loss can have followed new steps.
+    """
+    losses = [failure for failure in failures if failure.is_node_loss]
+    return [loss for loss in losses if loss is not losses[0] or loss.step <= max(loss.base_step, FIRST_STEP)]
 
 
 def still_ahead(failures: Sequence[FailureRecord], generation: Generation, boundary: Step) -> tuple[FailureRecord, ...]:

@@ -8,11 +8,15 @@ from control_plane.core import breakers, drills, faults, incidents, moves, remed
 from control_plane.core.evidence import NodeStanding, NodeVerdict
 from control_plane.core.incidents import Fault
 from control_plane.core.job.view import JobView, with_record
-from control_plane.core.observed.incidents import IncidentRecord, LeavesNodes, Response, RestartsRanks
+from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, LeavesNodes, Response, RestartsRanks
 from control_plane.core.observed.jobs import Departure, Exclusion, JobRecord
 from control_plane.core.observed.nodes import Cause, Remedy
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import GenerationPlan
+
+UNEXPLAINED_LOSSES = (Cause.AGENT_LOST, Cause.NODE_UNREACHABLE)
+EXPLAINED_LOSSES = (Cause.NODE_FAULT, Cause.INSTANCE_TERMINATED)
+"""Causes that AWS or the node's own agent reports. A job cannot be the cause of such a loss."""
 
 
 def exclusions_with(view: JobView, record: JobRecord, fresh: tuple[NodeVerdict, ...]) -> tuple[Exclusion, ...]:
@@ -81,11 +85,13 @@ def with_group_loss(incident: IncidentRecord, plan: GenerationPlan) -> IncidentR
 
 
 def with_implications(view: JobView, found: tuple[Fault, ...], incident: IncidentRecord) -> JobView:
-    """Add each fault to the fault history of the node that was involved in it.
+    """Add each fault to the fault history of the node that was involved in it, or count it against the job.
 
-    A node with too many incidents in its history is a lemon (`core.remedies`). The job then gives up this node in the
-    present recovery.
+    A loss without a known cause counts against the job if the generation trained no new step, because the job itself
+    may have ended the agent (`breakers.own_losses`). A node with too many incidents in its history is a lemon
+    (`core.remedies`). The job then gives up this node in the present recovery.
     """
+    view, found = _with_own_loss(view, found)
     lines = [replace(fault.implicates, incident_id=incident.id) for fault in found if fault.implicates is not None]
     view = replace(view, implications=(*view.implications, *lines))
     left = {move.node_id for move in view.record.moves if not move.has_left} | {
@@ -108,6 +114,35 @@ def with_implications(view: JobView, found: tuple[Fault, ...], incident: Inciden
             left.add(line.node_id)
             view = with_record(view, moves=(*view.record.moves, move))
     return view
+
+
+def _with_own_loss(view: JobView, found: tuple[Fault, ...]) -> tuple[JobView, tuple[Fault, ...]]:
+    """Record that the job lost a node, unless AWS or an agent reports another fault that explains the loss.
+
+    Each generation has at most one loss. Return the changed `JobView`, and the faults without those that count against
+    the job.
+    """
+    lost = [fault.implicates for fault in found if fault.cause in UNEXPLAINED_LOSSES and fault.implicates is not None]
+    plan, failures = view.seen.plan, view.record.failures
+    if plan is None or not lost or any(fault.cause in EXPLAINED_LOSSES for fault in found):
+        return view, found
+    boundary = max(view.record.boundary, faults.reached(view.reports))
+    loss = FailureRecord(
+        generation=plan.generation,
+        step=boundary,
+        exit_class=None,
+        code=0,
+        at=view.now,
+        max_boundary=max(view.record.max_boundary, boundary),
+        is_node_loss=True,
+        node_id=lost[0].node_id,
+        base_step=plan.base_step,
+    )
+    if not any(failure.is_node_loss and failure.generation == plan.generation for failure in failures):
+        failures = breakers.remembered(failures, loss, view.spec)
+    is_own = any(failure.generation == plan.generation for failure in breakers.own_losses(failures))
+    left = tuple(fault for fault in found if fault.implicates not in lost) if is_own else found
+    return with_record(view, failures=failures), left
 
 
 def reported_besides(view: JobView, found: tuple[Fault, ...]) -> tuple[Fault, ...]:

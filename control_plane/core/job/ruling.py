@@ -13,7 +13,7 @@ from control_plane.core.job.sources import restorable_step, restorable_step_with
 from control_plane.core.job.view import JobView, with_record
 from control_plane.core.observed.incidents import FailureRecord, Repeated, Tries
 from control_plane.core.observed.jobs import Exclusion, Trial
-from control_plane.core.observed.nodes import Remedy
+from control_plane.core.observed.nodes import InstanceCondition, Remedy
 from control_plane.core.observed.steps import RefusedSource
 from everstep.protocol.ids import FIRST_STEP
 
@@ -25,6 +25,7 @@ def with_ruling(view: JobView) -> tuple[JobView, Repeated | None]:
     fails, or None if the job continues. The function decides nothing if the job itself did not cause the end of the
     last generation.
     """
+    view = _without_explained_losses(view)
     record, spec = view.record, view.spec
     roll = launch.call_roll(spec, view.seen, record, view.policy)
     if roll.late or roll.unreachable or not record.failures or record.failures[-1].generation != record.generation:
@@ -58,6 +59,13 @@ def with_ruling(view: JobView) -> tuple[JobView, Repeated | None]:
     if (incident := view.record.incident) is not None:
         view = with_record(view, incident=replace(incident, decision=tries))
     return replace(view, events=(*view.events, EventDraft(type="OneThingChanged", message=tries))), None
+
+
+def _without_explained_losses(view: JobView) -> JobView:
+    """Remove the losses of nodes whose instances ended, as AWS has reported since."""
+    ended = {node_id for node_id, node in view.nodes.items() if node.instance is InstanceCondition.ENDED}
+    failures = tuple(each for each in view.record.failures if not (each.is_node_loss and each.node_id in ended))
+    return with_record(view, failures=failures)
 
 
 def _refused_state(view: JobView, failure: FailureRecord) -> tuple[RefusedSource, ...]:

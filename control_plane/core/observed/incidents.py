@@ -40,6 +40,8 @@ class FailureRecord:
     """The evidence that the rank ran out of memory. None for other failures."""
     is_hang: bool = False
     """Whether the failure was a hang: the ranks made no progress, but no process ended."""
+    is_node_loss: bool = False
+    """Whether the job lost a node for a reason that neither AWS nor the node's own agent names."""
     node_id: NodeId | None = None
     """The node whose rank failed first.
 
@@ -68,6 +70,8 @@ class Repeated(Value, frozen=True):
     """Time of the first failure without a new step. None if all failures are identical."""
     alike_count: int = 0
     """Number of identical failures at the end. Set together with `since`."""
+    lost: tuple[NodeId, ...] = ()
+    """The nodes that the job lost, one per launch. Empty after failures of another kind."""
 
 
 class CheckpointWaitKind(StrEnum):

@@ -185,3 +185,45 @@ def test_a_trial_has_worked_once_training_has_passed_the_failure(
     early = trial("node", replace(failure, step=Step(-1)))
     worked = [bool(breakers.passed([early], Generation(2), Step(step))) for step in (0, 1)]
     assert worked == [False, True], "a launch alone proves nothing"
+
+
+def losses(*boundaries: int, base: int = 9) -> list[FailureRecord]:
+    """Return one loss of a node per boundary, each in a generation that began after step `base`."""
+    return [
+        replace(failure, is_node_loss=True, exit_class=None, step=Step(boundary), node_id=NodeId(f"i-{number}"))
+        for number, (failure, boundary) in enumerate(zip(failures(len(boundaries), base=base), boundaries, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("known", "own"),
+    [
+        pytest.param(losses(), 0, id="none"),
+        pytest.param(losses(9), 1, id="no new step"),
+        pytest.param(losses(10), 0, id="after a new step"),
+        pytest.param(losses(10, 10), 1, id="the second follows no new step"),
+        pytest.param(losses(0, base=-1), 1, id="step 0 is not new"),
+        pytest.param(failures(2), 0, id="failures of ranks"),
+    ],
+)
+def test_a_loss_in_a_launch_without_a_new_step_counts_against_the_job(known: list[FailureRecord], own: int) -> None:
+    assert len(breakers.own_losses(known)) == own
+
+
+def test_a_job_fails_after_two_own_losses_whatever_else_failed() -> None:
+    one, other = losses(9, 9)
+    assert rule([one]).course is BreakerCourse.AGAIN
+    ruling = rule([*failures(2), one, *failures(2), other])
+    assert ruling.course is BreakerCourse.GIVE_UP
+    assert ruling.why is not None
+    assert (ruling.why.count, ruling.why.lost) == (2, ("i-0", "i-1"))
+
+
+def test_losses_do_not_count_among_failures_of_ranks() -> None:
+    assert rule([*losses(9), *failures(2)]).course is BreakerCourse.AGAIN
+    assert rule([failures(1)[0], *losses(9), *failures(2)]).course is BreakerCourse.OTHER_NODE
+
+
+def test_a_loss_is_not_forgiven_with_the_failures_of_its_generation() -> None:
+    known = [*failures(1), *losses(9)]
+    assert breakers.forgiven(known, Generation(1)) == tuple(losses(9))

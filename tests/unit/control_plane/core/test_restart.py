@@ -368,3 +368,32 @@ def test_nodes_that_read_wrong_content_doubt_the_checkpoint_once(
     assert [(event.type, event.node_id) for event in found.events if "Checkpoint" in event.type] == [(kind, named)]
     again = replace(view, record=replace(view.record, failed_reads=found.record.failed_reads))
     assert restart.start_new_generation(again, (FAILED_LOAD,), None).doubted == ()
+
+
+UNREACHABLE = replace(LOST, cause=Cause.NODE_UNREACHABLE, implicates=implicated(9))
+
+
+@pytest.mark.parametrize(
+    ("found", "base", "counted", "lines"),
+    [
+        pytest.param((UNREACHABLE,), 9, 1, 0, id="without a new step"),
+        pytest.param((replace(UNREACHABLE, cause=Cause.AGENT_LOST),), 9, 1, 0, id="an agent that began anew"),
+        pytest.param((UNREACHABLE, UNREACHABLE), 9, 1, 0, id="two nodes at once"),
+        pytest.param((UNREACHABLE,), 8, 1, 1, id="after a new step"),
+        pytest.param((UNREACHABLE, replace(EXIT, implicates=implicated(9, ONE))), 9, 1, 1, id="another fault too"),
+        pytest.param((replace(LOST, cause=Cause.NODE_UNREACHABLE),), 9, 0, 0, id="a node that may still join"),
+        pytest.param((UNREACHABLE, replace(LOST, cause=Cause.NODE_FAULT)), 9, 0, 1, id="beside a faulty node"),
+        pytest.param((UNREACHABLE, replace(LOST, cause=Cause.INSTANCE_TERMINATED)), 9, 0, 1, id="beside an ended one"),
+        pytest.param((replace(UNREACHABLE, cause=Cause.DRILL),), 9, 0, 1, id="a drill"),
+    ],
+)
+def test_an_unexplained_loss_without_a_new_step_counts_against_the_job(
+    found: tuple[Fault, ...], base: int, counted: int, lines: int
+) -> None:
+    view = made({"boundary": Step(9), "max_boundary": Step(9)})
+    assert view.seen.plan is not None
+    view = replace(view, seen=replace(view.seen, plan=structs.replace(view.seen.plan, base_step=Step(base))))
+    after = losses.with_implications(view, found, incident(IncidentState.REPLACING))
+    assert (len(after.record.failures), len(after.implications)) == (counted, lines)
+    again = losses.with_implications(after, found, incident(IncidentState.REPLACING))
+    assert again.record.failures == after.record.failures, "one loss per generation"

@@ -11,6 +11,7 @@ from msgspec import structs
 from control_plane.core.job.ruling import with_ruling
 from control_plane.core.job.view import JobView
 from control_plane.core.observed.incidents import FailureRecord, Repeated, Tries
+from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.states import IncidentState
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, Rank, Step
@@ -110,3 +111,15 @@ def test_every_source_of_the_failed_state_is_refused() -> None:
         (Rank(rank), is_object) for rank in (0, 1) for is_object in (False, True)
     }
     assert {(each.origin_generation, each.step) for each in found.record.refused} == {(1, 9)}
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_loss_that_aws_explains_later_does_not_count(has_ended: bool) -> None:
+    lost = tuple(replace(each, is_node_loss=True, node_id=TWO) for each in (EARLIER, FAILURE))
+    view = failing(NEW, NEW, failures=lost)
+    if has_ended:
+        ended = replace(view.nodes[TWO], instance=InstanceCondition.ENDED)
+        view = replace(view, nodes={**view.nodes, TWO: ended})
+    after, why = with_ruling(view)
+    assert (why is None) == has_ended
+    assert after.record.failures == (() if has_ended else lost)

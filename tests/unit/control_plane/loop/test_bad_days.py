@@ -26,7 +26,7 @@ from control_plane.core.observed.facts import InstanceEnded, NodeRequest, Reques
 from control_plane.core.observed.nodes import InstanceCondition
 from control_plane.core.states import JobState, NodeState
 from control_plane.core.timeouts import JOIN_SECONDS, grace_seconds
-from control_plane.db import events, fleets, jobs, nodes
+from control_plane.db import events, fleets, implications, jobs, nodes
 from control_plane.db.session import Database
 from control_plane.loop import memos, records
 from everstep.protocol.agent_messages import (
@@ -278,6 +278,27 @@ async def test_an_unreachable_node_is_replaced_when_that_costs_no_step_and_never
     await world.until(lambda: len(world.agents) == 6)
     lost.is_deaf = False
     await world.until(lambda: world.nodes()[lost.node_id].state == NodeState.SPARE and lost.run is None)
+
+
+async def test_a_job_that_loses_a_node_in_each_launch_fails_and_its_nodes_come_back(world: World) -> None:
+    world.submit()
+    lost: list[Agent] = []
+    for generation in (1, 2):
+        await world.until(lambda generation=generation: is_running(world, generation))
+        lost.append(world.team()[1])
+        world.silence(lost[-1])
+    await world.until(lambda: world.job().state == JobState.FAILED)
+    nodes = ", ".join(agent.node_id for agent in lost)
+    assert world.job().reason == (
+        f"2 launches lost a node before a new step ({nodes}), and neither AWS nor an agent named a cause. "
+        "The job itself is probably the cause"
+    )
+    assert not [call for call in world.operator.calls if call[0] == "terminate_member"]
+    for agent in lost:
+        agent.is_deaf = False
+    await world.until(lambda: all(world.nodes()[agent.node_id].state == NodeState.SPARE for agent in lost))
+    with world.database.read() as session:
+        assert [implications.of_node(session, agent.node_id) for agent in lost] == [(), ()]
 
 
 @pytest.mark.parametrize("seconds", [80.0, 119.0])
