@@ -35,7 +35,7 @@ from control_plane.secrets import ADMIN_TOKEN, SecretFiles, server_id, write_pri
 from control_plane.settings import InvalidSettings, Settings
 from control_plane.tracing import TracingUnavailable
 from everstep.protocol.local_keys import UnusableKeys
-from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, TextFormatter
+from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, RateLimit, TextFormatter
 from everstep.protocol.service_manager import ServiceManager
 
 log = logging.getLogger("control_plane")
@@ -73,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.addFilter(RateLimit("control_plane.api", "uvicorn", "websockets", "asyncio"))
     for chatty in ("botocore", "alembic", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:

@@ -19,6 +19,8 @@ from everstep.protocol.ids import NodeId, RunId
 
 WAITING_LIMIT: Final = 256
 """Limit of queued messages per follower. Above the limit, the follower drops its oldest message."""
+WAITING_CHARACTERS: Final = 1 << 22
+"""Limit of the characters in the queued messages. A message that alone exceeds it is dropped."""
 
 
 class TooManyLogFollowers(Exception):
@@ -34,12 +36,16 @@ class LogFollower:
 
     def __init__(self, token_id: str) -> None:
         self.token_id = token_id
-        self._waiting: deque[tuple[NodeId, LogLines]] = deque(maxlen=WAITING_LIMIT)
+        self._waiting: deque[tuple[NodeId, LogLines]] = deque()
+        self._characters = 0
         self._filled = asyncio.Event()
 
     def put(self, node_id: NodeId, lines: LogLines) -> None:
-        """Queue lines of a node. A full queue drops its oldest message."""
+        """Queue lines of a node. A full queue drops its oldest messages."""
         self._waiting.append((node_id, lines))
+        self._characters += _length(lines)
+        while len(self._waiting) > WAITING_LIMIT or self._characters > WAITING_CHARACTERS:
+            self._pop()
         self._filled.set()
 
     async def take(self, timeout_seconds: float) -> tuple[NodeId, LogLines] | None:
@@ -51,7 +57,12 @@ class LogFollower:
                     await self._filled.wait()
         except TimeoutError:
             return None
-        return self._waiting.popleft()
+        return self._pop()
+
+    def _pop(self) -> tuple[NodeId, LogLines]:
+        node_id, lines = self._waiting.popleft()
+        self._characters -= _length(lines)
+        return node_id, lines
 
 
 class LogFeed:
@@ -101,3 +112,7 @@ class LogFeed:
             self._followers[run].discard(follower)
             if not self._followers[run]:
                 del self._followers[run]
+
+
+def _length(lines: LogLines) -> int:
+    return sum(len(line.text) for line in lines.lines)

@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,6 +26,10 @@ from typing import Final, Literal
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: Final[tuple[LogFormat, ...]] = ("text", "json")
 
+LINES_PER_PERIOD: Final = 600
+PERIOD_SECONDS: Final = 60.0
+MAX_KINDS: Final = 1024
+"""Number of kinds of lines that a `RateLimit` counts. It forgets the kind whose last line is the oldest."""
 _ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
     0x2028: "\\u2028",
     0x2029: "\\u2029",
@@ -45,6 +52,42 @@ def about(**fields: object) -> Generator[None, None, None]:
         yield
     finally:
         _about.reset(token)
+
+
+class RateLimit(logging.Filter):
+    """Limits the lines of the given loggers, so that callers cannot fill a server's log. Thread-safe.
+
+    Lines are of one kind if their logger and their text without arguments are equal. Of each kind, `LINES_PER_PERIOD`
+    lines pass in a period of `PERIOD_SECONDS`. The next line that passes states how many were left out.
+
+    Args:
+        *loggers: names of loggers. Their children are limited as well; all other loggers are not.
+        monotonic: clock in seconds.
+    """
+
+    def __init__(self, *loggers: str, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._limited = [logging.Filter(name) for name in loggers]
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._periods: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record's line is written. `logging` calls it in any thread."""
+        if not any(limited.filter(record) for limited in self._limited):
+            return True
+        now, kind = self._monotonic(), (record.name, str(record.msg))
+        with self._lock:
+            began, count = self._periods.pop(kind, (now, 0))
+            left_out = 0
+            if now - began >= PERIOD_SECONDS:
+                began, count, left_out = now, 0, max(0, count - LINES_PER_PERIOD)
+            self._periods[kind] = began, count + 1
+            if len(self._periods) > MAX_KINDS:
+                self._periods.popitem(last=False)
+        if left_out:
+            record.msg = f"{record.msg} ({left_out} lines of this kind were left out before)"
+        return count < LINES_PER_PERIOD
 
 
 class TextFormatter(logging.Formatter):

@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from everstep.protocol.log_records import JsonFormatter, TextFormatter, about
+from everstep.protocol import log_records
+from everstep.protocol.log_records import (
+    LINES_PER_PERIOD,
+    PERIOD_SECONDS,
+    JsonFormatter,
+    RateLimit,
+    TextFormatter,
+    about,
+)
 
 
 def line(message: str, *arguments: object, formatter: JsonFormatter | None = None, **more: Any) -> dict[str, Any]:
@@ -82,3 +90,36 @@ def test_a_traceback_is_a_field_and_anything_can_be_logged() -> None:
     assert "RuntimeError: no\nway" in found["exception"]
     with about(job=object()):
         assert line("m")["job"].startswith("<object")
+
+
+def test_lines_of_one_kind_have_a_limit_per_period() -> None:
+    clock = [0.0]
+    limit = RateLimit("api", monotonic=lambda: clock[0])
+
+    def passes(message: str, logger: str = "api.routes", argument: int = 0) -> str | None:
+        record = logging.LogRecord(logger, logging.INFO, __file__, 1, message, (argument,), None)
+        return record.getMessage() if limit.filter(record) else None
+
+    assert [passes("request %d", argument=each) for each in range(LINES_PER_PERIOD + 7)] == [
+        *(f"request {each}" for each in range(LINES_PER_PERIOD)),
+        *[None] * 7,
+    ]
+    assert passes("another %d") == "another 0"
+    assert passes("request %d", "api2") == "request 0", "a logger without a limit"
+    assert passes("request %d", "api") == "request 0", "another logger"
+    clock[0] = PERIOD_SECONDS - 0.1
+    assert passes("request %d") is None
+    clock[0] = PERIOD_SECONDS
+    assert passes("request %d") == "request 0 (8 lines of this kind were left out before)"
+    assert passes("request %d") == "request 0"
+
+
+def test_the_limit_of_lines_counts_a_bounded_number_of_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_records, "MAX_KINDS", 2)
+    monkeypatch.setattr(log_records, "LINES_PER_PERIOD", 1)
+    limit = RateLimit("api", monotonic=lambda: 0.0)
+
+    def passes(message: str) -> bool:
+        return limit.filter(logging.LogRecord("api", logging.INFO, __file__, 1, message, (), None))
+
+    assert [passes(kind) for kind in "ababcba"] == [True, True, False, False, True, False, True]

@@ -18,7 +18,17 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from control_plane.api.memberships import SHARED_SECONDS
-from control_plane.api.routes.agents import MALFORMED, OTHER_VERSION, SESSION_CHECK_SECONDS
+from control_plane.api.routes.agents import (
+    BURST_SECONDS,
+    BYTES_PER_SECOND,
+    MALFORMED,
+    MAX_HELLO_BYTES,
+    MESSAGE_SECONDS,
+    OTHER_VERSION,
+    SESSION_CHECK_SECONDS,
+    SNAPSHOT_BYTES_PER_SECOND,
+    ReadingPace,
+)
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State, InstanceState
 from control_plane.db.session import Database
@@ -672,3 +682,45 @@ def test_the_server_accepts_no_compressed_frames(service, token) -> None:
             assert opened.response.headers.get("sec-websocket-extensions") is None
 
     asyncio.run(play())
+
+
+async def test_an_agent_that_sends_too_much_waits_for_the_excess() -> None:
+    clock, waits = [100.0], []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        clock[0] += seconds
+
+    pace = ReadingPace(lambda: clock[0], wait)
+    small, snapshot = report("i-1"), SnapshotBytes(request_id="r", data=bytes(MAX_SNAPSHOT_READ_BYTES))
+    for _ in range(round(BURST_SECONDS / MESSAGE_SECONDS)):
+        await pace.after(small, 0)
+    assert waits == []
+    await pace.after(small, BYTES_PER_SECOND)
+    await pace.after(snapshot, MAX_SNAPSHOT_READ_BYTES + BYTES_PER_SECOND)
+    snapshot_seconds = MAX_SNAPSHOT_READ_BYTES / SNAPSHOT_BYTES_PER_SECOND
+    assert waits == pytest.approx([1 + MESSAGE_SECONDS, 1 + MESSAGE_SECONDS + snapshot_seconds])
+    clock[0] += 1000.0
+    await pace.after(small, int((BURST_SECONDS + 1) * BYTES_PER_SECOND))
+    assert waits[2:] == pytest.approx([1 + MESSAGE_SECONDS]), "a long silence earns one burst"
+
+
+async def test_the_server_paces_each_message_of_an_agent(service, token, node, monkeypatch):
+    paced = []
+
+    async def after(self, message, byte_count):
+        paced.append((message, byte_count))
+
+    monkeypatch.setattr(ReadingPace, "after", after)
+    async with line(service, token) as opened:
+        await join(opened, node)
+        sent = report(node)
+        await opened.send(encode(sent))
+        await until(lambda: paced)
+    assert paced == [(sent, len(encode(sent)))]
+
+
+async def test_a_hello_has_a_limit_of_bytes(service, token, node):
+    async with line(service, token) as opened:
+        await opened.send(encode(hello(node)) + bytes(MAX_HELLO_BYTES))
+        assert (await closed(opened))[0] == MALFORMED

@@ -20,7 +20,7 @@ from control_plane.db import tokens
 from control_plane.db.models import JobRow, NodeRow
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.loop import log_reader
-from control_plane.loop.log_feed import LogFeed
+from control_plane.loop.log_feed import WAITING_CHARACTERS, WAITING_LIMIT, LogFeed, LogFollower
 from control_plane.loop.log_reader import GenerationFacts
 from everstep.protocol.agent_messages import Hello, LogLines
 from everstep.protocol.ids import NO_RANK, FleetName, Generation, NodeId, Rank, RunId
@@ -425,3 +425,32 @@ def test_there_is_a_limit_of_followers(service, job, client) -> None:
     ):
         other.follow_logs(TrainingJobName="gpt")
     following.stream.close()
+
+
+async def test_what_waits_for_a_follower_is_bounded_in_messages_and_in_characters() -> None:
+    feed, run = LogFeed(), RunId("r" * 32)
+
+    def lines(first: int, characters: int) -> LogLines:
+        texts = [1 << 14] * (characters >> 14) + [characters % (1 << 14)]
+        return LogLines(
+            run=run,
+            generation=Generation(1),
+            first=first,
+            lines=tuple(LogLine(at_ms=0, rank=Rank(0), stream="stdout", text="x" * each, end=0) for each in texts),
+        )
+
+    async def waiting(follower: LogFollower) -> list[int]:
+        taken = []
+        while (found := await follower.take(0)) is not None:
+            taken.append(found[1].first)
+        return taken
+
+    with feed.follow(run, "token") as follower:
+        for first in range(WAITING_LIMIT + 2):
+            feed.deliver(NodeId("i-1"), lines(first, 1))
+        assert await waiting(follower) == list(range(2, WAITING_LIMIT + 2))
+        for first in range(3):
+            feed.deliver(NodeId("i-1"), lines(first, WAITING_CHARACTERS // 2))
+        assert await waiting(follower) == [1, 2]
+        feed.deliver(NodeId("i-1"), lines(0, WAITING_CHARACTERS + 1))
+        assert await waiting(follower) == []
