@@ -21,6 +21,7 @@ from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.errors import TooLarge, response, unexpected
@@ -108,6 +109,8 @@ class Envelope:
                 request_id,
                 self._silent_seconds,
             )
+        except ClientDisconnect:
+            log.info("request %s: the client left before the end of its body", request_id)
         except Exception as failure:
             log.exception("request %s (%s %s) failed", request_id, scope["method"], scope["path"])
             if self._on_failure is not None:

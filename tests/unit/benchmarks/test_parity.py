@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -59,18 +56,12 @@ def test_a_group_beyond_a_limit_falls_short(changed: GroupTimes, place: int) -> 
     assert verdicts.count(Verdict.PASS) == 3
 
 
-@pytest.fixture
-def shared_memory() -> Iterator[Path]:
-    with TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.parametrize(("has_parity", "memory"), [(False, 4.0), (True, 3.0)])
-async def test_a_group_is_measured(shared_memory: Path, has_parity: bool, memory: float) -> None:
+async def test_a_group_is_measured(has_parity: bool, memory: float) -> None:
     """With parity, a member stores a share of two chunks beside its shard of four chunks, instead of a copy of four
     chunks.
     """
-    found = await group.measure(shared_memory, has_parity=has_parity, state_bytes=4 * CHUNK_BYTES, steps=2)
+    found = await group.measure(has_parity=has_parity, state_bytes=4 * CHUNK_BYTES, steps=2)
     assert found.is_equal
     assert found.memory_ratio == pytest.approx(memory, rel=0.001)
     assert found.sent_ratio == 1.0

@@ -4,6 +4,9 @@ import re
 
 import httpx
 import pytest
+from starlette.requests import Request
+
+from control_plane.api.envelope import Envelope
 
 
 @pytest.fixture
@@ -59,6 +62,24 @@ def test_a_fault_of_ours_is_answered_and_logged_under_its_id(http, service, capl
     assert "secret detail" not in body["Message"]
     (record,) = [record for record in caplog.records if body["RequestId"] in record.getMessage()]
     assert "secret detail" in str(record.exc_info)
+
+
+async def test_a_client_that_leaves_within_its_body_is_no_fault_of_ours():
+    failures, messages = [], [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def app(scope, receive, send):
+        await Request(scope, receive).body()
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message):
+        pytest.fail(f"the server sent {message}")
+
+    scope = {"type": "http", "method": "PUT", "path": "/v1/sources/a", "headers": [], "scheme": "http"}
+    await Envelope(app, max_body_bytes=10, on_failure=failures.append)(scope, receive, send)
+    assert not messages
+    assert not failures
 
 
 def test_health_needs_no_token(service):
