@@ -123,7 +123,7 @@ test-integrations-latest: setup  ## the integrations' tests with the newest vers
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.integrations_latest
 
 test-security: setup  ## every test that replays an attack or shows a promise of docs/security.md
-	@$(PYTEST) -m 'security and not rest'
+	@$(PYTEST) -m security
 
 bad-day: setup  ## a fleet on a bad day, MINUTES long (10 unless said), and what a checker from outside finds; SEED repeats one
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.bad_day --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))

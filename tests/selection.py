@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -54,6 +55,9 @@ TELLING = (
     "unit/control_plane/loop/test_failing_reads.py",
 )
 """Files and tests that `make test` runs however long they take: they check the rules whose breach destroys data."""
+SECURITY_PAGE = ROOT.parent / "docs" / "security.md"
+PROMISED = frozenset(re.findall(r"^\| .+ \| `(tests/\S+::\w+)` \|$", SECURITY_PAGE.read_text(), re.MULTILINE))
+"""The tests in the table of promises. Each gets the mark `security`."""
 MAX_DRAWN_SECONDS = 400
 """Longest time limit of a test that `draw` may choose: that of ordinary end-to-end tests.
 
@@ -62,10 +66,15 @@ One longer test could take the time of the whole tenth.
 
 
 def divide(items: Iterable[pytest.Item]) -> None:
-    """Add the mark `rest` to each test that `make test` leaves out and that is not a test of production."""
+    """Add the mark `rest` to each test that `make test` leaves out and that is not a test of production.
+
+    Each test in the table of promises (`PROMISED`) gets the mark `security`.
+    """
     cases: dict[tuple[str, int], list[pytest.Item]] = defaultdict(list)
     omitted = omitted_of(slow(SLOW.read_text()))
     for item in items:
+        if function_of(item) in PROMISED:
+            item.add_marker(pytest.mark.security)
         if item.get_closest_marker("production") is not None:
             continue
         long = item.get_closest_marker("long")

@@ -5,6 +5,8 @@ For example, a person returns a node that Everstep has kept out of use, or decla
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from control_plane.core.observed.facts import Recorded
@@ -278,3 +280,14 @@ def test_a_drill_is_for_fleets_that_allow_it_and_jobs_that_train(client, fleet, 
         client.start_drill(TrainingJobName="gpt", DrillType="kill-agent")
     assert [shown["DrillId"] for shown in client.list_drills(TrainingJobName="gpt")["Drills"]] == [drill["DrillId"]]
     assert service.client(service.token(Role.VIEWER, "other")).list_drills()["Drills"] == []
+
+
+def test_a_node_names_its_job_to_the_jobs_project_only(client, fleet, service, source):
+    job = Job(service, client, source)
+    hold(service, state="assigned", hold=None, run_id=job.run)
+    shown = []
+    for project in (client.describe_training_job(TrainingJobName="gpt")["Project"], "vision"):
+        with closing(service.client(service.token(Role.VIEWER, project))) as reader:
+            nodes = (reader.describe_node(NodeId="i-1"), *reader.list_nodes()["Nodes"])
+            shown.append({node.get("TrainingJobName") for node in nodes if node["NodeId"] == "i-1"})
+    assert shown == [{"gpt"}, {None}]
