@@ -20,13 +20,13 @@ from tests.contract.test_object_store import environment
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.moto_server import moto_server
 from worker.errors import ForbiddenEndpoint, ObjectMissing, StoreDenied, StoreRefused, StoreUnavailable
-from worker.storage.aws import ROLE_SECONDS, Aws, RoleKeys, RoleSession, SecretPlace, aws_errors
+from worker.storage.aws import ROLE_SECONDS, Aws, Principal, RoleKeys, SecretPlace, aws_errors
 from worker.storage.node_aws import NodeAws
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 Keep = Callable[[str, str, str], str]
 
-SESSION = RoleSession.of(project="team", job="gpt", run="r1")
+PRINCIPAL = Principal(project="team", job="gpt", run="r1", role_arn=ROLE)
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +88,13 @@ def test_a_secret_that_is_not_there_is_told_by_its_name(world: tuple[Aws, Keep],
 def test_a_role_has_keys_for_an_hour_and_reads_with_them(world: tuple[Aws, Keep]) -> None:
     aws, keep = world
     keep("ssm", "role-token", "theirs")
-    keys = aws.assume_role(ROLE, SESSION)
+    keys = aws.assume_role(PRINCIPAL)
     assert abs(keys.expires_at - time.time() - ROLE_SECONDS) < 120
     assert keys.secret_access_key not in repr(keys)
     assert keys.session_token not in repr(keys)
     assert aws.secret("ssm:role-token", keys) == "theirs"
     with pytest.raises(ObjectMissing):
-        aws.objects(ROLE, SESSION).get_bytes(ObjectReference(bucket="none", key="x"))
+        aws.objects(PRINCIPAL).get_bytes(ObjectReference(bucket="none", key="x"))
 
 
 def test_the_session_of_a_role_has_the_tags_of_the_job(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,24 +106,24 @@ def test_the_session_of_a_role_has_the_tags_of_the_job(url: str, monkeypatch: py
         return make(self, operation_name, parameters)
 
     monkeypatch.setattr(BaseClient, "_make_api_call", recorded)
-    NodeAws(environment(url)).assume_role(ROLE, SESSION)
+    NodeAws(environment(url)).assume_role(PRINCIPAL)
     (call,) = calls
     assert call["RoleSessionName"] == "everstep-gpt"
-    assert {each["Key"]: each["Value"] for each in call["Tags"]} == SESSION.tags
+    assert {each["Key"]: each["Value"] for each in call["Tags"]} == PRINCIPAL.session_tags
 
 
 def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> None:
     made: list[str] = []
 
     class Ending(NodeAws):
-        def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
-            keys = super().assume_role(role_arn, session)
+        def assume_role(self, principal: Principal) -> RoleKeys:
+            keys = super().assume_role(principal)
             made.append(keys.access_key_id)
             # The first keys expire in a minute. Botocore renews credentials 15 minutes before they expire, so it must
             # request new keys for the second call.
             return replace(keys, expires_at=time.time() + (60 if len(made) == 1 else 3600))
 
-    store = Ending(environment(url)).objects(ROLE, SESSION)
+    store = Ending(environment(url)).objects(PRINCIPAL)
     signed: list[str] = []
     store.client.meta.events.register(
         "before-send.s3", lambda request, **_: signed.append(str(request.headers["Authorization"]))
@@ -190,7 +190,7 @@ def test_places_and_session_names() -> None:
     assert SecretPlace.of("secretsmanager:a/b") == SecretPlace("secretsmanager", "a/b")
     arn = "arn:aws:ssm:eu-west-1:123456789012:parameter/a/b"
     assert SecretPlace.of(arn) == SecretPlace("ssm", arn, "eu-west-1")
-    assert SESSION.name == "everstep-gpt"
-    assert SESSION.tags == {"everstep:project": "team", "everstep:job": "gpt", "everstep:run": "r1"}
-    long = RoleSession.of(project="", job="x" * 63, run="r1")
-    assert (len(long.name), long.tags.keys()) == (64, {"everstep:job", "everstep:run"})
+    assert PRINCIPAL.session_name == "everstep-gpt"
+    assert PRINCIPAL.session_tags == {"everstep:project": "team", "everstep:job": "gpt", "everstep:run": "r1"}
+    long = Principal(project="", job="x" * 63, run="r1")
+    assert (len(long.session_name), long.session_tags.keys()) == (64, {"everstep:job", "everstep:run"})

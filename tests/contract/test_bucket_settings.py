@@ -20,7 +20,6 @@ from control_plane.cloud.errors import NotFound, ObjectChanged
 from control_plane.cloud.s3 import S3ServiceStore as ServerStore
 from everstep import uploads
 from everstep.bucket_checks import bucket_facts
-from everstep.protocol.ids import RunId
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import InputChannel, ObjectReference
 from infra.local_cloud.environment import aws_variables
@@ -28,6 +27,7 @@ from tests.contract.test_object_store import PART_BYTES, ScriptedShare
 from tests.unit.local_cloud.served import ServedAws, served_aws
 from worker.errors import ObjectChanged as ObjectOfAgentChanged
 from worker.provisioning.inputs import InputCache
+from worker.storage.aws import Principal
 from worker.storage.s3 import S3ObjectStore, s3_store
 
 BUCKET = "versioned-and-encrypted"
@@ -120,9 +120,8 @@ def test_an_input_channel_arrives_although_no_etag_is_its_digest(agent: S3Object
     for key, data in (("set/small", b"small"), ("set/large", DATA)):
         agent.put_stream(reference(key), [data], len(data))
     channel = InputChannel(name="train", prefix=reference("set"))
-    folder = InputCache(tmp_path, 1 << 30).fetch(agent, RunId("ab" * 16), [channel], threading.Event(), reader="a")[
-        "train"
-    ]
+    principal = Principal(project="a", job="gpt", run="ab" * 16)
+    folder = InputCache(tmp_path, 1 << 30).fetch(agent, principal, [channel], threading.Event())["train"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"small": b"small", "large": DATA}
 
 

@@ -24,7 +24,7 @@ from worker.errors import (
     StoreDenied,
     StoreRefused,
 )
-from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession, SecretPlace
+from worker.storage.aws import ROLE_SECONDS, Principal, RoleKeys, SecretPlace
 from worker.storage.object_store import (
     ObjectReader,
     ObjectStore,
@@ -234,8 +234,8 @@ class MemoryAws:
         self.secrets: dict[str, str] = {}
         self.roles: set[str] = set()
         self.assumed_count = 0
-        self.sessions: list[RoleSession] = []
-        """The session of each successful call of `assume_role`."""
+        self.principals: list[Principal] = []
+        """The argument of each successful call of `assume_role`."""
         self.used: list[tuple[str, str]] = []
         """For each call of `secret`: the secret's name, and the access key id that the call uses.
 
@@ -253,12 +253,13 @@ class MemoryAws:
         except KeyError:
             raise ObjectMissing(f"{reference}: there is no such secret") from None
 
-    def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
+    def assume_role(self, principal: Principal) -> RoleKeys:
         """Implement `Aws.assume_role`."""
+        role_arn = principal.role_arn
         if role_arn not in self.roles:
-            raise StoreDenied(f"{role_arn}: {session.name} is not authorized to perform: sts:AssumeRole")
+            raise StoreDenied(f"{role_arn}: {principal.session_name} is not authorized to perform: sts:AssumeRole")
         self.assumed_count += 1
-        self.sessions.append(session)
+        self.principals.append(principal)
         return RoleKeys(
             access_key_id=f"ASIA{self.assumed_count:016}",
             secret_access_key=f"secret of {role_arn}",
@@ -266,9 +267,9 @@ class MemoryAws:
             expires_at=self._now() + ROLE_SECONDS,
         )
 
-    def objects(self, role_arn: str, session: RoleSession) -> ObjectStore:
+    def objects(self, principal: Principal) -> ObjectStore:
         """Implement `Aws.objects`."""
-        self.used.append(("objects", self.assume_role(role_arn, session).access_key_id))
+        self.used.append(("objects", self.assume_role(principal).access_key_id))
         return self._objects
 
 

@@ -30,7 +30,7 @@ from typing import Final
 from everstep.protocol.plan import GenerationPlan
 from worker.errors import StorageError
 from worker.node.stable_port import KeptPort
-from worker.storage.aws import Aws, RoleKeys, RoleSession
+from worker.storage.aws import Aws, Principal, RoleKeys
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
@@ -64,8 +64,7 @@ class RoleCredentials:
         self._server: asyncio.Server | None = None
         self._token = b""
         """The token that each request must contain; empty while no generation may receive credentials."""
-        self._role_arn = ""
-        self._session = RoleSession(name="", tags={})
+        self._principal = Principal(project="", job="", run="")
         self._keys: RoleKeys | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
@@ -85,14 +84,13 @@ class RoleCredentials:
             StorageError: AWS refuses the role; the text is AWS's message.
         """
         await self.adopt(plan, key)
-        self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session)
+        self._keys = await asyncio.to_thread(self._aws.assume_role, self._principal)
         return self._keys
 
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
         """Serve credentials to ranks that an earlier agent process started; assume the role at their first request."""
         await self.withdraw()
-        self._role_arn = plan.script.role_arn
-        self._session = RoleSession.of(project=plan.script.project, job=plan.job, run=plan.run)
+        self._principal = Principal.of(plan)
         if self._server is None:
             self._server = await self._listen()
         self._token = token_of(plan, key).encode()
@@ -175,7 +173,7 @@ class RoleCredentials:
             "SecretAccessKey": keys.secret_access_key,
             "Token": keys.session_token,
             "Expiration": datetime.fromtimestamp(keys.expires_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "RoleArn": self._role_arn,
+            "RoleArn": self._principal.role_arn,
         }
 
     async def _current(self) -> RoleKeys:
@@ -193,9 +191,9 @@ class RoleCredentials:
 
     async def _renew(self) -> None:
         try:
-            self._keys = await asyncio.to_thread(self._aws.assume_role, self._role_arn, self._session)
+            self._keys = await asyncio.to_thread(self._aws.assume_role, self._principal)
         except StorageError as error:
-            log.warning("the credentials of %s cannot be renewed: %s", self._role_arn, error)
+            log.warning("the credentials of %s cannot be renewed: %s", self._principal.role_arn, error)
             raise
 
 

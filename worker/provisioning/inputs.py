@@ -42,6 +42,7 @@ from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, Object
 from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, closed_to, make_way, user_of
 from worker.node.state_directory import sync
+from worker.storage.aws import Principal
 from worker.storage.object_store import ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
@@ -119,20 +120,18 @@ class InputCache:
     def fetch(
         self,
         store: ObjectStore,
-        run: RunId,
+        principal: Principal,
         channels: Sequence[InputChannel],
         cancelled: threading.Event,
-        *,
-        reader: str,
     ) -> dict[str, Path]:
         """Fetch all input channels of a run. Idempotent: a repeated call fetches nothing. Runs in a thread.
 
         Args:
             store: the object store to read from.
-            run: run that reads the inputs; each run has its own folder.
+            principal: on whose behalf `store` reads. Its run has its own folders. Files that another reader fetched are
+                not used.
             channels: all channels of the run.
             cancelled: when set, the fetch stops before the next block of a file is read; complete files stay.
-            reader: on whose behalf `store` reads; files that another reader fetched are not used.
 
         Returns:
             The folder of each channel by name.
@@ -142,7 +141,7 @@ class InputCache:
             FetchStopped: `cancelled` was set.
             OSError: the disk is full.
         """
-        found, listed = {}, {}
+        found, listed, run = {}, {}, RunId(principal.run)
         if any(channel.prefix is not None for channel in channels):
             for way in (self._runs.parent, self._runs, self._runs / run):
                 make_way(way, self.user)
@@ -153,7 +152,7 @@ class InputCache:
                     continue
                 found[channel.name] = self._runs / run / channel.name
                 if not self._is_whole(run, channel):
-                    listed[channel.name] = _listed(store, channel.prefix, reader, cancelled)
+                    listed[channel.name] = _listed(store, channel.prefix, principal.reader, cancelled)
             except (StorageError, Misplaced, OSError) as error:
                 if full_disk_of(error) is not None:
                     raise

@@ -27,7 +27,7 @@ from worker.provisioning.packages import InstallationOrder, PackageLayers
 from worker.ranks.environment import Packages, Supplied, source_folder
 from worker.ranks.files import RankFiles
 from worker.shm.store import in_thread
-from worker.storage.aws import Aws, RoleKeys, RoleSession
+from worker.storage.aws import Aws, Principal, RoleKeys
 from worker.storage.object_store import ObjectStore
 
 
@@ -139,10 +139,9 @@ class Supplies:
             return {}
 
         def fetch(cancelled: threading.Event) -> dict[str, Path]:
-            role = plan.script.role_arn
-            session = RoleSession.of(project=plan.script.project, job=plan.job, run=plan.run)
-            objects = self.aws.objects(role, session) if role else self.objects
-            return self._inputs.fetch(objects, plan.run, inputs, cancelled, reader=reader_of(plan))
+            principal = Principal.of(plan)
+            objects = self.aws.objects(principal) if principal.role_arn else self.objects
+            return self._inputs.fetch(objects, principal, inputs, cancelled)
 
         try:
             found = await in_thread(fetch)
@@ -187,14 +186,6 @@ class Supplies:
     async def forget(self, run: RunId) -> None:
         """Delete the folders with input files that this node has prepared for `run`."""
         await asyncio.to_thread(self._inputs.forget, run)
-
-
-def reader_of(plan: GenerationPlan) -> str:
-    """Return on whose behalf the node reads a job's inputs: its project with its role. Pure.
-
-    Jobs of another reader use no file that this reader fetched, because they may not be allowed to read it.
-    """
-    return f"{plan.script.project or plan.run} {plan.script.role_arn}"
 
 
 def wait_for_start(plan: GenerationPlan) -> bool:

@@ -37,6 +37,7 @@ from botocore.exceptions import (
 from botocore.parsers import ResponseParserError
 
 from everstep.protocol.loopback import is_loopback
+from everstep.protocol.plan import GenerationPlan
 from worker.errors import (
     BucketMissing,
     ForbiddenEndpoint,
@@ -116,22 +117,38 @@ class RoleKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoleSession:
-    """Name and tags of the session of a job's role. CloudTrail shows them, and the account's policies can use them."""
+class Principal:
+    """On whose behalf a node calls AWS: a run of a job, with the job's role. CloudTrail and policies see all of it."""
 
-    name: str
-    """Name of the session: 2 to 64 characters that STS allows."""
-    tags: Mapping[str, str]
-    """Session tags by name. A policy refers to a tag as, for example, `aws:PrincipalTag/everstep:project`."""
+    project: str
+    job: str
+    run: str
+    role_arn: str = ""
+    """A role that the node's role may assume. Empty: the node's own permissions."""
 
     @classmethod
-    def of(cls, *, project: str, job: str, run: str) -> RoleSession:
-        """Return the session of a run of a job. An empty project gets no tag."""
-        values = {"everstep:project": project, "everstep:job": job, "everstep:run": run}
-        return cls(
-            name=re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", f"everstep-{job}")[:64],
-            tags={key: value for key, value in values.items() if value},
-        )
+    def of(cls, plan: GenerationPlan) -> Principal:
+        """Return the principal of the run that a plan belongs to."""
+        return cls(project=plan.script.project, job=plan.job, run=plan.run, role_arn=plan.script.role_arn)
+
+    @property
+    def session_name(self) -> str:
+        """Name of the role's session: 2 to 64 characters that STS allows."""
+        return re.sub(r"[^A-Za-z0-9_+=,.@-]", "-", f"everstep-{self.job}")[:64]
+
+    @property
+    def session_tags(self) -> Mapping[str, str]:
+        """Tags of the role's session by name. An empty project gets no tag.
+
+        A policy refers to a tag as, for example, `aws:PrincipalTag/everstep:project`.
+        """
+        values = {"everstep:project": self.project, "everstep:job": self.job, "everstep:run": self.run}
+        return {key: value for key, value in values.items() if value}
+
+    @property
+    def reader(self) -> str:
+        """Whose permissions decide what may be read. What one reader fetched is used for no other reader."""
+        return f"{self.project or self.run} {self.role_arn}"
 
 
 KeysOf = Callable[[], RoleKeys]
@@ -177,12 +194,11 @@ class Aws(Protocol):
             StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
-    def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
+    def assume_role(self, principal: Principal) -> RoleKeys:
         """Return credentials of a role, requested with the node's own credentials.
 
         Args:
-            role_arn: ARN of a role that the node's role may assume.
-            session: name and tags of the session. The role's trust policy must permit `sts:TagSession`.
+            principal: names the role. The role's trust policy must permit `sts:TagSession`.
 
         Returns:
             Credentials that are valid for `ROLE_SECONDS`.
@@ -191,12 +207,11 @@ class Aws(Protocol):
             StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
-    def objects(self, role_arn: str, session: RoleSession) -> ObjectStore:
+    def objects(self, principal: Principal) -> ObjectStore:
         """Return the object store with a role's permissions. The store renews the role's credentials while it is used.
 
         Args:
-            role_arn: ARN of a role that the node's role may assume.
-            session: name and tags of the session.
+            principal: names the role.
 
         Returns:
             The store. Its creation requests the credentials and sends no request to S3.

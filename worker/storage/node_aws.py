@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from worker.errors import StoreRefused
-from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession, SecretPlace, aws_client, aws_errors
+from worker.storage.aws import ROLE_SECONDS, Principal, RoleKeys, SecretPlace, aws_client, aws_errors
 from worker.storage.s3 import S3ObjectStore, s3_store
 
 
@@ -44,14 +44,14 @@ class NodeAws:
             )
         return str(answer["SecretString"])
 
-    def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
+    def assume_role(self, principal: Principal) -> RoleKeys:
         """Return credentials of a role (see `Aws.assume_role`)."""
-        with aws_errors(role_arn), closing(aws_client("sts", self._environment)) as client:
+        with aws_errors(principal.role_arn), closing(aws_client("sts", self._environment)) as client:
             made = client.assume_role(
-                RoleArn=role_arn,
-                RoleSessionName=session.name,
+                RoleArn=principal.role_arn,
+                RoleSessionName=principal.session_name,
                 DurationSeconds=ROLE_SECONDS,
-                Tags=[{"Key": key, "Value": value} for key, value in session.tags.items()],
+                Tags=[{"Key": key, "Value": value} for key, value in principal.session_tags.items()],
             )["Credentials"]
         return RoleKeys(
             access_key_id=made["AccessKeyId"],
@@ -60,6 +60,6 @@ class NodeAws:
             expires_at=made["Expiration"].timestamp(),
         )
 
-    def objects(self, role_arn: str, session: RoleSession) -> S3ObjectStore:
+    def objects(self, principal: Principal) -> S3ObjectStore:
         """Return the object store with a role's permissions (see `Aws.objects`)."""
-        return s3_store(self._environment, lambda: self.assume_role(role_arn, session))
+        return s3_store(self._environment, lambda: self.assume_role(principal))

@@ -19,7 +19,7 @@ from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.provisioning.credentials import RENEW_SECONDS, STS_RETRY_SECONDS, RoleCredentials, token_of
 from worker.ranks.environment import node_environment
-from worker.storage.aws import ROLE_SECONDS, RoleKeys, RoleSession
+from worker.storage.aws import ROLE_SECONDS, Principal, RoleKeys
 
 pytestmark = pytest.mark.integration
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -57,12 +57,12 @@ class Sts(MemoryAws):
         self.gate.set()
         self.asked = threading.Event()
 
-    def assume_role(self, role_arn: str, session: RoleSession) -> RoleKeys:
+    def assume_role(self, principal: Principal) -> RoleKeys:
         self.asked.set()
         assert self.gate.wait(20)
         if self.failure is not None:
             raise self.failure
-        return super().assume_role(role_arn, session)
+        return super().assume_role(principal)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile
     await credentials.idle()
     status, answer = await ask(credentials)
     assert (status, answer["Token"], sts.assumed_count) == (200, "token 2", 2)
-    assert sts.sessions == [RoleSession.of(project=PROJECT, job=PLAN.job, run=PLAN.run)] * 2
+    assert sts.principals == [Principal.of(PLAN)] * 2
     assert answer["Expiration"] == "2027-01-15T09:40:01Z"
 
 

@@ -11,16 +11,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
 import worker.provisioning.inputs
 from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.fakes.storage import MemoryObjectStore
-from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import InputRefused, StoreDenied, StoreUnavailable
 from worker.provisioning.inputs import FetchStopped, InputCache
-from worker.provisioning.supplies import reader_of
+from worker.storage.aws import Principal
 from worker.storage.object_store import ObjectReader, Span, StoredObject
 
 BUCKET = "data"
@@ -68,8 +66,12 @@ def store_of(*keys: str) -> Store:
 cache_at = partial(InputCache, retry_seconds=0.0)
 
 
+def principal(run: RunId, project: str = "a", role: str = "") -> Principal:
+    return Principal(project=project, job="gpt", run=run, role_arn=role)
+
+
 def fetch(cache: InputCache, store: Store, *channels: InputChannel, run: RunId = RUN) -> dict[str, Path]:
-    return cache.fetch(store, run, channels or (channel(),), threading.Event(), reader="a")
+    return cache.fetch(store, principal(run), channels or (channel(),), threading.Event())
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -274,7 +276,7 @@ def test_a_fetch_that_nobody_waits_for_ends_and_what_it_has_stays(tmp_path: Path
     cut = Cut()
     cut.objects = store.objects
     with pytest.raises(FetchStopped):
-        cache_at(tmp_path).fetch(cut, RUN, (channel(),), cancelled, reader="a")
+        cache_at(tmp_path).fetch(cut, principal(RUN), (channel(),), cancelled)
     assert not (tmp_path / "inputs/runs" / RUN / "train").exists()
 
 
@@ -305,7 +307,7 @@ def test_a_fetch_that_was_given_up_asks_for_nothing_more(
     else:
         cancelled.set()
     with pytest.raises(FetchStopped):
-        cache_at(tmp_path).fetch(store, RUN, (channel(),), cancelled, reader="a")
+        cache_at(tmp_path).fetch(store, principal(RUN), (channel(),), cancelled)
     assert store.read == []
 
 
@@ -322,11 +324,7 @@ def test_a_fetch_that_was_given_up_asks_for_nothing_more(
 def test_jobs_of_one_project_with_one_role_share_what_they_fetch(
     tmp_path: Path, project: str, role: str, is_shared: bool
 ) -> None:
-    def reader(project: str, role: str) -> str:
-        script = structs.replace(rank_plan().script, project=project, role_arn=role)
-        return reader_of(structs.replace(rank_plan(), script=script))
-
     cache, store = cache_at(tmp_path), store_of("set/a")
-    cache.fetch(store, RUN, (channel(),), threading.Event(), reader=reader("speech", "arn:one"))
-    cache.fetch(store, OTHER_RUN, (channel(),), threading.Event(), reader=reader(project, role))
+    cache.fetch(store, principal(RUN, "speech", "arn:one"), (channel(),), threading.Event())
+    cache.fetch(store, principal(OTHER_RUN, project, role), (channel(),), threading.Event())
     assert store.read == ["set/a"] * (1 if is_shared else 2)
