@@ -184,6 +184,7 @@ def followed(
     result = _combined(news, plan.world_size, now)
     if result is None:
         return replace(record, rehearsal=told), ()
+    result = _with_earlier_loss(result, told.result)
     told = replace(told, is_open=False, unanswered_count=0, ended_at=now, result=result)
     record = replace(record, rehearsal=told)
     if result.verdict is not RehearsalVerdict.REFUSED:
@@ -194,6 +195,24 @@ def followed(
     if result.is_difference and spec.rehearsal_on_difference is OnDifference.STOP and not record.stop_reason:
         record = replace(record, stop_reason=RehearsalEnded(outcome=result))
     return record, (_event(result),)
+
+
+def _with_earlier_loss(result: RehearsalOutcome, earlier: RehearsalOutcome | None) -> RehearsalOutcome:
+    """Return a proof with the lost values that the job's earlier rehearsal named, or another result unchanged.
+
+    The ranks that rehearse again are those of the earlier rehearsal, in which these values have begun anew. A second
+    restart may lose nothing more, but the next failure loses them again.
+    """
+    if result.verdict is not RehearsalVerdict.PROVEN or earlier is None or not earlier.is_unproven:
+        return result
+    return replace(
+        result,
+        verdict=RehearsalVerdict.UNPROVEN,
+        rank=earlier.rank,
+        difference=earlier.difference,
+        message=earlier.message,
+        advice=earlier.advice,
+    )
 
 
 def closed(spec: JobSpec, record: JobRecord, now: float) -> tuple[JobRecord, tuple[EventDraft, ...]]:

@@ -29,6 +29,9 @@ GOOD = Run(
     agent_count=50,
     follow_seconds=(0.1, 0.12),
     command_seconds={"everstep --help": (0.15, 0.16), "everstep jobs list": (0.3, 0.4)},
+    quiet_seconds=(0.01, 0.02),
+    hostile_seconds={"uploads": (0.03, 0.04), "listings": (0.06,)},
+    hostile_bytes={"uploads": 2.0**20, "listings": 2.0**21},
 )
 
 
@@ -37,8 +40,11 @@ def verdicts(run: Run) -> list[str]:
 
 
 def test_a_good_run_passes_everywhere() -> None:
-    assert verdicts(GOOD) == ["pass", "", *["pass"] * 5]
-    assert [round(row.value, 2) for row in rows(GOOD)] == [0.6, 0.3, 10.0, 12_500.0, 120.0, 155.0, 350.0]
+    assert verdicts(GOOD) == ["pass", "", *["pass"] * 8]
+    assert [round(row.value, 2) for row in rows(GOOD)] == [
+        *(0.6, 0.3, 10.0, 12_500.0, 120.0, 155.0, 350.0),
+        *(2.0, 3.0, 2.0),
+    ]
     assert rows(GOOD)[1].reason == "not judged; would fall short"
     assert rows(dataclasses.replace(GOOD, describe_new_rates=(600.0,)))[1].reason == "not judged; would pass"
 
@@ -52,6 +58,8 @@ def test_a_good_run_passes_everywhere() -> None:
         ({"follow_seconds": (0.31,)}, 4),
         ({"command_seconds": {"everstep --help": (0.21,), "everstep jobs list": (0.3,)}}, 5),
         ({"command_seconds": {"everstep --help": (0.1,), "everstep jobs list": (0.51,)}}, 6),
+        ({"hostile_seconds": {"uploads": (0.03,), "listings": (0.061,)}}, 8),
+        ({"hostile_bytes": {"uploads": 2.0**20, "listings": 2.0**28 + 1}}, 9),
     ],
 )
 def test_what_falls_short_is_said_of_its_row_alone(change: dict[str, object], row: int) -> None:
@@ -88,7 +96,7 @@ def test_what_was_left_out_has_no_row_and_no_words() -> None:
 def test_the_document_has_every_verdict_and_the_file_every_figure(tmp_path: Path) -> None:
     write(PAGE, GOOD, tmp_path / "bench" / "api.json", tmp_path / "api.md")
     text = (tmp_path / "api.md").read_text()
-    assert text.count("| pass |") == 6
+    assert text.count("| pass |") == 9
     assert "**0.599** ×" in text
     assert "**12,500** /s" in text
     figures = json.loads((tmp_path / "bench" / "api.json").read_text())

@@ -138,7 +138,7 @@ def become(start: StartRank) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _forget_ourselves()
-    _reseed()
+    reseed()
     _set_thread_count(start.environment.get("OMP_NUM_THREADS", ""))
     sys.argv = [start.script, *start.arguments]
     sys.orig_argv = [sys.executable, "-u", start.script, *start.arguments]
@@ -178,12 +178,14 @@ def _forget_ourselves() -> None:
         del sys.modules[name]
 
 
-def _reseed() -> None:
-    """Seed the random generators of Python and numpy anew, because all forked ranks inherit the template's state."""
+def reseed() -> None:
+    """Seed the global random generators anew, because all forked ranks inherit the template's state."""
     random.seed()
-    numpy = sys.modules.get("numpy")
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:
         numpy.random.seed()
+    if torch is not None:
+        torch.seed()
 
 
 def _set_thread_count(text: str) -> None:

@@ -233,6 +233,29 @@ def test_a_result_needs_the_reports_of_all_ranks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("earlier", "later", "verdict", "message"),
+    [
+        (UNPROVEN, PROVEN, UNPROVEN, "count"),
+        (UNPROVEN, DIFFERS, DIFFERS, ""),
+        (DIFFERS, PROVEN, PROVEN, ""),
+        (PROVEN, PROVEN, PROVEN, ""),
+    ],
+)
+def test_a_proof_carries_the_lost_values_of_the_earlier_rehearsal_along(
+    earlier: RehearsalVerdict, later: RehearsalVerdict, verdict: RehearsalVerdict, message: str
+) -> None:
+    before = replace(RESULT, verdict=earlier, rank=Rank(1), message="count", advice="keep it")
+    record = ordered(rehearsal=Rehearsals(result=before))
+    record, (event,) = follow(record, rehearsed(PROVEN, seconds=2.0), rehearsed(later))
+    told = record.rehearsal.result
+    assert told is not None
+    assert (told.verdict, told.message, told.step) == (verdict, message, 30)
+    assert (event.type == "ResumeUnproven") == (verdict is UNPROVEN)
+    if message:
+        assert (told.rank, told.advice) == (1, "keep it")
+
+
+@pytest.mark.parametrize(
     ("each", "rank"),
     [
         ((rehearsed(PROVEN), rehearsed(DIFFERS, at=31)), 1),

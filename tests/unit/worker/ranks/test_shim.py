@@ -6,16 +6,19 @@ The tests cover the members of a process tree, reasons for a cold start, records
 from __future__ import annotations
 
 import os
+import random
 import socket
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from everstep.protocol import codec
 from everstep.protocol.errors import OversizedMessage
 from everstep.protocol.ids import Generation, Rank, RunId
 from worker.ranks.shim import processes
-from worker.ranks.shim.launch import needs_cold_start
+from worker.ranks.shim.launch import needs_cold_start, reseed
 from worker.ranks.shim.line import ShimLine
 from worker.ranks.shim.messages import ListRanks, RankEnd, RankRecord, ToShim
 from worker.ranks.shim.preload import can_preload
@@ -195,3 +198,14 @@ def test_a_process_of_another_user_is_passed_over(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "kill", kill)
     processes.send((1, 2, 3), 9)
     assert sent == [1, 3]
+
+
+def test_forked_ranks_draw_other_random_numbers() -> None:
+    def draws() -> list[float]:
+        random.seed(1)
+        numpy.random.seed(1)
+        torch.manual_seed(1)
+        reseed()
+        return [random.random(), float(numpy.random.random()), torch.rand(()).item()]
+
+    assert not set(draws()) & set(draws())
