@@ -9,6 +9,7 @@ training script imports `everstep`, so the import must stay fast.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,9 +19,15 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import the SDK when a program first accesses `everstep.client`: its dependency botocore is slow to import."""
+    """Import the client or a package when a program first accesses it, because their dependencies are slow to import.
+
+    A script that imports only `everstep` therefore finds `everstep.training` in every process, and not only in those
+    whose template has imported it.
+    """
     if name == "client":
         from everstep.sdk import client
 
         return client
+    if name in ("checkpoints", "integrations", "training"):
+        return importlib.import_module(f"everstep.{name}")
     raise AttributeError(f"module 'everstep' has no attribute {name!r}")

@@ -207,3 +207,9 @@ def test_ranks_and_help_do_without_botocore():
     )
     found = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["checkpoints.CheckpointReader", "integrations", "training.init"])
+def test_a_process_that_imports_only_everstep_finds_its_packages(name: str) -> None:
+    """A warm rank finds them too, because its template has imported `everstep.training`."""
+    subprocess.run([sys.executable, "-c", f"import everstep; everstep.{name}"], check=True)
