@@ -209,7 +209,7 @@ def test_ranks_and_help_do_without_botocore():
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", ["checkpoints.CheckpointReader", "integrations", "training.init"])
+@pytest.mark.parametrize("name", ["checkpoints.open_checkpoint", "integrations", "training.init"])
 def test_a_process_that_imports_only_everstep_finds_its_packages(name: str) -> None:
     """A warm rank finds them too, because its template has imported `everstep.training`."""
     subprocess.run([sys.executable, "-c", f"import everstep; everstep.{name}"], check=True)
