@@ -31,11 +31,10 @@ from control_plane.accounts.occurrences import occurrence
 from control_plane.accounts.responses import response
 from control_plane.core.duties import PersonDuty
 from control_plane.core.incidents import PHASES, phase_moments
+from everstep.protocol.visible_text import visible
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f]")
-"""ANSI escape sequences, and control characters except tabs and line ends."""
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
-"""Characters with a meaning inside a line of Markdown."""
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&])")
+"""Characters with a meaning inside a line of Markdown. `&` begins the HTML code of any character."""
 _FIRST = re.compile(r"^(?:(\d+)([.)])|([-+=]))")
 """A beginning of a line that Markdown reads as a list, a rule or an underline."""
 
@@ -173,7 +172,7 @@ def _figures(account: Account) -> Iterator[tuple[str, str]]:
 
 
 def _timeline(post_mortem: PostMortem) -> str:
-    entries = [(each.at, f"**{each.words}**") for each in milestones(post_mortem.account)]
+    entries = [(each.at, f"**{_inline(each.words)}**") for each in milestones(post_mortem.account)]
     entries += [(each.at, _inline(each.words)) for each in post_mortem.events]
     # The sort is stable, and the incident's own times come first in the list. They therefore precede events of equal
     # time.
@@ -228,7 +227,7 @@ def _step(action: Action) -> str:
 
 def _fenced(lines: Iterable[str]) -> str:
     """Return lines as a code block whose fence is longer than every run of backticks in them."""
-    shown = [_CONTROL.sub("", line) for line in lines]
+    shown = [visible(line) for line in lines]
     longest = max((len(run) for line in shown for run in re.findall("`+", line)), default=0)
     fence = "`" * max(3, longest + 1)
     return "\n".join((f"{fence}text", *shown, fence))
@@ -236,7 +235,7 @@ def _fenced(lines: Iterable[str]) -> str:
 
 def _inline(text: str) -> str:
     """Return a text as one line of Markdown that shows the characters of the text without formatting."""
-    line = _SPECIAL.sub(r"\\\1", " ".join(_CONTROL.sub("", text).split()))
+    line = _SPECIAL.sub(r"\\\1", " ".join(visible(text).split()))
     return _FIRST.sub(lambda found: f"{found[1] or ''}\\{found[2] or found[3]}", line)
 
 

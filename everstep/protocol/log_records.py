@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -23,6 +24,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Final, Literal
 
+from everstep.protocol.visible_text import CONTROLS
+
 LogFormat = Literal["text", "json"]
 LOG_FORMATS: Final[tuple[LogFormat, ...]] = ("text", "json")
 
@@ -30,11 +33,7 @@ LINES_PER_PERIOD: Final = 600
 PERIOD_SECONDS: Final = 60.0
 MAX_KINDS: Final = 1024
 """Number of kinds of lines that a `RateLimit` counts. It forgets the kind whose last line is the oldest."""
-_ESCAPES: Final = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))} | {
-    0x2028: "\\u2028",
-    0x2029: "\\u2029",
-}
-"""Escapes for control characters and for Unicode's line and paragraph separators."""
+_CONTROL: Final = re.compile(f"[{CONTROLS}]")
 
 # All contexts share this default. Sharing is safe, because no code changes a Mapping.
 _about: ContextVar[Mapping[str, object]] = ContextVar("_about", default={})  # noqa: B039
@@ -93,8 +92,9 @@ class RateLimit(logging.Filter):
 class TextFormatter(logging.Formatter):
     """Formats log lines for people.
 
-    It escapes control characters, so that text from a client cannot forge a log line or send commands to a terminal. It
-    indents the lines of a traceback. Every line of a record except the first is indented.
+    It escapes control characters, so that text from a client cannot forge a log line, send commands to a terminal or
+    change the order of what is displayed. It indents the lines of a traceback. Every line of a record except the first
+    is indented.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -108,7 +108,7 @@ class TextFormatter(logging.Formatter):
 
 
 def _escaped(text: str) -> str:
-    return text.translate(_ESCAPES)
+    return _CONTROL.sub(lambda found: f"\\x{code:02x}" if (code := ord(found[0])) < 256 else f"\\u{code:04x}", text)
 
 
 class JsonFormatter(logging.Formatter):

@@ -12,11 +12,12 @@ import re
 import tarfile
 from typing import Final
 
+from everstep.protocol.visible_text import CONTROLS
+
 PATH_BYTES: Final = 1024
 PATH_DEPTH: Final = 64
 """Upper limit of a path's number of components."""
-_FORBIDDEN: Final = re.compile("[\\\\\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Backslashes, control characters, line separators, text-direction controls and lone surrogates."""
+_FORBIDDEN: Final = re.compile(f"[\\\\{CONTROLS}]")
 
 
 class RefusedMember(Exception):

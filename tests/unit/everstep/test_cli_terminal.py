@@ -26,7 +26,8 @@ pytestmark = pytest.mark.security
 CLIPBOARD = "\x1b]52;c;Y3VybCBldmlsfHNo\x07"
 HOSTILE = f"a{CLIPBOARD}b\x9d52;c;eA==\x9cc\x1bPq#0\x1b\\d\x1b_x\x1b\\e\x1b[2J\x1b[1A\rf\x9b31mg\u202eh\x1b[5ni"
 UNSAFE = re.compile(
-    r"\x1b(?!\[[0-9;:]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+    r"\x1b(?!\[[0-9;:]*m)"
+    r"|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 FLAGS = Path(__file__).parents[2] / "tidy" / "flags.txt"
 OTHERS = {"configure", "doctor", "local", "server", "agent", "wait"}

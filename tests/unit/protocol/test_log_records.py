@@ -42,7 +42,7 @@ def test_a_line_has_the_fields_that_both_programs_write() -> None:
 
 
 @pytest.mark.security
-@pytest.mark.parametrize("sign", ["\n", "\r", "\x1b", "\x9b", "\x85", "\u2028", "\0"])
+@pytest.mark.parametrize("sign", ["\n", "\r", "\x1b", "\x9b", "\x85", "\u2028", "\u202e", "\0"])
 def test_no_line_and_no_command_of_a_terminal_is_forged_in_text(sign: str) -> None:
     formatter = TextFormatter("%(levelname)s %(message)s")
 

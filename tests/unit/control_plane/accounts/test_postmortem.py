@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+
+import pytest
 
 from control_plane.accounts.duties import Subject
 from control_plane.accounts.incidents import IncidentOutcome
@@ -137,3 +140,20 @@ def test_the_post_mortem_of_a_failed_job_counts_steps_from_the_checkpoint() -> N
     assert "Resumed from" not in written
     assert "1. Correct the cause, and submit the job again from step 5." in written
     assert "`everstep jobs logs gpt --tail 50`" in written
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("user\u202egpj.exe", "user�gpj.exe"),
+        ("a\x1b]8;;http://evil\x07b\x1b[2J\x9b1m\x00", "ab�"),
+        ("a\u2028# b", r"a�\# b"),
+        ("<img src=x> &#8238; [a](b) **c**", r"\<img src=x\> \&\#8238; \[a\](b) \*\*c\*\*"),
+    ],
+)
+def test_foreign_text_neither_formats_nor_reorders_the_document(text: str, shown: str) -> None:
+    note = WrittenNote(at=130.0, author=text, text=text)
+    written = markdown(replace(WHOLE, lines=(text,), stacks=(Stack((0,), text),), notes=(note,), owner=text))
+    assert f"- Owner: {shown}\n" in written
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]", written)
