@@ -53,7 +53,7 @@ import msgspec
 from worker.errors import RequirementsRefused
 from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, end_processes, give, make_way, take
-from worker.provisioning import wheels_only
+from worker.provisioning import pip_program
 from worker.ranks import contained_program as beside
 from worker.ranks.environment import Packages
 from worker.ranks.files import last_lines
@@ -209,7 +209,7 @@ class PackageLayers:
         """Run pip to its end, or kill it on cancellation. On return, all processes that pip started have ended."""
         order.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         user = beside.CONFINED if order.user is None else beside.written(order.user)
-        pip = ["-m", "pip"] if self.allows_builds else [wheels_only.__file__]
+        pip = [pip_program.__file__, *([pip_program.ALLOW_BUILDS] if self.allows_builds else [])]
         words = [
             "install",
             "--no-input",

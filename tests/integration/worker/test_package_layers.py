@@ -31,7 +31,7 @@ def poison():
     for path in Path(sys.prefix).rglob("everstep_example.py"):
         path.write_text("VERSION = 'poisoned'")
 
-if any("pip" in word or "wheels_only" in word for word in sys.orig_argv):
+if any("pip" in word or "pip_program" in word for word in sys.orig_argv):
     atexit.register(poison)
 """
 

@@ -101,6 +101,31 @@ async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, 
     assert sorted(path.name for path in (tmp_path / "packages").iterdir()) == ["lock"]
 
 
+@pytest.mark.security
+@pytest.mark.parametrize("allows_builds", [False, True])
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "--index-url http://ann:hush-1@127.0.0.1:1/simple\nnone\n",
+        "none @ http://hush-1@127.0.0.1:1/none-1-py3-none-any.whl?X-Amz-Signature=hush-1\n",
+        "none @@ http://ann:hush-1@127.0.0.1:1/none.whl\n",
+        "--extra-index-url http://ann:hush-1@127.0.0.1:1/simple --none\n",
+    ],
+    ids=["index", "requirement", "malformed requirement", "malformed option"],
+)
+async def test_no_secret_of_a_url_is_printed_or_reported(
+    tmp_path: Path, order: InstallationOrder, lines: str, allows_builds: bool
+) -> None:
+    (order.source / "requirements.txt").write_text(lines)
+    environment = {**order.environment, "HTTP_PROXY": "ann:hush-2@none:1", "PIP_RETRIES": "0", "PIP_VERBOSE": "1"}
+    layers = PackageLayers(tmp_path, allows_builds=allows_builds)
+    with pytest.raises(RequirementsRefused) as refused:
+        await layers.install(replace(order, environment=environment))
+    said = order.output.read_text()
+    assert "****" in said
+    assert "hush" not in said + str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("text", "path", "words"),
     [
@@ -193,7 +218,7 @@ def pips() -> list[int]:
     return [
         pid
         for pid in processes.tree(os.getpid(), processes.snapshot())
-        if b"wheels_only.py\0install" in command_of(pid)
+        if b"pip_program.py\0install" in command_of(pid)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Runs pip without builds: `python -I wheels_only.py ARGUMENT …` installs only wheels.
+"""Runs pip without builds, and without secrets in its output: `python -I pip_program.py [--allow-builds] ARGUMENT …`.
 
 A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` does not
 prevent every build: a requirements file may revoke the option, and pip builds paths, repositories and dependencies with
@@ -11,22 +11,44 @@ runs it under `-I`.
 from __future__ import annotations
 
 import importlib
+import io
+import re
 import sys
 from typing import NoReturn
 
 CANNOT_CONFINE = 78
 """Exit code if this program cannot prevent builds with the installed version of pip (EX_CONFIG)."""
+ALLOW_BUILDS = "--allow-builds"
+_SECRET = re.compile(r"(?:(?<=://)[^\s/]+|[^\s/:@'\"]+:[^\s/:@]+)(?=@)|(?<=[?&])([\w.-]+=)[^\s&#'\"]+")
+"""User and password before a host, and values of a URL's query, which may be a signature."""
+
+
+def masked(text: str) -> str:
+    """Return text with `****` in the place of passwords, tokens and signatures of URLs."""
+    return _SECRET.sub(lambda found: f"{found[1] or ''}****", text)
+
+
+class MaskedStream(io.TextIOWrapper):
+    """Text stream that masks secrets. pip writes each line whole, so no secret is divided between two calls."""
+
+    def write(self, text: str, /) -> int:
+        """Write text without secrets, and return the length of `text`."""
+        super().write(masked(text))
+        return len(text)
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run pip in this process, with builds of packages disabled.
+    """Run pip in this process, with masked output.
 
     Args:
-        arguments: pip's arguments, the command first.
+        arguments: `ALLOW_BUILDS` if pip may build packages, then pip's arguments, the command first.
 
     Raises:
         SystemExit: always, with pip's exit code.
     """
+    for name in ("stdout", "stderr"):
+        setattr(sys, name, MaskedStream(getattr(sys, name).detach(), "utf-8", "backslashreplace", line_buffering=True))
+    allows_builds = arguments[0] == ALLOW_BUILDS
     try:
         pip = importlib.import_module("pip._internal.cli.main").main
         sources = importlib.import_module("pip._internal.distributions.sdist").SourceDistribution
@@ -44,8 +66,9 @@ def main(arguments: list[str]) -> NoReturn:
             f"{name} would have to be built here, and this node installs wheels only (everstep agent --allow-builds)"
         )
 
-    sources.prepare_distribution_metadata = refuse
-    sys.exit(pip(arguments))
+    if not allows_builds:
+        sources.prepare_distribution_metadata = refuse
+    sys.exit(pip(arguments[allows_builds:]))
 
 
 if __name__ == "__main__":
