@@ -429,7 +429,8 @@ def execute(
 ) -> Shown:
     """Run a program on the node of a rank: jobs exec gpt --rank 0 -- py-spy dump.
 
-    The program runs without a shell. The fleet must allow commands, and the job's history records each command.
+    The program runs without a shell, as the Linux user of the job's ranks. The fleet must allow commands, and the job's
+    history records each command.
     """
     given = without_none(Stdin=_stdin_text() if stdin else None)
     answer = service.execute_command(TrainingJobName=name, Rank=rank, Command=words, TimeoutInSeconds=timeout, **given)

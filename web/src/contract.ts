@@ -278,7 +278,7 @@ export interface CreateFleetRequest {
   NodeRoleName?: string
   /** Whether administrators may inject faults into this fleet's nodes with StartDrill. false unless given. */
   AllowDrills?: boolean
-  /** Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand). false unless given. */
+  /** Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand). The programs run as the Linux user of the ranks. false unless given. */
   AllowCommands?: boolean
   /** When nodes use TLS for the connections between them. Auto: if their instance type does not encrypt traffic between instances itself. On: always. Off: never. A change takes effect with the next launch of a job's ranks. "Auto" unless given. */
   ReplicaEncryption?: 'Auto' | 'On' | 'Off'
@@ -660,7 +660,7 @@ export interface EvidenceFact {
   ExitCode?: number
 }
 
-/** A program to run on the node of a rank, as the agent's user. */
+/** A program to run on the node of a rank, as the Linux user of the job's ranks. */
 export interface ExecuteCommandRequest {
   /** Name or RunId of the job. A token without a project needs the RunId if several projects have a job with this name. */
   TrainingJobName: string

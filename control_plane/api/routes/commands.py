@@ -44,9 +44,10 @@ async def execute_command(
 ) -> commands_schemas.ExecuteCommandResponse:
     """Run a program on the node of a rank and return its output, for example `py-spy dump --pid {pid}`.
 
-    Requires a fleet with AllowCommands. The program runs as the agent's user, in the rank's cgroup, with RANK and
-    EVERSTEP_RANK_PID in its environment. It has neither a shell nor a terminal. An event records the caller and the
-    command.
+    Requires a fleet with AllowCommands. The program runs as the Linux user of the job's ranks: a uid of the job's own,
+    by default from 61101 to 61163. If the agent is not root or has `--rank-user root`, that is the agent's user. The
+    program runs in the rank's cgroup, with RANK and EVERSTEP_RANK_PID in its environment. It has neither a shell nor a
+    terminal. An event records the caller and the command.
 
     Raises ConflictException if the ClientRequestToken belongs to another command or the agent did not run the program.
     Raises ThrottlingException if too many commands run. Raises ServiceUnavailableException if the agent is not

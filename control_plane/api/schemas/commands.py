@@ -10,7 +10,7 @@ from control_plane.api.schemas.common import Request, Shape
 
 
 class ExecuteCommandRequest(Request):
-    """A program to run on the node of a rank, as the agent's user."""
+    """A program to run on the node of a rank, as the Linux user of the job's ranks."""
 
     command: Annotated[
         list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(min_length=1, max_length=64)

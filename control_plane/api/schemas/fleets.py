@@ -87,7 +87,10 @@ class CreateFleetRequest(Request):
     allow_drills: bool = False
     """Whether administrators may inject faults into this fleet's nodes with StartDrill."""
     allow_commands: bool = False
-    """Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand)."""
+    """Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand).
+
+    The programs run as the Linux user of the ranks.
+    """
     replica_encryption: Annotated[ReplicaEncryption, Field(strict=False)] = ReplicaEncryption.AUTO
     """When nodes use TLS for the connections between them.
 

@@ -122,3 +122,9 @@ def test_a_way_is_its_users_to_go_through_and_made_again_as_it_was(tmp_path: Pat
     (way / "file").touch(mode=0o600)
     share(way / "file", me)
     assert (way / "file").stat().st_mode & 0o777 == 0o660
+
+
+def test_the_documentation_of_commands_names_the_users_of_ranks() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "reference" / "training-jobs.md").read_text()
+    text = page.partition("## ExecuteCommand")[2].partition("**Request**")[0]
+    assert f"from {NUMBER + 1} to {NUMBER + UID_COUNT}" in " ".join(text.split())
