@@ -48,6 +48,43 @@ def test_the_load_balancer_closes_idle_connections_before_the_servers() -> None:
     assert int(seconds) < KEEP_ALIVE_SECONDS
 
 
+def rules(text: str) -> dict[str, dict[str, str]]:
+    """Return the arguments of each security group rule in a file of Terraform, by kind and name."""
+    found = re.findall(
+        r'^resource "aws_vpc_security_group_(ingress|egress)_rule" "(\w+)" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL
+    )
+    return {f"{kind} {name}": dict(re.findall(r"^  (\w+) += (.+)$", body, re.MULTILINE)) for kind, name, body in found}
+
+
+@pytest.mark.security
+def test_each_security_group_rule_opens_one_port_to_one_group() -> None:
+    """Except between nodes, because EFA needs a rule for all traffic, and to HTTPS anywhere.
+
+    Two rules have address ranges: clients of the load balancer, and the endpoints that a whole VPC shares.
+    """
+    every: dict[str, dict[str, str]] = {}
+    for path in sorted(SOURCES.rglob("*.tf")):
+        text = path.read_text()
+        assert not re.search(r'^  (?:ingress|egress|dynamic "(?:ingress|egress)") \{', text, re.MULTILINE), path
+        assert not re.search(r'"aws_security_group_rule"', text), path
+        every |= {f"{path.parent.name}: {name}": rule for name, rule in rules(text).items()}
+    everything = {name for name, rule in every.items() if rule["ip_protocol"] != '"tcp"'}
+    assert everything == {"network: ingress nodes_from_nodes", "network: egress nodes_to_nodes"}
+    for name, rule in every.items():
+        if name in everything:
+            assert rule["referenced_security_group_id"] == rule["security_group_id"], name
+            continue
+        assert rule["from_port"] == rule["to_port"], name
+        if "cidr_ipv4" in rule:
+            assert rule["from_port"] == "443", name
+    assert {name for name, rule in every.items() if "cidr_ipv4" in rule} == {
+        "network: egress nodes_to_all",
+        "network: egress servers_to_all",
+        "network: ingress endpoints",
+        "servers: ingress clients",
+    }
+
+
 @pytest.mark.long
 @needs_terraform
 @needs_provider

@@ -22,3 +22,13 @@ output "topic_arn" {
   description = "Topic that receives the alarms."
   value       = module.observability.topic_arn
 }
+
+output "node_security_group_id" {
+  description = "Security group of the nodes, for rules of your own, such as one to a file system."
+  value       = module.network.node_security_group_id
+}
+
+output "server_security_group_id" {
+  description = "Security group of the servers, for rules of your own, such as one to a collector of traces."
+  value       = module.network.server_security_group_id
+}

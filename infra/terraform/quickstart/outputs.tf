@@ -17,3 +17,8 @@ output "node_role_name" {
   description = "Role by which nodes join."
   value       = module.identity.node_role_name
 }
+
+output "node_security_group_id" {
+  description = "Security group of the nodes, for rules of your own, such as one to a file system."
+  value       = module.network.node_security_group_id
+}

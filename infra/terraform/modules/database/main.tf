@@ -24,6 +24,15 @@ resource "aws_vpc_security_group_ingress_rule" "servers" {
   to_port                      = 5432
 }
 
+resource "aws_vpc_security_group_egress_rule" "servers" {
+  security_group_id            = var.server_security_group_id
+  description                  = "Database"
+  referenced_security_group_id = aws_security_group.this.id
+  ip_protocol                  = "tcp"
+  from_port                    = 5432
+  to_port                      = 5432
+}
+
 resource "aws_db_parameter_group" "this" {
   name_prefix = "${var.name}-"
   description = "PostgreSQL of ${var.name}"

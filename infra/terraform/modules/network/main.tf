@@ -190,11 +190,21 @@ resource "aws_vpc_security_group_egress_rule" "nodes_to_nodes" {
 
 resource "aws_vpc_security_group_egress_rule" "nodes_to_all" {
   security_group_id = aws_security_group.nodes.id
-  description       = "AWS APIs, the control plane and package registries"
+  description       = "AWS APIs, the load balancer and package registries"
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "tcp"
   from_port         = 443
-  to_port           = var.server_port
+  to_port           = 443
+}
+
+resource "aws_vpc_security_group_egress_rule" "nodes_to_servers" {
+  count                        = var.has_load_balancer ? 0 : 1
+  security_group_id            = aws_security_group.nodes.id
+  description                  = "Control plane"
+  referenced_security_group_id = aws_security_group.servers.id
+  ip_protocol                  = "tcp"
+  from_port                    = var.server_port
+  to_port                      = var.server_port
 }
 
 resource "aws_security_group" "servers" {
@@ -216,9 +226,9 @@ resource "aws_vpc_security_group_ingress_rule" "servers_from_nodes" {
 
 resource "aws_vpc_security_group_egress_rule" "servers_to_all" {
   security_group_id = aws_security_group.servers.id
-  description       = "AWS APIs, the database and package registries"
+  description       = "AWS APIs, webhooks and package registries"
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "tcp"
   from_port         = 443
-  to_port           = 5432
+  to_port           = 443
 }
