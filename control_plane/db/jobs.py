@@ -77,6 +77,7 @@ class SavedJobSpec(JobSettings):
     source_bytes: int
     entry_point: str
     hyperparameters: dict[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     checkpoint_uri: str
     """Prefix of the job's checkpoints, as `s3://bucket/prefix/`. The objects' keys also contain generation and step."""

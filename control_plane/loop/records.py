@@ -94,6 +94,7 @@ def job_spec(job: jobs.SavedJob) -> JobSpec:
             source=_source(spec),
             entry_point=spec.entry_point,
             hyperparameters=dict(spec.hyperparameters),
+            arguments=tuple(spec.arguments),
             environment=dict(spec.environment),
             output=prefix_of(spec.output_uri),
             logs=prefix_of(spec.log_uri),

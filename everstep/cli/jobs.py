@@ -6,6 +6,7 @@ logs, progress) are in separate modules.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -189,6 +190,10 @@ class JobOptions:
 @command(app)
 def submit(
     service: Service,
+    command_line: Annotated[
+        list[str] | None,
+        typer.Argument(help="The script with its arguments, after --: everstep jobs submit -- python train.py --fp16"),
+    ] = None,
     *,
     file: Annotated[
         Path | None,
@@ -221,6 +226,7 @@ def submit(
     check = determinism.variables(check_steps, is_check=check_determinism)
     if check:
         fields = submission.joined(fields, {"Environment": check})
+    fields = submission.joined(fields, submission.of_command_line(command_line or []))
     written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
     if "Source" in fields:
         written.pop("Source", None)
@@ -682,6 +688,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("coordinator", job.get("CoordinatorNodeId")),
         ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
+        ("arguments", shlex.join(job.get("Arguments", [])) or None),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
         ("resume", _resume(job)),
         ("checkpoints", job["CheckpointActivity"]["Policy"]),

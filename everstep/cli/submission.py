@@ -7,6 +7,7 @@ The file contains the fields of CreateTrainingJob as YAML or JSON. `-` reads std
     EntryPoint: train.py
     NodeCount: 4
     HyperParameters: {lr: 1e-3}     # values are text, kept as written
+    Arguments: [--fp16, data/]      # the rest of the script's command line
 
 The AWS CLI's `--cli-input-json` accepts the same file, except for `Source.Directory`.
 
@@ -150,6 +151,32 @@ def _data_source(where: str) -> Request:
     if where.startswith("/"):
         return {"FileSystemDataSource": {"DirectoryPath": where}}
     return {"S3DataSource": {"S3Uri": where}}
+
+
+def of_command_line(words: Sequence[str]) -> Request:
+    """Return the fields that run a script with the command line of a shell.
+
+    Args:
+        words: for example `python train.py --fp16 data/`. The interpreter may be missing.
+
+    Returns:
+        EntryPoint and Arguments. Empty without words.
+
+    Raises:
+        ConfigurationError: the words start a launcher or a module instead of a script.
+    """
+    rest = list(words)
+    if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
+        rest = rest[2:] if rest[1:2] == ["-u"] else rest[1:]
+    if not rest:
+        return {}
+    script, *arguments = rest
+    if not script.endswith(".py"):
+        raise ConfigurationError(
+            f"{script!r} is not a Python file. Write the command as one rank would run it alone: python train.py …. "
+            "Everstep starts the ranks itself (--node-count, --ranks-per-node)."
+        )
+    return {"EntryPoint": script, "Arguments": arguments}
 
 
 def named(request: Request) -> Request:

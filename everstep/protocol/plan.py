@@ -210,6 +210,8 @@ class ScriptPlan(Message, frozen=True):
 
     Only the node reads the values, directly from AWS. No Everstep message contains them.
     """
+    arguments: tuple[str, ...] = ()
+    """Arguments of the script after those of the hyperparameters. An agent of minor version 0 ignores them."""
 
 
 class CheckpointPlan(Message, frozen=True):

@@ -6,9 +6,11 @@ torchrun and under an agent.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +122,8 @@ def hyperparameters(
     """Return the job's hyperparameters merged over the script's defaults.
 
     Each value has the type of its default. Under Everstep, the values come from EVERSTEP_HYPERPARAMETERS, otherwise
-    from `--key value` arguments. Keys without a default are ignored.
+    from `--key value` or `--key=value` arguments. `-` and `_` are equal in keys. A warning names each hyperparameter of
+    the job that has no default, and the most similar default. Other keys are ignored.
 
     Args:
         variables: environment variables; read for EVERSTEP_HYPERPARAMETERS.
@@ -134,7 +137,13 @@ def hyperparameters(
         SessionMisuse: a value cannot be converted to the type of its default.
     """
     given: dict[str, object] = dict(_pairs(sys.argv[1:] if arguments is None else arguments))
-    given |= json.loads(variables.get("EVERSTEP_HYPERPARAMETERS", "{}"))
+    of_job = json.loads(variables.get("EVERSTEP_HYPERPARAMETERS", "{}"))
+    of_job = {key.replace("-", "_"): value for key, value in of_job.items()}
+    for unknown in sorted(of_job.keys() - defaults.keys()):
+        similar = difflib.get_close_matches(unknown, defaults, n=1)
+        advice = f"; did you mean {similar[0]}?" if similar else ""
+        warnings.warn(f"the script has no hyperparameter {unknown}{advice}", stacklevel=2)
+    given |= of_job
     return SimpleNamespace(
         **{key: _cast(key, given[key], default) if key in given else default for key, default in defaults.items()}
     )

@@ -20,13 +20,13 @@ from tests.contract.test_object_store import environment
 from tests.fakes.storage import MemoryAws, MemoryObjectStore
 from tests.moto_server import moto_server
 from worker.errors import ForbiddenEndpoint, ObjectMissing, StoreDenied, StoreRefused, StoreUnavailable
-from worker.storage.aws import ROLE_SECONDS, Aws, Principal, RoleKeys, SecretPlace, aws_errors
+from worker.storage.aws import ROLE_SECONDS, Aws, JobPrincipal, RoleKeys, SecretPlace, aws_errors
 from worker.storage.node_aws import NodeAws
 
 ROLE = "arn:aws:iam::123456789012:role/training"
 Keep = Callable[[str, str, str], str]
 
-PRINCIPAL = Principal(project="team", job="gpt", run="r1", role_arn=ROLE)
+PRINCIPAL = JobPrincipal(project="team", job="gpt", run="r1", role_arn=ROLE)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_store_of_a_role_gets_new_keys_before_its_old_ones_end(url: str) -> No
     made: list[str] = []
 
     class Ending(NodeAws):
-        def assume_role(self, principal: Principal) -> RoleKeys:
+        def assume_role(self, principal: JobPrincipal) -> RoleKeys:
             keys = super().assume_role(principal)
             made.append(keys.access_key_id)
             # The first keys expire in a minute. Botocore renews credentials 15 minutes before they expire, so it must
@@ -192,5 +192,5 @@ def test_places_and_session_names() -> None:
     assert SecretPlace.of(arn) == SecretPlace("ssm", arn, "eu-west-1")
     assert PRINCIPAL.session_name == "everstep-gpt"
     assert PRINCIPAL.session_tags == {"everstep:project": "team", "everstep:job": "gpt", "everstep:run": "r1"}
-    long = Principal(project="", job="x" * 63, run="r1")
+    long = JobPrincipal(project="", job="x" * 63, run="r1")
     assert (len(long.session_name), long.session_tags.keys()) == (64, {"everstep:job", "everstep:run"})

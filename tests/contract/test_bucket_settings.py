@@ -27,7 +27,7 @@ from tests.contract.test_object_store import PART_BYTES, ScriptedShare
 from tests.unit.local_cloud.served import ServedAws, served_aws
 from worker.errors import ObjectChanged as ObjectOfAgentChanged
 from worker.provisioning.inputs import InputCache
-from worker.storage.aws import Principal
+from worker.storage.aws import JobPrincipal
 from worker.storage.s3 import S3ObjectStore, s3_store
 
 BUCKET = "versioned-and-encrypted"
@@ -120,7 +120,7 @@ def test_an_input_channel_arrives_although_no_etag_is_its_digest(agent: S3Object
     for key, data in (("set/small", b"small"), ("set/large", DATA)):
         agent.put_stream(reference(key), [data], len(data))
     channel = InputChannel(name="train", prefix=reference("set"))
-    principal = Principal(project="a", job="gpt", run="ab" * 16)
+    principal = JobPrincipal(project="a", job="gpt", run="ab" * 16)
     folder = InputCache(tmp_path, 1 << 30).fetch(agent, principal, [channel], threading.Event())["train"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {"small": b"small", "large": DATA}
 

@@ -28,7 +28,7 @@ from tests.contract.test_sinks import entries
 from tests.policies import Policy, Request, actions_of, recorded, statements_for
 from tests.terraform import needs_provider, needs_terraform, terraform_of
 from tests.unit.local_cloud.served import ServedAws, served_aws
-from worker.storage.aws import Principal
+from worker.storage.aws import JobPrincipal
 from worker.storage.node_aws import NodeAws
 from worker.storage.s3 import S3ObjectStore as NodeObjectStore
 from worker.storage.s3 import s3_store
@@ -213,7 +213,7 @@ def act_as_agent(aws: ServedAws) -> list[Request]:
         node = NodeAws(environment)
         node.secret("secretsmanager:team/token", None)
         node.secret("ssm:/team/token", None)
-        node.assume_role(Principal(project="team", job="gpt", run="r1", role_arn=ROLE))
+        node.assume_role(JobPrincipal(project="team", job="gpt", run="r1", role_arn=ROLE))
         store = NodeObjectStore(s3_store(environment).client, part_bytes=5 * MIB)
         shard, source, evidence = (
             ObjectReference(bucket=BUCKET, key=key)

@@ -24,7 +24,7 @@ from worker.errors import (
     StoreDenied,
     StoreRefused,
 )
-from worker.storage.aws import ROLE_SECONDS, Principal, RoleKeys, SecretPlace
+from worker.storage.aws import ROLE_SECONDS, JobPrincipal, RoleKeys, SecretPlace
 from worker.storage.object_store import (
     ObjectReader,
     ObjectStore,
@@ -234,7 +234,7 @@ class MemoryAws:
         self.secrets: dict[str, str] = {}
         self.roles: set[str] = set()
         self.assumed_count = 0
-        self.principals: list[Principal] = []
+        self.principals: list[JobPrincipal] = []
         """The argument of each successful call of `assume_role`."""
         self.used: list[tuple[str, str]] = []
         """For each call of `secret`: the secret's name, and the access key id that the call uses.
@@ -253,7 +253,7 @@ class MemoryAws:
         except KeyError:
             raise ObjectMissing(f"{reference}: there is no such secret") from None
 
-    def assume_role(self, principal: Principal) -> RoleKeys:
+    def assume_role(self, principal: JobPrincipal) -> RoleKeys:
         """Implement `Aws.assume_role`."""
         role_arn = principal.role_arn
         if role_arn not in self.roles:
@@ -267,7 +267,7 @@ class MemoryAws:
             expires_at=self._now() + ROLE_SECONDS,
         )
 
-    def objects(self, principal: Principal) -> ObjectStore:
+    def objects(self, principal: JobPrincipal) -> ObjectStore:
         """Implement `Aws.objects`."""
         self.used.append(("objects", self.assume_role(principal).access_key_id))
         return self._objects

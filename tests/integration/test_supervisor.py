@@ -240,7 +240,7 @@ print(json.dumps(facts))
     facts = json.loads(bench.files().stdout.read_text())
     entry = str(bench.source / "train.py")
     assert facts == {
-        "argv": [entry, "--steps", "5"],
+        "argv": [entry, "--steps=5"],
         "name": "__main__",
         "file": entry,
         "path": str(bench.source),

@@ -386,8 +386,10 @@ export interface CreateTrainingJobRequest {
   EntryPoint: string
   /** Path of a requirements.txt in the source archive. Each node installs the missing packages once, separately from its own packages. Ranks import from the installed packages first. */
   Requirements?: string
-  /** Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments. */
+  /** Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key=value` arguments. */
   HyperParameters?: Record<string, string>
+  /** Further arguments of the script's command line, unchanged and in order, after those of HyperParameters. */
+  Arguments?: string[]
   Environment?: Record<string, string>
   /** Environment variables whose values are stored in AWS, each with the location of its value. A location is `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service. Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them. */
   Secrets?: Record<string, string>
@@ -2194,6 +2196,7 @@ export interface TrainingJob {
   EntryPoint: string
   Requirements?: string
   HyperParameters: Record<string, string>
+  Arguments: string[]
   Environment: Record<string, string>
   /** The location in AWS of each environment variable's value. The values are never shown. */
   Secrets: Record<string, string>
@@ -2644,7 +2647,7 @@ export const operations = {
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[]; role: string }>
 
 /** Fields of a job that are also fields of the request for one. */
-export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Rehearsal', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
+export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Arguments', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Rehearsal', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
 
 /** What happened, by the cause of an incident. A sentence without its full stop. */
 export const causeTitles = {

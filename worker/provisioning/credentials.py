@@ -30,7 +30,7 @@ from typing import Final
 from everstep.protocol.plan import GenerationPlan
 from worker.errors import StorageError
 from worker.node.stable_port import KeptPort
-from worker.storage.aws import Aws, Principal, RoleKeys
+from worker.storage.aws import Aws, JobPrincipal, RoleKeys
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class RoleCredentials:
         self._server: asyncio.Server | None = None
         self._token = b""
         """The token that each request must contain; empty while no generation may receive credentials."""
-        self._principal = Principal(project="", job="", run="")
+        self._principal = JobPrincipal(project="", job="", run="")
         self._keys: RoleKeys | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
@@ -90,7 +90,7 @@ class RoleCredentials:
     async def adopt(self, plan: GenerationPlan, key: bytes) -> None:
         """Serve credentials to ranks that an earlier agent process started; assume the role at their first request."""
         await self.withdraw()
-        self._principal = Principal.of(plan)
+        self._principal = JobPrincipal.of(plan)
         if self._server is None:
             self._server = await self._listen()
         self._token = token_of(plan, key).encode()

@@ -42,7 +42,7 @@ from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, Object
 from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, closed_to, make_way, user_of
 from worker.node.state_directory import sync
-from worker.storage.aws import Principal
+from worker.storage.aws import JobPrincipal
 from worker.storage.object_store import ObjectStore, StoredObject
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class InputCache:
     def fetch(
         self,
         store: ObjectStore,
-        principal: Principal,
+        principal: JobPrincipal,
         channels: Sequence[InputChannel],
         cancelled: threading.Event,
     ) -> dict[str, Path]:

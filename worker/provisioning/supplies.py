@@ -27,7 +27,7 @@ from worker.provisioning.packages import InstallationOrder, PackageLayers
 from worker.ranks.environment import Packages, Supplied, source_folder
 from worker.ranks.files import RankFiles
 from worker.shm.store import in_thread
-from worker.storage.aws import Aws, Principal, RoleKeys
+from worker.storage.aws import Aws, JobPrincipal, RoleKeys
 from worker.storage.object_store import ObjectStore
 
 
@@ -139,7 +139,7 @@ class Supplies:
             return {}
 
         def fetch(cancelled: threading.Event) -> dict[str, Path]:
-            principal = Principal.of(plan)
+            principal = JobPrincipal.of(plan)
             objects = self.aws.objects(principal) if principal.role_arn else self.objects
             return self._inputs.fetch(objects, principal, inputs, cancelled)
 

@@ -282,6 +282,9 @@ def source_folder(entry: Path, entry_point: str) -> Path:
     return entry.absolute().parents[len(PurePosixPath(entry_point).parts) - 1]
 
 
-def rank_arguments(hyperparameters: Mapping[str, str]) -> tuple[str, ...]:
-    """Return hyperparameters as arguments of the script: `--key value`, in the user's order."""
-    return tuple(word for name, value in hyperparameters.items() for word in (f"--{name}", value))
+def rank_arguments(script: ScriptPlan) -> tuple[str, ...]:
+    """Return the script's arguments: hyperparameters as `--key=value`, in the user's order, then the other arguments.
+
+    With `--key value`, argparse would take a value such as -1e-4 for an option.
+    """
+    return (*(f"--{name}={value}" for name, value in script.hyperparameters.items()), *script.arguments)

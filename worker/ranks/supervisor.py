@@ -387,7 +387,7 @@ class Supervisor:
             generation=plan.generation,
             rank=rank,
             script=str(entry.absolute()),
-            arguments=rank_arguments(plan.script.hyperparameters),
+            arguments=rank_arguments(plan.script),
             working_directory=str(source_folder(entry, plan.script.entry_point)),
             environment=with_packages(
                 rank_environment(plan, here, rank, paths, inherited, supplied.environment), supplied.packages.path

@@ -117,8 +117,8 @@ class RoleKeys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Principal:
-    """On whose behalf a node calls AWS: a run of a job, with the job's role. CloudTrail and policies see all of it."""
+class JobPrincipal:
+    """Names the run of a job, and its role, for which a node calls AWS. CloudTrail and policies see all of it."""
 
     project: str
     job: str
@@ -127,7 +127,7 @@ class Principal:
     """A role that the node's role may assume. Empty: the node's own permissions."""
 
     @classmethod
-    def of(cls, plan: GenerationPlan) -> Principal:
+    def of(cls, plan: GenerationPlan) -> JobPrincipal:
         """Return the principal of the run that a plan belongs to."""
         return cls(project=plan.script.project, job=plan.job, run=plan.run, role_arn=plan.script.role_arn)
 
@@ -147,7 +147,7 @@ class Principal:
 
     @property
     def reader(self) -> str:
-        """Whose permissions decide what may be read. What one reader fetched is used for no other reader."""
+        """Project and role, whose permissions decide what may be read. Readers share nothing that they fetched."""
         return f"{self.project or self.run} {self.role_arn}"
 
 
@@ -194,7 +194,7 @@ class Aws(Protocol):
             StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
-    def assume_role(self, principal: Principal) -> RoleKeys:
+    def assume_role(self, principal: JobPrincipal) -> RoleKeys:
         """Return credentials of a role, requested with the node's own credentials.
 
         Args:
@@ -207,11 +207,11 @@ class Aws(Protocol):
             StorageError: the subtype shows whether to retry; the text is AWS's message.
         """
 
-    def objects(self, principal: Principal) -> ObjectStore:
+    def objects(self, principal: JobPrincipal) -> ObjectStore:
         """Return the object store with a role's permissions. The store renews the role's credentials while it is used.
 
         Args:
-            principal: names the role.
+            principal: the run for which the store reads; with a role.
 
         Returns:
             The store. Its creation requests the credentials and sends no request to S3.

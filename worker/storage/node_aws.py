@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 
 from worker.errors import StoreRefused
-from worker.storage.aws import ROLE_SECONDS, Principal, RoleKeys, SecretPlace, aws_client, aws_errors
+from worker.storage.aws import ROLE_SECONDS, JobPrincipal, RoleKeys, SecretPlace, aws_client, aws_errors
 from worker.storage.s3 import S3ObjectStore, s3_store
 
 
@@ -44,7 +44,7 @@ class NodeAws:
             )
         return str(answer["SecretString"])
 
-    def assume_role(self, principal: Principal) -> RoleKeys:
+    def assume_role(self, principal: JobPrincipal) -> RoleKeys:
         """Return credentials of a role (see `Aws.assume_role`)."""
         with aws_errors(principal.role_arn), closing(aws_client("sts", self._environment)) as client:
             made = client.assume_role(
@@ -60,6 +60,6 @@ class NodeAws:
             expires_at=made["Expiration"].timestamp(),
         )
 
-    def objects(self, principal: Principal) -> S3ObjectStore:
+    def objects(self, principal: JobPrincipal) -> S3ObjectStore:
         """Return the object store with a role's permissions (see `Aws.objects`)."""
         return s3_store(self._environment, lambda: self.assume_role(principal))

@@ -23,6 +23,7 @@ from control_plane.api.schemas.common import (
     MIN_CHECKPOINT_OVERHEAD,
     MIN_COST_USD,
     AbsolutePath,
+    ArgumentWord,
     CapacityWait,
     Changes,
     ChannelName,
@@ -341,7 +342,9 @@ class CreateTrainingJobRequest(Request):
     packages first.
     """
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
-    """Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key value` arguments."""
+    """Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key=value` arguments."""
+    arguments: Annotated[list[ArgumentWord], Field(max_length=1000)] = Field(default_factory=list)
+    """Further arguments of the script's command line, unchanged and in order, after those of HyperParameters."""
     environment: Environment = Field(default_factory=dict)
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
     """Environment variables whose values are stored in AWS, each with the location of its value.
@@ -749,6 +752,7 @@ class TrainingJob(JobFields):
     entry_point: str
     requirements: str | None
     hyper_parameters: dict[str, str]
+    arguments: list[str]
     environment: Annotated[dict[str, str], Field(json_schema_extra={"x-sensitive": True})]
     secrets: dict[str, str]
     """The location in AWS of each environment variable's value. The values are never shown."""

@@ -33,7 +33,10 @@ from control_plane.core.observed.reasons import AwaitsConsent, GaveUp, JobFact, 
 from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import IncidentEvent, JobEvent
 from everstep.protocol.agent_messages import Prepare
-from everstep.protocol.ids import FIRST_STEP, Generation
+from everstep.protocol.ids import FIRST_STEP, Generation, NodeId
+
+ARGUMENTS_SINCE_MINOR = 1
+"""The minor version of the protocol since which agents pass `ScriptPlan.arguments` to the script."""
 
 
 def prepare(view: JobView) -> Decision:
@@ -134,8 +137,16 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     return release(view, left, PausesWithoutNodes(step=left, lost_step_count=lost))
 
 
+def _earlier_agents(view: JobView, roll: launch.Roll) -> tuple[NodeId, ...]:
+    """Return the members whose agents would start a script without its Arguments."""
+    minors = {node_id: view.nodes[node_id].protocol_minor for node_id in roll.places if node_id is not None}
+    return tuple(node_id for node_id, minor in minors.items() if minor is not None and minor < ARGUMENTS_SINCE_MINOR)
+
+
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     """Make and store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
+    if view.spec.script.arguments and (earlier := _earlier_agents(view, roll)):
+        return stay(view, JobNote(what=JobFact.AWAITS_AGENTS, node_ids=earlier), requeue=LAUNCH_SECONDS)
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
     if (choice := repeat_choice(view, restore.base_step)) is not None:
         return stay(with_record(view, repeat=choice), _consent(view, choice), requeue=LAUNCH_SECONDS)

@@ -317,6 +317,29 @@ def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "entry_point", "arguments"),
+    [
+        (["python", "train.py", "--fp16", "data/", "lr=1e-4", "-1"], "train.py", ["--fp16", "data/", "lr=1e-4", "-1"]),
+        (["/usr/bin/python3.11", "-u", "src/train.py"], "src/train.py", []),
+        (["train.py", "--", "--name", "a b"], "train.py", ["--", "--name", "a b"]),
+    ],
+)
+def test_submit_takes_a_command_line_as_it_is(run, words, entry_point, arguments):
+    source = ("jobs", "submit", "--name", "gpt", "--source-dir", "code", "--node-count", "1")
+    code, _, err, calls = run(*source, "--", *words, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert code == 0, err
+    assert (calls[-1][1]["EntryPoint"], calls[-1][1]["Arguments"]) == (entry_point, arguments)
+
+
+@pytest.mark.parametrize("words", [["torchrun", "train.py"], ["python", "-m", "package"], ["accelerate", "launch"]])
+def test_submit_refuses_a_launcher(run, words):
+    code, _, err, calls = run("jobs", "submit", "--source-dir", "code", "--", *words)
+    assert code == 2
+    assert "is not a Python file" in err
+    assert not calls
+
+
 JSON_JOB = """{
 \t"TrainingJobName": "from-json", "EntryPoint": "train.py", "NodeCount": 2, "Source": {"Directory": "code"},
 \t"HyperParameters": {"lr": 1e-3, "steps": 200, "on": true, "text": "0.10"}, "Protection": {"MaxSlowdown": 1e-2}

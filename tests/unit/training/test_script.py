@@ -10,7 +10,7 @@ from everstep.training.script import FINAL_ROUND_SECONDS, Environment, hyperpara
 
 def test_the_environment_wins_over_arguments_and_those_over_defaults() -> None:
     found = hyperparameters(
-        variables={"EVERSTEP_HYPERPARAMETERS": '{"steps": "30", "unknown": "x", "is_fast": true}'},
+        variables={"EVERSTEP_HYPERPARAMETERS": '{"steps": "30", "is-fast": true}'},
         arguments=["--steps", "20", "--learning-rate", "1e-3", "--name=tiny"],
         steps=10,
         learning_rate=3e-4,
@@ -19,6 +19,17 @@ def test_the_environment_wins_over_arguments_and_those_over_defaults() -> None:
         width=64,
     )
     assert vars(found) == {"steps": 30, "learning_rate": 1e-3, "name": "tiny", "is_fast": True, "width": 64}
+
+
+def test_an_unknown_hyperparameter_is_named_with_the_most_similar_one() -> None:
+    variables = {"EVERSTEP_HYPERPARAMETERS": '{"learning-rat": "1", "zzz": "2", "steps": "3"}'}
+    with pytest.warns(UserWarning, match="no hyperparameter") as warned:
+        found = hyperparameters(variables=variables, arguments=["--not-ours", "1"], learning_rate=1.0, steps=1)
+    assert vars(found) == {"learning_rate": 1.0, "steps": 3}
+    assert [str(each.message) for each in warned] == [
+        "the script has no hyperparameter learning_rat; did you mean learning_rate?",
+        "the script has no hyperparameter zzz",
+    ]
 
 
 @pytest.mark.parametrize(("default", "text"), [(1, "many"), (1, "1.5"), (True, "perhaps"), (0.1, "fast")])

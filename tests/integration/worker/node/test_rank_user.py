@@ -47,7 +47,7 @@ from worker.ranks.stacks import stacks_of
 from worker.ranks.supervisor import Supervisor
 from worker.shm.held_files import HeldFiles
 from worker.shm.store import SlotStore
-from worker.storage.aws import Principal
+from worker.storage.aws import JobPrincipal
 
 pytestmark = [
     pytest.mark.integration,
@@ -262,7 +262,7 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
             made.objects.put_bytes(ObjectReference(bucket=BUCKET, key="set/a"), b"data")
             channels = (InputChannel(name="train", prefix=ObjectReference(bucket=BUCKET, key="set/")),)
             inputs = InputCache(made.state, 1 << 20, USER).fetch(
-                made.objects, Principal(project="a", job="gpt", run=RUN), channels, threading.Event()
+                made.objects, JobPrincipal(project="a", job="gpt", run=RUN), channels, threading.Event()
             )
             plan, entry = made.plan(LOOK)
             places = {
@@ -452,14 +452,16 @@ def test_a_directory_that_ranks_cannot_read_is_refused() -> None:
         channel = InputChannel(name="train", directory=str(data))
         cache = InputCache(disk / "state", user=USER)
         assert cache.fetch(
-            MemoryObjectStore(), Principal(project="a", job="gpt", run=RUN), (channel,), threading.Event()
+            MemoryObjectStore(), JobPrincipal(project="a", job="gpt", run=RUN), (channel,), threading.Event()
         ) == {"train": data}
         data.chmod(0o700)
         with pytest.raises(
             InputRefused,
             match=r"channel 'train': .*data: ranks run as ranks-of-a-test \(uid 61234\), who may not read",
         ):
-            cache.fetch(MemoryObjectStore(), Principal(project="a", job="gpt", run=RUN), (channel,), threading.Event())
+            cache.fetch(
+                MemoryObjectStore(), JobPrincipal(project="a", job="gpt", run=RUN), (channel,), threading.Event()
+            )
 
     in_own_mounts(body, *PYTHON)
 

@@ -19,7 +19,7 @@ from tests.unit.worker.rank_plans import rank_plan
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.provisioning.credentials import RENEW_SECONDS, STS_RETRY_SECONDS, RoleCredentials, token_of
 from worker.ranks.environment import node_environment
-from worker.storage.aws import ROLE_SECONDS, Principal, RoleKeys
+from worker.storage.aws import ROLE_SECONDS, JobPrincipal, RoleKeys
 
 pytestmark = pytest.mark.integration
 ROLE = "arn:aws:iam::123456789012:role/training"
@@ -57,7 +57,7 @@ class Sts(MemoryAws):
         self.gate.set()
         self.asked = threading.Event()
 
-    def assume_role(self, principal: Principal) -> RoleKeys:
+    def assume_role(self, principal: JobPrincipal) -> RoleKeys:
         self.asked.set()
         assert self.gate.wait(20)
         if self.failure is not None:
@@ -145,7 +145,7 @@ async def test_keys_are_renewed_before_they_end_and_the_old_ones_serve_meanwhile
     await credentials.idle()
     status, answer = await ask(credentials)
     assert (status, answer["Token"], sts.assumed_count) == (200, "token 2", 2)
-    assert sts.principals == [Principal.of(PLAN)] * 2
+    assert sts.principals == [JobPrincipal.of(PLAN)] * 2
     assert answer["Expiration"] == "2027-01-15T09:40:01Z"
 
 

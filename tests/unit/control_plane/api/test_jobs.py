@@ -73,6 +73,7 @@ def test_a_request_can_say_everything(client, request_):
         **request_,
         FleetName="main",
         HyperParameters={"steps": "200", "learning-rate": "1e-3"},
+        Arguments=["--fp16", "data/", "", "--fp16"],
         Environment={"MODE": "fast"},
         RanksPerNode=2,
         Protection={"Copies": 3, "MaxSlowdown": 0.05},
@@ -95,6 +96,7 @@ def test_a_request_can_say_everything(client, request_):
     )
     job = client.describe_training_job(TrainingJobName="gpt")
     assert job["HyperParameters"] == {"steps": "200", "learning-rate": "1e-3"}
+    assert job["Arguments"] == ["--fp16", "data/", "", "--fp16"]
     assert job["CheckpointConfig"] == {
         "EverySteps": 100,
         "S3Uri": "s3://mine/checkpoints/gpt/",

@@ -215,6 +215,7 @@ def request_(client, tmp_path_factory):
         ({"CheckpointConfig": {"S3Uri": "http://x"}}, "CheckpointConfig.S3Uri", "s3"),
         ({"RetryStrategy": {"MaxAttempts": 0}}, "RetryStrategy.MaxAttempts", "1"),
         ({"Unknown": 1}, "Unknown", "is not a field of this request"),
+        ({"Arguments": ["a\0b"]}, "Arguments[0]", "must match ^[^\\x00]*$"),
         ({"HyperParameters": {"steps": 200}}, "HyperParameters.steps", "must be text, not '200'"),
     ],
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from control_plane.core.job.preparing import prepare
 from control_plane.core.observed.incidents import IncidentRecord
@@ -227,3 +228,22 @@ def test_an_incident_names_faulty_nodes_that_the_job_keeps() -> None:
     assert found.record.incident is not None
     assert [event.message.node_ids for event in found.events if event.type == "NodeKept"] == [(TWO,), (ONE,)]
     assert found.record.incident.kept_instance_ids == (TWO,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "minor", "waits"),
+    [
+        pytest.param(("--fp16",), 0, True, id="an earlier agent"),
+        pytest.param(("--fp16",), 1, False, id="agents that know arguments"),
+        pytest.param((), 0, False, id="no arguments"),
+    ],
+)
+def test_arguments_wait_for_agents_that_know_them(arguments: tuple[str, ...], minor: int, waits: bool) -> None:
+    view = preparing(*HELD)
+    script = structs.replace(view.spec.script, arguments=arguments)
+    nodes = {**view.nodes, TWO: replace(view.nodes[TWO], protocol_minor=minor)}
+    view = replace(view, nodes=nodes, spec=replace(view.spec, script=script))
+    found = prepare(view)
+    assert (found.plan is None) == waits
+    if waits:
+        assert found.reason == JobNote(what=JobFact.AWAITS_AGENTS, node_ids=(TWO,))

@@ -26,10 +26,17 @@ async def test_what_a_job_needs_is_in_its_plans(world: World) -> None:
     world.submit()
     job = world.job()
     inputs = (jobs.JobInput(name="a", uri="s3://b/set/one"), jobs.JobInput(name="b", directory="/here"))
-    needs = {"inputs": inputs, "secrets": {"A": "ssm:/a"}, "requirements": "r.txt", "role_arn": "arn:x"}
+    needs = {
+        "inputs": inputs,
+        "secrets": {"A": "ssm:/a"},
+        "requirements": "r.txt",
+        "role_arn": "arn:x",
+        "arguments": ["-x"],
+    }
     script = records.job_spec(replace(job, spec=replace(job.spec, **needs))).script
     assert script.role_arn == "arn:x"
     assert script.requirements == "r.txt"
+    assert script.arguments == ("-x",)
     assert script.secrets == {"A": "ssm:/a"}
     assert script.inputs == (
         InputChannel(name="a", prefix=ObjectReference(bucket="b", key="set/one")),

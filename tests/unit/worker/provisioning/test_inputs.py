@@ -18,7 +18,7 @@ from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.fakes.storage import MemoryObjectStore
 from worker.errors import InputRefused, StoreDenied, StoreUnavailable
 from worker.provisioning.inputs import FetchStopped, InputCache
-from worker.storage.aws import Principal
+from worker.storage.aws import JobPrincipal
 from worker.storage.object_store import ObjectReader, Span, StoredObject
 
 BUCKET = "data"
@@ -66,8 +66,8 @@ def store_of(*keys: str) -> Store:
 cache_at = partial(InputCache, retry_seconds=0.0)
 
 
-def principal(run: RunId, project: str = "a", role: str = "") -> Principal:
-    return Principal(project=project, job="gpt", run=run, role_arn=role)
+def principal(run: RunId, project: str = "a", role: str = "") -> JobPrincipal:
+    return JobPrincipal(project=project, job="gpt", run=run, role_arn=role)
 
 
 def fetch(cache: InputCache, store: Store, *channels: InputChannel, run: RunId = RUN) -> dict[str, Path]:

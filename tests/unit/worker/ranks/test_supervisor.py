@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from everstep.protocol.agent_messages import ExitClass, MemoryEnd, MemoryKind, MemorySource
 from everstep.protocol.ids import Generation, Rank, Step
@@ -243,8 +244,12 @@ def test_reserved_names() -> None:
     assert not any(map(is_reserved, ("OMP_NUM_THREADS", "NCCL_DEBUG", "PATH", "RANKS")))
 
 
+@pytest.mark.covers("CreateTrainingJob.Arguments")
 def test_hyperparameters_are_arguments_in_their_order() -> None:
-    assert rank_arguments({"b": "2", "a": "x y", "flag": ""}) == ("--b", "2", "--a", "x y", "--flag", "")
+    script = structs.replace(
+        rank_plan().script, hyperparameters={"b": "-1e-4", "a": "x y", "flag": ""}, arguments=("--fp16", "a=b", "")
+    )
+    assert rank_arguments(script) == ("--b=-1e-4", "--a=x y", "--flag=", "--fp16", "a=b", "")
 
 
 def test_the_files_of_a_rank(tmp_path: Path) -> None:
