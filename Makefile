@@ -43,6 +43,8 @@ lock: setup  ## requirements/*.txt: the newest versions within the bounds of pyp
 	@$(LOCK) --group docs -o requirements/docs.txt
 	@$(LOCK) --group terraform -o requirements/terraform.txt
 	@$(LOCK) pyproject.toml --extra dev --extra check --extra web --overrides requirements/overrides.txt --no-emit-package torch --no-emit-package setuptools -o requirements/development.txt
+	@$(LOCK) --no-emit-package setuptools -c requirements/development.txt -c requirements/torch.txt pyproject.toml --extra worker --extra training -o requirements/node.txt
+	@$(LOCK) --no-emit-package setuptools -c requirements/development.txt -c requirements/torch.txt pyproject.toml --extra server --extra postgres -o requirements/server.txt
 
 demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group; KEEP=1: stays up, with the dashboard
 	@$(PYTHON) examples/demo/preflight.py

@@ -1,7 +1,7 @@
 """A hook that hatch runs when it builds a wheel.
 
-The hook stops the build if the dashboard is not built. It adds the file `constraints.txt` to the wheel, so that
-`infra/image/install.sh` installs the locked versions of all packages.
+The hook stops the build if the dashboard is not built. It adds the files in `LOCKS` to the wheel, so that
+`infra/image/install.sh` installs locked packages whose hashes pip checks, and `constraints.txt` for other extras.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+LOCKS = ("build.txt", "node.txt", "server.txt")
+"""Locked packages with hashes: those that build others, those of a node, and those of a server."""
 
 
 def constraints(root: Path) -> str:
@@ -25,10 +28,10 @@ def constraints(root: Path) -> str:
 
 
 class WheelHook(BuildHookInterface):
-    """Stops the build of a wheel if `make web` has not built the dashboard. Adds `constraints.txt` to the wheel."""
+    """Stops the build of a wheel if `make web` has not built the dashboard. Adds locks to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Check that the dashboard is built, and add the file `constraints.txt` to the wheel. hatch calls this method.
+        """Check that the dashboard is built, and add the locks to the wheel. hatch calls this method.
 
         An editable install needs no built files, because it contains no files of its own.
         """
@@ -41,3 +44,5 @@ class WheelHook(BuildHookInterface):
         written.parent.mkdir(exist_ok=True)
         written.write_text(constraints(Path(self.root)))
         build_data["force_include"][str(written)] = "infra/image/constraints.txt"
+        for name in LOCKS:
+            build_data["force_include"][str(Path(self.root) / "requirements" / name)] = f"infra/image/{name}"

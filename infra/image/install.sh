@@ -25,13 +25,13 @@ prefix=/opt/everstep
 case $role in
 node)
   # DeepSpeed compiles its optimizer on the first use.
-  extras=worker,training units="agent storage"
+  units="agent storage"
   deb_packages="iproute2 mdadm e2fsprogs util-linux g++ python3-dev"
   rpm_packages="iproute mdadm e2fsprogs util-linux gcc-c++"
   ;;
 server)
   # `everstep db` calls pg_dump and pg_restore. A restore also needs psql, to create an empty database.
-  extras=server,postgres units=server
+  units=server
   deb_packages=postgresql-client
   rpm_packages=postgresql16
   ;;
@@ -76,30 +76,62 @@ install_system() {
   [ -n "$python" ] || fail "$PRETTY_NAME has no Python 3.11 or newer; use Debian 12, Ubuntu 24.04 or Amazon Linux 2023"
 }
 
+# pip_install ARGUMENT…: run pip without its checks for newer versions.
+pip_install() {
+  "$prefix/bin/pip" install --quiet --disable-pip-version-check --no-deps "$@"
+}
+
 install_wheel() {
   "$python" -m venv "$prefix"
-  # Without a GPU, torch comes from its index of CPU builds, or from a mirror that PIP_EXTRA_INDEX_URL names.
-  [ -n "$gpu$PIP_EXTRA_INDEX_URL" ] || set -- --extra-index-url https://download.pytorch.org/whl/cpu
-  "$prefix/bin/pip" install --quiet --disable-pip-version-check --constraint "$here/constraints.txt" "$@" \
-    "${wheel}[$extras]"
+  lock=$here/$role.txt
+  if [ "$role$gpu" = node ]; then
+    # The index of torch's CPU builds has other files under the same version, so the lock has no hash of them.
+    lock=$prefix/cpu.txt
+    awk '/^[a-z]/ { skip = /^(torch|triton|cuda-|nvidia-)/ && !/^nvidia-ml-py=/ } !skip' "$here/node.txt" >"$lock"
+  fi
+  pip_install --require-hashes -r "$here/build.txt"
+  pip_install --require-hashes --no-build-isolation -r "$lock"
+  if [ "$role$gpu" = node ]; then
+    # A mirror that PIP_EXTRA_INDEX_URL names takes the place of torch's index.
+    [ -n "$PIP_EXTRA_INDEX_URL" ] || set -- --extra-index-url https://download.pytorch.org/whl/cpu
+    pip_install --constraint "$here/constraints.txt" "$@" torch
+  fi
   # pip skips a wheel whose version is already installed.
-  "$prefix/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-index --force-reinstall "$wheel"
+  pip_install --no-index --force-reinstall "$wheel"
   # The first start of a process must not compile, and ranks may not write here.
   "$prefix/bin/python" -m compileall -q "$prefix/lib" >/dev/null || true
 }
 
+# fetch_key URL FILE FINGERPRINT: download a public key. Fail if the file has another key, or a second one.
+fetch_key() {
+  curl -fsSL -o "$2" "$1"
+  found=$(gpg --batch --show-keys --with-colons "$2" |
+    awk -F: '$1 == "pub" { n++ } $1 == "fpr" && !key { key = $10 } END { print n, key }')
+  [ "$found" = "1 $3" ] || fail "$1 is not the key $3 of versions.env"
+}
+
+# fetch_signed URL FILE KEY: download a file and its signature. Fail unless the key has signed the file.
+fetch_signed() {
+  curl -fsSL -o "$2" "$1"
+  curl -fsSL -o "$2.sig" "$1.sig"
+  gpg --batch --yes --dearmor -o "$3.gpg" "$3"
+  gpgv --quiet --keyring "$3.gpg" "$2.sig" "$2" || fail "the signature of $1 is wrong"
+}
+
 install_gpu() {
   command -v apt-get >/dev/null || fail "--gpu supports Debian and Ubuntu; on Amazon Linux use an AMI with the driver"
-  repository=$(echo "$ID$VERSION_ID" | tr -d .)
-  keyring=cuda-keyring_${NVIDIA_KEYRING}_all.deb
-  install_packages curl gnupg "linux-headers-$(uname -r)"
+  repository=https://developer.download.nvidia.com/compute/cuda/repos/$(echo "$ID$VERSION_ID" | tr -d .)/x86_64
+  install_packages curl gnupg gpgv "linux-headers-$(uname -r)"
   work=$(mktemp -d)
-  curl -fsSL -o "$work/$keyring" \
-    "https://developer.download.nvidia.com/compute/cuda/repos/$repository/x86_64/$keyring"
-  dpkg -i "$work/$keyring"
+  fetch_key "$repository/3bf863cc.pub" "$work/nvidia.asc" "$NVIDIA_KEY"
+  install -m 0644 "$work/nvidia.asc" /usr/share/keyrings/nvidia-cuda.asc
+  echo "deb [signed-by=/usr/share/keyrings/nvidia-cuda.asc] $repository/ /" >/etc/apt/sources.list.d/nvidia-cuda.list
+  printf 'Package: *\nPin: release l=NVIDIA CUDA\nPin-Priority: 600\n' >/etc/apt/preferences.d/nvidia-cuda
   install_packages "nvidia-driver-pinning-$NVIDIA_DRIVER"
   install_packages nvidia-open nvidia-fabricmanager nvidia-persistenced nvidia-modprobe
-  curl -fsSL -o "$work/efa.tar.gz" "https://efa-installer.amazonaws.com/aws-efa-installer-$EFA_INSTALLER.tar.gz"
+  efa=https://efa-installer.amazonaws.com
+  fetch_key "$efa/aws-efa-installer.key" "$work/efa.asc" "$EFA_KEY"
+  fetch_signed "$efa/aws-efa-installer-$EFA_INSTALLER.tar.gz" "$work/efa.tar.gz" "$work/efa.asc"
   tar -xzf "$work/efa.tar.gz" -C "$work"
   (cd "$work/aws-efa-installer" && ./efa_installer.sh -y --minimal)
   rm -rf "$work"

@@ -51,6 +51,20 @@ def test_each_requirement_is_locked_with_a_hash(name: str, requirements: list[Re
             assert version in requirement.specifier, requirement
 
 
+@pytest.mark.parametrize(
+    ("name", "extras"), [("node.txt", ("worker", "training")), ("server.txt", ("server", "postgres"))]
+)
+def test_an_image_has_the_locked_packages_of_its_extras(name: str, extras: tuple[str, ...]) -> None:
+    packages, development = locked(name), locked("development.txt")
+    assert [package for package, (_, hashes) in packages.items() if not hashes] == []
+    assert {each: pin for each, pin in packages.items() if each in development} == {
+        each: pin for each, pin in development.items() if each in packages
+    }
+    for requirement in required([*PROJECT["project"]["dependencies"], *(f"everstep[{extra}]" for extra in extras)]):
+        version, _ = packages[canonicalize_name(requirement.name)]
+        assert version in requirement.specifier, requirement
+
+
 def test_torch_is_pinned_within_the_bounds() -> None:
     pin = re.search(r"^torch==(\S+)$", (ROOT / "requirements/torch.txt").read_text(), re.MULTILINE)
     assert pin is not None

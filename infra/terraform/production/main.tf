@@ -13,7 +13,7 @@ locals {
   fleets = { for name, fleet in var.fleets : "${var.name}-${name}" => fleet }
 
   # Servers and nodes start from an image with Everstep.
-  image         = { wheel = "", bucket = "", region = "", before = "" }
+  image         = { wheel = "", sha256 = "", bucket = "", region = "", before = "" }
   password_file = "/run/everstep-database/password"
 
   # A public load balancer needs subnets with a route to an internet gateway.

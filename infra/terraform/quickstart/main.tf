@@ -32,6 +32,7 @@ locals {
   install = {
     bucket = module.storage.bucket
     wheel  = aws_s3_object.wheel.key
+    sha256 = filesha256(var.wheel)
     region = var.region
     before = ""
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -141,21 +142,87 @@ def test_wrong_arguments_of_the_installation_change_nothing(arguments: tuple[str
     assert words in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "extras"),
-    [
-        (("node", "none.whl"), "worker,training"),
-        (("node", "none.whl", "--gpu"), "worker,training"),
-        (("server", "none.whl", "--gpu"), "server,postgres"),
-    ],
-)
-def test_a_node_and_a_server_get_their_own_extras(arguments: tuple[str, ...], extras: str) -> None:
-    """`install.sh` selects the wheel's extras by the machine's role.
+def run_function(call: str, folder: Path, **variables: object) -> subprocess.CompletedProcess[str]:
+    """Run one function of `install.sh`, which finds the programs in `folder / "bin"` before others."""
+    text = (IMAGE / "install.sh").read_text()
+    functions = re.findall(r"^\w+\(\) \{\n.*?^\}\n", text, re.MULTILINE | re.DOTALL)
+    given = [f"{name}={shlex.quote(str(value))}\n" for name, value in variables.items()]
+    environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "GNUPGHOME": str(folder)}
+    script_ = "".join(["set -eu\n", *functions, *given, call])
+    return subprocess.run(["sh", "-c", script_], env=environment, cwd=folder, capture_output=True, text=True)
 
-    The trace of `sh -x` shows the selected extras. The script then stops, because the wheel does not exist.
-    """
-    done = subprocess.run(["sh", "-x", str(IMAGE / "install.sh"), *arguments], capture_output=True, text=True)
-    assert re.findall(r"^\+ extras=(\S+)", done.stderr, re.MULTILINE) == [extras]
+
+@pytest.mark.security
+@pytest.mark.parametrize(("role", "gpu"), [("node", ""), ("node", "--gpu"), ("server", "")])
+def test_pip_checks_the_hash_of_each_package_except_the_cpu_build_of_torch(tmp_path: Path, role: str, gpu: str) -> None:
+    script(tmp_path / "bin" / "python", 'mkdir -p "$3/bin" && cp "$0" "$3/bin" && cp "${0%/*}/pip" "$3/bin"')
+    script(tmp_path / "bin" / "pip", 'echo "$@" >>calls; for last; do :; done; [ ! -f "$last" ] || cat "$last" >>read')
+    for lock in ("build.txt", "node.txt", "server.txt"):
+        shutil.copy(IMAGE.parents[1] / "requirements" / lock, tmp_path)
+    values = {"role": role, "gpu": gpu, "here": tmp_path, "prefix": tmp_path / "prefix", "wheel": "everstep.whl"}
+    done = run_function("install_wheel", tmp_path, python=tmp_path / "bin/python", PIP_EXTRA_INDEX_URL="", **values)
+    assert done.returncode == 0, done.stderr
+    build, locked, *torch, wheel = (tmp_path / "calls").read_text().splitlines()
+    assert all("--require-hashes" in call and "--no-deps" in call for call in (build, locked))
+    assert "--no-index" in wheel
+    assert wheel.endswith(" everstep.whl")
+    assert [call.split()[-1] for call in torch] == (["torch"] if (role, gpu) == ("node", "") else [])
+    assert all("--no-deps" in call for call in torch)
+    names = re.findall(r"^([a-z][\w.-]*)==", (tmp_path / "read").read_text(), re.MULTILINE)
+    assert ("torch" in names, "triton" in names) == (bool(gpu), bool(gpu))
+    assert {"websockets", "boto3"} <= set(names)
+    assert ("deepspeed" in names, "psycopg" in names) == (role == "node", role == "server")
+
+
+needs_gpg = pytest.mark.skipif(not all(map(shutil.which, ("gpg", "gpgv"))), reason="gpg or gpgv is not installed")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, str]:
+    """Make two keys, and sign a file with the first. `curl` copies files of the test's folder. Return fingerprints."""
+    found = {}
+    (tmp_path / "file").write_text("content")
+    options = ["gpg", "--batch", "--quiet", "--homedir", str(tmp_path), "--passphrase", "", "--yes"]
+    for name in ("ours", "other"):
+        subprocess.run([*options, "--quick-generate-key", name, "ed25519", "sign"], check=True, capture_output=True)
+        listed = subprocess.run([*options, "--with-colons", "-k", name], check=True, capture_output=True, text=True)
+        found[name] = re.findall(r"^fpr:+(\w+):", listed.stdout, re.MULTILINE)[0]
+        subprocess.run([*options, "-a", "-o", str(tmp_path / name), "--export", name], check=True)
+        subprocess.run(
+            [*options, "-u", name, "-o", str(tmp_path / f"{name}.sig"), "-b", str(tmp_path / "file")], check=True
+        )
+    subprocess.run(["gpgconf", "--homedir", str(tmp_path), "--kill", "all"], check=True)
+    script(tmp_path / "bin" / "curl", 'cp "$4" "$3"')
+    return found
+
+
+@needs_gpg
+@pytest.mark.security
+def test_only_the_named_key_is_accepted(tmp_path: Path, keys: dict[str, str]) -> None:
+    assert run_function(f"fetch_key ours key {keys['ours']}", tmp_path).returncode == 0
+    assert "is not the key" in run_function(f"fetch_key other key {keys['ours']}", tmp_path).stderr
+    (tmp_path / "both").write_text((tmp_path / "ours").read_text() + (tmp_path / "other").read_text())
+    assert "is not the key" in run_function(f"fetch_key both key {keys['ours']}", tmp_path).stderr
+
+
+@needs_gpg
+@pytest.mark.security
+def test_only_a_file_that_the_key_has_signed_is_accepted(tmp_path: Path, keys: dict[str, str]) -> None:
+    shutil.copy(tmp_path / "ours.sig", tmp_path / "file.sig")
+    assert run_function("fetch_signed file got ours", tmp_path).returncode == 0
+    assert "is wrong" in run_function("fetch_signed file got other", tmp_path).stderr
+    (tmp_path / "file").write_text("changed")
+    assert "is wrong" in run_function("fetch_signed file got ours", tmp_path).stderr
+
+
+@pytest.mark.security
+def test_each_download_of_the_installation_is_verified() -> None:
+    text = (IMAGE / "install.sh").read_text()
+    assert len(re.findall(r"^ +curl ", text, re.MULTILINE)) == 3, "in fetch_key and fetch_signed only"
+    assert "dpkg -i" not in text
+    user_data = (IMAGE.parent / "terraform" / "user_data.sh.tftpl").read_text()
+    copied, checked, used = map(user_data.index, ("aws s3 cp", "sha256sum --check", "python3 -m zipfile"))
+    assert copied < checked < used
 
 
 def test_the_image_of_a_server_contains_a_client_that_can_dump_its_database() -> None:

@@ -57,7 +57,7 @@ def test_the_command_and_the_image_are_installed(installed: Path) -> None:
     files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     found = {str(path.relative_to(installed / "infra/image")) for path in (installed / "infra/image").rglob("*.*")}
     assert files - {"libexec/boot-gate", "libexec/instance-store"} <= found
-    assert "constraints.txt" in found
+    assert {"constraints.txt", "build.txt", "node.txt", "server.txt"} <= found
 
 
 def test_the_constraints_pin_every_dependency_within_its_bounds(installed: Path) -> None:
