@@ -28,7 +28,7 @@ from fastapi import Depends, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from control_plane.api import sessions
-from control_plane.api.caller_threads import CALLER
+from control_plane.api.caller_threads import CALLER, STRANGER_SECONDS
 from control_plane.api.deps import Services, ServicesDep
 from control_plane.api.errors import Forbidden, NotFound, Unauthenticated, response
 from control_plane.db import tokens
@@ -165,8 +165,12 @@ async def reader(request: Request, services: ServicesDep) -> Caller:
 
 async def _identify(request: Request, services: Services) -> Caller:
     authorization = request.headers.get("authorization")
-    session = await asyncio.to_thread(sessions.find, request, services) if authorization is None else None
-    record = require_user(await services.tokens.find(bearer(authorization)) if session is None else session[0])
+    try:
+        session = await asyncio.to_thread(sessions.find, request, services) if authorization is None else None
+        record = require_user(await services.tokens.find(bearer(authorization)) if session is None else session[0])
+    except Unauthenticated:
+        await services.strangers.pay(STRANGER_SECONDS)
+        raise
     # `api.open_answers` reads the token's id from the state, and ends a long response when the token becomes invalid.
     request.state.token_id = record.id
     caller = Caller(Role(record.role), record.project, record, None if session is None else session[1])

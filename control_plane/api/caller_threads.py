@@ -1,4 +1,4 @@
-"""Limits what one caller of the API takes from the others: the threads in which requests block, and the disk.
+"""Limits what one caller of the API takes from the others: threads in which requests block, the disk, and time.
 
     request ─▶ turn of its token ─▶ turn of its project ─▶ thread: database, S3
                at most PER_TOKEN    at most PER_PROJECT     CALLER_THREADS
@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Final, TypeVar
@@ -27,10 +28,16 @@ from control_plane.api.errors import Throttled
 T = TypeVar("T")
 
 CALLER_THREADS: Final = 40
-PER_PROJECT: Final = 12
-PER_TOKEN: Final = 8
+PER_PROJECT: Final = 4
+PER_TOKEN: Final = 2
+"""Largest number of running calls of one token. It is small: threads of one Python process take turns on one core, so
+that more threads would not make this caller faster, but others slower.
+"""
 MOST_WAITING: Final = 64
 """Largest number of calls of one token that wait for a thread."""
+STRANGER_SECONDS: Final = 0.02
+"""Work for which a request without a valid token pays (`Pace`): a server refuses 50 of them per second."""
+STRANGER_BURST_SECONDS: Final = 4.0
 SPOOLED_BODIES: Final = 8
 """Largest number of bodies of the largest size that a server holds on its disk."""
 CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar("caller", default=("", ""))
@@ -145,6 +152,37 @@ class CallerThreads:
         """Reject new work, without waiting for running work. `control_plane.app` calls this method once."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Pace:
+    """Slows callers that share it down to a rate of work. Used on the event loop only.
+
+    Callers pay for their work in seconds. Whoever pays more than `burst_seconds` beyond the time that has passed waits
+    for the excess.
+
+    Args:
+        burst_seconds: work without a wait after a long pause.
+        monotonic: clock in seconds.
+        wait: waits for the given seconds.
+    """
+
+    def __init__(
+        self,
+        burst_seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._burst_seconds = burst_seconds
+        self._monotonic = monotonic
+        self._wait = wait
+        self._paid_until = monotonic() - burst_seconds
+
+    async def pay(self, seconds: float) -> None:
+        """Pay for work, and wait until the caller may go on."""
+        now = self._monotonic()
+        self._paid_until = max(self._paid_until, now - self._burst_seconds) + seconds
+        if self._paid_until > now:
+            await self._wait(self._paid_until - now)
 
 
 class SpoolRoom:

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens
 from control_plane.api.archive import SourceLimits
-from control_plane.api.caller_threads import CallerThreads, SpoolRoom
+from control_plane.api.caller_threads import STRANGER_BURST_SECONDS, CallerThreads, Pace, SpoolRoom
 from control_plane.api.changes import ResponseSnapshots
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
@@ -89,6 +89,8 @@ class Services:
     readiness: Readiness = field(default_factory=Readiness)
     """State of the server's background loops, which GetReadiness returns."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
+    strangers: Pace = field(default_factory=lambda: Pace(STRANGER_BURST_SECONDS))
+    """Slows the responses to requests without a valid token, together."""
     """The threads in which API requests block, with a share per caller."""
     spool_room: SpoolRoom = field(default_factory=SpoolRoom)
     log_pauses: LogPauses = field(default_factory=LogPauses)

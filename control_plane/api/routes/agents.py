@@ -40,8 +40,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -54,6 +52,7 @@ from sqlalchemy.orm import Session
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from control_plane.api.auth import bearer, find_token
+from control_plane.api.caller_threads import STRANGER_SECONDS, Pace
 from control_plane.api.deps import Services
 from control_plane.api.errors import Unauthenticated
 from control_plane.api.relay import ELSEWHERE, TRY_AGAIN, relay
@@ -111,10 +110,10 @@ MAX_REASON_BYTES = 123
 """Size limit of a close frame's reason in UTF-8 (RFC 6455)."""
 MAX_HELLO_BYTES = 64 * 1024
 MESSAGE_SECONDS = 1 / 128
-BYTES_PER_SECOND = 8 * 1024 * 1024
+BYTES_PER_SECOND = 2 * 1024 * 1024
 SNAPSHOT_BYTES_PER_SECOND = 256 * 1024 * 1024
 """Like `BYTES_PER_SECOND`, for the bytes of snapshots, which decode 25 times faster (measured on an Intel Xeon)."""
-BURST_SECONDS = 4.0
+BURST_SECONDS = 16.0
 
 
 class _Refusal(Exception):
@@ -135,35 +134,13 @@ class _Admission:
     """True if the agent connected with a join token. The agent's first report then completes the join."""
 
 
-class ReadingPace:
-    """Limits how fast the server reads the messages of one agent.
+def reading_seconds(message: AgentToControl, byte_count: int) -> float:
+    """Return what an agent pays (`Pace`) for a message of `byte_count` bytes.
 
-    A message costs `MESSAGE_SECONDS` plus its bytes at `BYTES_PER_SECOND`. An agent that has sent messages worth more
-    than `BURST_SECONDS` waits until the excess has passed. The server does not read from it meanwhile, so that only its
-    own connection is slow.
-
-    Args:
-        monotonic: clock in seconds.
-        wait: waits for the given seconds.
+    While an agent waits, the server does not read from it, so that only its own connection is slow.
     """
-
-    def __init__(
-        self,
-        monotonic: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        self._monotonic = monotonic
-        self._wait = wait
-        self._paid_until = monotonic() - BURST_SECONDS
-
-    async def after(self, message: AgentToControl, byte_count: int) -> None:
-        """Wait, after a message of `byte_count` bytes, until the server may read the next message."""
-        quick = len(message.data) if isinstance(message, SnapshotBytes) else 0
-        cost = MESSAGE_SECONDS + quick / SNAPSHOT_BYTES_PER_SECOND + (byte_count - quick) / BYTES_PER_SECOND
-        now = self._monotonic()
-        self._paid_until = max(self._paid_until, now - BURST_SECONDS) + cost
-        if self._paid_until > now:
-            await self._wait(self._paid_until - now)
+    quick = len(message.data) if isinstance(message, SnapshotBytes) else 0
+    return MESSAGE_SECONDS + quick / SNAPSHOT_BYTES_PER_SECOND + (byte_count - quick) / BYTES_PER_SECOND
 
 
 @router.websocket("/v1/agents/connect")
@@ -181,6 +158,7 @@ async def connect(websocket: WebSocket) -> None:
         await _refuse(services, websocket, "?", None, _database_away(error))
         return
     if token is None or token.kind == TokenKind.USER:
+        await services.strangers.pay(STRANGER_SECONDS)
         await websocket.close()  # Close the socket before accepting it, so that the client receives HTTP 403.
         return
     await websocket.accept()
@@ -276,7 +254,7 @@ async def _read(
     admission: _Admission,
     admitted_at: datetime,
 ) -> None:
-    lists, node_id, pace = SharedLists(), hello.node_id, ReadingPace()
+    lists, node_id, pace = SharedLists(), hello.node_id, Pace(BURST_SECONDS)
     is_joining = admission.is_join
     checked_at = certified_at = admitted_at
     patience = services.timeouts.lease_seconds * SILENT_LEASES
@@ -287,7 +265,7 @@ async def _read(
         except TimeoutError as error:
             raise _Refusal(SILENT, f"no message arrived for {patience:.0f} s") from error
         report: AgentToControl = _decoded(data, AgentToControl)
-        await pace.after(report, len(data))
+        await pace.pay(reading_seconds(report, len(data)))
         now = services.now()
         if not 0 <= (now - checked_at).total_seconds() < SESSION_CHECK_SECONDS:
             # A negative time since the last check means that the clock was set back. The session is then checked now.

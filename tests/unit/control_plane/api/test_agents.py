@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 
+import httpx
 import msgspec
 import pytest
 from cryptography import x509
@@ -17,9 +18,9 @@ from sqlalchemy.exc import OperationalError
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from control_plane.api.caller_threads import STRANGER_SECONDS, Pace
 from control_plane.api.memberships import SHARED_SECONDS
 from control_plane.api.routes.agents import (
-    BURST_SECONDS,
     BYTES_PER_SECOND,
     MALFORMED,
     MAX_HELLO_BYTES,
@@ -27,7 +28,7 @@ from control_plane.api.routes.agents import (
     OTHER_VERSION,
     SESSION_CHECK_SECONDS,
     SNAPSHOT_BYTES_PER_SECOND,
-    ReadingPace,
+    reading_seconds,
 )
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State, InstanceState
@@ -684,43 +685,53 @@ def test_the_server_accepts_no_compressed_frames(service, token) -> None:
     asyncio.run(play())
 
 
-async def test_an_agent_that_sends_too_much_waits_for_the_excess() -> None:
-    clock, waits = [100.0], []
-
-    async def wait(seconds: float) -> None:
-        waits.append(seconds)
-        clock[0] += seconds
-
-    pace = ReadingPace(lambda: clock[0], wait)
-    small, snapshot = report("i-1"), SnapshotBytes(request_id="r", data=bytes(MAX_SNAPSHOT_READ_BYTES))
-    for _ in range(round(BURST_SECONDS / MESSAGE_SECONDS)):
-        await pace.after(small, 0)
-    assert waits == []
-    await pace.after(small, BYTES_PER_SECOND)
-    await pace.after(snapshot, MAX_SNAPSHOT_READ_BYTES + BYTES_PER_SECOND)
+def test_an_agent_pays_for_each_message_and_its_bytes() -> None:
+    snapshot = SnapshotBytes(request_id="r", data=bytes(MAX_SNAPSHOT_READ_BYTES))
     snapshot_seconds = MAX_SNAPSHOT_READ_BYTES / SNAPSHOT_BYTES_PER_SECOND
-    assert waits == pytest.approx([1 + MESSAGE_SECONDS, 1 + MESSAGE_SECONDS + snapshot_seconds])
-    clock[0] += 1000.0
-    await pace.after(small, int((BURST_SECONDS + 1) * BYTES_PER_SECOND))
-    assert waits[2:] == pytest.approx([1 + MESSAGE_SECONDS]), "a long silence earns one burst"
+    assert reading_seconds(report("i-1"), 2 * BYTES_PER_SECOND) == 2 + MESSAGE_SECONDS
+    assert reading_seconds(snapshot, MAX_SNAPSHOT_READ_BYTES) == MESSAGE_SECONDS + snapshot_seconds
+    assert (
+        reading_seconds(snapshot, MAX_SNAPSHOT_READ_BYTES + BYTES_PER_SECOND) == 1 + MESSAGE_SECONDS + snapshot_seconds
+    )
 
 
-async def test_the_server_paces_each_message_of_an_agent(service, token, node, monkeypatch):
-    paced = []
+async def test_an_agent_pays_before_the_server_reads_on(service, token, node, monkeypatch):
+    paid = []
 
-    async def after(self, message, byte_count):
-        paced.append((message, byte_count))
+    async def pay(self, seconds):
+        paid.append(seconds)
 
-    monkeypatch.setattr(ReadingPace, "after", after)
+    monkeypatch.setattr(Pace, "pay", pay)
     async with line(service, token) as opened:
         await join(opened, node)
-        sent = report(node)
-        await opened.send(encode(sent))
-        await until(lambda: paced)
-    assert paced == [(sent, len(encode(sent)))]
+        sent = encode(report(node))
+        await opened.send(sent)
+        await until(lambda: paid)
+    assert paid == [reading_seconds(report(node), len(sent))]
 
 
 async def test_a_hello_has_a_limit_of_bytes(service, token, node):
     async with line(service, token) as opened:
         await opened.send(encode(hello(node)) + bytes(MAX_HELLO_BYTES))
         assert (await closed(opened))[0] == MALFORMED
+
+
+@pytest.mark.security
+async def test_who_has_no_valid_token_pays_for_the_refusal(service, token, node, monkeypatch):
+    paid = []
+
+    async def pay(self, seconds):
+        paid.append(seconds)
+
+    monkeypatch.setattr(Pace, "pay", pay)
+    for secret in ("unknown", "another"):
+        headers = {"authorization": f"Bearer {secret}"}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(f"http://{service.address}/v1/fleets", headers=headers)).status_code == 401
+        with pytest.raises(InvalidStatus):
+            async with line(service, secret):
+                pass
+    assert paid == [STRANGER_SECONDS] * 4
+    async with line(service, token) as opened:
+        await join(opened, node)
+    assert len(paid) == 4

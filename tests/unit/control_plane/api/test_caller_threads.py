@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads
+from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads, Pace
 from control_plane.api.errors import Throttled
 from control_plane.app import LOOP_THREADS
 from control_plane.db.tokens import Role
@@ -178,3 +178,22 @@ def test_requests_without_a_token_wait_instead_of_being_refused() -> None:
         blocked.threads.close()
 
     asyncio.run(play())
+
+
+async def test_who_pays_too_much_waits_for_the_excess() -> None:
+    clock, waits = [100.0], []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+        clock[0] += seconds
+
+    pace = Pace(4.0, lambda: clock[0], wait)
+    for _ in range(4):
+        await pace.pay(1.0)
+    assert waits == []
+    await pace.pay(0.5)
+    await pace.pay(2.0)
+    assert waits == [0.5, 2.0]
+    clock[0] += 1000.0
+    await pace.pay(5.0)
+    assert waits[2:] == [1.0], "a long pause earns one burst"
