@@ -157,8 +157,8 @@ class CallerThreads:
 class Pace:
     """Slows callers that share it down to a rate of work. Used on the event loop only.
 
-    Callers pay for their work in seconds. Whoever pays more than `burst_seconds` beyond the time that has passed waits
-    for the excess.
+    Callers pay for their work in seconds. A caller that pays more than `burst_seconds` beyond the time that has passed
+    waits for the excess.
 
     Args:
         burst_seconds: work without a wait after a long pause.

@@ -37,7 +37,7 @@ from control_plane.db.nodes import SavedNode
 from control_plane.loop import standing
 from control_plane.loop.log_reader import LogEvent, LogFilter, LogReader, facts_of
 from control_plane.loop.memos import capacity_wait_of, reason_of
-from control_plane.loop.records import as_core, job_record, prefix_of
+from control_plane.loop.records import as_core, prefix_of, shown_record
 from everstep.protocol.ids import FIRST_STEP, Step
 
 COMPARED_INCIDENTS = 200
@@ -63,7 +63,7 @@ def cost_usd(session: Session, record: SavedIncident, now: datetime) -> float | 
     if record.closed_at is not None:
         return record.cost_usd
     job = jobs.get_run(session, record.run_id)
-    stored = job_record(job)
+    stored = shown_record(job)
     if stored.incident is None or stored.incident.id != record.id:
         return record.cost_usd
     idle = accounting.idle_so_far(stored.incident, stored, now.timestamp())

@@ -18,6 +18,7 @@ from control_plane.core.observed.reasons import JobFact, JobNote, Lapsed
 from control_plane.core.observed.steps import Lapse
 from everstep.protocol.agent_messages import MemberReport, ShardProtection
 from everstep.protocol.ids import NodeId, Step
+from everstep.protocol.limits import MAX_STEP
 from everstep.protocol.plan import Timeouts
 from everstep.protocol.rank_messages import UnkeptCause
 
@@ -60,7 +61,7 @@ def with_watch(
     if lapse is not None and (lapse.generation, lapse.kept) != (record.generation, kept):
         lapse = None
     next_step = record.proposed if record.proposed > kept else record.boundary + 1
-    if awaited is None and next_step > kept:
+    if awaited is None and kept < next_step <= MAX_STEP:
         awaited = AwaitedCommit(generation=record.generation, kept=kept, step=Step(next_step))
     if awaited is not None and awaited.passed_at is None and record.boundary >= awaited.step:
         awaited = replace(awaited, passed_at=now)

@@ -10,6 +10,7 @@ both.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 _SETTINGS: Final = tuple(field.name for field in fields(JobSettings))
 _TIME: Final = re.compile("(^|_)(at|until)$")
+log = logging.getLogger(__name__)
+
 _MEMO: Final = tuple(field.name for field in fields(Memo))
 
 
@@ -141,8 +144,38 @@ def generation_node_count(job: jobs.SavedJob) -> int:
 
 def job_record(job: jobs.SavedJob) -> JobRecord:
     """Convert a row of the job table to the record that decisions (`control_plane.core`) use."""
-    stored = {"state_since": job.created_at.timestamp(), "reason": job.reason, **job.memo}
-    memo = msgspec.convert(stored, Memo)
+    return _record_with(job, msgspec.convert(_memo_of(job), Memo))
+
+
+def shown_record(job: jobs.SavedJob) -> JobRecord:
+    """Convert a row of the job table for decisions about other objects, and for people.
+
+    A stored value that cannot be read has its default. Without this, one such row would end the pass of its whole fleet
+    and all lists of jobs.
+    """
+    memo = _memo_of(job)
+    try:
+        return job_record(job)
+    except msgspec.ValidationError as error:
+        log.error("job %s of project %s: its record cannot be read: %s", job.name, job.project, error)
+    for name in [name for name in memo if name != "state_since" and not _is_readable(memo, name)]:
+        del memo[name]
+    return _record_with(job, msgspec.convert(memo, Memo))
+
+
+def _memo_of(job: jobs.SavedJob) -> dict[str, Any]:
+    return {"state_since": job.created_at.timestamp(), "reason": job.reason, **job.memo}
+
+
+def _is_readable(memo: dict[str, Any], name: str) -> bool:
+    try:
+        msgspec.convert({"state_since": 0.0, name: memo[name]}, Memo)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _record_with(job: jobs.SavedJob, memo: Memo) -> JobRecord:
     return JobRecord(
         **as_core(job, JobRecord, "state", "failures", "reason"),
         **{name: getattr(memo, name) for name in _MEMO},
@@ -188,8 +221,11 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> dict[str,
 
     The columns include the job's cost at the fleet's price.
 
-    They exclude the job's state, which `jobs.transition` writes.
+    They exclude the job's state, which `jobs.transition` writes. Raise ValidationError for a record that `job_record`
+    could not read.
     """
+    memo = msgspec.to_builtins({name: getattr(record, name) for name in _MEMO})
+    msgspec.convert(memo, Memo)
     return {
         **_as_stored(record, jobs.JobProgress, "state", "failures", "reason"),
         "reason": accounts.reason(record.reason),
@@ -199,7 +235,7 @@ def job_update(record: JobRecord, price_usd_per_hour: float | None) -> dict[str,
         "failures": tuple(msgspec.to_builtins(failure) for failure in record.failures),
         "accounting": dict(record.microseconds),
         "cost_usd": accounting.cost_usd(record.node_microseconds, price_usd_per_hour),
-        "memo": msgspec.to_builtins({name: getattr(record, name) for name in _MEMO}),
+        "memo": memo,
     }
 
 
@@ -314,7 +350,7 @@ def _source(spec: jobs.SavedJobSpec) -> SourceArchive:
 
 def fleet_job(job: jobs.SavedJob) -> FleetJob:
     """Convert an unfinished job to the record that decisions about its fleet use."""
-    record = job_record(job)
+    record = shown_record(job)
     return FleetJob(
         **as_core(record, FleetJob, "node_count", "member_count"),
         job=JobName(job.name),

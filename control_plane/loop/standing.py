@@ -42,7 +42,7 @@ from control_plane.db.nodes import SavedNode
 from control_plane.db.protection import ShardTotals
 from control_plane.loop.agents import AgentView
 from control_plane.loop.memos import final_checkpoint_of, lapse_of
-from control_plane.loop.records import generation_node_count, job_record
+from control_plane.loop.records import generation_node_count, shown_record
 from everstep.protocol.ids import FIRST_STEP, NodeId, Step
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ def of_jobs(
     earlier = _grouped((each.run_id, each) for each in closed)
     found = {}
     for job in shown:
-        node_ids, is_held, record = members.get(job.run_id, ()), job.run_id in with_memory, job_record(job)
+        node_ids, is_held, record = members.get(job.run_id, ()), job.run_id in with_memory, shown_record(job)
         # A user may have deleted the fleet of a job that has ended.
         fleet = facts_of.get(job.fleet_name) or FleetFacts(
             name=job.fleet_name, auto_scaling_group_name="", status=FleetStatus.ACTIVE

@@ -33,16 +33,23 @@ MAX_ITEMS: Final = 1 << 16
 MAX_FAULTS: Final = 256
 """Maximum number of faults of one node, and of faults of its job, in a report."""
 
+MAX_STEP: Final = 2**52
+"""Largest step in a message and in the database."""
+MAX_RANK_STEP: Final = 2**48
+"""Largest step that an agent believes a rank. Sums of such steps, and of steps ahead of them, stay below MAX_STEP."""
+
 if TYPE_CHECKING:
     Id = str
     RankNumber = int
     GenerationNumber = int
     StepNumber = int
+    PageStep = int
 else:
     Id = Annotated[str, Meta(max_length=MAX_NAME_CHARACTERS, extra={"is_id": True})]
     RankNumber = Annotated[int, Meta(ge=-1, le=2**32 - 1)]
     GenerationNumber = Annotated[int, Meta(ge=-1, le=2**32 - 1)]
-    StepNumber = Annotated[int, Meta(ge=-1, le=2**53)]
+    StepNumber = Annotated[int, Meta(ge=-1, le=MAX_STEP)]
+    PageStep = Annotated[int, Meta(ge=-1, le=MAX_RANK_STEP)]
 """Types below the identifiers in `everstep.protocol.ids`. The header of a slot has 32 bits per rank and generation."""
 
 VISIBLE: Final = r"\A[!-~]*\Z"

@@ -67,6 +67,7 @@ from everstep.protocol.codec import Message, resolve
 from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.limits import (
+    MAX_RANK_STEP,
     Count,
     GenerationNumber,
     Items,
@@ -74,9 +75,9 @@ from everstep.protocol.limits import (
     MetricValue,
     Microseconds,
     Name,
+    PageStep,
     Seconds,
     SlotNumber,
-    StepNumber,
     Text,
     UnixSeconds,
 )
@@ -108,11 +109,8 @@ ECHO_NO = 2
 """Value of `RankHalf.echo`: the rank cannot stop at the announced step, because it has passed the step or may have."""
 ECHO_UNABLE = 3
 """Value of `RankHalf.rehearsal_echo`: the rank cannot rehearse. A message `Rehearsed` has the reason."""
-MAX_TARGET = 2**53
-"""Upper limit of a script's declared number of steps.
-
-Many JSON readers cannot represent larger integers exactly.
-"""
+MAX_TARGET = MAX_RANK_STEP
+"""Upper limit of a script's declared number of steps."""
 MAX_LIMIT_SECONDS = 86_400
 """Upper limit of the time that a script may allow for a phase: one day.
 
@@ -215,11 +213,11 @@ class RankHalf(msgspec.Struct, frozen=True, array_like=True):
     """The half of the shared-memory page that the rank writes and its agent reads."""
 
     generation: GenerationNumber
-    boundary: StepNumber = NONE
+    boundary: PageStep = NONE
     phase: Phase = Phase.START
-    copying: StepNumber = NONE
+    copying: PageStep = NONE
     standing: RankStanding = RankStanding.MOVING
-    echo_step: StepNumber = NONE
+    echo_step: PageStep = NONE
     echo: Count = 0
     target: Count = 0
     """The script's total number of steps; 0 if the script has declared none."""
@@ -230,7 +228,7 @@ class RankHalf(msgspec.Struct, frozen=True, array_like=True):
 
     The page outlives the agent, so a restarted agent reports the same time.
     """
-    rehearsal_step: StepNumber = NONE
+    rehearsal_step: PageStep = NONE
     """Step of the announced rehearsal that the rank has answered last."""
     rehearsal_echo: Count = 0
     """The answer: 0 none, `ECHO_YES`, `ECHO_NO` or `ECHO_UNABLE`."""
@@ -627,6 +625,16 @@ PERMANENT_RANK_FAULTS = frozenset({"cannot_resume", "cannot_relayout"})
 
 The control plane ends the job instead of restarting its ranks.
 """
+RANK_FAULTS = PERMANENT_RANK_FAULTS | {
+    "training_error",
+    "restore_mismatch",
+    "agent_unreachable",
+    "stale_generation",
+    "session_misuse",
+    "unsupported_version",
+    "unsupported_option",
+}
+"""Codes that an agent passes on from a rank. All other codes are an agent's own word about its node."""
 
 
 class RankFault(Message, frozen=True):

@@ -22,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from everstep.protocol.ids import FIRST_STEP, NodeId, Rank, Step
+from everstep.protocol.limits import MAX_RANK_STEP
 from everstep.protocol.rank_messages import ECHO_NO, ECHO_YES, RankHalf, RankStanding, StopState, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.lead import Lead
@@ -449,8 +450,11 @@ class Coordinator:
 
     @property
     def highest_boundary(self) -> Step:
-        """The highest step that any rank has reported as finished; before any report, the step that was restored."""
-        return max((each.boundary for each in self.ranks), default=self.base)
+        """The highest step that any rank has reported as finished; before any report, the step that was restored.
+
+        At most `MAX_RANK_STEP`, whatever a peer reports.
+        """
+        return Step(min(max((each.boundary for each in self.ranks), default=self.base), MAX_RANK_STEP))
 
     @property
     def held(self) -> tuple[Rank, ...]:
@@ -690,6 +694,8 @@ class Coordinator:
             # Prefer a multiple of the checkpoint interval, so that the proposed step can become a checkpoint. It may
             # delay the proposal by at most the distance of the last two commits (`cadence`).
             step = multiple if multiple - step <= self.cadence else step
+        if step > MAX_RANK_STEP:
+            return self
         return replace(self, proposed=Step(step), newest=Step(step))
 
     @property

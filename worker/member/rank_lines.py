@@ -21,6 +21,7 @@ from everstep.protocol.ids import Generation, Rank, RunId
 from everstep.protocol.plan import GenerationPlan
 from everstep.protocol.rank_messages import (
     PERMANENT_RANK_FAULTS,
+    RANK_FAULTS,
     Abandoned,
     Boundary,
     Captured,
@@ -266,8 +267,9 @@ class RankLines:
                     self.rehearsed[rank] = message
                     self.on_change()
             case RankFault():
-                is_permanent = message.code in PERMANENT_RANK_FAULTS
-                self.faults.report(message.code, f"rank {rank}: {message.message}", is_permanent=is_permanent)
+                code = message.code if message.code in RANK_FAULTS else "training_error"
+                is_permanent = code in PERMANENT_RANK_FAULTS
+                self.faults.report(code, f"rank {rank}: {message.message}", is_permanent=is_permanent)
             case _:
                 log.warning("rank %d sent an unexpected %s message", rank, type(message).__name__)
 

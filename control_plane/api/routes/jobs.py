@@ -61,7 +61,7 @@ from control_plane.db.quotas import QuotaRecord
 from control_plane.db.tokens import Role
 from control_plane.loop import standing
 from control_plane.loop.memos import capacity_wait_of
-from control_plane.loop.records import job_record
+from control_plane.loop.records import shown_record
 from control_plane.loop.surroundings import schedule_of
 
 router = Router(prefix="/v1/training-jobs", tags=["TrainingJobs"])
@@ -270,7 +270,7 @@ def list_time_spans(
     with services.database.read() as session:
         job = find_job(session, training_job_name, caller)
         found = ledger_hours.spans_of(session, job.run_id, after=after, limit=max_results + 1)
-    found += [each for each in accounting.open_spans(job_record(job)) if each[0].start > after]
+    found += [each for each in accounting.open_spans(shown_record(job)) if each[0].start > after]
     shown, more = page_of(found, max_results, lambda each: (each[0].start,))
     return jobs_schemas.ListTimeSpansResponse(
         time_spans=[views.time_span(span, end, job) for span, end in shown], next_token=more

@@ -4,10 +4,12 @@ events.
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.limits import MAX_RANK_STEP, MAX_STEP
 from everstep.protocol.rank_messages import RankStanding, Vote
 from everstep.protocol.rounds import RankRound
 from worker.core.rounds import NONE, Coordinator, Shard
@@ -145,3 +147,18 @@ def test_a_shard_acknowledges_only_what_is_held(base: int, news: list[tuple[str,
             assert shard.vote is Vote.NONE or shard.proposed != before.proposed or before.vote is Vote.NONE
             assert (peer, shard.foundation) in shard.held
             assert peer in heard, "it has said nothing since it was dropped"
+
+
+@pytest.mark.parametrize(("boundary", "is_proposed"), [(MAX_RANK_STEP - 100, True), (MAX_STEP, False)])
+def test_no_step_is_proposed_or_agreed_that_a_message_cannot_carry(boundary: int, is_proposed: bool) -> None:
+    core = Coordinator(world_size=3, base=Step(0), every_steps=3, slot_count=2, max_uploads=1).begin()
+    for _ in range(3):  # commit the proposed steps
+        committed, proposed = core.committed, core.proposed
+        for rank in range(3):
+            core = core.report(
+                RankRound(
+                    rank=Rank(rank), boundary=Step(boundary), committed=committed, proposed=proposed, vote=Vote.ACKED
+                )
+            )
+    assert (core.proposed > boundary) == is_proposed
+    assert core.request_stop().stop <= MAX_STEP

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from everstep.protocol.rank_messages import (
     ECHO_NO,
@@ -33,7 +34,7 @@ from everstep.protocol.rank_messages import (
 )
 
 STEPS = st.integers(-2, 2**62)
-RANK_STEPS = st.integers(-1, 2**53)
+RANK_STEPS = st.integers(-1, MAX_TARGET)
 AGENT_BYTES = struct.calcsize("<QqqqqQqQQQQqQQ")
 EARLIER_AGENT = struct.Struct("<QqqqqQqQQQQ")
 """The agent's half without the sequence number, as releases without rehearsals write it."""
@@ -89,6 +90,13 @@ def test_a_page_of_a_rank_that_knows_no_target_has_none_and_nor_has_one_that_no_
     assert read_rank_half(shared) == RankHalf(1, 8)
     write_rank_half(shared, RankHalf(1, 8, target=MAX_TARGET + 1))
     assert read_rank_half(shared) == RankHalf(1, 8)
+
+
+@pytest.mark.parametrize("field", ["boundary", "copying", "echo_step", "rehearsal_step"])
+def test_a_step_that_no_training_reaches_makes_the_page_unreadable(field: str) -> None:
+    shared = page()
+    write_rank_half(shared, structs.replace(RankHalf(1, 8), **{field: MAX_TARGET + 1}))
+    assert read_rank_half(shared) is None
 
 
 def test_a_limit_that_no_script_may_tell_is_none() -> None:

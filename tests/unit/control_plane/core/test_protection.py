@@ -14,6 +14,7 @@ from control_plane.core.states import JobState
 from control_plane.core.timeouts import ladder
 from everstep.protocol.agent_messages import MemberPhase, MemberReport, RunningUpload, ShardProtection
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.limits import MAX_STEP
 from everstep.protocol.rank_messages import UnkeptCause
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
@@ -135,6 +136,7 @@ def test_a_commit_is_overdue_only_after_its_limit(changes: dict[str, Any], secon
             AwaitedCommit(generation=GENERATION, kept=Step(4), step=Step(6), passed_at=NOW),
             id="the base is kept",
         ),
+        pytest.param({"proposed": Step(5), "boundary": Step(MAX_STEP)}, None, id="no step can follow the largest"),
     ],
 )
 def test_a_job_awaits_the_first_step_that_it_does_not_keep(

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
+from sqlalchemy import update
 
 from control_plane.core.observed.facts import Recorded, ShardLoss, ShardsLost
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
-from control_plane.core.observed.jobs import AgentSilence, Exclusion
+from control_plane.core.observed.jobs import AgentSilence, AwaitedCommit, Exclusion
 from control_plane.core.observed.nodes import Cause
 from control_plane.core.observed.reasons import JobFact, JobNote
 from control_plane.core.observed.steps import FailedRead, RefusedSource
-from control_plane.core.states import IncidentState
+from control_plane.core.states import IncidentState, JobState
 from control_plane.db import jobs
+from control_plane.db.models import JobRow
 from control_plane.loop import records
 from everstep.protocol.agent_messages import ExitClass
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.limits import MAX_STEP
 from everstep.protocol.plan import InputChannel, ObjectReference
 from tests.unit.control_plane.loop.world import World
 
@@ -124,3 +128,30 @@ def test_prefixes_end_with_a_slash() -> None:
     assert records.prefix_of("s3://bucket/a/b") == ObjectReference(bucket="bucket", key="a/b/")
     assert records.prefix_of("s3://bucket/a/b/") == ObjectReference(bucket="bucket", key="a/b/")
     assert records.prefix_of("s3://bucket") == ObjectReference(bucket="bucket", key="")
+
+
+async def test_a_record_that_no_server_could_read_is_not_stored(world: World) -> None:
+    world.submit()
+    await world.running()
+    record = records.job_record(world.job())
+    awaited = AwaitedCommit(generation=Generation(1), kept=Step(0), step=Step(MAX_STEP + 1))
+    with pytest.raises(msgspec.ValidationError):
+        records.job_update(replace(record, awaited=awaited), None)
+
+
+async def test_a_row_that_cannot_be_read_stops_no_other_job(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.submit()
+    await world.running()
+    before = world.job()
+    memo = {**before.memo, "awaited": {"generation": 1, "kept": 0, "step": MAX_STEP + 1}, "unwatched": [None]}
+    with world.database.write() as session:
+        session.execute(update(JobRow).values(memo=memo))
+    broken = world.job()
+    with pytest.raises(msgspec.ValidationError):
+        records.job_record(broken)
+    expected = records.job_record(before)
+    assert records.shown_record(broken) == replace(expected, awaited=None)
+    assert records.fleet_job(broken) == records.fleet_job(before)
+    assert "its record cannot be read" in caplog.text
+    world.submit("other", nodes=2)
+    await world.until(lambda: world.job("other").state == JobState.RUNNING)
