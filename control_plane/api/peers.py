@@ -36,6 +36,7 @@ from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry, AgentView
 from control_plane.replica import url_of
 from everstep.protocol.agent_messages import MemberReport
+from everstep.protocol.errors import UNDECODABLE
 from everstep.protocol.ids import FleetName, NodeId
 
 log = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ class Peers:
         try:
             answer = self._client.get(f"{url}{PATH}", headers={"authorization": f"Bearer {self.key}"})
             return decoded(answer.raise_for_status().content)
-        except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        except (httpx.HTTPError, *UNDECODABLE) as error:
             log.warning("the server at %s does not report its agents: %s", url, str(error) or type(error).__name__)
             return NOTHING
 

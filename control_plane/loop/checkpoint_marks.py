@@ -27,6 +27,7 @@ from control_plane.cloud.errors import NotFound
 from control_plane.cloud.objects import ServiceStore, delete_all
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS, TrashCause, TrashMark
 from control_plane.db.checkpoints import SavedCheckpoint
+from everstep.protocol.errors import UNDECODABLE
 from everstep.protocol.ids import Generation
 from everstep.protocol.plan import ObjectReference
 
@@ -122,7 +123,7 @@ def pin_of(body: bytes, seen_at: datetime) -> datetime:
     """Return the time in a mark of a pin, or `seen_at` if the content cannot be decoded. The mark counts anyway."""
     try:
         return _PIN.decode(body).pinned_at.astimezone(UTC)
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, OverflowError, *UNDECODABLE):
         return seen_at
 
 
@@ -130,7 +131,7 @@ def trash_of(body: bytes, seen_at: datetime) -> TrashMark:
     """Return the content of a mark of the trash. Content that cannot be decoded counts as the work of retention."""
     try:
         return _TRASH.decode(body)
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, OverflowError, *UNDECODABLE):
         purge_at = seen_at + timedelta(hours=DEFAULT_TRASH_HOURS)
         return TrashMark(trashed_at=seen_at, purge_at=purge_at, trash_cause=TrashCause.RETENTION)
 

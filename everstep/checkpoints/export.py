@@ -37,6 +37,7 @@ from everstep.checkpoints.errors import CheckpointError, IncompleteTensor
 from everstep.checkpoints.logical import LogicalTensor
 from everstep.checkpoints.stores import store_of
 from everstep.protocol.dtypes import ITEM_BYTES
+from everstep.protocol.errors import UNDECODABLE
 from everstep.protocol.safetensors import DTYPE_NAMES
 
 FILE_BYTES: Final = 5_000_000_000
@@ -189,7 +190,7 @@ def _fields(config: str | None) -> dict[str, object] | None:
         return None
     try:
         fields = _FIELDS.decode(config)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise CheckpointError(f"the model's configuration is no JSON object: {error}") from error
     return {key: value for key, value in fields.items() if key != "torch_dtype"}
 

@@ -28,7 +28,7 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
-from everstep.protocol.errors import MalformedMessage, OversizedMessage, UnknownVersion
+from everstep.protocol.errors import UNDECODABLE, MalformedMessage, OversizedMessage, UnknownVersion
 
 PROTOCOL_VERSION = 1
 """The major version. Processes with different protocol versions refuse each other's messages."""
@@ -140,12 +140,7 @@ def decode(data: bytes | bytearray | memoryview, kind: type[T]) -> T:
     decoder = _decoders.get(kind) or resolve(kind)
     try:
         return decoder.decode(memoryview(data)[_VERSION.size :])  # type: ignore[return-value]
-    except (
-        msgspec.ValidationError,
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-    ) as error:
-        # Also catch UnicodeDecodeError, which msgspec raises for a key that is not UTF-8.
+    except UNDECODABLE as error:
         raise MalformedMessage(str(error)) from error
 
 

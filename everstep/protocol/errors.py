@@ -13,6 +13,13 @@ continues to run.
 
 from __future__ import annotations
 
+from typing import Final
+
+import msgspec
+
+UNDECODABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors that msgspec raises for bytes of another process, also for a text that is not UTF-8 and for deep nesting."""
+
 
 class ProtocolError(Exception):
     """Base of the errors about rejected input from another process."""

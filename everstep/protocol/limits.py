@@ -82,6 +82,8 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
 Microseconds: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
 UnixSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=2.0**33)]
 """A Unix time up to the year 2242, which `datetime` and the database can hold."""
+UnixMilliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=2**43)]
+"""A Unix time up to the year 2248, which `datetime` can hold."""
 Percent: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 MetricValue: TypeAlias = Annotated[float, Meta(extra={"is_any": True})]
 """Any number, including NaN and infinities, because scripts log them."""

@@ -31,8 +31,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from everstep.protocol.errors import UNDECODABLE, MalformedMessage
 from everstep.protocol.ids import NodeId, Rank
-from everstep.protocol.limits import Count, LongText
+from everstep.protocol.limits import Count, LongText, UnixMilliseconds
 
 FLUSH_SECONDS: Final = 1.0
 """Upper limit of the rank output lost with a node, in seconds, while the object store is reachable.
@@ -55,7 +56,7 @@ class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One printed line, or a piece of a long line."""
 
-    at_ms: Count = msgspec.field(name="t")
+    at_ms: UnixMilliseconds = msgspec.field(name="t")
     """Unix time in milliseconds at which the agent read the line."""
     rank: Rank = msgspec.field(name="r")
     stream: Literal["stdout", "stderr", "end"] = msgspec.field(name="s")
@@ -150,9 +151,12 @@ def decode_lines(data: bytes) -> list[LogLine]:
         The lines, in order.
 
     Raises:
-        msgspec.MsgspecError: a row is not a valid line.
+        MalformedMessage: a row is not a valid line.
     """
-    return [_lines.decode(row) for row in data.splitlines()]
+    try:
+        return [_lines.decode(row) for row in data.splitlines()]
+    except UNDECODABLE as error:
+        raise MalformedMessage(f"a row of a log chunk is malformed: {error}") from error
 
 
 def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
@@ -175,7 +179,7 @@ def decode_chunk(data: bytes) -> tuple[ChunkHead | None, list[LogLine], int]:
                 head = _heads.decode(row)
             else:
                 lines.append(_lines.decode(row))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNDECODABLE:
             break
         good += len(row)
     return head, lines, good

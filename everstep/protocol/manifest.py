@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from everstep.protocol.errors import MalformedMessage, UnknownVersion
+from everstep.protocol.errors import UNDECODABLE, MalformedMessage, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.limits import Count, HexDigest, Path
 
@@ -209,12 +209,7 @@ def decode_manifest(data: bytes) -> CheckpointManifest:
     """
     try:
         stored = _MANIFEST.decode(data)
-    except (
-        msgspec.ValidationError,
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-    ) as error:
-        # Also catch UnicodeDecodeError, which msgspec raises for a key that is not UTF-8.
+    except UNDECODABLE as error:
         raise MalformedMessage(f"not a checkpoint manifest: {error}") from error
     manifest = CheckpointManifest(**{name: getattr(stored, name) for name in CheckpointManifest.__struct_fields__})
     if not 1 <= manifest.version <= MANIFEST_VERSION:

@@ -21,7 +21,7 @@ from collections.abc import Iterable
 import msgspec
 
 from everstep.protocol.codec import Message
-from everstep.protocol.errors import MalformedMessage
+from everstep.protocol.errors import UNDECODABLE, MalformedMessage
 from everstep.protocol.fixed_length import Digest
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.limits import Count
@@ -127,7 +127,7 @@ def unpack_contributions(index: bytes | memoryview) -> tuple[Contribution, ...]:
     """
     try:
         return _decoder.decode(index)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise MalformedMessage(f"the index of a share is malformed: {error}") from error
 
 

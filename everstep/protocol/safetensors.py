@@ -32,7 +32,7 @@ from typing import Annotated
 
 import msgspec
 
-from everstep.protocol.errors import CorruptObject, OversizedMessage, ProtocolError
+from everstep.protocol.errors import UNDECODABLE, CorruptObject, OversizedMessage, ProtocolError
 from everstep.protocol.limits import Count, HexDigest, Items
 from everstep.protocol.manifest import frozen_key, replicated_key
 from everstep.protocol.slot import (
@@ -328,7 +328,7 @@ def plan_restore(header: bytes, object_bytes: int) -> Restore:
         chunk_digests = base64.b64decode(metadata.chunk_digests, validate=True)
         entries = tensors_in_order(unpack_index(packed, index_offset))
         tensors = sorted(_HEADER_TENSOR.decode(raw).data_offsets for raw in described.values())
-    except (KeyError, ValueError, binascii.Error, msgspec.DecodeError, ProtocolError) as error:
+    except (KeyError, ValueError, binascii.Error, ProtocolError, *UNDECODABLE) as error:
         raise CorruptObject(f"the object's header is not a checkpoint header: {error}") from error
     spans = tuple(
         _shared_spans(group, entries, is_frozen=is_frozen)

@@ -46,7 +46,7 @@ import msgspec
 import xxhash
 
 from everstep.protocol.dtypes import ITEM_BYTES
-from everstep.protocol.errors import CorruptSlot, UnknownVersion
+from everstep.protocol.errors import UNDECODABLE, CorruptSlot, UnknownVersion
 from everstep.protocol.ids import Generation, JobName, Rank, RunId, Step
 from everstep.protocol.parts import MAX_DIMENSIONS, TensorPart, are_disjoint, whole
 
@@ -402,12 +402,7 @@ def unpack_index(data: bytes | memoryview, tensor_bytes: int) -> SlotIndex:
         raise CorruptSlot(f"a slot index has {len(data)} bytes")
     try:
         index = _index_decoder.decode(data)
-    except (
-        msgspec.ValidationError,
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-    ) as error:
-        # Also catch UnicodeDecodeError, which msgspec raises for a key that is not UTF-8.
+    except UNDECODABLE as error:
         raise CorruptSlot(f"the slot index cannot be decoded: {error}") from error
     if index.version != 1:
         raise UnknownVersion(f"a slot index has the unsupported version {index.version}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from everstep.protocol.errors import UNDECODABLE
+
 
 class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     """All values of one rank's snapshot that are not tensors."""
@@ -37,5 +39,5 @@ def pretrained_of(values: bytes) -> dict[str, str]:
     """Return the field `pretrained` of encoded `SlotValues`. Empty if the values do not decode."""
     try:
         return _decoder.decode(values).pretrained
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         return {}

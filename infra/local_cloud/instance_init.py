@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -35,7 +35,15 @@ def memory_directory(instance_id: str) -> Path:
 
 def remove_memory(instance_id: str) -> None:
     """Remove an instance's folder for sockets. The memory of its slots has ended with its processes."""
-    shutil.rmtree(memory_directory(instance_id), ignore_errors=True)
+    remove_tree(memory_directory(instance_id))
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder that an instance's programs have filled, as far as possible.
+
+    `rm` has no limit of depth. `shutil.rmtree` recurses, and ends with an exception in a deeply nested folder.
+    """
+    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def remove_cgroups(instance_id: str) -> None:

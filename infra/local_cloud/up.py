@@ -16,7 +16,6 @@ import fcntl
 import os
 import random
 import secrets
-import shutil
 import signal
 import threading
 import time
@@ -53,7 +52,7 @@ from infra.local_cloud.fault_kinds import (
 )
 from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.guardian import Guardian
-from infra.local_cloud.instance_init import remove_memory
+from infra.local_cloud.instance_init import remove_memory, remove_tree
 from infra.local_cloud.parts import Parts, tail, write_private
 from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
 
@@ -640,7 +639,7 @@ class LocalCluster:
         self._describe(description)
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
             # Remove files about instances of an earlier local AWS, because a new local AWS has other instances.
-            shutil.rmtree(stale, ignore_errors=True)
+            remove_tree(stale)
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
             ready = self._start_aws(options)

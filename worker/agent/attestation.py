@@ -123,7 +123,7 @@ def _post(url: str, path: str, body: dict[str, Any], tls: ssl.SSLContext | None)
         line.request("POST", path, body=json.dumps(body), headers={"content-type": "application/json"})
         answer = line.getresponse()
         reply = json.loads(answer.read(MAX_ANSWER_BYTES))
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         raise AttestationFailed(f"the control plane at {url} did not answer: {error}") from error
     finally:
         line.close()

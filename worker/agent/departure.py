@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
 from everstep.protocol.agent_messages import Release
 from everstep.protocol.ids import RunId
@@ -23,6 +23,7 @@ from worker.agent.promise import CurrentPromise
 from worker.agent.settings import AgentSettings
 from worker.core.generation import Membership
 from worker.logs.outputs import RankOutputs
+from worker.node.file_trees import remove_tree
 from worker.node.rank_user import clear, end_processes
 from worker.provisioning.source import SourceArchives
 from worker.provisioning.supplies import Supplies
@@ -153,17 +154,32 @@ class Departure:
         self.lifecycle.forget()
 
     def _forget_files(self, run: RunId) -> None:
+        for forget in (
+            partial(self._end_processes, run),
+            partial(self.supervisor.forget, run),
+            partial(self.rank_outputs.forget, run),
+            partial(self.archives.keep, ()),
+            partial(self._remove_folders, run),
+            self._clear_common_folders,
+        ):
+            try:
+                forget()
+            except Exception:  # A job chooses the content of its files, which must not stop the agent.
+                log.exception("some files of run %s may remain on this node", run)
+
+    def _end_processes(self, run: RunId) -> None:
         if left := end_processes(self.settings.rank_user, seconds=self.supervisor.gone_seconds):
             log.error(
                 "processes of run %s cannot be ended, and no job starts on this node until they end: %s", run, left
             )
-        self.supervisor.forget(run)
-        self.rank_outputs.forget(run)
-        self.archives.keep(())
+
+    def _remove_folders(self, run: RunId) -> None:
         # The pattern also matches incomplete source trees of a killed agent.
         trees = (self.settings.state / "sources").glob(f"{run}*")
         for folder in (*trees, home_of(self.settings.state, run)):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, ignore_errors=True)
+
+    def _clear_common_folders(self) -> None:
         if self.settings.rank_user is not None:
             clear(self.settings.rank_user)
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from everstep.protocol.errors import MalformedMessage
 from everstep.protocol.ids import NodeId
 from everstep.protocol.log_chunks import ChunkHead, TailName, decode_chunk, decode_lines, encode_head, encode_lines
@@ -88,7 +86,7 @@ class HeldLines:
             raise MalformedMessage(f"{peer} sent lines, but this node holds none of its shards")
         try:
             decode_lines(message.lines)
-        except msgspec.MsgspecError as error:
+        except MalformedMessage as error:
             raise MalformedMessage(f"the lines of {peer} cannot be decoded: {error}") from error
         async with held.lock:
             before = held.tail

@@ -13,7 +13,6 @@ import errno
 import logging
 import math
 import os
-import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -26,8 +25,10 @@ import msgspec
 
 from everstep.protocol.agent_messages import OutputCause, OutputFailure
 from everstep.protocol.ids import RunId
+from everstep.protocol.limits import MAX_PATH_CHARACTERS, cut
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.errors import StorageError
+from worker.node.file_trees import remove_tree
 from worker.node.rank_user import RankUser, user_of
 from worker.ranks.files import RankFiles, logs_of, outputs_of
 
@@ -42,18 +43,12 @@ SLOW_BYTES_PER_SECOND = 8 * 1024 * 1024
 MAX_ATTEMPTS = 3
 OUTPUT_RETRY_SECONDS = 1.0
 OUTPUT_POLL_SECONDS = 1.0
+MAX_FOLDER_DEPTH = 100
+"""Limit of folders within folders in a rank's output. Deeper files are reported, and not uploaded."""
 MAX_UNSTORED = 20
 """Maximum number of unstored outputs in a node's report. The agent's log contains all."""
 Unstored = tuple[OutputFailure, str]
 """An output that is not in S3, and a sentence about it for people."""
-
-
-_WORDS = {
-    OutputCause.OUTSIDE: "it is a link that leads out of the output folder",
-    OutputCause.NOT_A_FILE: "it is not a file",
-    OutputCause.NAME: "its name is not UTF-8",
-    OutputCause.UNREADABLE: "the agent cannot read it",
-}
 
 
 class FileStore(Protocol):
@@ -119,16 +114,16 @@ class RankOutputs:
         for rank in here.ranks:
             folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
             files, refused = await asyncio.to_thread(_collect, folder)
-            for relative, cause in refused:
-                words = f"output {_shown(relative)} is not in S3: {_WORDS[cause]}"
-                missing.append((failure(rank, _shown(relative), cause), words))
+            for relative, cause, why in refused:
+                shown = _shown(relative)
+                missing.append((failure(rank, shown, cause), f"output {shown} is not in S3: {why}"))
             for relative, path in files:
                 key = f"{plan.script.output.key}gen={plan.generation}/rank={rank}/{relative}"
                 reference = ObjectReference(bucket=plan.script.output.bucket, key=key)
                 if (found := await self._send(folder, path, reference, uid)) is not None:
                     cause, error = found
                     words = f"{reference.key} is not in S3: {error}"
-                    missing.append((failure(rank, relative, cause), words))
+                    missing.append((failure(rank, _shown(relative), cause), words))
         for _, words in missing:
             log.warning("%s", words)
         if (more := len(missing) - MAX_UNSTORED) > 0:
@@ -156,14 +151,14 @@ class RankOutputs:
         Called in any thread, when no upload of the run is in progress.
         """
         for folder in (logs_of(self._state, run), outputs_of(self._state, run)):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, ignore_errors=True)
 
     def forget_streams(self, plan: GenerationPlan) -> None:
         """Delete the files with the ranks' stdout and stderr of a generation from this node.
 
         The agent calls this in any thread, after it has uploaded all lines of the generation.
         """
-        shutil.rmtree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
+        remove_tree(logs_of(self._state, plan.run) / f"gen={plan.generation}", ignore_errors=True)
 
     async def _send(
         self, folder: Path, path: Path, reference: ObjectReference, uid: int
@@ -204,34 +199,63 @@ def still_seconds(size: int) -> float:
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
-def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, OutputCause]]]:
+def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, OutputCause, str]]]:
     """Return the files below a folder with their relative paths, and the entries that cannot be uploaded.
 
-    A link to a file within the folder counts as this file.
+    A link to a file within the folder counts as this file. The last item of a refused entry states the reason.
     """
     root = folder.resolve()
     files: list[tuple[str, Path]] = []
-    refused: list[tuple[str, OutputCause]] = []
-
-    def unreadable(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # A rank without outputs has no folder.
-            refused.append((os.path.relpath(error.filename, root), OutputCause.UNREADABLE))
-
-    for parent, folders, names in os.walk(root, onerror=unreadable, followlinks=False):
-        folders.sort()
-        for name in sorted([*names, *(name for name in folders if os.path.islink(os.path.join(parent, name)))]):
-            path = Path(parent) / name
+    refused: list[tuple[str, OutputCause, str]] = []
+    pending = [(root, 0)]
+    while pending:
+        parent, depth = pending.pop()
+        try:
+            with os.scandir(parent) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except FileNotFoundError:  # A rank without outputs has no folder.
+            continue
+        except OSError:
+            refused.append((os.path.relpath(parent, root), OutputCause.UNREADABLE, "the agent cannot read it"))
+            continue
+        for entry in entries:
+            path = parent / entry.name
             relative = path.relative_to(root).as_posix()
-            target = Path(os.path.realpath(path))  # Unlike `Path.resolve`, it accepts a loop of links.
-            if not target.is_relative_to(root):
-                refused.append((relative, OutputCause.OUTSIDE))
-            elif not os.path.isfile(target):
-                refused.append((relative, OutputCause.NOT_A_FILE))
-            elif not _is_text(relative):
-                refused.append((relative, OutputCause.NAME))
+            if not entry.is_dir(follow_symlinks=False):
+                if isinstance(found_file := _file_at(path, root), Path):
+                    files.append((relative, found_file))
+                else:
+                    refused.append((relative, *found_file))
+            elif depth < MAX_FOLDER_DEPTH:
+                pending.append((path, depth + 1))
             else:
-                files.append((relative, target))
+                why = f"it is a folder below more than {MAX_FOLDER_DEPTH} folders"
+                refused.append((relative, OutputCause.UNREADABLE, why))
     return files, refused
+
+
+def _file_at(path: Path, root: Path) -> Path | tuple[OutputCause, str]:
+    """Return the file at a path without links, or why it cannot be uploaded.
+
+    The kernel follows the links, because `os.path.realpath` recurses for each link of a chain.
+    """
+    try:
+        file = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            target, mode = Path(os.readlink(f"/proc/self/fd/{file}")), os.fstat(file).st_mode
+        finally:
+            os.close(file)
+    except PermissionError:
+        return OutputCause.UNREADABLE, "the agent cannot read it"
+    except OSError:
+        return OutputCause.NOT_A_FILE, "it is not a file"
+    if not target.is_relative_to(root):
+        return OutputCause.OUTSIDE, "it is a link that leads out of the output folder"
+    if not stat.S_ISREG(mode):
+        return OutputCause.NOT_A_FILE, "it is not a file"
+    if not _is_text(os.path.relpath(path, root)):
+        return OutputCause.NAME, "its name is not UTF-8"
+    return target
 
 
 def _open_output(root: Path, path: Path, uid: int) -> int:
@@ -261,8 +285,8 @@ def _open_output(root: Path, path: Path, uid: int) -> int:
 
 
 def _shown(name: str) -> str:
-    """Return the name of an output file without unprintable characters, for a message."""
-    return name if _is_text(name) else ascii(name)
+    """Return the name of an output file without unprintable characters and within a message's limit."""
+    return cut(name if _is_text(name) else ascii(name), MAX_PATH_CHARACTERS)
 
 
 def _is_text(name: str) -> bool:

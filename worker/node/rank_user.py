@@ -26,7 +26,6 @@ import os
 import pwd
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import threading
@@ -41,6 +40,7 @@ import msgspec
 from everstep.protocol.ids import RunId
 from worker.core.task_limit import MAX_TASKS
 from worker.errors import UserRefused
+from worker.node.file_trees import folders_of, remove_tree
 
 NAME: Final = "everstep-ranks"
 NUMBER: Final = 61_100
@@ -311,11 +311,10 @@ def share(path: Path, user: RankUser | None) -> None:
 
 def give(folder: Path, user: RankUser) -> None:
     """Make `user` the owner of a file tree that root has created and no other process can have changed."""
-    for _, _, files, at in os.fwalk(folder):
+    for at, _, files in folders_of(folder):
         os.chown(at, user.uid, user.gid)
         for name in files:
             os.chown(name, user.uid, user.gid, dir_fd=at, follow_symlinks=False)
-    # Links to folders keep their owner, because fwalk lists them as folders. The owner of a link has no effect.
 
 
 def take(folder: Path) -> None:
@@ -324,7 +323,7 @@ def take(folder: Path) -> None:
     All users can read the tree, and only root can write to it. The content is not trusted: no link is followed, and
     files have only the rights to read and execute afterwards.
     """
-    for _, folders, files, at in os.fwalk(folder):
+    for at, folders, files in folders_of(folder):
         os.fchown(at, 0, 0)
         os.fchmod(at, 0o755)
         for name in [*files, *folders]:
@@ -353,9 +352,10 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
     end_memory(user)
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as found:
-            for entry in [each for each in found if user.covers(each.stat(follow_symlinks=False).st_uid)]:
-                with contextlib.suppress(OSError):
-                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+            for entry in list(found):
+                with contextlib.suppress(FileNotFoundError):
+                    if user.covers(entry.stat(follow_symlinks=False).st_uid):
+                        remove_tree(Path(entry.path), ignore_errors=True)
 
 
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Final
 
 from everstep.protocol.ids import NodeId
 from worker.errors import ShimUnavailable
+from worker.node.file_trees import remove_tree
 from worker.node.rank_user import RankUser, clear
 
 log = logging.getLogger(__name__)
@@ -117,18 +117,5 @@ def _drop(state: Path, whose: str) -> None:
                 f"{state} belongs to {whose}, whose shim still runs: this node needs its own state directory"
             ) from None
         for belonging in [path for pattern in BELONGINGS for path in state.glob(pattern)]:
-            remove(belonging)
+            remove_tree(belonging)
         sync(state)
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with all its content, even if some folders in it are read-only."""
-    if path.is_symlink() or not path.is_dir():
-        path.unlink()
-        return
-    os.chmod(path, 0o700)
-    for parent, folders, _ in os.walk(path):  # os.walk enters a folder after the loop below has changed its mode.
-        for folder in folders:
-            if not (inner := Path(parent, folder)).is_symlink():
-                os.chmod(inner, 0o700)
-    shutil.rmtree(path)

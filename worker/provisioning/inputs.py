@@ -19,12 +19,10 @@ generations send no request to S3.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import logging
 import os
-import shutil
 import stat
 import threading
 import time
@@ -39,6 +37,7 @@ from everstep.protocol.ids import RunId
 from everstep.protocol.plan import InputChannel, ObjectReference
 from worker.core.inputs import HeldFile, Misplaced, check_places, make_room, place_of
 from worker.errors import CorruptCheckpoint, InputRefused, ObjectChanged, ObjectMissing, StorageError
+from worker.node.file_trees import remove_tree
 from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, closed_to, make_way, user_of
 from worker.node.state_directory import sync
@@ -163,7 +162,7 @@ class InputCache:
 
     def forget(self, run: RunId) -> None:
         """Delete a run's folders. Its objects stay cached for later jobs. May be called in any thread."""
-        _remove(self._runs / run)
+        remove_tree(self._runs / run, ignore_errors=True)
 
     def _bring(
         self, store: ObjectStore, run: RunId, listed: Mapping[str, Sequence[_Wanted]], cancelled: threading.Event
@@ -298,8 +297,8 @@ class InputCache:
         folder = self._runs / run / channel
         scratch, index = folder.with_name(f"{channel}.new"), folder.with_name(f"{channel}.json")
         index.unlink(missing_ok=True)
-        _remove(scratch)
-        _remove(folder)
+        remove_tree(scratch, ignore_errors=True)
+        remove_tree(folder, ignore_errors=True)
         scratch.mkdir(parents=True)
         folders = {scratch / parent for each in wanted for parent in each.place.parents}
         for parent in sorted(folders):
@@ -384,11 +383,3 @@ def _is_sound(path: Path, name: str, size: int) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == size and status.st_mtime == _time_of(name)
-
-
-def _remove(folder: Path) -> None:
-    """Delete an input channel's folder, although the folders in it are read-only."""
-    for parent, _, _ in os.walk(folder):
-        with contextlib.suppress(OSError):
-            os.chmod(parent, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)

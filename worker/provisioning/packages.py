@@ -51,6 +51,7 @@ from pathlib import Path
 import msgspec
 
 from worker.errors import RequirementsRefused
+from worker.node.file_trees import folders_of, remove_tree
 from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, end_processes, give, make_way, take
 from worker.provisioning import pip_program
@@ -197,10 +198,10 @@ class PackageLayers:
             await asyncio.to_thread(self._bound, scratch, order)
             await asyncio.to_thread(_seal, scratch, layer, order.user)
         except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
+            remove_tree(scratch, ignore_errors=True)
             raise
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_tree(work, ignore_errors=True)
         packages = _found(layer)
         assert packages is not None, "it was sealed"
         return packages
@@ -243,10 +244,10 @@ class PackageLayers:
 
     def _make_room(self) -> None:
         for leftover in self._folder.glob("*.new"):
-            shutil.rmtree(leftover, ignore_errors=True)
+            remove_tree(leftover, ignore_errors=True)
         layers = self._layers()
         for layer in layers[: max(0, len(layers) - MAX_LAYERS + 1)]:
-            shutil.rmtree(layer, ignore_errors=True)
+            remove_tree(layer, ignore_errors=True)
 
     def _bound(self, scratch: Path, order: InstallationOrder) -> None:
         """Delete the least recently used package folders (layers) until the new layer fits the size limit."""
@@ -264,7 +265,7 @@ class PackageLayers:
         for layer in list(kept):
             if sum(kept.values()) + needed <= limit_bytes:
                 break
-            shutil.rmtree(layer, ignore_errors=True)
+            remove_tree(layer, ignore_errors=True)
             del kept[layer]
 
     def _layers(self) -> list[Path]:
@@ -429,7 +430,7 @@ def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
     with (scratch / "installed.json").open("xb") as file:
         file.write(msgspec.json.encode(_Installed(modules=tuple(sorted(_modules(packages))))))
     os.sync()  # Flush all files of the packages before their folder receives its final name.
-    shutil.rmtree(layer, ignore_errors=True)  # Remove what a killed agent left of an older layer.
+    remove_tree(layer, ignore_errors=True)  # Remove what a killed agent left of an older layer.
     scratch.rename(layer)
 
 
@@ -453,7 +454,7 @@ def _found(layer: Path) -> Packages | None:
 
 def _bytes_of(folder: Path) -> int:
     """Return the disk space in bytes of a folder's content. A file with two links in the folder counts twice."""
-    return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for _, _, files, at in os.fwalk(folder) for name in files)
+    return sum(os.lstat(name, dir_fd=at).st_blocks * 512 for at, _, files in folders_of(folder) for name in files)
 
 
 def _words(output: Path) -> str:

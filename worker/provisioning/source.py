@@ -29,6 +29,7 @@ from pathlib import Path
 from everstep.protocol.plan import ScriptPlan, SourceArchive
 from everstep.protocol.source_members import RefusedMember, clean_path
 from worker.errors import SourceRefused, StoreUnavailable
+from worker.node.file_trees import folders_of, remove_tree
 from worker.node.full_disks import full_disk_of
 from worker.storage.object_store import ObjectStore
 
@@ -176,7 +177,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
         _extract(archive, scratch, cancelled)
         with _placing:
             _check_wanted(cancelled)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder, ignore_errors=True)
             scratch.replace(folder)
     except RefusedMember as error:
         raise SourceRefused(f"the source archive: {error}") from error
@@ -186,7 +187,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
         # `tarfile` raises ValueError, LookupError or ArithmeticError for some invalid headers.
         raise SourceRefused(f"the source archive is damaged: {error}") from error
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        remove_tree(scratch, ignore_errors=True)
     entry = (folder / script.entry_point).resolve()
     if not entry.is_relative_to(folder.resolve()) or not entry.is_file():
         raise SourceRefused(f"EntryPoint {script.entry_point!r} is not a file of the source tree")
@@ -203,8 +204,8 @@ def _extract(archive: Path, scratch: Path, cancelled: threading.Event) -> None:
             if size > MAX_UNPACKED_BYTES:
                 raise SourceRefused(f"the source archive unpacks to more than {MAX_UNPACKED_BYTES:,} bytes")
             _place(tar, member, path)
-    for parent, _, _ in os.walk(scratch):
-        os.chmod(parent, 0o755)
+    for at, _, _ in folders_of(scratch):
+        os.fchmod(at, 0o755)
 
 
 def _check_wanted(cancelled: threading.Event) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.protocol.agent_messages import RankStacks
+from everstep.protocol.errors import UNDECODABLE
 from everstep.protocol.ids import Rank
 from everstep.protocol.limits import cut
 from worker.core.stacks import MAIN_THREAD, Look, StackFrame, ThreadStack, compare, describe
@@ -125,7 +126,7 @@ async def _look(program: str, pid: int) -> str:
         raise Unreadable(_reason(errors.decode(errors="replace")))
     try:
         threads = _threads.decode(output)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise Unreadable(f"the output of py-spy is invalid: {error}") from error
     return describe(
         [

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from infra.local_cloud.environment import process_environment
-from infra.local_cloud.instance_init import memory_directory
+from infra.local_cloud.instance_init import memory_directory, remove_tree
 from infra.local_cloud.instances import InstanceRunner, RunningInstance
 from infra.local_cloud.processes import descendants, identify
 from tests.unit.local_cloud.served import eventually
+from tests.unit.worker.node.test_file_trees import nest
 
 DAEMON = b"#!/bin/sh\n(setsid sh -c 'setsid sleep 1000 & sleep 1000' &)\necho ready\nexec sleep 1000\n"
 
@@ -35,6 +36,12 @@ def runner(tmp_path: Path) -> Iterator[InstanceRunner]:
 
 def console(tmp_path: Path, wanted: RunningInstance) -> str:
     return (tmp_path / wanted.instance_id / "console.log").read_text()
+
+
+def test_deeply_nested_folders_of_an_instance_are_removed(tmp_path: Path) -> None:
+    nest(tmp_path / "nodes")
+    remove_tree(tmp_path / "nodes")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from everstep.protocol.codec import encode
 from everstep.protocol.plan import ObjectReference
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.logs.bench import RUN, Bench
+from tests.unit.worker.node.test_file_trees import nest
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.logs import outputs
 from worker.logs.outputs import MAX_UNSTORED, RankOutputs
@@ -97,6 +98,26 @@ async def test_sockets_long_names_and_a_missing_folder_end_no_upload(
         "'bad\\udcff.txt'": OutputCause.NAME,
     }
     assert len(bench.stored) == 2
+
+
+@pytest.mark.security
+async def test_deep_folders_and_chains_of_links_are_reported_and_do_not_stop_the_upload(bench: Bench) -> None:
+    out = bench.files(0).output_dir
+    nest(out / "deep")
+    for number in range(1_500):
+        (out / f"link-{number}").symlink_to(f"link-{number + 1}")
+    (out / "link-1500").touch()
+    (out / "model").write_text("x")
+    missing = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert missing[0][0].cause is OutputCause.NOT_A_FILE
+    assert bench.stored.keys() >= {"output/gen=3/rank=0/model", "output/gen=3/rank=0/link-1490"}
+    for number in range(1_500):
+        (out / f"link-{number}").unlink()
+    ((output, words),) = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert (output.path, output.cause) == ("/".join(["deep", *["ab"] * 100]), OutputCause.UNREADABLE)
+    assert "below more than 100 folders" in words
+    bench.outputs.forget(RUN)
+    assert not out.exists()
 
 
 async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> None:

@@ -99,7 +99,7 @@ def test_what_ranks_have_left_elsewhere_goes_with_it(image: Path, monkeypatch: p
 def test_killed_while_it_drops_it_goes_on_at_the_next_start(
     image: Path, monkeypatch: pytest.MonkeyPatch, removed_count: int
 ) -> None:
-    remove, removed = state_directory.remove, []
+    remove, removed = state_directory.remove_tree, []
 
     def killed(path: Path) -> None:
         if len(removed) == removed_count:
@@ -108,7 +108,7 @@ def test_killed_while_it_drops_it_goes_on_at_the_next_start(
         remove(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(state_directory, "remove", killed)
+        patch.setattr(state_directory, "remove_tree", killed)
         with pytest.raises(KeyboardInterrupt):
             take(image, MINE)
     assert (image / "node_id").read_text() == THEIRS
