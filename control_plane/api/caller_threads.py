@@ -38,6 +38,9 @@ MOST_WAITING: Final = 64
 STRANGER_SECONDS: Final = 0.02
 """Work for which a request without a valid token pays (`Pace`): a server refuses 50 of them per second."""
 STRANGER_BURST_SECONDS: Final = 4.0
+UPLOAD_BYTES_PER_SECOND: Final = 64 * 1024 * 1024
+"""Rate at which a server reads the archives of all uploads together. It hashes them on its event loop."""
+UPLOAD_BURST_SECONDS: Final = 1.0
 SPOOLED_BODIES: Final = 8
 """Largest number of bodies of the largest size that a server holds on its disk."""
 CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar("caller", default=("", ""))

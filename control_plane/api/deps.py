@@ -19,7 +19,13 @@ from sqlalchemy.orm import Session
 
 from control_plane.api import page_tokens
 from control_plane.api.archive import SourceLimits
-from control_plane.api.caller_threads import STRANGER_BURST_SECONDS, CallerThreads, Pace, SpoolRoom
+from control_plane.api.caller_threads import (
+    STRANGER_BURST_SECONDS,
+    UPLOAD_BURST_SECONDS,
+    CallerThreads,
+    Pace,
+    SpoolRoom,
+)
 from control_plane.api.changes import ResponseSnapshots
 from control_plane.api.held_tokens import HeldTokens
 from control_plane.api.memberships import Memberships
@@ -89,6 +95,8 @@ class Services:
     readiness: Readiness = field(default_factory=Readiness)
     """State of the server's background loops, which GetReadiness returns."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
+    uploads: Pace = field(default_factory=lambda: Pace(UPLOAD_BURST_SECONDS))
+    """Slows the reading of source archives, together."""
     strangers: Pace = field(default_factory=lambda: Pace(STRANGER_BURST_SECONDS))
     """Slows the responses to requests without a valid token, together."""
     """The threads in which API requests block, with a share per caller."""

@@ -24,12 +24,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.api.caller_threads import UPLOAD_BURST_SECONDS, UPLOAD_BYTES_PER_SECOND, Pace
 from control_plane.api.errors import TooLarge, response, unexpected
 from control_plane.api.peers import FORWARDED
 
 log = logging.getLogger(__name__)
 
 STREAMED_PREFIX = "/v1/sources/"
+UNKNOWN_BYTES = 1 << 20
+"""Assumed length of a body whose request does not state its length."""
+LITTLE_BYTES = 1 << 16
+"""Length up to which the server discards the rest of a body without a wait of its client."""
 SILENT_SECONDS: Final = 20.0
 BODY_SECONDS: Final = 60.0
 UPLOAD_SECONDS: Final = 900.0
@@ -42,6 +47,45 @@ _OVER_TLS: Final = {"strict-transport-security": "max-age=31536000"}
 
 class _NotRead(Exception):
     """The client has read no part of its response for `silent_seconds`."""
+
+
+class _Body:
+    """The body of one request, which has to arrive in time.
+
+    Args:
+        receive: receives the request's messages.
+        silent_seconds: longest time without a byte.
+        whole_seconds: longest time of the whole body.
+        announced_bytes: value of Content-Length, or `UNKNOWN_BYTES` for a body without one. 0: no body.
+    """
+
+    def __init__(self, receive: Receive, silent_seconds: float, whole_seconds: float, announced_bytes: int) -> None:
+        self._receive = receive
+        self._silent_seconds = silent_seconds
+        self._whole_seconds = whole_seconds
+        self._clock = asyncio.get_running_loop().time
+        self._end = self._clock() + whole_seconds
+        self._is_whole = False
+        self.unread_bytes = announced_bytes
+
+    async def receive(self) -> Message:
+        """Receive the next message. Raise HTTPException 408 if it does not arrive in time."""
+        if self._is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(min(self._clock() + self._silent_seconds, self._end)):
+                message = await self._receive()
+        except TimeoutError:
+            is_late = self._clock() >= self._end
+            reason = (
+                f"the body was not complete within {self._whole_seconds:g} s"
+                if is_late
+                else f"no byte of the body arrived for {self._silent_seconds:g} s"
+            )
+            raise HTTPException(408, reason) from None
+        self._is_whole = not message.get("more_body", False)
+        self.unread_bytes = 0 if self._is_whole else max(0, self.unread_bytes - len(message.get("body", b"")))
+        return message
 
 
 class Envelope:
@@ -68,6 +112,7 @@ class Envelope:
         self._max_body_bytes = max_body_bytes
         self._silent_seconds = silent_seconds
         self._body_seconds = body_seconds
+        self._discards = Pace(UPLOAD_BURST_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request. The HTTP server calls this method for each request."""
@@ -78,10 +123,18 @@ class Envelope:
         scope.setdefault("state", {})["request_id"] = request_id
         has_begun = False
 
+        is_streamed = scope["method"] == "PUT" and scope["path"].startswith(STREAMED_PREFIX)
+        whole_seconds = UPLOAD_SECONDS if is_streamed else self._body_seconds
+        body = _Body(receive, self._silent_seconds, whole_seconds, _announced(scope))
+        receive = body.receive
+
         async def send_with_id(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
+                if body.unread_bytes > LITTLE_BYTES:
+                    # The HTTP server reads and discards the rest of the body, as fast as the client sends it.
+                    await self._discards.pay(min(body.unread_bytes, UPLOAD_BYTES_PER_SECOND) / UPLOAD_BYTES_PER_SECOND)
                 headers = MutableHeaders(scope=message)
                 headers["x-amzn-requestid"] = request_id
                 for name, value in _security_headers(scope).items():
@@ -92,8 +145,6 @@ class Envelope:
             except TimeoutError:
                 raise _NotRead from None
 
-        is_streamed = scope["method"] == "PUT" and scope["path"].startswith(STREAMED_PREFIX)
-        receive = self._in_time(receive, UPLOAD_SECONDS if is_streamed else self._body_seconds)
         if not is_streamed:
             if _announced(scope) > self._max_body_bytes:
                 await response(TooLarge(self._limit()), request_id)(scope, receive, send_with_id)
@@ -118,31 +169,6 @@ class Envelope:
             if has_begun:
                 raise
             await response(unexpected(failure), request_id)(scope, receive, send_with_id)
-
-    def _in_time(self, receive: Receive, whole_seconds: float) -> Receive:
-        is_whole = False
-        clock = asyncio.get_running_loop().time
-        end = clock() + whole_seconds
-
-        async def receive_in_time() -> Message:
-            nonlocal is_whole
-            if is_whole:
-                return await receive()
-            try:
-                async with asyncio.timeout_at(min(clock() + self._silent_seconds, end)):
-                    message = await receive()
-            except TimeoutError:
-                is_late = clock() >= end
-                reason = (
-                    f"the body was not complete within {whole_seconds:g} s"
-                    if is_late
-                    else f"no byte of the body arrived for {self._silent_seconds:g} s"
-                )
-                raise HTTPException(408, reason) from None
-            is_whole = not message.get("more_body", False)
-            return message
-
-        return receive_in_time
 
     def _bounded(self, receive: Receive) -> Receive:
         received = 0
@@ -177,5 +203,8 @@ def _given_id(scope: Scope) -> str:
 
 
 def _announced(scope: Scope) -> int:
-    length = Headers(scope=scope).get("content-length", "0")
+    headers = Headers(scope=scope)
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers:
+        return UNKNOWN_BYTES
     return int(length) if length.isdigit() else 0

@@ -23,6 +23,7 @@ from fastapi import Request
 from control_plane.api import deps
 from control_plane.api.archive import ArchiveTooLarge, RefusedArchive, inspect_apart
 from control_plane.api.auth import Caller, Reader, User
+from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND
 from control_plane.api.deps import Services, ServicesDep, SourceIdPath
 from control_plane.api.errors import InUse, InvalidRequest, TooLarge, Unavailable
 from control_plane.api.router import Router
@@ -158,6 +159,7 @@ async def put_source(
             if received > limit:
                 raise _too_long(services)
             digest.update(chunk)
+            await services.uploads.pay(len(chunk) / UPLOAD_BYTES_PER_SECOND)
             if received <= IN_MEMORY_BYTES:
                 spool.write(chunk)
                 continue

@@ -6,7 +6,8 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from control_plane.api.envelope import Envelope
+from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND, Pace
+from control_plane.api.envelope import LITTLE_BYTES, UNKNOWN_BYTES, Envelope
 
 
 @pytest.fixture
@@ -80,6 +81,39 @@ async def test_a_client_that_leaves_within_its_body_is_no_fault_of_ours():
     await Envelope(app, max_body_bytes=10, on_failure=failures.append)(scope, receive, send)
     assert not messages
     assert not failures
+
+
+@pytest.mark.parametrize(
+    ("headers", "chunks", "unread"),
+    [
+        ({b"content-length": b"500000"}, [], 500_000),
+        ({b"content-length": b"500000"}, [b"x" * 300_000], 200_000),
+        ({b"content-length": b"%d" % 10**18}, [], UPLOAD_BYTES_PER_SECOND),
+        ({b"content-length": b"%d" % LITTLE_BYTES}, [], 0),
+        ({b"transfer-encoding": b"chunked"}, [], UNKNOWN_BYTES),
+        ({}, [], 0),
+    ],
+)
+async def test_a_client_waits_for_what_the_server_has_to_discard(monkeypatch, headers, chunks, unread):
+    paid, messages = [], [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+
+    async def pay(self, seconds):
+        paid.append(seconds)
+
+    async def app(scope, receive, send):
+        for _ in chunks:
+            await receive()
+        await send({"type": "http.response.start", "status": 429, "headers": []})
+
+    async def receive():
+        return messages.pop(0)
+
+    async def send(message): ...
+
+    monkeypatch.setattr(Pace, "pay", pay)
+    scope = {"type": "http", "method": "PUT", "path": "/v1/sources/a", "headers": list(headers.items())}
+    await Envelope(app, max_body_bytes=10)({**scope, "scheme": "http"}, receive, send)
+    assert paid == ([unread / UPLOAD_BYTES_PER_SECOND] if unread else [])
 
 
 def test_health_needs_no_token(service):

@@ -15,7 +15,7 @@ import pytest
 
 from control_plane.api import archive as archives
 from control_plane.api.archive import RefusedArchive, SourceLimits, inspect, inspect_apart
-from control_plane.api.caller_threads import SpoolRoom
+from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND, Pace, SpoolRoom
 from control_plane.api.errors import Throttled
 from control_plane.api.routes.sources import IN_MEMORY_BYTES, PIECE_BYTES
 from control_plane.db.tokens import Role
@@ -67,6 +67,19 @@ def test_a_source_is_stored_under_its_digest_once(client, service):
     stored = ObjectReference(bucket=BUCKET, key=f"projects/default/sources/{source_id}.tar.gz")
     assert service.objects.get(stored) == body
     assert client.upload_source(Body=io.BytesIO(body))["SourceId"] == source_id
+
+
+def test_an_upload_pays_for_each_byte(client, monkeypatch):
+    paid = []
+
+    async def pay(self, seconds):
+        paid.append(seconds)
+
+    monkeypatch.setattr(Pace, "pay", pay)
+    body = archive(("train.py", random.Random(7).randbytes(300_000)))
+    client.upload_source(Body=body)
+    assert len(paid) > 1
+    assert sum(paid) == pytest.approx(len(body) / UPLOAD_BYTES_PER_SECOND)
 
 
 def test_an_archive_larger_than_memory_is_spooled(client, service):
