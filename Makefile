@@ -19,7 +19,7 @@ DASHBOARD := control_plane/static/index.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help setup lock demo check mypy pyright check-terraform fix web wheel docs pictures test test-rest test-durations test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-dashboard bench-durable bench-parity bench-integrations
+.PHONY: help setup lock demo check mypy pyright check-terraform fix web wheel docs pictures test test-rest test-durations test-production test-dashboard-stories test-integrations-latest test-security bad-day corruption mutants bench-first bench-interleave bench-data-plane bench-faults bench-scale bench-device bench-recovery bench-api bench-hostile bench-dashboard bench-durable bench-parity bench-integrations
 
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -162,6 +162,9 @@ bench-device: setup  ## capture, restore and every-step snapshots on a GPU, wher
 
 bench-api: setup  ## how fast the API, the agents' line, followed logs and the command line answer; writes docs/benchmarks-api.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.api
+
+bench-hostile: setup  ## a well-behaved caller of the API beside hostile callers and agents, and the memory that these cost
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.api --only hostile
 
 bench-recovery: setup  ## how long a failure holds training, beside torchrun and torchft; writes docs/benchmarks-recovery.md
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.interruption

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command
+from benchmarks.api import hostile
 from benchmarks.api.load import answer_seconds, for_seconds, heartbeats, request
 from benchmarks.api.report import PAGE
 from benchmarks.cluster_jobs import SCRIPTS, started_bench
@@ -29,7 +30,7 @@ from control_plane.db import events
 from control_plane.db.session import Database
 from infra.local_cloud.up import ClusterOptions
 
-PARTS = ("requests", "heartbeats", "logs", "commands")
+PARTS = ("requests", "heartbeats", "hostile", "logs", "commands")
 JOBS = 10_000
 AGENTS = 50
 WRITES_PER_SECOND = 10.0
@@ -49,8 +50,23 @@ class Service:
     port: int
     bare_port: int
     token: str
+    callers: dict[str, str]
     sessions: dict[str, str]
     database: str
+
+    def target(self, jobs: int) -> hostile.Target:
+        """Return what the well-behaved caller and the hostile callers use."""
+        node, session = next(iter(self.sessions.items()))
+        return hostile.Target(
+            pid=self.pid,
+            port=self.port,
+            good_token=self.callers["project-1"],
+            good_jobs=tuple(f"job-{number}" for number in range(1, jobs, 5)),
+            hostile_token=self.callers["project-2"],
+            hostile_jobs=tuple(f"job-{number}" for number in range(2, jobs, 5)),
+            node=node,
+            session=session,
+        )
 
     def cpu_seconds(self) -> float:
         """Return the CPU time in seconds that the server's process has used since its start."""
@@ -226,6 +242,8 @@ def measure(begun: Begun) -> dict[str, Any]:
         if "heartbeats" in parts:
             found |= measure_heartbeats(service, rounds=2 if is_quick else 5, each=200 if is_quick else 1_000)
             begun.say("measured reports of agents")
+        if "hostile" in parts:
+            found |= hostile.measure(service.target(found["job_count"]), seconds=2 if is_quick else 10, say=begun.say)
         if "commands" in parts:
             found["command_seconds"] = measure_commands(service, count=3 if is_quick else 11)
             begun.say("measured commands")

@@ -20,6 +20,8 @@ HEARTBEATS_PER_SECOND = 10_000.0
 FOLLOW_MILLISECONDS = 300.0
 HELP_MILLISECONDS = 200.0
 COMMAND_MILLISECONDS = 500.0
+BESIDE_HOSTILE_RATIO = 3.0
+HOSTILE_MEBIBYTES = 256.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,12 @@ class Run(BenchmarkRun):
     follow_seconds: Sequence[float] = ()
     """Seconds from the time at which the job printed a line until the client received it, for each line in order."""
     command_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
+    quiet_seconds: Sequence[float] = ()
+    """Response times of a well-behaved caller that is alone, measured before each kind of hostile callers."""
+    hostile_seconds: dict[str, Sequence[float]] = field(default_factory=dict)
+    """Response times of the same caller beside hostile callers, by their kind."""
+    hostile_bytes: dict[str, float] = field(default_factory=dict)
+    """By kind of hostile callers, the growth of the server's memory up to its peak."""
 
 
 def rows(run: Run) -> list[Row]:
@@ -94,6 +102,15 @@ def rows(run: Run) -> list[Row]:
     for command, seconds in run.command_seconds.items():
         limit = HELP_MILLISECONDS if command.endswith("--help") else COMMAND_MILLISECONDS
         found.append(_most(f"`{command}`, median", statistics.median(seconds), limit, seconds))
+    for kind, seconds in run.hostile_seconds.items():
+        ratio = _p99(seconds) / _p99(run.quiet_seconds)
+        what = f"p99 of a caller beside {kind} ÷ alone"
+        found.append(Row(what=what, value=ratio, limit=BESIDE_HOSTILE_RATIO, unit="×", n=len(seconds)).judged())
+    if run.hostile_bytes:
+        kind, most = max(run.hostile_bytes.items(), key=lambda each: each[1])
+        what, mebibytes = f"most memory for hostile callers ({kind})", most / 2**20
+        row = Row(what=what, value=mebibytes, limit=HOSTILE_MEBIBYTES, unit="MiB", n=len(run.hostile_bytes))
+        found.append(row.judged())
     return without_verdicts(found) if run.is_busy else found
 
 
@@ -119,6 +136,7 @@ def values(run: Run) -> dict[str, str | None]:
         "heartbeat_bytes": str(run.heartbeat_bytes),
         "first_line": f"{run.follow_seconds[0] * 1000:.0f}" if run.follow_seconds else None,
         "commands": "yes" if run.command_seconds else None,
+        "hostile": f"{len(run.quiet_seconds):,}" if run.hostile_seconds else None,
         "limits": limits(rows(run)),
         "spread": _spread(run),
     }
@@ -133,6 +151,8 @@ def _spread(run: Run) -> str:
     }
     timed = {"ListTrainingJobs, ms": run.list_seconds, "followed logs, ms": run.follow_seconds}
     timed |= {f"`{command}`, ms": seconds for command, seconds in run.command_seconds.items()}
+    timed |= {"a caller alone, ms": run.quiet_seconds}
+    timed |= {f"beside {kind}, ms": seconds for kind, seconds in run.hostile_seconds.items()}
     body = [
         [what, *(f"{value:,.0f}" for value in (min(found), statistics.median(found), max(found))), ""]
         for what, found in rates.items()

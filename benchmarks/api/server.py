@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -37,6 +38,15 @@ BUCKET = "everstep"
 FLEET = "main"
 
 
+class SlowStore(MemoryObjectStore):
+    """An object store whose listings take half a second."""
+
+    def list(self, *arguments: Any, **options: Any) -> Any:
+        """List objects after a pause."""
+        threading.Event().wait(0.5)
+        return super().list(*arguments, **options)
+
+
 def main() -> None:
     """Run the measured control-plane server and a bare server that returns a constant, until stdin is closed."""
     # Log no warnings, because the load generator ends each connection with an invalid message.
@@ -55,11 +65,12 @@ def main() -> None:
     async def answer() -> dict[str, str]:
         return {"TrainingJobName": "job-0"}
 
-    app = create_app(settings, operator=FakeOperator(), objects=MemoryObjectStore(BUCKET), loops=lambda *_: ())
+    app = create_app(settings, operator=FakeOperator(), objects=SlowStore(BUCKET), loops=lambda *_: ())
     listeners = [listening("127.0.0.1", 0) for _ in range(2)]
-    servers: list[uvicorn.Server] = [
-        kind(server_config(each, Gate(), lifespan=life))
-        for kind, each, life in ((Server, app, "on"), (uvicorn.Server, bare, "off"))
+    gates = Gate(), Gate()
+    servers = [
+        Server(server_config(app, gates[0], lifespan="on"), gates[0]),
+        uvicorn.Server(server_config(bare, gates[1], lifespan="off")),
     ]
     ports = [listener.getsockname()[1] for listener in listeners]
 
@@ -75,8 +86,18 @@ def main() -> None:
         )
 
     admin = (directory / "admin_token").read_text().strip()
+    with database.write() as session:
+        callers = {
+            project: tokens.mint(
+                session, NewToken(kind=TokenKind.USER, role=Role.SUBMITTER, project=project), datetime.now(UTC)
+            )[0]
+            for project in ("project-1", "project-2")
+        }
     # The sockets already listen, so early requests wait until the servers run.
-    print(json.dumps({"port": ports[0], "bare_port": ports[1], "token": admin, "sessions": sessions}), flush=True)
+    print(
+        json.dumps({"port": ports[0], "bare_port": ports[1], "token": admin, "callers": callers, "sessions": sessions}),
+        flush=True,
+    )
     asyncio.run(serve())
     database.close()
 
