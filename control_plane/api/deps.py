@@ -23,7 +23,6 @@ from control_plane.api.caller_threads import (
     STRANGER_BURST_SECONDS,
     UPLOAD_BURST_SECONDS,
     CallerThreads,
-    Pace,
     SpoolRoom,
 )
 from control_plane.api.changes import ResponseSnapshots
@@ -42,6 +41,7 @@ from control_plane.loop.event_feed import EventFeed
 from control_plane.loop.figures import LoopFigures
 from control_plane.loop.readiness import Readiness
 from control_plane.tracing import Tracer
+from everstep.protocol.pace import Pace
 from everstep.protocol.plan import Timeouts
 
 T = TypeVar("T")

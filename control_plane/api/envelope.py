@@ -24,9 +24,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from control_plane.api.caller_threads import UPLOAD_BURST_SECONDS, UPLOAD_BYTES_PER_SECOND, Pace
+from control_plane.api.caller_threads import UPLOAD_BURST_SECONDS, UPLOAD_BYTES_PER_SECOND
 from control_plane.api.errors import TooLarge, response, unexpected
 from control_plane.api.peers import FORWARDED
+from everstep.protocol.pace import Pace
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from pathlib import Path
 
 import websockets
@@ -38,6 +38,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import MAX_MESSAGE_BYTES, Message, decode, encode, is_supported
 from everstep.protocol.errors import ProtocolError
+from everstep.protocol.pace import Pace
 from everstep.protocol.plan import Timeouts
 from everstep.protocol.shared_lists import SharedLists
 from worker.errors import AttestationFailed
@@ -55,6 +56,13 @@ during a grace period.
 MAX_LINES_WAITING = 64
 """Maximum number of messages with log lines that wait to be sent. A further message replaces the oldest message."""
 MAX_ANSWERS_WAITING = 8
+REPORT_SECONDS = 1 / 32
+"""Work for which the agent pays (`Pace`) for each report: 32 per second.
+
+The server delays an agent that sends more than 128 messages per second, and would not hear it in time.
+"""
+BURST_SECONDS = 4.0
+"""Work for reports without a wait after a pause: 128 reports."""
 
 
 @dataclass(eq=False, repr=False)
@@ -74,6 +82,7 @@ class ControlClient:
         report: returns the newest state; called right before each send.
         command: receives each message of the control plane; must not block.
         welcomed: receives the control plane's timeouts at every new connection.
+        pace: delays reports if ranks cause too many changes.
     """
 
     urls: InitVar[Sequence[str]]
@@ -86,6 +95,7 @@ class ControlClient:
     report: Callable[[], AgentReport]
     command: Callable[[Message], None]
     welcomed: Callable[[Timeouts], None]
+    pace: Pace = field(default_factory=lambda: Pace(BURST_SECONDS))
 
     def __post_init__(self, urls: Sequence[str]) -> None:
         self.changed = Signal()
@@ -207,6 +217,7 @@ class ControlClient:
     async def _send(self, line: ClientConnection) -> None:
         lists = SharedLists()
         while True:
+            await self.pace.pay(REPORT_SECONDS)
             seen = self.changed.version
             await line.send(encode(lists.shorten(self.report())))
             await self.changed.wait(seen, self._interval_seconds)

@@ -3,8 +3,9 @@
 Only processes of the ranks' user can open the socket. `everstep.protocol.rank_messages` defines the messages. The
 server sends the descriptors of the files that a message names: sealed memory, which a rank can neither shrink nor grow.
 
-Invariant: each open connection belongs to one rank of the current generation. A rank that sends too much or stops
-reading never blocks the agent.
+Invariant: each rank of the current generation has at most one connection, its newest. Further connections are at most
+`MAX_UNPROVEN`, of processes that have not sent `RankHello` yet. A rank that sends too much or stops reading never
+blocks the agent.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Rank
-from everstep.protocol.rank_messages import MAX_RANK_MESSAGE_BYTES, RankHello, RankToAgent, files_of
+from everstep.protocol.pace import Pace
+from everstep.protocol.rank_messages import MAX_LOGGED_BYTES, MAX_RANK_MESSAGE_BYTES, RankHello, RankToAgent, files_of
 from worker.node.rank_user import RankUser, make_way, share
 from worker.node.unix_socket import listen_private
 from worker.shm.held_files import HeldFiles
@@ -32,6 +34,26 @@ from worker.tasks import end
 log = logging.getLogger(__name__)
 MAX_UNREAD_BYTES = 4 * 1024 * 1024
 """Maximum bytes queued for a rank that does not read. Beyond this size, the agent drops its messages to the rank."""
+MAX_UNPROVEN = 64
+"""Maximum number of connections without a `RankHello`. A further connection closes the oldest of them."""
+HELLO_SECONDS = 10.0
+"""Seconds in which a process that has connected must send `RankHello`."""
+CONNECTION_SECONDS = 0.01
+"""Work for which each new connection pays (`Pace`): the agent accepts 100 per second.
+
+A rank that has lost its connection tries four times per second.
+"""
+MESSAGE_SECONDS = 1 / 4096
+"""Work for which a rank pays (`Pace`) for each message.
+
+A rank sends 1.4 messages per step (measured), so that it may make 2,900 steps per second.
+"""
+BYTES_PER_SECOND = 2 * MAX_LOGGED_BYTES
+"""Bytes for which a rank pays one second. A rank that logs sends at most half as many per second."""
+BURST_SECONDS = 8.0
+"""Work of a rank, or of all new connections, without a wait after a pause."""
+ACCEPT_RETRY_SECONDS = 1.0
+"""Pause after a connection that the agent could not accept, for example for lack of file descriptors."""
 
 
 class RankEvents(Protocol):
@@ -108,7 +130,14 @@ class RankLine:
 class RankServer:
     """Server for the ranks of this node, owned by the agent."""
 
-    def __init__(self, path: Path, files: HeldFiles, user: RankUser | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: HeldFiles,
+        user: RankUser | None = None,
+        hello_seconds: float = HELLO_SECONDS,
+        pace: Callable[[], Pace] = lambda: Pace(BURST_SECONDS),
+    ) -> None:
         """Create the server for ranks; `start` listens on the socket.
 
         Args:
@@ -116,6 +145,8 @@ class RankServer:
             files: the files that the agent's messages name.
             user: the user or users of ranks, who may connect in addition to the agent's own user. With None, only the
                 agent's own user may connect.
+            hello_seconds: seconds in which a process that has connected must send `RankHello`.
+            pace: returns the pace of a rank's messages, and that of all new connections.
         """
         self.path = path
         self._files = files
@@ -126,8 +157,16 @@ class RankServer:
         """
         self.events: RankEvents | None = None
         self.refused_count = 0
-        self._server: asyncio.AbstractServer | None = None
-        self._lines: set[asyncio.Task[None]] = set()
+        self._hello_seconds = hello_seconds
+        self._new_pace = pace
+        self._accepting: asyncio.Task[None] | None = None
+        self._lines: dict[asyncio.Task[None], socket.socket] = {}
+        self._unproven: dict[asyncio.Task[None], None] = {}
+        """Connections without a `RankHello`, oldest first."""
+        self._ranks: dict[Rank, asyncio.Task[None]] = {}
+        """The connection of each rank."""
+        self._paces: dict[Rank, Pace] = {}
+        """The pace of each rank's messages, over all its connections of one generation."""
 
     def admit(self, events: RankEvents, user: RankUser | None) -> None:
         """Accept connections from the ranks of one generation only.
@@ -137,6 +176,7 @@ class RankServer:
             user: the job's user, who may connect besides the agent's own user; None means no other user.
         """
         self.user, self.events = user, events
+        self._paces.clear()
 
     def refuse(self) -> None:
         """Refuse new connections of ranks to this agent until the next call of `admit`."""
@@ -145,30 +185,54 @@ class RankServer:
     async def start(self) -> None:
         """Listen on the socket. A socket file of an earlier agent is replaced."""
         make_way(self.path.parent, self.user)
-        self._server = await asyncio.start_unix_server(self._accept, sock=listen_private(self.path))
+        listener = listen_private(self.path)
         share(self.path, self.user)
+        self._accepting = asyncio.create_task(self._accept(listener), name="connections of ranks")
+        self._accepting.add_done_callback(lambda _: listener.close())
 
     async def close(self) -> None:
         """Stop listening and close all connections. Ranks continue to train and connect to the next agent process."""
-        if self._server is not None:
-            self._server.close()
+        await end(self._accepting)
         await end(*self._lines)
         self.path.unlink(missing_ok=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._lines.add(task)
+    async def _accept(self, listener: socket.socket) -> None:
+        pace = self._new_pace()
+        while True:
+            await pace.pay(CONNECTION_SECONDS)
+            try:
+                line, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:
+                log.error("no rank can connect for %g s: %s", ACCEPT_RETRY_SECONDS, error)
+                await asyncio.sleep(ACCEPT_RETRY_SECONDS)
+                continue
+            if len(self._unproven) >= MAX_UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                oldest.cancel()
+            task = asyncio.create_task(self._connected(line), name="connection of a rank")
+            self._lines[task] = line
+            self._unproven[task] = None
+            task.add_done_callback(self._ended)
+            # An accept that succeeds at once does not let other tasks run, so no process could prove itself.
+            await asyncio.sleep(0)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._lines.pop(task).close()  # A task that was cancelled before its start has not closed the socket.
+        self._unproven.pop(task, None)
+
+    async def _connected(self, line: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=line)
         try:
             await self._serve(reader, writer)
         except (ProtocolError, OSError, asyncio.IncompleteReadError) as error:
-            if isinstance(error, ProtocolError):
+            # A process that has not sent its hello in time raises TimeoutError, which is an OSError.
+            if isinstance(error, ProtocolError | TimeoutError):
                 self.refused_count += 1
-                log.warning("the connection of a rank is closed: %s", error)
+                log.warning("the connection of a rank is closed: %s", error or "no hello in time")
         except asyncio.CancelledError:
-            log.debug("the connection of a rank ends because the agent ends")
+            log.debug("the connection of a rank ends because the agent ends or has a newer connection")
         finally:
-            self._lines.discard(task)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -177,30 +241,46 @@ class RankServer:
         uid = _peer_uid(writer)
         if uid != os.getuid() and not (self.user is not None and self.user.covers(uid)):
             raise MalformedMessage("the connecting process belongs to another user")
-        hello = await _read(reader)
+        async with asyncio.timeout(self._hello_seconds):
+            hello, _ = await _read(reader)
         events = self.events
         if not isinstance(hello, RankHello):
             raise MalformedMessage(f"the rank's first message is {type(hello).__name__}, not RankHello")
         line = RankLine(writer, self._files)
+        task = asyncio.current_task()
+        assert task is not None
         try:
             if events is None or not events.hello(hello, line):
                 raise MalformedMessage(
                     f"rank {hello.rank} of run {hello.run} generation {hello.generation} is not of this node's "
                     "generation"
                 )
+            self._unproven.pop(task, None)
+            if (earlier := self._ranks.get(hello.rank)) is not None:
+                earlier.cancel()
+            self._ranks[hello.rank] = task
+            if (pace := self._paces.get(hello.rank)) is None:
+                pace = self._paces[hello.rank] = self._new_pace()
             try:
                 while True:
-                    events.message(hello.rank, await _read(reader))
+                    message, size_bytes = await _read(reader)
+                    events.message(hello.rank, message)
+                    await pace.pay(MESSAGE_SECONDS + size_bytes / BYTES_PER_SECOND)
+                    # `_read` does not let other tasks run while its buffer has messages.
+                    await asyncio.sleep(0)
             finally:
+                if self._ranks.get(hello.rank) is task:
+                    del self._ranks[hello.rank]
                 events.lost(hello.rank, line)
         finally:
             line.close()
 
 
-async def _read(reader: asyncio.StreamReader) -> Message:
+async def _read(reader: asyncio.StreamReader) -> tuple[Message, int]:
+    """Return a rank's next message, and its size in bytes."""
     length = frame_length(await reader.readexactly(LENGTH.size), MAX_RANK_MESSAGE_BYTES)
     message: Message = decode(await reader.readexactly(length), RankToAgent)  # type: ignore[arg-type]
-    return message
+    return message, length
 
 
 def _peer_uid(writer: asyncio.StreamWriter) -> int:

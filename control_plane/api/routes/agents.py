@@ -52,7 +52,7 @@ from sqlalchemy.orm import Session
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from control_plane.api.auth import bearer, find_token
-from control_plane.api.caller_threads import STRANGER_SECONDS, Pace
+from control_plane.api.caller_threads import STRANGER_SECONDS
 from control_plane.api.deps import Services
 from control_plane.api.errors import Unauthenticated
 from control_plane.api.relay import ELSEWHERE, TRY_AGAIN, relay
@@ -83,6 +83,7 @@ from everstep.protocol.codec import PROTOCOL_MINOR, decode, encode
 from everstep.protocol.errors import MalformedMessage, ProtocolError, UnknownVersion
 from everstep.protocol.ids import FleetName, NodeId
 from everstep.protocol.log_records import about
+from everstep.protocol.pace import Pace
 from everstep.protocol.shared_lists import SharedLists
 
 log = logging.getLogger(__name__)

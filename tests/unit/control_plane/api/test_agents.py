@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from control_plane.api.caller_threads import STRANGER_SECONDS, Pace
+from control_plane.api.caller_threads import STRANGER_SECONDS
 from control_plane.api.memberships import SHARED_SECONDS
 from control_plane.api.routes.agents import (
     BYTES_PER_SECOND,
@@ -56,6 +56,7 @@ from everstep.protocol.codec import PROTOCOL_MINOR, PROTOCOL_VERSION, UPDATE_ADV
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, Rank, RunId
 from everstep.protocol.limits import MAX_TEXT_CHARACTERS
 from everstep.protocol.manifest import SharedObject
+from everstep.protocol.pace import Pace
 from everstep.protocol.shared_lists import SharedLists
 from tests.newer_release import of_newer_release
 from tests.unit.control_plane.api.conftest import GROUP

@@ -15,10 +15,11 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads, Pace
+from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads
 from control_plane.api.errors import Throttled
 from control_plane.app import LOOP_THREADS
 from control_plane.db.tokens import Role
+from everstep.protocol.pace import Pace
 from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.api.conftest import Service
 from tests.unit.control_plane.api.test_results import Job

@@ -6,8 +6,9 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND, Pace
+from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND
 from control_plane.api.envelope import LITTLE_BYTES, UNKNOWN_BYTES, Envelope
+from everstep.protocol.pace import Pace
 
 
 @pytest.fixture

@@ -15,10 +15,11 @@ import pytest
 
 from control_plane.api import archive as archives
 from control_plane.api.archive import RefusedArchive, SourceLimits, inspect, inspect_apart
-from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND, Pace, SpoolRoom
+from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND, SpoolRoom
 from control_plane.api.errors import Throttled
 from control_plane.api.routes.sources import IN_MEMORY_BYTES, PIECE_BYTES
 from control_plane.db.tokens import Role
+from everstep.protocol.pace import Pace
 from everstep.protocol.plan import ObjectReference
 from tests.unit.control_plane.api.conftest import BUCKET, Service, refused
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import http
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -32,10 +33,11 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import PROTOCOL_MINOR, Message, decode, encode
 from everstep.protocol.ids import Generation, JobName, NodeId, RunId
+from everstep.protocol.pace import Pace
 from tests.newer_release import of_newer_release
 from tests.unit.protocol.test_shared_lists import LIST, upload
 from tests.unit.worker.rank_plans import rank_plan
-from worker.agent.control_client import ControlClient
+from worker.agent.control_client import REPORT_SECONDS, ControlClient
 
 
 class Replica:
@@ -246,6 +248,57 @@ async def test_each_connection_carries_a_list_of_shared_objects_once(tmp_path: P
             await running
     assert found[0] == found[2] > 20_000
     assert found[1] == found[3] < 2_000
+
+
+class Meter(Pace):
+    """Records payments, and makes each of them wait until the test releases it."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0)
+        self.paid = asyncio.Queue[float]()
+        self.may_pay = asyncio.Semaphore(0)
+
+    async def pay(self, seconds: float) -> None:
+        self.paid.put_nowait(seconds)
+        await self.may_pay.acquire()
+
+
+@pytest.mark.security
+async def test_a_rank_that_causes_many_changes_causes_no_report_beyond_the_pace(tmp_path: Path) -> None:
+    meter, received = Meter(), asyncio.Queue[AgentReport]()
+
+    async def speak(line: ServerConnection) -> None:
+        await line.recv()
+        await line.send(encode(AgentWelcome(session_token="s", fleet="fleet", timeouts=rank_plan().timeouts)))
+        async for data in line:
+            received.put_nowait(decode(data, AgentReport))  # type: ignore[arg-type]
+
+    numbers = itertools.count()
+    async with serve(speak, "127.0.0.1", 0, compression=None) as server:
+        client = ControlClient(
+            [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"],
+            join_token="join",
+            token_path=tmp_path / "token",
+            hello=lambda: Hello(
+                node_id=NodeId("i-1"), agent_id="a", address="127.0.0.2", peer_port=1, memory_bytes=1, version="0"
+            ),
+            report=lambda: AgentReport(node_id=NodeId("i-1"), sequence=next(numbers), member=None),
+            command=lambda _: None,
+            welcomed=lambda _: None,
+            pace=meter,
+        )
+        running = asyncio.create_task(client.run())
+        for sequence in range(2):
+            assert await meter.paid.get() == REPORT_SECONDS
+            for _ in range(100):
+                client.changed.notify()
+                await asyncio.sleep(0)
+            meter.may_pay.release()
+            assert (await received.get()).sequence == sequence, "one report has all changes before its payment"
+            client.changed.notify()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
 
 
 class LaterAnswer(Message, frozen=True):

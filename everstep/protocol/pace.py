@@ -1,0 +1,41 @@
+"""Slows senders down, so that a server keeps time for its other connections.
+
+Invariant: a sender that stays below its rate never waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+
+class Pace:
+    """Slows callers that share it down to a rate of work. Used on the event loop only.
+
+    Callers pay for their work in seconds. A caller that pays more than `burst_seconds` beyond the time that has passed
+    waits for the excess.
+
+    Args:
+        burst_seconds: work without a wait after a long pause.
+        monotonic: clock in seconds.
+        wait: waits for the given seconds.
+    """
+
+    def __init__(
+        self,
+        burst_seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._burst_seconds = burst_seconds
+        self._monotonic = monotonic
+        self._wait = wait
+        self._paid_until = monotonic() - burst_seconds
+
+    async def pay(self, seconds: float) -> None:
+        """Pay for work, and wait until the caller may go on."""
+        now = self._monotonic()
+        self._paid_until = max(self._paid_until, now - self._burst_seconds) + seconds
+        if self._paid_until > now:
+            await self._wait(self._paid_until - now)
