@@ -169,6 +169,8 @@ class Commands:
                     await self.sources.want(sources)
             case _:
                 log.debug("%s ignored: it is not for this node's promised generation", type(command).__name__)
+        # After a release, values that the run logged must not delay those of the node's next run.
+        self.outbox.leave_earlier(self.lifecycle.promise.run)
         self.on_change()
 
     def _is_current(self, run: RunId, generation: Generation) -> bool:

@@ -29,6 +29,7 @@ from everstep.protocol.agent_messages import (
     Load,
     MemberPhase,
     MemberReport,
+    MetricPoint,
     Prepare,
     Rehearse,
     Release,
@@ -64,6 +65,7 @@ from tests.integration.worker.agent.fleet import (
     until,
 )
 from worker.agent.promise import Promise, PromiseFile
+from worker.core.metric_outbox import MAX_SENT
 from worker.core.rounds import NONE
 from worker.core.slots import FIRST_PAUSE_SECONDS, UPLOAD_TRIES, Content
 from worker.core.upload_division import divide
@@ -1266,3 +1268,13 @@ async def test_that_ranks_would_start_warm_is_told_as_soon_as_it_is_so(fleet: Fl
     await until("the next report", lambda: fleet.control.reports[node.id].is_warm)
     node.shim.is_warm = False  # The node cannot start ranks warm, as after the death of its template process.
     await until("a report after it", lambda: not fleet.control.reports[node.id].is_warm)
+
+
+@pytest.mark.security
+async def test_values_that_a_released_run_logged_do_not_delay_those_of_the_next_run(fleet: Fleet) -> None:
+    await fleet.launch()
+    outbox = fleet.nodes[0].agent.outbox
+    point = MetricPoint(generation=Generation(1), step=Step(1), values={"loss": 1.0}, at_seconds=0.0)
+    outbox.add(RUN, [point] * (2 * MAX_SENT))
+    await fleet.release()
+    await until("one message at most", lambda: 0 < len(outbox) <= MAX_SENT)

@@ -5,9 +5,24 @@ It drops the values once the control plane has confirmed them.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+
+import pytest
+
 from everstep.protocol.agent_messages import MetricBatch, MetricPoint
 from everstep.protocol.ids import Generation, RunId, Step
-from worker.core.metric_outbox import AGAIN_SECONDS, MAX_SENT, MAX_SENT_VALUES, MAX_WAITING, MetricOutbox
+from worker.core.metric_outbox import (
+    AGAIN_SECONDS,
+    MAX_SENT,
+    MAX_SENT_BYTES,
+    MAX_VALUES,
+    MAX_WAITING,
+    MAX_WAITING_BYTES,
+    POINT_BYTES,
+    VALUE_BYTES,
+    MetricOutbox,
+)
 
 RUN, OTHER = RunId("a" * 32), RunId("b" * 32)
 
@@ -19,6 +34,18 @@ def points(*steps: int, values: int = 1) -> tuple[MetricPoint, ...]:
         )
         for step in steps
     )
+
+
+def named(of_steps: Iterable[int], count: int) -> tuple[MetricPoint, ...]:
+    """Return points whose values have names of the greatest length."""
+    values = {"x" * 251 + f"{number:04}": 1.0 for number in range(count)}
+    return tuple(
+        MetricPoint(generation=Generation(1), step=Step(step), values=values, at_seconds=0.0) for step in of_steps
+    )
+
+
+def named_bytes(count: int) -> int:
+    return POINT_BYTES + count * (sys.getsizeof("x" * 255) + VALUE_BYTES)
 
 
 def steps(batch: MetricBatch | None) -> list[int]:
@@ -65,11 +92,55 @@ def test_what_waits_and_what_is_sent_is_bounded() -> None:
     assert batch is not None
     assert (batch.first_number, steps(batch)) == (3, list(range(3, 3 + MAX_SENT)))
     outbox = MetricOutbox()
-    outbox.add(RUN, points(1, 2, 3, values=MAX_SENT_VALUES // 2))
-    assert steps(outbox.due(0.0)) == [1, 2]
+    outbox.add(RUN, named(range(100), MAX_VALUES))
+    few = steps(outbox.due(0.0))
+    assert few == list(range(MAX_SENT_BYTES // named_bytes(MAX_VALUES)))
+
+
+@pytest.mark.security
+def test_long_names_fill_no_more_memory_than_short_names() -> None:
     outbox = MetricOutbox()
-    outbox.add(RUN, points(1, 2, values=MAX_SENT_VALUES + 1))
-    assert steps(outbox.due(0.0)) == [1]
+    most = MAX_WAITING_BYTES // named_bytes(MAX_VALUES)
+    for step in range(most + 5):
+        outbox.add(RUN, named([step], MAX_VALUES))
+    assert (len(outbox), outbox.dropped_count) == (most, 5)
+    batch = outbox.due(0.0)
+    assert batch is not None
+    assert batch.first_number == 5
+    outbox.confirm(most)
+    outbox.add(RUN, named(range(most), MAX_VALUES))
+    assert (len(outbox), outbox.dropped_count) == (most, 10), "confirmed values do not count"
+
+
+@pytest.mark.security
+def test_a_step_has_the_first_256_values_and_the_others_count_as_dropped() -> None:
+    outbox = MetricOutbox()
+    outbox.add(RUN, points(1, 2, values=MAX_VALUES + 3))
+    batch = outbox.due(0.0)
+    assert batch is not None
+    assert [list(point.values) for point in batch.points] == [[str(n) for n in range(MAX_VALUES)]] * 2
+    assert (batch.first_number, outbox.dropped_count) == (6, 6), "the gap reports the dropped values"
+
+
+@pytest.mark.security
+def test_a_run_does_not_wait_for_more_than_one_message_of_earlier_runs() -> None:
+    outbox = MetricOutbox()
+    outbox.add(RUN, points(*range(2 * MAX_SENT)))
+    outbox.add(RUN, points(*range(10)), dropped_count=1)
+    assert outbox.due(0.0) is not None
+    outbox.leave_earlier(RUN)
+    assert (len(outbox), outbox.dropped_count) == (2 * MAX_SENT + 10, 1)
+    outbox.leave_earlier(None)
+    assert (len(outbox), outbox.dropped_count) == (10, 1 + 2 * MAX_SENT), "the newest message stays"
+    outbox.add(OTHER, points(*range(20)))
+    outbox.leave_earlier(OTHER)
+    batch = outbox.due(0.0)
+    assert batch is not None
+    assert (batch.run, steps(batch)) == (RUN, list(range(10)))
+    outbox.confirm(batch.first_number + 10)
+    batch = outbox.due(0.0)
+    assert batch is not None
+    assert (batch.run, steps(batch)) == (OTHER, list(range(20)))
 
 
 def test_dropped_steps_are_counted() -> None:
