@@ -54,7 +54,7 @@ class _Body:
     """The body of one request, which has to arrive in time.
 
     Args:
-        receive: receives the request's messages.
+        receive: returns the next ASGI message; waits until the client has sent it.
         silent_seconds: longest time without a byte.
         whole_seconds: longest time of the whole body.
         announced_bytes: value of Content-Length, or `UNKNOWN_BYTES` for a body without one. 0: no body.
