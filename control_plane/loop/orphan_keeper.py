@@ -19,7 +19,6 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -34,14 +33,15 @@ from control_plane.db.session import Database
 from control_plane.loop.checkpoint_keeper import is_same, restorable
 from control_plane.loop.checkpoint_marks import PINNED, TRASHED, folder_of, is_stored
 from control_plane.loop.records import run_folder
-from everstep.protocol.errors import ProtocolError
+from everstep.protocol.errors import UNDECODABLE, ProtocolError
 from everstep.protocol.ids import Generation
 from everstep.protocol.plan import ObjectReference
 
 log = logging.getLogger(__name__)
 
 ORPHAN_CHECK_SECONDS: Final = 600.0
-RECORD: Final = re.compile(r"(\d{1,12})\.json", re.ASCII)
+RECORD: Final = re.compile(r"(\d{1,10})\.json", re.ASCII)
+"""Name of a record. Its time has at most 10 digits, so that it stays far below the limit of `datetime`."""
 _NAMES: Final = msgspec.json.Decoder(list[str])
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
 RUNS_AT_ONCE: Final = 50
@@ -57,7 +57,15 @@ class OrphanKeeper:
     Several servers may run this loop, because deletion is idempotent.
     """
 
-    def __init__(self, database: Database, objects: ServiceStore, now: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        objects: ServiceStore,
+        now: Callable[[], datetime],
+        *,
+        runs_at_once: int = RUNS_AT_ONCE,
+    ) -> None:
+        self._runs_at_once = runs_at_once
         self._database = database
         self._objects = objects
         self._now = now
@@ -69,6 +77,8 @@ class OrphanKeeper:
         """
         self._revisit_at: dict[str, datetime] = {}
         """For each run, the time at which the oldest of its orphans in the trash are due."""
+        self._failures: dict[str, int] = {}
+        """For each run, the number of failed examinations since the last success."""
 
     def delete_due(self) -> int:
         """Delete orphans (shards in S3 that no checkpoint can contain) of the runs whose generations ended since the
@@ -83,12 +93,16 @@ class OrphanKeeper:
             deleted = checkpoints.deleted_counts(session)
         self._revisit_at = {run.run_id: self._revisit_at.get(run.run_id, NEVER) for run in runs}
         self._examined = {run.run_id: self._examined.get(run.run_id, (1, 0)) for run in runs}
+        self._failures = {run.run_id: self._failures.get(run.run_id, 0) for run in runs}
+        # Runs that fail on every pass must not take the places of other runs within `RUNS_AT_ONCE`.
+        due = sorted(self._due(runs, deleted), key=lambda each: self._failures[each[0].run_id])
         count = 0
-        for run, ended_before in islice(self._due(runs, deleted), RUNS_AT_ONCE):
+        for run, ended_before in due[: self._runs_at_once]:
             examined = ended_before, deleted.get(run.run_id, 0)
+            self._failures[run.run_id] += 1
             try:
                 count += self._collect(run.run_id, Generation(ended_before))
-                self._examined[run.run_id] = examined
+                self._examined[run.run_id], self._failures[run.run_id] = examined, 0
             except CloudError as error:
                 log.warning("run %s: could not delete orphaned shards; the next pass retries: %s", run.run_id, error)
             except ProtocolError as error:
@@ -98,6 +112,8 @@ class OrphanKeeper:
                 log.error("run %s: orphaned shards stay, because a stored manifest is invalid: %s", run.run_id, error)
             except NotFound:
                 log.info("run %s: the job was deleted", run.run_id)
+            except Exception:  # The objects of one run must not keep the orphans of all others.
+                log.exception("run %s: could not delete orphaned shards; a later pass retries", run.run_id)
         return count
 
     def _due(self, runs: Iterable[LaunchedRun], deleted: Mapping[str, int]) -> Iterator[tuple[LaunchedRun, int]]:
@@ -189,7 +205,7 @@ class OrphanKeeper:
             if (name := RECORD.fullmatch(info.reference.key.removeprefix(prefix.key))) is not None:
                 try:
                     names = _NAMES.decode(self._objects.get(info.reference))
-                except msgspec.MsgspecError:
+                except UNDECODABLE:
                     names = []
                 found[datetime.fromtimestamp(int(name[1]), UTC)] = [f"{folder.key}{each}" for each in names]
         return found

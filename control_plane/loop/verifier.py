@@ -67,7 +67,7 @@ class Verifier:
             verdict = CheckpointVerdict.of(*self._damage(checkpoint, is_stopped))
         except Stopped:
             return False
-        except (CloudError, OSError, UnknownVersion) as error:
+        except Exception as error:  # No content of one checkpoint may stop the verification of the others.
             self._wait(run_id, checkpoint, error)
             return False
         with self._database.write() as session:
@@ -75,14 +75,17 @@ class Verifier:
         log.info("run %s: the checkpoint of step %d is %s", run_id, checkpoint.step, str(verdict) or "intact")
         return True
 
-    def _wait(self, run_id: str, checkpoint: SavedCheckpoint, error: CloudError | OSError | UnknownVersion) -> None:
+    def _wait(self, run_id: str, checkpoint: SavedCheckpoint, error: Exception) -> None:
         match error:
             case CloudError():
                 obstacle = error.obstacle
             case OSError():
                 obstacle = Obstacle.NO_ANSWER
-            case _:
+            case UnknownVersion():
                 obstacle = Obstacle.REFUSED
+            case _:
+                obstacle = Obstacle.GARBLED
+                log.error("run %s: the verification of step %d failed", run_id, checkpoint.step, exc_info=error)
         why = blocked(checkpoint.blocked, obstacle, str(error), self._now().timestamp())
         with self._database.write() as session:
             checkpoints.store_blocked(session, run_id, checkpoint, why)

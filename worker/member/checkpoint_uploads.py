@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from everstep.protocol.agent_messages import NodeFault, RunningUpload, UploadedShard
+from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.limits import cut
 from everstep.protocol.plan import GenerationPlan, ObjectReference
@@ -230,8 +231,10 @@ class CheckpointUploads:
                 raise CorruptCheckpoint(f"step {step} in memory no longer matches its digest")
             await self._cleaned.wait()
             uploaded = await self._upload(shard, slot.file, digests.known, with_helpers=not failures)
-        except StorageError as error:
-            pause = retry_pause(failures + 1) if error.retryable else None
+        except Exception as error:  # The rank chooses the content of its slot, whatever the agent expects of it.
+            if not isinstance(error, StorageError | ProtocolError):
+                log.exception("the upload of step %d of %s failed", step, subject)
+            pause = retry_pause(failures + 1) if isinstance(error, StorageError) and error.retryable else None
             follows = "" if pause is None else "; the agent tries again"
             message = f"step {step} of {subject} is not in S3: {error}{follows}"
             self.faults.report("upload_failed", message, subject=subject)

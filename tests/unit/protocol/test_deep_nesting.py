@@ -12,15 +12,18 @@ from everstep.protocol.codec import LENGTH, decode, encode
 from everstep.protocol.errors import CorruptObject, CorruptSlot, MalformedMessage
 from everstep.protocol.ids import Generation, JobName, Rank, RunId
 from everstep.protocol.log_chunks import ChunkHead, decode_chunk, decode_lines, encode_head
-from everstep.protocol.manifest import decode_manifest
-from everstep.protocol.parity import unpack_contributions
+from everstep.protocol.parity import Contribution, pack_contributions, unpack_contributions
 from everstep.protocol.rank_messages import RankHello
 from everstep.protocol.safetensors import plan_restore
-from everstep.protocol.slot import unpack_index
+from everstep.protocol.slot import TensorEntry, unpack_index
 from everstep.protocol.slot_values import pretrained_of
 
 DEPTH = 200_000
 HELLO = RankHello(job=JobName("job"), run=RunId("0" * 32), generation=Generation(1), rank=Rank(0), pid=1)
+SHARD = Contribution(
+    rank=Rank(0), payload_bytes=1, digest=bytes(16), layout_hash=bytes(16), index_offset=0, index_bytes=1
+)
+ENTRY = msgspec.msgpack.encode(TensorEntry("a", "float32", (1,), 0, 4))
 PACKED = b"\x91" * DEPTH + b"\xc0"
 JSON = b'{"x":' + b"[" * DEPTH + b"]" * DEPTH + b"}"
 
@@ -35,10 +38,9 @@ def with_field(packed: bytes, at: int = 0) -> bytes:
     ("read", "refusal"),
     [
         (lambda: decode(with_field(encode(HELLO), 2), RankHello), MalformedMessage),
-        (lambda: unpack_index(with_field(b"\x80"), 64), CorruptSlot),
+        (lambda: unpack_index(b"\x81\xa7tensors\x91" + bytes([ENTRY[0] + 1]) + ENTRY[1:] + PACKED, 64), CorruptSlot),
         (lambda: plan_restore(JSON, LENGTH.size + len(JSON)), CorruptObject),
-        (lambda: decode_manifest(JSON), MalformedMessage),
-        (lambda: unpack_contributions(PACKED), MalformedMessage),
+        (lambda: unpack_contributions(b"\x91" + with_field(pack_contributions([SHARD])[1:])), MalformedMessage),
         (lambda: decode_lines(JSON), MalformedMessage),
     ],
 )

@@ -38,6 +38,7 @@ from everstep.protocol.agent_messages import (
     TakeCheckpoint,
     UploadedShard,
 )
+from everstep.protocol.errors import CorruptSlot
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.plan import ObjectReference
 from everstep.protocol.rank_messages import StopState, read_agent_half
@@ -70,7 +71,7 @@ from worker.core.rounds import NONE
 from worker.core.slots import FIRST_PAUSE_SECONDS, UPLOAD_TRIES, Content
 from worker.core.upload_division import divide
 from worker.core.upload_progress import STALL_SECONDS
-from worker.errors import ObjectMissing, PeerLost, StorageError, StoreDenied, StoreUnavailable
+from worker.errors import ObjectMissing, PeerLost, StoreDenied, StoreUnavailable
 from worker.member import base_loading
 from worker.ranks.shim.messages import RankRecord
 from worker.replication.transfers import ShardRejected
@@ -866,10 +867,17 @@ async def test_of_failed_uploads_the_newest_of_a_rank_is_told_until_one_succeeds
 
 
 @pytest.mark.parametrize(
-    ("error", "tries"), [(StoreUnavailable("it is down"), 3), (StoreDenied("access denied"), 1)], ids=["down", "denied"]
+    ("error", "tries"),
+    [
+        (StoreUnavailable("it is down"), 3),
+        (StoreDenied("access denied"), 1),
+        (CorruptSlot("too deep"), 1),
+        (KeyError(), 1),
+    ],
+    ids=["down", "denied", "corrupt", "unexpected"],
 )
 async def test_a_failed_upload_is_tried_again_for_the_same_step(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: StorageError, tries: int
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int
 ) -> None:
     """The agent uploads a step again after two failures of the store, and then succeeds.
 
@@ -898,6 +906,12 @@ async def test_a_failed_upload_is_tried_again_for_the_same_step(
     assert tried == pinned == [step] * tries
     assert [each.step for each in member.uploads.uploaded] == ([step] if tries == 3 else [])
     assert (shard.pinned, shard.stored) == (frozenset(), step if tries == 3 else NONE)
+    failed = [
+        fault.message
+        for fault in member.status.faults(asyncio.get_running_loop().time())
+        if fault.code == "upload_failed"
+    ]
+    assert len(failed) == (tries == 1)
 
 
 @pytest.mark.parametrize("is_frozen", [True, False])

@@ -104,6 +104,13 @@ def test_lines_of_all_nodes_are_merged_by_time_and_pages_lose_and_double_nothing
     )
 
 
+@pytest.mark.security
+def test_a_stored_line_of_an_impossible_time_ends_its_chunk_and_no_request(job, client) -> None:
+    put(job, 0, line("a", 1), line("b", 2**53 - MS), line("c", 3))
+    put(job, 1, line("d", 4, rank=1))
+    assert everything(client) == ["a", "d"]
+
+
 @pytest.mark.parametrize("limit", [1, 3, 100])
 @pytest.mark.covers(
     "GetLogEvents.NextToken",

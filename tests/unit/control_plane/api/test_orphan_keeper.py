@@ -67,6 +67,44 @@ def test_a_run_with_an_invalid_manifest_keeps_its_objects_and_delays_no_other_ru
     assert folders(service, job) == {"10", "30"}
 
 
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [("999999999999", b"[]"), ("9999999999", b"[]"), ("1", b'["\xff"]')],
+    ids=["beyond datetime", "latest time", "not UTF-8"],
+)
+def test_forged_records_of_the_trash_delete_nothing_and_delay_no_orphan(service, job, name, body):
+    job.put("checkpoints", f"run={job.run}/trash/{name}.json", body)
+    service.clock.advance(2 * KEPT_SECONDS + 1)
+    assert OrphanKeeper(service.database, service.objects, service.clock).delete_due() == 1
+    assert {"10", "30"} <= folders(service, job)
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("error", [CloudUnavailable("no answer"), RecursionError("too deep")])
+def test_runs_that_always_fail_do_not_take_the_places_of_others(service, client, job, source, monkeypatch, error):
+    other = Job(service, client, source, TrainingJobName="other")
+    other.launch(1)
+    other.launch(2)
+    keeper = OrphanKeeper(service.database, service.objects, service.clock, runs_at_once=1)
+    service.clock.advance(DAY)
+    real, failed = service.objects.list, []
+
+    def list_objects(prefix: ObjectReference, **more):
+        if not failed or prefix.key in failed:
+            failed.append(prefix.key)
+            raise error
+        return real(prefix, **more)
+
+    monkeypatch.setattr(service.objects, "list", list_objects)
+    for number in range(3):
+        keeper.delete_due()
+        assert len(failed) == max(1, number), "the failed run follows after the other run"
+    monkeypatch.setattr(service.objects, "list", real)
+    keeper.delete_due()
+    assert folders(service, job) == {"10", "30"}
+
+
 def test_a_run_is_listed_once_per_generation_and_again_after_a_failure(service, job, monkeypatch):
     keeper = OrphanKeeper(service.database, service.objects, service.clock)
     service.clock.advance(DAY)

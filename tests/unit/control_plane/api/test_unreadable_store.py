@@ -78,6 +78,7 @@ FAILURES = [
     *(pytest.param(raising(error), error.obstacle, id=type(error).__name__) for error in all_errors()),
     pytest.param(raising(TimeoutError("timed out")), Obstacle.NO_ANSWER, id="timeout"),
     pytest.param(raising(ConnectionResetError("reset by peer")), Obstacle.NO_ANSWER, id="reset"),
+    pytest.param(raising(RecursionError("too deep")), Obstacle.GARBLED, id="unexpected"),
     pytest.param(cut, Obstacle.GARBLED, id="cut"),
     pytest.param(garbled, Obstacle.GARBLED, id="garbled"),
 ]
