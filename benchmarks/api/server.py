@@ -137,6 +137,7 @@ def fill(database: Database, job_count: int, node_count: int) -> dict[str, str]:
 def many(count: int) -> Iterator[NewJob]:
     """Yield `count` jobs with the settings of typical users. The first job has completed, and all other jobs run."""
     for number in range(count):
+        run_id = uuid.uuid4().hex
         spec = SavedJobSpec(
             source_sha256=f"{number % 50:064x}",
             source_bucket=BUCKET,
@@ -147,7 +148,7 @@ def many(count: int) -> Iterator[NewJob]:
             ranks_per_node=8,
             copies=2,
             checkpoint_uri=f"s3://{BUCKET}/jobs/job-{number}/checkpoints/",
-            output_uri=f"s3://{BUCKET}/jobs/job-{number}/output/",
+            output_uri=f"s3://{BUCKET}/jobs/job-{number}/run={run_id}/output/",
             log_uri=f"s3://{BUCKET}/jobs/job-{number}/logs/",
             hyperparameters={
                 "learning_rate": "3e-4",
@@ -158,7 +159,7 @@ def many(count: int) -> Iterator[NewJob]:
             environment={"NCCL_DEBUG": "WARN", "TOKENIZERS_PARALLELISM": "false"},
         )
         yield NewJob(
-            run_id=uuid.uuid4().hex,
+            run_id=run_id,
             name=f"job-{number}",
             fleet_name=FLEET,
             project=f"project-{number % 5}",
