@@ -343,7 +343,7 @@ class CreateTrainingJobRequest(Request):
     """
     hyper_parameters: Annotated[dict[HyperParameterName, Value], Field(max_length=100)] = Field(default_factory=dict)
     """Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key=value` arguments."""
-    arguments: Annotated[list[ArgumentWord], Field(max_length=1000)] = Field(default_factory=list)
+    arguments: Annotated[list[ArgumentWord], Field(max_length=200)] = Field(default_factory=list)
     """Further arguments of the script's command line, unchanged and in order, after those of HyperParameters."""
     environment: Environment = Field(default_factory=dict)
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
