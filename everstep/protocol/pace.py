@@ -8,13 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
+
+LONGEST_SECONDS: Final = 10.0
+"""Longest wait. Without a limit, callers that leave while they wait would make all later callers wait for their work."""
 
 
 class Pace:
     """Slows callers that share it down to a rate of work. Used on the event loop only.
 
     Callers pay for their work in seconds. A caller that pays more than `burst_seconds` beyond the time that has passed
-    waits for the excess.
+    waits for the excess, at most `LONGEST_SECONDS`.
 
     Args:
         burst_seconds: work without a wait after a long pause.
@@ -36,6 +40,7 @@ class Pace:
     async def pay(self, seconds: float) -> None:
         """Pay for work, and wait until the caller may go on."""
         now = self._monotonic()
-        self._paid_until = max(self._paid_until, now - self._burst_seconds) + seconds
+        paid_until = max(self._paid_until, now - self._burst_seconds) + seconds
+        self._paid_until = min(paid_until, now + LONGEST_SECONDS)
         if self._paid_until > now:
             await self._wait(self._paid_until - now)

@@ -19,7 +19,7 @@ from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThrea
 from control_plane.api.errors import Throttled
 from control_plane.app import LOOP_THREADS
 from control_plane.db.tokens import Role
-from everstep.protocol.pace import Pace
+from everstep.protocol.pace import LONGEST_SECONDS, Pace
 from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.api.conftest import Service
 from tests.unit.control_plane.api.test_results import Job
@@ -198,3 +198,15 @@ async def test_who_pays_too_much_waits_for_the_excess() -> None:
     clock[0] += 1000.0
     await pace.pay(5.0)
     assert waits[2:] == [1.0], "a long pause earns one burst"
+
+
+async def test_work_that_callers_leave_unpaid_makes_later_callers_wait_for_a_limited_time() -> None:
+    waits = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    pace = Pace(4.0, lambda: 100.0, wait)
+    for _ in range(1000):
+        await pace.pay(1.0)
+    assert max(waits) == LONGEST_SECONDS
