@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 LONGEST_SECONDS: Final = 10.0
-"""Longest wait. Without a limit, callers that leave while they wait would make all later callers wait for their work."""
+"""Longest wait. Without a limit, later callers would wait for the work of callers that left while they waited."""
 
 
 class Pace:
