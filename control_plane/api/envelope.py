@@ -51,26 +51,43 @@ class _NotRead(Exception):
 
 
 class _Body:
-    """The body of one request, which has to arrive in time.
+    """The body of one request, which has to arrive in time and within a limit.
 
     Args:
         receive: returns the next ASGI message; waits until the client has sent it.
         silent_seconds: longest time without a byte.
         whole_seconds: longest time of the whole body.
-        announced_bytes: value of Content-Length, or `UNKNOWN_BYTES` for a body without one. 0: no body.
+        announced_bytes: value of Content-Length, 0 without a body, or None for a body of unknown length.
+        limit_bytes: largest body, or None for a body that its route streams to disk.
     """
 
-    def __init__(self, receive: Receive, silent_seconds: float, whole_seconds: float, announced_bytes: int) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        silent_seconds: float,
+        whole_seconds: float,
+        announced_bytes: int | None,
+        limit_bytes: int | None,
+    ) -> None:
         self._receive = receive
         self._silent_seconds = silent_seconds
         self._whole_seconds = whole_seconds
+        self._announced_bytes = announced_bytes
+        self._limit_bytes = limit_bytes
         self._clock = asyncio.get_running_loop().time
         self._end = self._clock() + whole_seconds
+        self._received_bytes = 0
         self._is_whole = False
-        self.unread_bytes = announced_bytes
+
+    @property
+    def unread_bytes(self) -> int:
+        """Number of bytes that the client has still to send, as far as known."""
+        if self._is_whole:
+            return 0
+        return UNKNOWN_BYTES if self._announced_bytes is None else max(0, self._announced_bytes - self._received_bytes)
 
     async def receive(self) -> Message:
-        """Receive the next message. Raise HTTPException 408 if it does not arrive in time."""
+        """Receive the next message. Raise HTTPException 408 if it does not arrive in time, or 413 beyond the limit."""
         if self._is_whole:
             return await self._receive()
         try:
@@ -85,7 +102,9 @@ class _Body:
             )
             raise HTTPException(408, reason) from None
         self._is_whole = not message.get("more_body", False)
-        self.unread_bytes = 0 if self._is_whole else max(0, self.unread_bytes - len(message.get("body", b"")))
+        self._received_bytes += len(message.get("body", b""))
+        if self._limit_bytes is not None and self._received_bytes > self._limit_bytes:
+            raise HTTPException(413, _too_long(self._limit_bytes))
         return message
 
 
@@ -126,8 +145,8 @@ class Envelope:
 
         is_streamed = scope["method"] == "PUT" and scope["path"].startswith(STREAMED_PREFIX)
         whole_seconds = UPLOAD_SECONDS if is_streamed else self._body_seconds
-        body = _Body(receive, self._silent_seconds, whole_seconds, _announced(scope))
-        receive = body.receive
+        announced, limit = _announced(scope), None if is_streamed else self._max_body_bytes
+        body = _Body(receive, self._silent_seconds, whole_seconds, announced, limit)
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_begun
@@ -146,13 +165,11 @@ class Envelope:
             except TimeoutError:
                 raise _NotRead from None
 
-        if not is_streamed:
-            if _announced(scope) > self._max_body_bytes:
-                await response(TooLarge(self._limit()), request_id)(scope, receive, send_with_id)
-                return
-            receive = self._bounded(receive)
+        if limit is not None and announced is not None and announced > limit:
+            await response(TooLarge(_too_long(limit)), request_id)(scope, body.receive, send_with_id)
+            return
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, body.receive, send_with_id)
         except _NotRead:
             # Return without the end of the body. The HTTP server then closes the connection, and the client recognizes
             # the response as incomplete.
@@ -169,23 +186,11 @@ class Envelope:
                 self._on_failure(failure)
             if has_begun:
                 raise
-            await response(unexpected(failure), request_id)(scope, receive, send_with_id)
+            await response(unexpected(failure), request_id)(scope, body.receive, send_with_id)
 
-    def _bounded(self, receive: Receive) -> Receive:
-        received = 0
 
-        async def receive_bounded() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > self._max_body_bytes:
-                raise HTTPException(413, self._limit())
-            return message
-
-        return receive_bounded
-
-    def _limit(self) -> str:
-        return f"the body is longer than {self._max_body_bytes} bytes"
+def _too_long(limit_bytes: int) -> str:
+    return f"the body is longer than {limit_bytes} bytes"
 
 
 def _security_headers(scope: Scope) -> dict[str, str]:
@@ -203,9 +208,9 @@ def _given_id(scope: Scope) -> str:
     return given if _ID.fullmatch(given) else ""
 
 
-def _announced(scope: Scope) -> int:
+def _announced(scope: Scope) -> int | None:
     headers = Headers(scope=scope)
-    length = headers.get("content-length", "0")
     if "transfer-encoding" in headers:
-        return UNKNOWN_BYTES
+        return None
+    length = headers.get("content-length", "0")
     return int(length) if length.isdigit() else 0
