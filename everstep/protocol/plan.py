@@ -211,7 +211,11 @@ class ScriptPlan(Message, frozen=True):
     Only the node reads the values, directly from AWS. No Everstep message contains them.
     """
     arguments: tuple[str, ...] = ()
-    """Arguments of the script after those of the hyperparameters. An agent of minor version 0 ignores them."""
+    """Arguments of the script after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
+
+
+ARGUMENTS_SINCE_MINOR = 1
+"""The minor version of the protocol since which agents pass `ScriptPlan.arguments` to the script."""
 
 
 class CheckpointPlan(Message, frozen=True):

@@ -24,6 +24,7 @@ from control_plane.core.job.sources import repeat_choice, step_left_in_s3
 from control_plane.core.job.store_wait import await_store, release
 from control_plane.core.job.view import (
     JobView,
+    agents_before,
     watched_seconds,
     with_capacity_wait,
     with_record,
@@ -33,10 +34,8 @@ from control_plane.core.observed.reasons import AwaitsConsent, GaveUp, JobFact, 
 from control_plane.core.observed.steps import RepeatedWork
 from control_plane.core.states import IncidentEvent, JobEvent
 from everstep.protocol.agent_messages import Prepare
-from everstep.protocol.ids import FIRST_STEP, Generation, NodeId
-
-ARGUMENTS_SINCE_MINOR = 1
-"""The minor version of the protocol since which agents pass `ScriptPlan.arguments` to the script."""
+from everstep.protocol.ids import FIRST_STEP, Generation
+from everstep.protocol.plan import ARGUMENTS_SINCE_MINOR
 
 
 def prepare(view: JobView) -> Decision:
@@ -137,16 +136,12 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
     return release(view, left, PausesWithoutNodes(step=left, lost_step_count=lost))
 
 
-def _earlier_agents(view: JobView, roll: launch.Roll) -> tuple[NodeId, ...]:
-    """Return the members whose agents would start a script without its Arguments."""
-    minors = {node_id: view.nodes[node_id].protocol_minor for node_id in roll.places if node_id is not None}
-    return tuple(node_id for node_id, minor in minors.items() if minor is not None and minor < ARGUMENTS_SINCE_MINOR)
-
-
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     """Make and store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
-    if view.spec.script.arguments and (earlier := _earlier_agents(view, roll)):
-        return stay(view, JobNote(what=JobFact.AWAITS_AGENTS, node_ids=earlier), requeue=LAUNCH_SECONDS)
+    if view.spec.script.arguments:
+        earlier, unknown = agents_before(view, filter(None, roll.places), ARGUMENTS_SINCE_MINOR)
+        if lacking := earlier + unknown:
+            return stay(view, JobNote(what=JobFact.AWAITS_AGENTS, node_ids=lacking), requeue=LAUNCH_SECONDS)
     plan, restore = launch.make_plan(view.spec, view.seen, view.record, roll, view.policy)
     if (choice := repeat_choice(view, restore.base_step)) is not None:
         return stay(with_record(view, repeat=choice), _consent(view, choice), requeue=LAUNCH_SECONDS)

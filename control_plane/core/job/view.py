@@ -8,7 +8,7 @@ Invariant: all functions are pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 from control_plane.core import accounting, checkpoints, faults
@@ -197,6 +197,15 @@ def _reached_limit(record: JobRecord, spec: JobSpec, now: float, price_usd_per_h
 def with_record(view: JobView, **changes: object) -> JobView:
     """Return a copy of a `JobView`, with some fields of its job record replaced."""
     return replace(view, record=replace(view.record, **changes))  # type: ignore[arg-type]
+
+
+def agents_before(
+    view: JobView, node_ids: Iterable[NodeId], minor: int
+) -> tuple[tuple[NodeId, ...], tuple[NodeId, ...]]:
+    """Return the nodes whose agents have an earlier minor version of the protocol, and those of an unknown version."""
+    minors = {node_id: view.nodes[node_id].protocol_minor for node_id in node_ids}
+    earlier = tuple(node_id for node_id, its in minors.items() if its is not None and its < minor)
+    return earlier, tuple(node_id for node_id, its in minors.items() if its is None)
 
 
 def is_in_phase(view: JobView, node_id: NodeId, *phases: MemberPhase) -> bool:

@@ -14,7 +14,7 @@ from control_plane.core.job.outcome import LAUNCH_SECONDS, WATCH_SECONDS, change
 from control_plane.core.job.progress import with_progress
 from control_plane.core.job.resizing import give_back, grow, has_asked_to_grow, trains, with_growth
 from control_plane.core.job.restart import start_new_generation
-from control_plane.core.job.view import JobView, has_agreed_stop, has_finished, is_in_phase, with_record
+from control_plane.core.job.view import JobView, agents_before, has_agreed_stop, has_finished, is_in_phase, with_record
 from control_plane.core.observed.reasons import AwaitsFirstStep, JobFact, JobNote, JobReason, Unclear
 from control_plane.core.states import JobEvent, JobState
 from everstep.protocol.agent_messages import MemberPhase, Rehearse, TakeCheckpoint, TakeStacks
@@ -140,12 +140,11 @@ def _with_order(view: JobView) -> JobView:
     An agent of an earlier release, anywhere in the tree of agents, would drop the agreement's fields from the messages
     that it forwards. The ranks would then wait for each other until the limit of their phase.
     """
-    minors = [(view.nodes[node.node_id].protocol_minor, node) for node in view.plan.nodes]
-    earlier = [node for minor, node in minors if minor is not None and minor < Rehearse.since_minor]
+    earlier, unknown = agents_before(view, (node.node_id for node in view.plan.nodes), Rehearse.since_minor)
     if earlier and rehearsal.is_asked(view.record):
-        record, events = rehearsal.refused(view.spec, view.record, earlier[0], view.now)
+        record, events = rehearsal.refused(view.spec, view.record, view.plan.node(earlier[0]), view.now)
         return replace(view, record=record, events=(*view.events, *events))
-    if earlier or any(minor is None for minor, _ in minors):
+    if earlier or unknown:
         return view
     return with_record(view, rehearsal=rehearsal.ordered(view.record, view.reports))
 

@@ -234,14 +234,16 @@ def test_an_incident_names_faulty_nodes_that_the_job_keeps() -> None:
     ("arguments", "minor", "waits"),
     [
         pytest.param(("--fp16",), 0, True, id="an earlier agent"),
+        pytest.param(("--fp16",), None, True, id="an agent of an unknown release"),
         pytest.param(("--fp16",), 1, False, id="agents that know arguments"),
         pytest.param((), 0, False, id="no arguments"),
     ],
 )
-def test_arguments_wait_for_agents_that_know_them(arguments: tuple[str, ...], minor: int, waits: bool) -> None:
+def test_arguments_wait_for_agents_that_know_them(arguments: tuple[str, ...], minor: int | None, waits: bool) -> None:
     view = preparing(*HELD)
     script = structs.replace(view.spec.script, arguments=arguments)
-    nodes = {**view.nodes, TWO: replace(view.nodes[TWO], protocol_minor=minor)}
+    minors = {ONE: 1, TWO: minor}
+    nodes = {name: replace(view.nodes[name], protocol_minor=minors[name]) for name in minors}
     view = replace(view, nodes=nodes, spec=replace(view.spec, script=script))
     found = prepare(view)
     assert (found.plan is None) == waits
