@@ -109,8 +109,6 @@ ECHO_NO = 2
 """Value of `RankHalf.echo`: the rank cannot stop at the announced step, because it has passed the step or may have."""
 ECHO_UNABLE = 3
 """Value of `RankHalf.rehearsal_echo`: the rank cannot rehearse. A message `Rehearsed` has the reason."""
-MAX_TARGET = MAX_RANK_STEP
-"""Upper limit of a script's declared number of steps."""
 MAX_LIMIT_SECONDS = 86_400
 """Upper limit of the time that a script may allow for a phase: one day.
 
@@ -321,7 +319,7 @@ def read_rank_half(page: memoryview) -> RankHalf | None:
     if body is None:
         return None
     *state, target, limit, first_passed, rehearsal_step, rehearsal_echo, revision = _RANK.unpack(body)
-    target, limit = target if target <= MAX_TARGET else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
+    target, limit = target if target <= MAX_RANK_STEP else 0, limit if limit <= MAX_LIMIT_SECONDS else 0
     try:
         return msgspec.convert(
             (*state, target, limit, first_passed, rehearsal_step, rehearsal_echo, revision), RankHalf

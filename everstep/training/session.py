@@ -41,11 +41,11 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 
 from everstep.protocol.ids import Step
+from everstep.protocol.limits import MAX_RANK_STEP
 from everstep.protocol.rank_messages import (
     ECHO_UNABLE,
     ECHO_YES,
     MAX_LIMIT_SECONDS,
-    MAX_TARGET,
     NONE,
     AgentHalf,
     Arriving,
@@ -374,7 +374,7 @@ class TrainingSession:
         Args:
             until_step: number of finished steps at the end. 0: unknown.
         """
-        self._publish(target=int(until_step) if 0 < until_step <= MAX_TARGET else 0)
+        self._publish(target=int(until_step) if 0 < until_step <= MAX_RANK_STEP else 0)
 
     def boundary(self) -> Control:
         """Report that an optimizer step is finished.

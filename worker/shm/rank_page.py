@@ -11,8 +11,8 @@ from __future__ import annotations
 import mmap
 import os
 
+from everstep.protocol.limits import MAX_RANK_STEP
 from everstep.protocol.rank_messages import (
-    MAX_TARGET,
     RANK_WORD_BYTES,
     AgentHalf,
     RankHalf,
@@ -88,7 +88,7 @@ def last_agent_half(name: str, files: HeldFiles) -> AgentHalf | None:
     """
     page = _left_page(name, files)
     half = read_agent_half(page) if page is not None else None
-    return half if half is not None and half.generation and half.committed <= MAX_TARGET else None
+    return half if half is not None and half.generation and half.committed <= MAX_RANK_STEP else None
 
 
 def last_half(name: str, files: HeldFiles) -> RankHalf | None:
@@ -106,7 +106,7 @@ def last_half(name: str, files: HeldFiles) -> RankHalf | None:
         return None
     agent, half = read_agent_half(page), read_rank_half(page)
     is_valid = agent is not None and half is not None and half.generation == agent.generation > 0
-    return half if is_valid and half is not None and half.boundary <= MAX_TARGET else None
+    return half if is_valid else None
 
 
 def _left_page(name: str, files: HeldFiles) -> memoryview | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import MissingProgram
+
 pytestmark = pytest.mark.integration
 
 IMAGE = Path(__file__).parents[3] / "infra" / "image"
@@ -174,12 +176,11 @@ def test_pip_checks_the_hash_of_each_package_except_the_cpu_build_of_torch(tmp_p
     assert ("deepspeed" in names, "psycopg" in names) == (role == "node", role == "server")
 
 
-needs_gpg = pytest.mark.skipif(not all(map(shutil.which, ("gpg", "gpgv"))), reason="gpg or gpgv is not installed")
-
-
 @pytest.fixture
 def keys(tmp_path: Path) -> dict[str, str]:
     """Make two keys, and sign a file with the first. `curl` copies files of the test's folder. Return fingerprints."""
+    if not all(map(shutil.which, ("gpg", "gpgv"))):
+        raise MissingProgram("gpg and gpgv: on Debian apt-get install gpg gpgv")
     found = {}
     (tmp_path / "file").write_text("content")
     options = ["gpg", "--batch", "--quiet", "--homedir", str(tmp_path), "--passphrase", "", "--yes"]
@@ -196,7 +197,6 @@ def keys(tmp_path: Path) -> dict[str, str]:
     return found
 
 
-@needs_gpg
 @pytest.mark.security
 def test_only_the_named_key_is_accepted(tmp_path: Path, keys: dict[str, str]) -> None:
     assert run_function(f"fetch_key ours key {keys['ours']}", tmp_path).returncode == 0
@@ -205,7 +205,6 @@ def test_only_the_named_key_is_accepted(tmp_path: Path, keys: dict[str, str]) ->
     assert "is not the key" in run_function(f"fetch_key both key {keys['ours']}", tmp_path).stderr
 
 
-@needs_gpg
 @pytest.mark.security
 def test_only_a_file_that_the_key_has_signed_is_accepted(tmp_path: Path, keys: dict[str, str]) -> None:
     shutil.copy(tmp_path / "ours.sig", tmp_path / "file.sig")

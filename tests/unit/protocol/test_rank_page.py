@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from everstep.protocol.limits import MAX_RANK_STEP
 from everstep.protocol.rank_messages import (
     ECHO_NO,
     ECHO_UNABLE,
     MAX_LIMIT_SECONDS,
-    MAX_TARGET,
     RANK_WORD_BYTES,
     AgentHalf,
     Phase,
@@ -34,7 +34,7 @@ from everstep.protocol.rank_messages import (
 )
 
 STEPS = st.integers(-2, 2**62)
-RANK_STEPS = st.integers(-1, MAX_TARGET)
+RANK_STEPS = st.integers(-1, MAX_RANK_STEP)
 AGENT_BYTES = struct.calcsize("<QqqqqQqQQQQqQQ")
 EARLIER_AGENT = struct.Struct("<QqqqqQqQQQQ")
 """The agent's half without the sequence number, as releases without rehearsals write it."""
@@ -70,7 +70,7 @@ def page() -> memoryview:
         st.sampled_from(RankStanding),
         RANK_STEPS,
         st.integers(0, ECHO_NO),
-        st.integers(0, MAX_TARGET),
+        st.integers(0, MAX_RANK_STEP),
         st.integers(0, MAX_LIMIT_SECONDS),
         rehearsal_step=RANK_STEPS,
         rehearsal_echo=st.integers(0, ECHO_UNABLE),
@@ -88,14 +88,14 @@ def test_a_page_of_a_rank_that_knows_no_target_has_none_and_nor_has_one_that_no_
     shared = page()
     write_rank_half(shared, RankHalf(1, 8))  # a rank with an older library writes no target
     assert read_rank_half(shared) == RankHalf(1, 8)
-    write_rank_half(shared, RankHalf(1, 8, target=MAX_TARGET + 1))
+    write_rank_half(shared, RankHalf(1, 8, target=MAX_RANK_STEP + 1))
     assert read_rank_half(shared) == RankHalf(1, 8)
 
 
 @pytest.mark.parametrize("field", ["boundary", "copying", "echo_step", "rehearsal_step"])
 def test_a_step_that_no_training_reaches_makes_the_page_unreadable(field: str) -> None:
     shared = page()
-    write_rank_half(shared, structs.replace(RankHalf(1, 8), **{field: MAX_TARGET + 1}))
+    write_rank_half(shared, structs.replace(RankHalf(1, 8), **{field: MAX_RANK_STEP + 1}))
     assert read_rank_half(shared) is None
 
 
