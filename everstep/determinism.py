@@ -398,8 +398,8 @@ _ADVICE: Final = {
     ),
     Source.UNKEPT_STATE: "Pass the object that holds this state to `init(extra={…})`, with `state_dict`.",
     Source.UNKEPT_VALUE: (
-        "Start counters at the number that `restore()` returns. Pass the loader of an iterator to `init(data=…)`. Keep "
-        "other values in `init(extra={…})`. Values that the script only prints may differ."
+        "Start counters at the number that `restore()` returns. If the script iterates over a loader itself, pass the "
+        "loader to `init(data=…)`. Keep other values in `init(extra={…})`. Values that are only printed may differ."
     ),
     Source.REGISTERED_OBJECT: "Leave out of its `state_dict` what differs between runs, such as times.",
     Source.LOGGED_VALUE: "The model itself is bit-identical. Nothing needs to change.",

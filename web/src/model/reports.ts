@@ -233,7 +233,7 @@ function cellsOf(figures: ReportFigures): Record<string, Cell> {
 const sumsOf = (incidents: ReportIncidents, prefix: string): Record<string, Cell> =>
   Object.fromEntries(SUMS.map((name) => [`${prefix}${name}`, incidents[name]]))
 
-/** A cell of a CSV file. Spreadsheets run a text as a formula if it begins with `=`, `+`, `-` or `@`, after any spaces. */
+/** Return a cell of a CSV file. A text that starts with `=`, `+`, `-` or `@`, also after spaces, would be a formula. */
 export function quoted(cell: Cell): string {
   if (cell === undefined) return ''
   if (typeof cell === 'number') return String(cell)
