@@ -45,14 +45,12 @@ print("plan:", everstep.create_training_job(**request, DryRun=True)["Plan"]["Wor
 everstep.create_training_job(**request)
 everstep.get_waiter("training_job_running").wait(TrainingJobName=job, WaiterConfig=SOON)
 
-# Follow the output of the ranks until both have printed something.
-stream = everstep.follow_logs(TrainingJobName=job)["EventStream"]
+# Read the output of the ranks until both have printed something. The installed model has no event streams, so the loop
+# polls with the token of the last page.
 heard: set[int] = set()
-for said in stream:
-    heard |= {line["Rank"] for line in said["LogEvents"]["Events"] if "Rank" in line}
-    if len(heard) == 2:
-        break
-stream.close()
+page = everstep.get_log_events(TrainingJobName=job, StartFromHead=True)
+while len(heard := heard | {line["Rank"] for line in page["Events"] if "Rank" in line}) < 2:
+    page = everstep.get_log_events(TrainingJobName=job, NextToken=page["NextForwardToken"])
 
 # Terminate a node. The job has recovered when it has reached the step before the failure again.
 everstep.start_drill(TrainingJobName=job, DrillType="terminate-instance")

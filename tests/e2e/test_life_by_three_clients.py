@@ -58,15 +58,24 @@ def test_the_whole_life_of_a_job(place: Workplace, reader: Path, program: str) -
 
 
 def _end(place: Workplace, fleet: str, group: str, job: str) -> None:
-    """Stop the job and delete the fleet and the group, also after a failed test."""
-    with contextlib.suppress(
-        place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException
-    ):
+    """Stop the job and delete the fleet and the group, also after a failed test.
+
+    All later tests share the cluster and expect a single fleet.
+    """
+    refusals = place.client.exceptions
+    with contextlib.suppress(refusals.ResourceNotFoundException, refusals.ConflictException):
         place.client.stop_training_job(TrainingJobName=job)
-    with contextlib.suppress(
-        place.client.exceptions.ResourceNotFoundException, place.client.exceptions.ConflictException
-    ):
-        place.client.delete_fleet(FleetName=fleet)
+
+    def is_deleted() -> bool:
+        try:
+            place.client.delete_fleet(FleetName=fleet)
+        except refusals.ConflictException:  # the job still runs on it
+            return False
+        except refusals.ResourceNotFoundException:
+            return True
+        return False
+
+    wait_until("the fleet to be deleted", is_deleted)
     with (
         contextlib.closing(place.cluster.aws("autoscaling")) as auto_scaling,
         contextlib.suppress(auto_scaling.exceptions.ClientError),
