@@ -190,8 +190,7 @@ class Conveniences:
 
         The client uploads directly to S3 if S3 is reachable. Otherwise it uploads through the service.
 
-        A packed directory excludes version control, caches and the files that `.everstepignore` names. A directory with
-        links is rejected.
+        `everstep.sources` documents what a packed directory leaves out. A directory with links is rejected.
 
         Args:
             Directory: directory to pack; None if `Body` is given.

@@ -854,6 +854,8 @@ class LogEvent(TypedDict):
     """`stdout`, `stderr` or `gap`. A gap marks missing lines. Its Message contains their number and the reason."""
     Message: str
     """The line without its line feed. Lines of more than 16 KiB are split."""
+    Overwrites: NotRequired[bool]
+    """True for a state of a line that the rank overwrites, such as a progress bar. Absent for other lines. It replaces the previous line of the rank's stream, if that is a state, too. The log has at most one in 5 seconds."""
 
 class LogEvents(TypedDict):
     """A batch of a job's log lines. The service sends a batch without lines to show that the stream is alive."""
@@ -1447,6 +1449,9 @@ class TrainingJob(TypedDict):
     """Current problems of the job's nodes and of the service. Conditions inform people. A condition alone does not make Everstep change the job. Empty once the job has ended."""
     Source: SourceConfig
     EntryPoint: str
+    """Path of the Python file that every rank runs, in the source archive."""
+    Module: NotRequired[str]
+    """The request's Module. Absent if the request named EntryPoint instead."""
     Requirements: NotRequired[str]
     HyperParameters: dict[str, str]
     Arguments: list[str]
@@ -1821,7 +1826,7 @@ class EverstepClient(Protocol):
         """Request a presigned S3 URL for the upload of a source archive. The URL accepts only this archive and expires after fifteen minutes. If `IsStored` is true, no upload is needed. A repeated call returns another URL. Raises ValidationException if the archive is larger than the service allows."""
     def create_token(self, *, Role: Literal["admin", "submitter", "viewer"], Project: str = ..., Description: str = ..., ExpiresInSeconds: int = ...) -> CreateTokenResponse:
         """Create a token. Only this response contains the secret. A repeated call creates another token. Raises ValidationException if a request for an `admin` token names a project."""
-    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, EntryPoint: str, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Arguments: Sequence[str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InitialCheckpoint: InitialCheckpoint = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Rehearsal: RehearsalConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
+    def create_training_job(self, *, TrainingJobName: str, Source: SourceConfig, NodeCount: int, ClientRequestToken: str = ..., FleetName: str = ..., AlternativeFleetNames: Sequence[str] = ..., EntryPoint: str = ..., Module: str = ..., Requirements: str = ..., HyperParameters: Mapping[str, str] = ..., Arguments: Sequence[str] = ..., Environment: Mapping[str, str] = ..., Secrets: Mapping[str, str] = ..., RoleArn: str = ..., RanksPerNode: int = ..., Protection: ProtectionConfig = ..., CheckpointConfig: CheckpointConfig = ..., InitialCheckpoint: InitialCheckpoint = ..., InputDataConfig: Sequence[Channel] = ..., OutputDataConfig: OutputDataConfig = ..., StoppingCondition: StoppingCondition = ..., RetryStrategy: RetryStrategy = ..., ElasticConfig: ElasticConfig = ..., Rehearsal: RehearsalConfig = ..., Priority: int = ..., Preemptible: bool = ..., Project: str = ..., Tags: Mapping[str, str] = ..., DryRun: bool = ...) -> CreateTrainingJobResponse:
         """Create a training job, which starts once enough nodes are free. The job recovers from failures of ranks and nodes. With DryRun, the call creates nothing and returns a forecast for the job (Plan). Raises ValidationException if the name has the form of a RunId, 32 hexadecimal digits. Raises ConflictException if the project has a job with this name."""
     def create_training_job_note(self, *, TrainingJobName: str, Text: str, ClientRequestToken: str = ...) -> Note:
         """Add a note to a training job, ended or not. The caller's token is the author. Raises ConflictException if the job has 100 notes."""

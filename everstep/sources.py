@@ -1,12 +1,16 @@
 """Packs a source directory into an archive. Equal files give equal bytes, on any machine and at any time.
 
-A file `.everstepignore` at the top of the directory excludes more files, with one pattern per line as in `.gitignore`:
+An archive leaves out, in this order:
 
-- `*.log` matches anywhere, `/data` only at the top, `cache/` only directories.
-- `a/**/b` matches at any depth, `!keep.log` includes a file again, `#` begins a comment.
+- version control and caches (`LEFT_OUT`), always
+- what the file `.everstepignore` at the top of the directory names, with patterns as in `.gitignore`
+- what the `.gitignore` files of the directory name
+- `output` at the top, where a script that runs without Everstep writes its results
+- `.env` files, virtual environments, and runs of Weights & Biases
 
-Files in an excluded directory cannot be included again. The directory `output` at the top is excluded unless `!/output`
-includes it. A script that runs without Everstep writes its results there.
+A pattern with `!` in `.everstepignore` includes what a later rule leaves out. Files in an excluded directory cannot be
+included again. A file above `LARGE_BYTES` is packed only if such a pattern names it, because data and checkpoints are
+rarely meant.
 
 Invariant: an archive contains only regular files and directories. Any other file type raises an error with its name.
 """
@@ -19,9 +23,12 @@ import os
 import re
 import stat
 import tarfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final, NamedTuple
+
+from pathspec import GitIgnoreSpec
 
 from everstep.errors import SourceRefused
 
@@ -40,12 +47,56 @@ LEFT_OUT = frozenset(
     }
 )
 """Names of files and directories that an archive never contains, such as caches and version control."""
-IGNORE_FILE = ".everstepignore"
-OUTPUT = re.compile("output")
-"""The default of EVERSTEP_OUTPUT_DIR, relative to the source directory.
+IGNORE_FILE: Final = ".everstepignore"
+GIT_IGNORE_FILE: Final = ".gitignore"
+LARGE_BYTES: Final = 64 * 1024 * 1024
+"""Size above which a file is packed only if `.everstepignore` names it with `!`."""
+_RUN_OF_WANDB: Final = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
+_POSIX: Final = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "blank": " \t",
+    "digit": "0-9",
+    "lower": "a-z",
+    "punct": ":-@!-/[-`{-~",
+    "space": " \t\n\r\f\v",
+    "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}
+"""Character classes of git's patterns that pathspec lacks, as ranges."""
+_CLASS: Final = re.compile(rf"\[:({'|'.join(_POSIX)}):\]")
 
-It is excluded because results of an earlier run are not part of the program.
-"""
+
+class LeftOut(NamedTuple):
+    """A file or directory that an archive does not contain."""
+
+    path: str
+    """Path relative to the source directory. A directory's path ends with `/`."""
+    reason: str
+    """Text for the user."""
+
+
+class Listing(NamedTuple):
+    """The content of an archive that `pack` would write."""
+
+    files: tuple[tuple[str, int], ...]
+    """Each file's relative path and size in bytes."""
+    left_out: tuple[LeftOut, ...]
+    """Without the entries that an archive never contains (`LEFT_OUT`)."""
+
+
+def listing(directory: Path) -> Listing:
+    """Return what `pack` would put into an archive.
+
+    Raises:
+        SourceRefused: as for `pack`.
+    """
+    _check(directory)
+    rules = _ignored(directory)
+    files = [path for path in _members(directory, directory, rules) if path.is_file()]
+    return Listing(
+        tuple((path.relative_to(directory).as_posix(), path.stat().st_size) for path in files), tuple(rules.left_out)
+    )
 
 
 def pack(directory: Path, into: BinaryIO) -> str:
@@ -59,10 +110,10 @@ def pack(directory: Path, into: BinaryIO) -> str:
         The archive's SHA-256, hexadecimal, which is the source's id.
 
     Raises:
-        SourceRefused: the path is not a directory, or the directory contains a link, a special file or no file at all.
+        SourceRefused: the path is not a directory, or the directory contains a link, a special file, a large file that
+            `.everstepignore` does not name, or no file at all.
     """
-    if not directory.is_dir():
-        raise SourceRefused(f"{directory} is not a directory.")
+    _check(directory)
     target = _Digesting(into)
     file_count = 0
     # Equal files must give equal archives. The gzip header therefore contains no file name and no time, and the tar
@@ -88,61 +139,104 @@ def pack(directory: Path, into: BinaryIO) -> str:
     return target.digest.hexdigest()
 
 
-Rule = tuple[re.Pattern[str], bool, bool]
-"""One line of `.everstepignore`: its pattern, whether it matches only directories, and whether it begins with `!`."""
+def _check(directory: Path) -> None:
+    if not directory.is_dir():
+        raise SourceRefused(f"{directory} is not a directory.")
 
 
-def _ignored(directory: Path) -> list[Rule]:
-    found: list[Rule] = [(OUTPUT, True, False)]
-    file = directory / IGNORE_FILE
+class _Rules:
+    """The rules of a source directory, and what they excluded so far."""
+
+    def __init__(self, top: Path) -> None:
+        self.left_out: list[LeftOut] = []
+        self._top = top
+        self._own = _patterns(top / IGNORE_FILE)
+        self._of_git: dict[Path, _Patterns] = {}
+
+    def leave_out(self, path: Path, is_directory: bool) -> bool:
+        """Return whether the archive leaves a path out. Directories must be passed before their content."""
+        relative = path.relative_to(self._top)
+        reason = self._reason(path, relative, is_directory)
+        if reason is not None:
+            self.left_out.append(LeftOut(f"{relative.as_posix()}{'/' if is_directory else ''}", reason))
+        return reason is not None
+
+    def is_named(self, path: Path) -> bool:
+        """Return whether a pattern with `!` of `.everstepignore` includes a file."""
+        return self._own.says(path.relative_to(self._top), is_directory=False)[0] is False
+
+    def _reason(self, path: Path, relative: Path, is_directory: bool) -> str | None:
+        is_out, pattern = self._own.says(relative, is_directory=is_directory)
+        if is_out is not None:
+            return f"{IGNORE_FILE}: {pattern}" if is_out else None
+        # As in git, the file nearest to the path decides.
+        for parent in path.relative_to(self._top).parents:
+            place = self._top / parent
+            if place not in self._of_git:
+                self._of_git[place] = _patterns(place / GIT_IGNORE_FILE)
+            is_out, pattern = self._of_git[place].says(relative.relative_to(parent), is_directory=is_directory)
+            if is_out is not None:
+                return f"{(parent / GIT_IGNORE_FILE).as_posix()}: {pattern}" if is_out else None
+        if not is_directory:
+            return "may contain secrets" if path.name == ".env" else None
+        if relative == Path("output"):
+            return "results of an earlier run"
+        if (path / "pyvenv.cfg").is_file():
+            return "virtual environment"
+        if path.name == "wandb" and any(_RUN_OF_WANDB.fullmatch(entry.name) for entry in path.iterdir()):
+            return "runs of Weights & Biases"
+        return None
+
+
+class _Patterns:
+    """The patterns of one ignore file.
+
+    git compares bytes: `?` is one byte of a character's UTF-8. The patterns and paths are therefore texts with one
+    character per byte.
+    """
+
+    def __init__(self, rows: list[str]) -> None:
+        self._rows = rows
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # a `[` within brackets, which git allows
+            self._spec = GitIgnoreSpec.from_lines(
+                _CLASS.sub(lambda found: _POSIX[found[1]], row).encode().decode("latin-1") for row in rows
+            )
+
+    def says(self, relative: Path, *, is_directory: bool) -> tuple[bool | None, str]:
+        """Return whether the last matching pattern excludes a path, and this pattern. None: no pattern matches."""
+        name = os.fsencode(relative.as_posix()).decode("latin-1")
+        found = self._spec.check_file(f"{name}/" if is_directory else name)
+        return found.include, "" if found.index is None else self._rows[found.index].strip()
+
+
+def _patterns(file: Path) -> _Patterns:
     if not file.is_file() or file.is_symlink():
-        return found
+        return _Patterns([])
     try:
-        rows = file.read_text(encoding="utf-8").splitlines()
+        rows = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise SourceRefused(f"{file} is not UTF-8.") from error
     for row in rows:
-        pattern = row.rstrip()
-        if not pattern or pattern.startswith("#"):
-            continue
-        is_back = pattern.startswith("!")
-        pattern = pattern.removeprefix("!")
-        is_for_directories = pattern.endswith("/")
-        pattern = pattern.removesuffix("/")
-        is_at_top = "/" in pattern
-        regex = "" if is_at_top else "(?:.*/)?"
-        for part in re.split(r"(\*\*/|/\*\*$|\*|\?|\[[^\]/]+\])", pattern.removeprefix("/")):
-            known = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
-            if part in known:
-                regex += known[part]
-            elif part.startswith("[") and part.endswith("]"):
-                is_negated = part[1] in "!^"
-                characters = re.escape(part[2:-1] if is_negated else part[1:-1]).replace(chr(92) + "-", "-")
-                regex += f"[{'^' if is_negated else ''}{characters}]"
-            else:
-                regex += re.escape(part)
         try:
-            found.append((re.compile(regex), is_for_directories, is_back))
-        except re.error as error:
+            _Patterns([row])
+        except (ValueError, re.error) as error:
             raise SourceRefused(f"{file}: {row!r} is not a valid pattern: {error}.") from error
-    return found
+    return _Patterns(rows)
 
 
-def _is_ignored(name: str, is_directory: bool, rules: list[Rule]) -> bool:
-    """Return whether the rules of an ignore file exclude a path. The last rule that matches the path decides."""
-    for pattern, is_for_directories, is_back in reversed(rules):
-        if (is_directory or not is_for_directories) and pattern.fullmatch(name):
-            return not is_back
-    return False
+def _ignored(directory: Path) -> _Rules:
+    return _Rules(directory)
 
 
-def _members(directory: Path, top: Path, rules: list[Rule]) -> Iterator[Path]:
+def _members(directory: Path, top: Path, rules: _Rules) -> Iterator[Path]:
     for path in sorted(directory.iterdir(), key=lambda entry: entry.name):
         if path.name in LEFT_OUT or path.suffix == ".pyc":
             continue
-        if _is_ignored(path.relative_to(top).as_posix(), path.is_dir() and not path.is_symlink(), rules):
+        is_link = path.is_symlink()
+        if rules.leave_out(path, path.is_dir() and not is_link):
             continue
-        if path.is_symlink():
+        if is_link:
             raise SourceRefused(
                 f"{path} is a link (to {path.readlink()}).",
                 hint=f"Copy what it points to into the source directory, or name it in {IGNORE_FILE}.",
@@ -150,10 +244,17 @@ def _members(directory: Path, top: Path, rules: list[Rule]) -> Iterator[Path]:
         if path.is_dir():
             yield path
             yield from _members(path, top, rules)
-        elif path.is_file():
-            yield path
-        else:
+        elif not path.is_file():
             raise SourceRefused(f"{path} is neither a file nor a directory.")
+        elif (size := path.stat().st_size) > LARGE_BYTES and not rules.is_named(path):
+            name = path.relative_to(top).as_posix()
+            raise SourceRefused(
+                f"{path} has {size // 2**20} MiB.",
+                hint=f"Write /{name} into {IGNORE_FILE} to leave it out, or !/{name} to upload it. Better, make a data "
+                "set an input of the job: --input name=s3://bucket/prefix.",
+            )
+        else:
+            yield path
 
 
 class _Digesting:

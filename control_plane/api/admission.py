@@ -48,7 +48,9 @@ KEY_VARIABLES = frozenset(
 )
 """Environment variables that would make AWS SDKs ignore the credentials of the job's RoleArn."""
 
-_STORED_AS_SENT: Final = CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(SavedJobSpec)}
+_STORED_AS_SENT: Final = (
+    CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(SavedJobSpec)}
+) - {"entry_point"}
 """Fields that `admit` copies unchanged from the request into the job's specification, if the request sets them."""
 
 
@@ -100,6 +102,7 @@ def admit(
         copies=copies_of(request),
         parity_group_size=_parity_group_size(request),
         max_slowdown=(request.protection or ProtectionConfig()).max_slowdown or default_max_slowdown,
+        entry_point=_entry_point(request, source) or "",
         hyperparameters=dict(request.hyper_parameters),
         **stored(
             request.checkpoint_config,
@@ -126,7 +129,7 @@ def admit(
         *_beyond(request, quota),
         *_inelastic(request, fleet, max_node_count, quota),
         *(allowance.refused(request) if allowance is not None else ()),
-        *_entry_point(request, source),
+        *_no_script(request, source),
         *_requirements(request, source),
     ]
     if wrong:
@@ -296,11 +299,26 @@ def _priceless(request: CreateTrainingJobRequest, fleet: FleetRecord) -> Iterato
         yield "StoppingCondition.MaxCostUsd", message
 
 
-def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[tuple[str, str]]:
-    path = request.entry_point
-    if path in source.files:
+def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> str | None:
+    """Return the path of the file that the ranks run, or None if the source does not contain it."""
+    if request.module is None:
+        return request.entry_point if request.entry_point in source.files else None
+    path = request.module.replace(".", "/")
+    return next((file for file in (f"{path}/__main__.py", f"{path}.py") if file in source.files), None)
+
+
+def _no_script(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[tuple[str, str]]:
+    if (request.entry_point is None) == (request.module is None):
+        yield "EntryPoint", "the request needs either EntryPoint or Module"
+        return
+    path = _entry_point(request, source)
+    if path is not None:
         if not path.endswith(".py"):
             yield "EntryPoint", f"{path!r} is not a Python file (.py)"
+        return
+    if request.module is not None:
+        path = request.module.replace(".", "/")
+        yield "Module", f"the source has neither {path}.py nor {path}/__main__.py"
         return
     scripts = [name for name in source.files if name.endswith(".py") and "/" not in name]
     has = (
@@ -308,7 +326,7 @@ def _entry_point(request: CreateTrainingJobRequest, source: SourceRecord) -> Ite
         if scripts
         else "the source has no Python file at its top level"
     )
-    yield "EntryPoint", f"{path!r} is not among the {len(source.files)} files of the source; {has}"
+    yield "EntryPoint", f"{request.entry_point!r} is not among the {len(source.files)} files of the source; {has}"
 
 
 def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[tuple[str, str]]:

@@ -76,6 +76,8 @@ class SavedJobSpec(JobSettings):
     source_key: str
     source_bytes: int
     entry_point: str
+    module: str = ""
+    """Name under which ranks run `entry_point` as `python -m` does. Empty: they run it as a script."""
     hyperparameters: dict[str, str] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)

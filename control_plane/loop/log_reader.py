@@ -84,6 +84,8 @@ class LogEvent:
     kind: str
     """Kind of the line: `stdout`, `stderr`, or `gap` for a message about missing lines."""
     text: str
+    overwrites: bool = False
+    """Whether the line replaces the previous line of the rank's stream, if that line has this value, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -515,6 +517,7 @@ def of_line(line: LogLine, node: NodeId, generation: int) -> LogEvent:
         rank=None if line.rank == NO_RANK else line.rank,
         kind="gap" if line.is_gap else line.stream,
         text=line.text,
+        overwrites=line.overwrites,
     )
 
 

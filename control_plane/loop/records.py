@@ -96,6 +96,7 @@ def job_spec(job: jobs.SavedJob) -> JobSpec:
         script=ScriptPlan(
             source=_source(spec),
             entry_point=spec.entry_point,
+            module=spec.module,
             hyperparameters=dict(spec.hyperparameters),
             arguments=tuple(spec.arguments),
             environment=dict(spec.environment),

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
+from everstep import sources
 from everstep.cli import determinism, plans, steps, submission
 from everstep.cli import logs as lines
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
@@ -52,6 +53,8 @@ from everstep.errors import ConfigurationError, WaitFailed
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+LEFT_OUT_SHOWN: Final = 6
+"""Maximum number of excluded files and directories that `jobs submit` names."""
 MAX_STDIN_LENGTH: Final = 65_536
 """Maximum number of characters that `jobs exec` sends to the program's stdin. The service's contract sets the limit."""
 
@@ -69,9 +72,11 @@ class JobOptions:
 
     name: str | None = sets("TrainingJobName", "Name of the job; by default derived from the entry point and the time.")
     source_dir: Path | None = sets(
-        "Source.Directory", "Directory with the code to upload, without the files that .everstepignore lists."
+        "Source.Directory",
+        "Directory with the code to upload, without the files that .everstepignore and .gitignore name.",
     )
     entry_point: str | None = sets("EntryPoint", "Python file in the source directory that every rank runs.")
+    module: str | None = sets("Module", "Module of the source directory that every rank runs, as python -m does.")
     node_count: int | None = sets("NodeCount", "Number of nodes.")
     min_node_count: int | None = sets(
         "ElasticConfig.MinNodeCount",
@@ -219,6 +224,9 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Upload the code, show the plan, and start nothing.")
     ] = False,
+    list_source: Annotated[
+        bool, typer.Option("--list-source", help="List the files to upload and those left out, and start nothing.")
+    ] = False,
     output: Output = OutputFormat.TABLE,
     query: Query = None,
 ) -> Shown:
@@ -235,7 +243,14 @@ def submit(
     request = submission.named(submission.joined(written, fields))
     dry_run = bool(request.pop("DryRun", False)) or dry_run
     directory = submission.directory_of(request)
+    if list_source:
+        return _source_of(directory)
     if directory is not None:
+        if left_out := sources.listing(Path(directory)).left_out:
+            say(
+                f"left out: {', '.join(f'{each.path} ({each.reason})' for each in left_out[:LEFT_OUT_SHOWN])}"
+                f"{' …' if len(left_out) > LEFT_OUT_SHOWN else ''}. --list-source shows all"
+            )
         request["Source"] = service.upload_source(Directory=directory)
     name = request["TrainingJobName"]
     planned: Json = {}
@@ -258,6 +273,22 @@ def submit(
     commands = ("jobs top", "jobs wait", "jobs logs -f", "protection describe")
     return Shown(
         created, f"submitted {name}: {ranks}", f"next: {'   '.join(f'everstep {each} {name}' for each in commands)}"
+    )
+
+
+def _source_of(directory: str | None) -> Shown:
+    if directory is None:
+        raise ConfigurationError("--list-source needs --source-dir.")
+    found = sources.listing(Path(directory))
+    rows = [{"Path": path, "Bytes": count} for path, count in found.files]
+    left_out = [{"Path": each.path, "Reason": each.reason} for each in found.left_out]
+    return Shown(
+        {"Files": rows, "LeftOut": left_out},
+        (
+            Rows(rows, {"FILE": "Path", "SIZE": lambda row: size(row["Bytes"])}, f"{directory} has no file to run"),
+            Rows(left_out, {"LEFT OUT": "Path", "REASON": "Reason"}, "nothing is left out"),
+        ),
+        f"{counted(len(rows), 'file')}, {size(sum(count for _, count in found.files))}",
     )
 
 
@@ -412,7 +443,8 @@ def logs(
         found = lines.follow(service, name, wanted) if follow else lines.read(service, name, wanted)
     of_stream = (event for event in found if stream is Stream.BOTH or event["Stream"] in (stream.value, "gap"))
     lines.show(
-        of_stream, None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True)
+        lines.settled(of_stream) if is_printed and not follow else of_stream,
+        None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True),
     )
 
 
@@ -688,6 +720,7 @@ def _facts(job: Json) -> list[tuple[str, object]]:
         ("coordinator", job.get("CoordinatorNodeId")),
         ("incidents", incident_words(job)),
         ("entry point", job["EntryPoint"]),
+        ("module", job.get("Module")),
         ("arguments", shlex.join(job.get("Arguments", [])) or None),
         ("hyperparameters", ", ".join(f"{name}={value}" for name, value in job["HyperParameters"].items()) or None),
         ("resume", _resume(job)),

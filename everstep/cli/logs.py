@@ -15,10 +15,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import typer
+from rich.cells import set_cell_size
 
 from everstep.cli.following import kept_up
-from everstep.cli.output import Json, colored, echo, say
-from everstep.cli.terminal import safe_line
+from everstep.cli.output import Json, colored, echo, say, stdout
+from everstep.cli.terminal import safe_cell, safe_line
 from everstep.cli.waiting import ENDED
 
 _COLORS: Final = (
@@ -138,26 +139,52 @@ def follow(
         place["NextToken"] = stream_event["LogEvents"]["NextForwardToken"]
 
 
+def settled(events: Iterator[Json]) -> Iterator[Json]:
+    """Yield log events without the states of a moving line, such as a progress bar, that a later event overwrites."""
+    states: dict[tuple[int | None, str], Json] = {}
+    for event in events:
+        key = (event.get("Rank"), event["Stream"])
+        before = states.pop(key, None)
+        if event.get("Overwrites"):
+            states[key] = event
+            continue
+        if before is not None:
+            yield before
+        yield event
+    yield from states.values()
+
+
 def show(events: Iterator[Json], each: Callable[[Json], None] | None) -> None:
     """Print log events: the ranks' stdout to stdout, their stderr and notes about lost lines to stderr.
 
     Args:
         events: log events of GetLogEvents or FollowLogs.
-        each: prints one event in a format for programs. None prints lines for people.
+        each: prints one event in a format for programs. None prints lines for people. On a terminal, a state of a
+            moving line, such as a progress bar, then replaces the state before it.
     """
     has_any = False
+    moving: tuple[int, str] | None = None
     for event in events:
         has_any = True
         if each is not None:
             each(event)
             sys.stdout.flush()
         elif event["Stream"] == "gap":
+            moving = None
             say(f"--- generation {event['Generation']} · {event['Message']}")
         else:
             moment = event["Timestamp"].astimezone(UTC).strftime("%H:%M:%S.%f")[:-3]
             color = _COLORS[int(event["Rank"]) % len(_COLORS)]
-            who = colored(f"{moment} g{event['Generation']} r{event['Rank']}", color)
-            echo(f"{who} {safe_line(event['Message'])}", err=event["Stream"] == "stderr")
+            who = f"{moment} g{event['Generation']} r{event['Rank']}"
+            line, is_error = safe_line(event["Message"]), event["Stream"] == "stderr"
+            is_moving = bool(event.get("Overwrites")) and (sys.stderr if is_error else sys.stdout).isatty()
+            if is_moving:
+                # One row of the terminal, which the next state overwrites
+                line = set_cell_size(safe_cell(line), max(0, stdout().width - len(who) - 1)).rstrip()
+                if moving == (event["Rank"], event["Stream"]):
+                    typer.echo("\x1b[1A\x1b[2K", err=is_error, nl=False)
+            moving = (event["Rank"], event["Stream"]) if is_moving else None
+            echo(f"{colored(who, color)} {line}", err=is_error)
             sys.stdout.flush()
     if not has_any:
         say("No line matches, or the ranks have printed nothing yet.")

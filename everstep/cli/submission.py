@@ -35,6 +35,8 @@ STDIN: Final = Path("-")
 TEXTS: Final = ("HyperParameters", "Environment", "Secrets", "Tags")
 """Fields whose values stay text, even if YAML would parse them as numbers or booleans."""
 _ABOUT_THE_REQUEST: Final = ("TrainingJobName", "ClientRequestToken", "DryRun")
+LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+"""Modules that start ranks themselves."""
 _LIMITS: Final = ("MaxRuntimeInSeconds", "MaxPendingTimeInSeconds", "MaxCostUsd")
 """Fields in which 0 removes the limit.
 
@@ -160,17 +162,19 @@ def of_command_line(words: Sequence[str]) -> Request:
         words: for example `python train.py --fp16 data/`. The interpreter may be missing.
 
     Returns:
-        EntryPoint and Arguments. Empty without words.
+        EntryPoint or Module, and Arguments. Empty without words.
 
     Raises:
-        ConfigurationError: the words start a launcher or a module instead of a script.
+        ConfigurationError: the words start a launcher or another program instead of a script or a module.
     """
     rest = list(words)
     if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
         rest = rest[2:] if rest[1:2] == ["-u"] else rest[1:]
+        if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] not in LAUNCHERS:
+            return {"Module": rest[1], "Arguments": rest[2:]}
     if not rest:
         return {}
-    script, *arguments = rest
+    script, *arguments = rest[1:] if rest[0] == "-m" else rest
     if not script.endswith(".py"):
         raise ConfigurationError(
             f"{script!r} is not a Python file. Write the command as one rank would run it alone: python train.py …. "
@@ -183,10 +187,8 @@ def named(request: Request) -> Request:
     """Return the request. If it lacks a job name, add one: the script's name, the time and a random suffix."""
     if request.get("TrainingJobName"):
         return request
-    stem = (
-        re.sub(r"[^A-Za-z0-9]+", "-", Path(str(request.get("EntryPoint", "job"))).stem).strip("-")[:32].strip("-")
-        or "job"
-    )
+    program = str(request.get("EntryPoint") or request.get("Module") or "job")
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", Path(program).stem).strip("-")[:32].strip("-") or "job"
     import secrets  # Import here to keep `--help` fast.
 
     when = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")

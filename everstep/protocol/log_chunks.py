@@ -72,6 +72,11 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the next record continues this line."""
     is_gap: bool = msgspec.field(name="g", default=False)
     """True if the record replaces output that the node could not store. The text contains the amount."""
+    overwrites: bool = msgspec.field(name="o", default=False)
+    """True if the text is a state of a line that the rank overwrites, such as a progress bar.
+
+    It replaces the previous line of the rank's stream, if that is a state, too.
+    """
 
 
 @dataclass(frozen=True, slots=True, order=True)

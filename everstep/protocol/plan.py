@@ -212,10 +212,12 @@ class ScriptPlan(Message, frozen=True):
     """
     arguments: tuple[str, ...] = ()
     """Arguments of the script after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
+    module: str = ""
+    """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
 
 
 ARGUMENTS_SINCE_MINOR = 1
-"""The minor version of the protocol since which agents pass `ScriptPlan.arguments` to the script."""
+"""The minor version of the protocol since which agents know `ScriptPlan.arguments` and `ScriptPlan.module`."""
 
 
 class CheckpointPlan(Message, frozen=True):

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -69,11 +70,19 @@ class Bench:
         )
 
     async def start(
-        self, script: str, *, count: int = 1, generation: int = 1, supplied: Supplied = NOTHING, **options: object
+        self,
+        script: str,
+        *,
+        count: int = 1,
+        generation: int = 1,
+        supplied: Supplied = NOTHING,
+        entry: Path | None = None,
+        **options: object,
     ) -> GenerationPlan:
-        entry = self.source / "train.py"
+        """Start the ranks with a script, or with the file `entry` instead."""
+        is_given, entry = entry is not None, entry or self.source / "train.py"
         # do not rewrite an unchanged script, because a rank of an earlier start may be reading it
-        if not entry.exists() or entry.read_text() != script:
+        if not is_given and (not entry.exists() or entry.read_text() != script):
             entry.write_text(script)
         plan = rank_plan(ranks_per_node=count, generation=generation, **options)  # type: ignore[arg-type]
         for rank in plan.nodes[0].ranks:
@@ -81,7 +90,7 @@ class Bench:
                 plan,
                 plan.nodes[0],
                 rank,
-                self.source / "train.py",
+                entry,
                 agent_socket=self.state / "ranks.sock",
                 supplied=supplied,
             )
@@ -258,6 +267,38 @@ print(json.dumps(facts))
         "worker": False,
         "fds": [0, 1, 2],
     }
+
+
+def run_module(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", name], cwd=folder, capture_output=True, text=True, check=False)
+
+
+async def test_a_rank_runs_a_module_as_python_would(bench: Bench) -> None:
+    """`python -m` itself prints the expected facts."""
+    script = """
+import json, os, sys
+from . import helper
+print(json.dumps([sys.argv, __name__, __file__, sys.path[0], os.getcwd(), __spec__.name, __package__, helper.__name__,
+    sys.modules["__main__"].__dict__ is globals()]))
+raise SystemExit(3)
+"""
+    package = bench.source / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "helper.py").write_text("")
+    (package / "train.py").write_text(script)
+    await bench.start("", entry=package / "train.py", module="package.train", entry_point="package/train.py")
+    assert (await bench.exit()).end.code == 3, bench.files().stderr.read_text()
+    python = run_module("package.train", bench.source)
+    assert json.loads(bench.files().stdout.read_text()) == json.loads(python.stdout)
+
+
+async def test_a_module_reports_an_exception_as_python_does(bench: Bench) -> None:
+    (bench.source / "train.py").write_text("")
+    await bench.start("def f():\n    raise ValueError('wrong')\nf()\n", module="train")
+    assert (await bench.exit()).end.code == 1
+    python = run_module("train", bench.source)
+    assert bench.files().stderr.read_text() == python.stderr
 
 
 class Kernel:

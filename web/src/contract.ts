@@ -382,8 +382,10 @@ export interface CreateTrainingJobRequest {
   /** Fleets in other subnets, zones or with other instance types. If AWS has no capacity for the whole job, the job moves to the next fleet of the list. From the last fleet of the list, it moves to FleetName. It moves only before its first start. */
   AlternativeFleetNames?: string[]
   Source: SourceConfig
-  /** Path of a Python file in the source archive. */
-  EntryPoint: string
+  /** Path of a Python file in the source archive. A request has either EntryPoint or Module. */
+  EntryPoint?: string
+  /** Module of the source archive that every rank runs as `python -m` does, such as `package.train`. */
+  Module?: string
   /** Path of a requirements.txt in the source archive. Each node installs the missing packages once, separately from its own packages. Ranks import from the installed packages first. */
   Requirements?: string
   /** Parameters for the script, passed in EVERSTEP_HYPERPARAMETERS (JSON) and as `--key=value` arguments. */
@@ -1414,6 +1416,8 @@ export interface LogEvent {
   Stream: 'stdout' | 'stderr' | 'gap'
   /** The line without its line feed. Lines of more than 16 KiB are split. */
   Message: string
+  /** True for a state of a line that the rank overwrites, such as a progress bar. Absent for other lines. It replaces the previous line of the rank's stream, if that is a state, too. The log has at most one in 5 seconds. */
+  Overwrites?: boolean
 }
 
 /** A batch of a job's log lines. The service sends a batch without lines to show that the stream is alive. */
@@ -2193,7 +2197,10 @@ export interface TrainingJob {
   /** Current problems of the job's nodes and of the service. Conditions inform people. A condition alone does not make Everstep change the job. Empty once the job has ended. */
   Conditions: Condition[]
   Source: SourceConfig
+  /** Path of the Python file that every rank runs, in the source archive. */
   EntryPoint: string
+  /** The request's Module. Absent if the request named EntryPoint instead. */
+  Module?: string
   Requirements?: string
   HyperParameters: Record<string, string>
   Arguments: string[]
@@ -2647,7 +2654,7 @@ export const operations = {
 } as const satisfies Record<keyof Operations, { method: string; path: string; query: readonly string[]; role: string }>
 
 /** Fields of a job that are also fields of the request for one. */
-export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Requirements', 'HyperParameters', 'Arguments', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Rehearsal', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
+export const jobSettings = ['TrainingJobName', 'FleetName', 'AlternativeFleetNames', 'Source', 'EntryPoint', 'Module', 'Requirements', 'HyperParameters', 'Arguments', 'Environment', 'Secrets', 'RoleArn', 'NodeCount', 'RanksPerNode', 'Protection', 'CheckpointConfig', 'InitialCheckpoint', 'InputDataConfig', 'OutputDataConfig', 'StoppingCondition', 'RetryStrategy', 'ElasticConfig', 'Rehearsal', 'Priority', 'Preemptible', 'Project', 'Tags'] as const satisfies readonly (keyof TrainingJob)[]
 
 /** What happened, by the cause of an incident. A sentence without its full stop. */
 export const causeTitles = {

@@ -94,6 +94,14 @@ describe('held lines', () => {
       [1, 'b'],
     ])
   })
+  test('contain the newest state of a line that its writer overwrites', () => {
+    const state = (text: string, Rank = 0) => event(text, 0, { Rank, Overwrites: true })
+    const first = appended([], [event('a'), state('1%'), state('5%', 1), state('2%')]).lines
+    expect(first.map((line) => line.text)).toEqual(['a', '5%', '2%'])
+    const next = appended(first, [state('3%'), event('b'), state('4%')]).lines
+    expect(next.map((line) => line.text)).toEqual(['a', '5%', '3%', 'b', '4%'])
+    expect(prepended(next, [state('4%', 1)])).toEqual(next)
+  })
   test('are limited in number: the oldest are dropped', () => {
     const many = Array.from({ length: MOST_LINES }, (_, index) => event(String(index), index))
     const held = appended([], many)

@@ -6,6 +6,9 @@
 A *stream* is the file with a rank's stdout or stderr. The newest chunk records the position up to which each stream was
 read. An agent that starts while ranks run continues from these positions, so no line is read twice.
 
+A program such as tqdm ends each *state* of a moving line with a carriage return. The journal stores the newest state,
+at most one in `STATE_SECONDS`, as a line that overwrites the previous state. It skips the other states.
+
 The journal frees the disk space of the parts of a stream that it has read, except for the last `TAIL_BYTES`. It keeps
 the chunks that are not uploaded, up to `journal_bytes` of `JournalLimits`, and the newest chunk, which still grows.
 
@@ -18,11 +21,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.log_chunks import (
@@ -45,6 +49,8 @@ An incomplete chunk is uploaded again whenever it has grown.
 """
 TAIL_BYTES: Final = 64 * 1024
 """Bytes at the end of a rank's stdout or stderr that stay on disk, because users see them if the rank fails."""
+STATE_SECONDS: Final = 5.0
+"""Minimum time between two stored states of a line that a rank overwrites, such as a progress bar."""
 _PUNCH_HOLE: Final = 0x02 | 0x01
 """Flags of fallocate(2) that free a part of a file: FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 
@@ -114,6 +120,8 @@ class LogJournal:
         self._streams = dict(streams)
         self._positions = dict.fromkeys(self._streams, 0)
         self._given_back = dict.fromkeys(self._streams, 0)
+        self._states = dict.fromkeys(self._streams, (b"", -math.inf))
+        """The last stored state of each stream's moving line, and the time of `now` at which it was stored."""
         self._chunks: list[_Chunk] = []
         self._last_ms = 0
         self.count = 0
@@ -259,9 +267,19 @@ class LogJournal:
             with path.open("rb") as file:
                 file.seek(self._positions[key])
                 data = file.read(self.limits.read_bytes)
-            for text, size, is_piece in split_lines(data, is_last=is_last and len(data) < self.limits.read_bytes):
-                self._positions[key] += size
-                yield self._line(rank, stream, text, self._positions[key], is_piece=is_piece)
+            read = 0
+            for part in split_lines(data, is_last=is_last and len(data) < self.limits.read_bytes):
+                read += part.size
+                self._positions[key] += part.size
+                end = self._positions[key]
+                yield self._line(rank, stream, part.text, end, is_piece=part.is_piece, overwrites=part.overwrites)
+            state, overwritten = newest_state(data[read:])
+            self._positions[key] += overwritten
+            known, stored_at = self._states[key]
+            if state not in (b"", known) and self.now() - stored_at >= STATE_SECONDS:
+                self._states[key] = (state, self.now())
+                text = state.decode(errors="replace").rstrip("\ufffd")  # the last character may be incomplete
+                yield self._line(rank, stream, text, self._positions[key], overwrites=True)
 
     def _begun_anew(self, key: StreamKey) -> LogLine:
         """Read a rank's stdout or stderr from the beginning again; return a line that reports the lost output.
@@ -283,7 +301,15 @@ class LogJournal:
         return self._line(*key, text, upto, is_gap=True)
 
     def _line(
-        self, rank: Rank, stream: str, text: str, end: int, *, is_piece: bool = False, is_gap: bool = False
+        self,
+        rank: Rank,
+        stream: str,
+        text: str,
+        end: int,
+        *,
+        is_piece: bool = False,
+        is_gap: bool = False,
+        overwrites: bool = False,
     ) -> LogLine:
         self._last_ms = max(self._last_ms, int(self.now() * 1000))
         return LogLine(
@@ -294,6 +320,7 @@ class LogJournal:
             end=end,
             is_piece=is_piece,
             is_gap=is_gap,
+            overwrites=overwrites,
         )
 
     def _append(self, lines: list[LogLine], before: Mapping[StreamKey, int]) -> None:
@@ -340,7 +367,20 @@ class LogJournal:
                 )
 
 
-def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES) -> Iterator[tuple[str, int, bool]]:
+class LinePart(NamedTuple):
+    """A line, or a part of a long line."""
+
+    text: str
+    """Text without line feed. Of a line with carriage returns, it is the last state."""
+    size: int
+    """Number of bytes read, with line feed and overwritten states."""
+    is_piece: bool
+    """Whether the line continues."""
+    overwrites: bool
+    """Whether the line contained a carriage return, other than in a CRLF at its end."""
+
+
+def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES) -> Iterator[LinePart]:
     """Split bytes of a rank's stdout or stderr into lines. Pure.
 
     Args:
@@ -349,26 +389,53 @@ def split_lines(data: bytes, *, is_last: bool, max_line_bytes: int = LINE_BYTES)
         max_line_bytes: length at which a line is split.
 
     Yields:
-        (text without line feed, length in bytes with line feed, whether the line continues). The caller later reads the
-        bytes of an incomplete line again.
+        The parts. The caller later reads the bytes of an incomplete line again.
     """
     begin = 0
     while begin < len(data):
-        cut = data.find(b"\n", begin, begin + max_line_bytes)
-        if cut >= 0:
-            end, is_piece = cut + 1, False
-        elif len(data) - begin >= max_line_bytes:
-            end, is_piece = begin + max_line_bytes, True
-            while end > begin + max_line_bytes - 4 and data[end - 1] & 0xC0 == 0x80:
-                end -= 1  # The cut must not be inside a UTF-8 character.
-            if data[end - 1] >= 0xC0:
-                end -= 1
-        elif is_last:
-            end, is_piece = len(data), False
+        cut = data.find(b"\n", begin)
+        line_end = cut if cut >= 0 else len(data)
+        start, stop = _last_state(data, begin, line_end)
+        if stop - start >= max_line_bytes:
+            stop, is_piece = start + max_line_bytes, True
+            while stop > start + max_line_bytes - 4 and data[stop - 1] & 0xC0 == 0x80:
+                stop -= 1  # The cut must not be inside a UTF-8 character.
+            if data[stop - 1] >= 0xC0:
+                stop -= 1
+            end = stop
+        elif cut >= 0 or is_last:
+            end, is_piece = min(line_end + 1, len(data)), False
         else:
             return
-        yield data[begin:end].removesuffix(b"\n").decode(errors="replace"), end - begin, is_piece
+        yield LinePart(data[start:stop].decode(errors="replace"), end - begin, is_piece, start > begin)
         begin = end
+
+
+def newest_state(data: bytes) -> tuple[bytes, int]:
+    """Return the newest state of a line that a program still overwrites. Pure.
+
+    Args:
+        data: bytes of a rank's stdout or stderr from the beginning of a line, without a line feed.
+
+    Returns:
+        The state, empty if there is none. The number of bytes that later states have overwritten. The caller reads the
+        other bytes again, because a line feed may follow them.
+    """
+    cut = data.rfind(b"\r")
+    if cut < 0 or (cut == len(data) - 1 and b"\r" not in data[:cut]):  # possibly the first half of a CRLF
+        return b"", 0
+    start, stop = _last_state(data, 0, len(data))
+    return data[start:stop].rstrip()[:LINE_BYTES], cut
+
+
+def _last_state(data: bytes, begin: int, end: int) -> tuple[int, int]:
+    """Return the begin and end of the text that is visible after `data[begin:end]`, a line without its line feed."""
+    stop = end
+    while (cut := data.rfind(b"\r", begin, stop)) >= 0:
+        if data[cut + 1 : stop].strip():
+            return cut + 1, stop
+        stop = cut
+    return begin, stop
 
 
 def _write(path: Path, size: int, data: bytes) -> int:

@@ -398,6 +398,7 @@ class Supervisor:
             stderr_path=str(files.stderr),
             warm=self._is_warm,
             user=user,
+            module=plan.script.module,
         )
         await asyncio.to_thread(build_locks.remove_stale, start.environment, user)
         await self._connected()

@@ -29,6 +29,7 @@ from control_plane.api.schemas.common import (
     ChannelName,
     Environment,
     HyperParameterName,
+    ModuleName,
     Name,
     OfRun,
     Request,
@@ -333,8 +334,10 @@ class CreateTrainingJobRequest(Request):
     list, it moves to FleetName. It moves only before its first start.
     """
     source: SourceConfig
-    entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)]
-    """Path of a Python file in the source archive."""
+    entry_point: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
+    """Path of a Python file in the source archive. A request has either EntryPoint or Module."""
+    module: ModuleName | None = None
+    """Module of the source archive that every rank runs as `python -m` does, such as `package.train`."""
     requirements: Annotated[str, StringConstraints(min_length=1, max_length=512)] | None = None
     """Path of a requirements.txt in the source archive.
 
@@ -750,6 +753,9 @@ class TrainingJob(JobFields):
     """
     source: SourceConfig
     entry_point: str
+    """Path of the Python file that every rank runs, in the source archive."""
+    module: str | None
+    """The request's Module. Absent if the request named EntryPoint instead."""
     requirements: str | None
     hyper_parameters: dict[str, str]
     arguments: list[str]

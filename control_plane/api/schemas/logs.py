@@ -21,6 +21,11 @@ class LogEvent(Shape):
     """`stdout`, `stderr` or `gap`. A gap marks missing lines. Its Message contains their number and the reason."""
     message: str
     """The line without its line feed. Lines of more than 16 KiB are split."""
+    overwrites: bool | None
+    """True for a state of a line that the rank overwrites, such as a progress bar. Absent for other lines.
+
+    It replaces the previous line of the rank's stream, if that is a state, too. The log has at most one in 5 seconds.
+    """
 
 
 class GetLogEventsResponse(Shape):

@@ -91,8 +91,10 @@ class Client(Conveniences):
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Run a command. Return its exit code, stdout, stderr and the client's calls."""
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command beside a source directory `code`. Return its exit code, stdout, stderr and the client's calls."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir(exist_ok=True)
 
     def run(*arguments: str, **answers):
         client = Client(answers)

@@ -318,26 +318,56 @@ def test_a_file_says_what_the_api_says_and_options_win(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "entry_point", "arguments"),
+    ("words", "program", "arguments"),
     [
-        (["python", "train.py", "--fp16", "data/", "lr=1e-4", "-1"], "train.py", ["--fp16", "data/", "lr=1e-4", "-1"]),
-        (["/usr/bin/python3.11", "-u", "src/train.py"], "src/train.py", []),
-        (["train.py", "--", "--name", "a b"], "train.py", ["--", "--name", "a b"]),
+        (
+            ["python", "train.py", "--fp16", "data/", "lr=1e-4", "-1"],
+            {"EntryPoint": "train.py"},
+            ["--fp16", "data/", "lr=1e-4", "-1"],
+        ),
+        (["/usr/bin/python3.11", "-u", "src/train.py"], {"EntryPoint": "src/train.py"}, []),
+        (["train.py", "--", "--name", "a b"], {"EntryPoint": "train.py"}, ["--", "--name", "a b"]),
+        (["python3", "-m", "package.train", "-m", "x"], {"Module": "package.train"}, ["-m", "x"]),
     ],
 )
-def test_submit_takes_a_command_line_as_it_is(run, words, entry_point, arguments):
+def test_submit_takes_a_command_line_as_it_is(run, words, program, arguments):
     source = ("jobs", "submit", "--name", "gpt", "--source-dir", "code", "--node-count", "1")
     code, _, err, calls = run(*source, "--", *words, upload_source={"SourceId": "s"}, create_training_job=planned)
     assert code == 0, err
-    assert (calls[-1][1]["EntryPoint"], calls[-1][1]["Arguments"]) == (entry_point, arguments)
+    request = calls[-1][1]
+    assert {name: request[name] for name in ("EntryPoint", "Module") if name in request} == program
+    assert request["Arguments"] == arguments
 
 
-@pytest.mark.parametrize("words", [["torchrun", "train.py"], ["python", "-m", "package"], ["accelerate", "launch"]])
+@pytest.mark.parametrize(
+    "words",
+    [["torchrun", "train.py"], ["python", "-m", "torch.distributed.run", "train.py"], ["accelerate", "launch"]],
+)
 def test_submit_refuses_a_launcher(run, words):
     code, _, err, calls = run("jobs", "submit", "--source-dir", "code", "--", *words)
     assert code == 2
     assert "is not a Python file" in err
     assert not calls
+
+
+def test_submit_names_what_it_does_not_upload(run, tmp_path):
+    """The user sees what .gitignore excludes, because the script may read one of these files."""
+    source = ("jobs", "submit", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "1")
+    for name in ("train.py", ".env", "data/x.bin"):
+        (tmp_path / "code" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "code" / name).write_text("12")
+    (tmp_path / "code" / ".gitignore").write_text("# mine\ndata/\n")
+    code, _, err, _ = run(*source, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert code == 0, err
+    assert "left out: .env (may contain secrets), data/ (.gitignore: data/)." in err
+    code, out, err, calls = run(*source, "--list-source")
+    assert (code, calls) == (0, []), err
+    assert re.search(r"^train\.py +2 B$", out, re.MULTILINE)
+    assert re.search(r"^data/ +\.gitignore: data/$", out, re.MULTILINE)
+    code, out, _, _ = run(*source, "--list-source", "--output", "json")
+    assert {"Path": ".env", "Reason": "may contain secrets"} in json.loads(out)["LeftOut"]
+    code, _, err, _ = run("jobs", "submit", "--list-source")
+    assert (code, "needs --source-dir" in err) == (2, True)
 
 
 JSON_JOB = """{

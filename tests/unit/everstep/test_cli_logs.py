@@ -189,3 +189,42 @@ def test_the_tail_is_printed_and_excludes_following(run) -> None:
     assert {"Rank": 0, "Limit": 1}.items() <= calls[0][1].items()
     code, _, err, _ = run("jobs", "logs", "gpt", "--tail", "1", "-f")
     assert (code, "--tail and --follow exclude each other" in err) == (2, True)
+
+
+def state(text: str, rank: int = 0) -> dict:
+    return {**event(text, rank), "Overwrites": True}
+
+
+def test_a_read_log_has_the_last_state_of_each_moving_line():
+    events = [
+        event("begin"),
+        state("1%"),
+        state("5%", rank=1),
+        state("2%"),
+        event("other", stream="stderr"),
+        event("end"),
+        state("7%", rank=1),
+        state("3%"),
+    ]
+    found = [(each["Rank"], each["Message"]) for each in logs.settled(iter(events))]
+    assert found == [(0, "begin"), (0, "other"), (0, "2%"), (0, "end"), (1, "7%"), (0, "3%")]
+
+
+def test_a_followed_log_draws_a_moving_line_in_place(monkeypatch, capfd):
+    """The terminal has 40 columns. A state that wraps to a second row could not be overwritten."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    events = [state("1%"), state(f"2% {'█' * 80}"), state("5%", rank=1), state("3%"), event("a\rb")]
+    logs.show(iter(events), None)
+    assert capfd.readouterr().out.split("\n") == [
+        "12:00:00.000 g1 r0 1%",
+        f"\x1b[1A\x1b[2K12:00:00.000 g1 r0 2% {'█' * 18}",
+        "12:00:00.000 g1 r1 5%",
+        "12:00:00.000 g1 r0 3%",
+        "12:00:00.000 g1 r0 a\N{REPLACEMENT CHARACTER}b",
+        "",
+    ]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    logs.show(iter(events[:2]), None)
+    assert capfd.readouterr().out == f"12:00:00.000 g1 r0 1%\n12:00:00.000 g1 r0 2% {'█' * 80}\n"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 
 import pytest
@@ -161,3 +162,81 @@ def test_patterns_that_cannot_be_read_are_refused(code):
     (code / ".everstepignore").write_text("[z-a]\n")
     with pytest.raises(SourceRefused, match="is not a valid pattern"):
         packed(code)
+
+
+def names(directory) -> set[str]:
+    return {path for path, _ in sources.listing(directory).files}
+
+
+def write(directory, **files) -> None:
+    for name, content in files.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def test_gitignore_is_honoured_and_everstepignore_decides(code):
+    write(code, **{"data/a.csv": "", "data/b.csv": "", "pkg/data/c.csv": "", ".gitignore": "*.csv\n"})
+    write(code, **{"pkg/.gitignore": "!c.csv\n", ".everstepignore": "!/data/a.csv\n/run.sh\n"})
+    assert {"data/a.csv", "pkg/data/c.csv", "train.py"} <= names(code)
+    assert {(each.path, each.reason) for each in sources.listing(code).left_out} == {
+        ("data/b.csv", ".gitignore: *.csv"),
+        ("run.sh", ".everstepignore: /run.sh"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "left_out"),
+    [
+        ({".env": "", "pkg/.env": ""}, {".env", "pkg/.env"}),
+        ({"env/pyvenv.cfg": "", "env/lib/x.py": ""}, {"env/"}),
+        ({"env/pyvenv.txt": ""}, set()),
+        ({"wandb/run-20260102_030405-ab12/files": ""}, {"wandb/"}),
+        ({"wandb/__init__.py": "", "wandb/run-1": ""}, set()),
+    ],
+)
+def test_what_is_no_code_is_left_out_by_what_it_is(code, files, left_out):
+    """A directory named `wandb` or `env` may contain code, so its content decides."""
+    write(code, **files)
+    assert {each.path for each in sources.listing(code).left_out} == left_out
+    write(code, **{".everstepignore": "".join(f"!{each}\n" for each in left_out)})
+    assert sources.listing(code).left_out == ()
+
+
+def test_a_large_file_is_refused_until_the_user_decides(code):
+    write(code, **{"data/train.bin": "", "small.bin": ""})
+    os.truncate(code / "data/train.bin", sources.LARGE_BYTES + 1)
+    os.truncate(code / "small.bin", sources.LARGE_BYTES)
+    with pytest.raises(SourceRefused, match=r"data/train\.bin has 64 MiB") as caught:
+        packed(code)
+    assert "!/data/train.bin" in caught.value.hint
+    write(code, **{".everstepignore": "!/data/train.bin\n"})
+    assert "data/train.bin" in names(code)
+    write(code, **{".everstepignore": "/data/train.bin\n"})
+    assert names(code).isdisjoint({"data/train.bin"})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "??txt",
+        "[[:alnum:]]b",
+        "\ufeff*.log",
+        "x[[]1].py",
+        "b/**/c",
+        "**",
+        "*/",
+        "!*.py\n*",
+        "a\\ b ",
+        "*.log\r",
+        "**/b/**",
+    ],
+)
+def test_patterns_mean_what_they_mean_to_git(tmp_path, pattern):
+    for name in ("a.log", "é.txt", "ab", "a]b", "x[1].py", "b/c/d.py", "b/x/c", "z/b/y", "a b"):
+        write(tmp_path, **{name: ""})
+    (tmp_path / ".gitignore").write_text(f"{pattern}\n", encoding="utf-8")
+    git = ["git", "-c", "core.excludesFile=/dev/null", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    listed = subprocess.run([*git, "ls-files", "-oz", "--exclude-standard"], capture_output=True, check=True, text=True)
+    assert names(tmp_path) == set(filter(None, listed.stdout.split("\0")))

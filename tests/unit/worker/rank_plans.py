@@ -20,6 +20,7 @@ RUN = RunId("ab" * 16)
 def rank_plan(
     *,
     entry_point: str = "train.py",
+    module: str = "",
     ranks_per_node: int = 1,
     addresses: tuple[str, ...] = ("127.0.0.1",),
     generation: int = 1,
@@ -51,6 +52,7 @@ def rank_plan(
         script=ScriptPlan(
             source=SourceArchive(object=place, sha256="00" * 32, bytes=1),
             entry_point=entry_point,
+            module=module,
             hyperparameters=hyperparameters or {},
             environment=environment or {},
             output=ObjectReference(bucket="bucket", key="jobs/job/output/"),

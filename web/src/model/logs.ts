@@ -16,6 +16,8 @@ export interface Line {
   text: string
   /** The line with color codes. */
   raw: string
+  /** True if the line overwrites the previous line of the same writer that is moving, like a progress bar. */
+  isMoving: boolean
 }
 
 /** Maximum number of lines that a page holds. A link or a filter can load older lines. */
@@ -24,6 +26,7 @@ export const MOST_LINES = 100_000
 const DROPPED_LINES = 20_000
 
 const lineOf = (event: LogEvent, number: number): Line => ({
+  isMoving: event.Overwrites ?? false,
   number,
   at: Math.round(event.Timestamp * 1000),
   generation: event.Generation,
@@ -34,6 +37,19 @@ const lineOf = (event: LogEvent, number: number): Line => ({
   raw: event.Message,
 })
 
+/** Return the lines without the states of moving lines that a later line overwrites. */
+function settled(lines: readonly Line[]): Line[] {
+  const overwritten = new Set<string>()
+  const kept: Line[] = []
+  for (const line of lines.toReversed()) {
+    const writer = `${line.nodeId} ${line.rank ?? ''} ${line.stream}`
+    if (!line.isMoving || !overwritten.has(writer)) kept.push(line)
+    if (line.isMoving) overwritten.add(writer)
+    else overwritten.delete(writer)
+  }
+  return kept.reverse()
+}
+
 /**
  * Return the held lines with the lines of `events` appended.
  *
@@ -42,7 +58,7 @@ const lineOf = (event: LogEvent, number: number): Line => ({
  */
 export function appended(held: readonly Line[], events: readonly LogEvent[]): { lines: Line[]; isCut: boolean } {
   const next = (held.at(-1)?.number ?? -1) + 1
-  const lines = [...held, ...events.map((event, index) => lineOf(event, next + index))]
+  const lines = settled([...held, ...events.map((event, index) => lineOf(event, next + index))])
   if (lines.length <= MOST_LINES) return { lines, isCut: false }
   const most = lines.length - MOST_LINES + DROPPED_LINES
   const first = lines.findIndex((line, index) => index >= most && line.at !== lines[index - 1]!.at)
@@ -52,7 +68,7 @@ export function appended(held: readonly Line[], events: readonly LogEvent[]): { 
 /** Return the held lines with the lines of `events` before them. */
 export function prepended(held: readonly Line[], events: readonly LogEvent[]): Line[] {
   const first = held[0]?.number ?? 0
-  return [...events.map((event, index) => lineOf(event, first - events.length + index)), ...held]
+  return settled([...events.map((event, index) => lineOf(event, first - events.length + index)), ...held])
 }
 
 /** Return the pieces of a line, each with its text and its CSS classes. */

@@ -286,9 +286,9 @@ function Lines({ state, source, target, hit, find, isWrapped, isMerged, onPlace 
     if (more > 0 && box.current && !isPinned) virtual.scrollToOffset(box.current.scrollTop + more * ROW)
   }, [first, isPinned, virtual])
   const shown = hit ?? target?.number
-  const index = shown === undefined ? undefined : shown - first
+  const index = shown === undefined ? -1 : lines.findIndex((line) => line.number === shown)
   useEffect(() => {
-    if (index === undefined) return
+    if (index < 0) return
     setPinned(false)
     virtual.scrollToIndex(index, { align: 'center' })
     if (hit === undefined) box.current?.scrollIntoView({ block: 'nearest' }) // show the line that a link names

@@ -1,8 +1,8 @@
 """Starts a rank inside its new process: from the fork to the first line of the user's script.
 
-A cold rank execs `python -u script`. A warm rank is a fork of the template process and runs the script without an exec.
-In both cases, the script sees the same `__main__`, `sys.argv`, `sys.path`, stdio, signals, exit codes, `atexit` and
-open files at exit.
+A cold rank execs `python -u script`, or `python -u -m module`. A warm rank is a fork of the template process and runs
+the script without an exec. In both cases, the script sees the same `__main__`, `sys.argv`, `sys.path`, stdio, signals,
+exit codes, `atexit` and open files at exit.
 
 Invariant: no function here returns into the loop of the shim or the template; the rank's process ends here.
 """
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import os
 import random
+import runpy
 import signal
 import sys
 import time
 import types
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from typing import NoReturn
 
@@ -105,20 +107,20 @@ def settle(user: rank_user.RankUser | None, stdout: int, stderr: int, gate: int)
 
 
 def execute(start: StartRank) -> NoReturn:
-    """Run `python -u script` by exec in this process: a new interpreter runs the script (a cold start).
+    """Run the script by exec in this process: a new interpreter runs it (a cold start).
 
     A process that the shim has forked for a rank calls this function after `settle`.
     """
     try:
         os.chdir(start.working_directory)
-        os.execve(sys.executable, [sys.executable, "-u", start.script, *start.arguments], environment_of(start))
+        os.execve(sys.executable, _command(start), environment_of(start))
     except OSError as error:
         os.write(2, f"cannot run {sys.executable} in {start.working_directory}: {error}\n".encode())
     os._exit(_CANNOT_RUN)
 
 
 def become(start: StartRank) -> NoReturn:
-    """Become `python -u script` without an exec, in a process that the template has forked (a warm start).
+    """Become the interpreter of the script without an exec, in a process that the template has forked (a warm start).
 
     The forked process calls this after `settle`, as the last call of its main function.
 
@@ -134,15 +136,16 @@ def become(start: StartRank) -> NoReturn:
         rank_user.allow_looks()
     time.tzset()
     processes.set_name(f"rank {start.rank}")
-    processes.set_title([sys.executable, "-u", start.script, *start.arguments])
+    processes.set_title(_command(start))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _forget_ourselves()
     reseed()
     _set_thread_count(start.environment.get("OMP_NUM_THREADS", ""))
     sys.argv = [start.script, *start.arguments]
-    sys.orig_argv = [sys.executable, "-u", start.script, *start.arguments]
-    sys.path[:0] = [os.path.dirname(start.script), *([start.packages] if start.packages else [])]
+    sys.orig_argv = _command(start)
+    place = start.working_directory if start.module else os.path.dirname(start.script)
+    sys.path[:0] = [place, *([start.packages] if start.packages else [])]
     try:
         os.chdir(start.working_directory)
         with open(start.script, "rb") as file:
@@ -152,22 +155,43 @@ def become(start: StartRank) -> NoReturn:
             f"{sys.executable}: can't open file {start.script!r}: [Errno {error.errno}] {error.strerror}\n"
         )
         sys.exit(_CANNOT_OPEN)
-    _run(start.script, source)
+    if start.module:
+        _run(lambda: _run_module(start.module))
+    else:
+        _run(lambda: _run_script(start.script, source))
     sys.exit(0)
 
 
-def _run(path: str, source: bytes) -> None:
+def _command(start: StartRank) -> list[str]:
+    """Return the command line that a rank shows, and with which a new interpreter runs the script."""
+    what = ["-m", start.module] if start.module else [start.script]
+    return [sys.executable, "-u", *what, *start.arguments]
+
+
+def _run_module(name: str) -> None:
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    # `python -m` calls this function, too. It has no public equivalent that keeps the module as `__main__`.
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _run_script(path: str, source: bytes) -> None:
     main = types.ModuleType("__main__")
     main.__dict__.update(
         __file__=path, __loader__=SourceFileLoader("__main__", path), __builtins__=__builtins__, __cached__=None
     )
     main.__spec__ = None
     sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _run(program: Callable[[], None]) -> None:
     try:
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+        program()
     except Exception as error:
-        # Report the exception like the interpreter, but without this module's frame in the traceback.
-        traceback = error.__traceback__.tb_next if error.__traceback__ else None
+        # Report the exception like the interpreter, but without this module's frames in the traceback.
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
+            traceback = traceback.tb_next
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)
         sys.exit(1)
 

@@ -78,6 +78,8 @@ class StartRank(RankMessage, frozen=True):
     """
     user: RankUser | None = None
     """The user that the process runs as; None means the shim's user."""
+    module: str = ""
+    """Name under which the script runs, as with `python -m`, from the working directory; empty: it runs by its path."""
 
 
 class StopRanks(Message, frozen=True):

@@ -196,10 +196,34 @@ def test_all_that_is_wrong_is_said_at_once(client, request_):
 def test_a_missing_field_is_named(client, fleet):
     with refused("ValidationException") as caught:
         client.create_training_job(TrainingJobName="gpt", NodeCount=1)
-    assert [(error.field, error.message) for error in caught.value.fields] == [
-        ("Source", "is missing"),
-        ("EntryPoint", "is missing"),
-    ]
+    assert [(error.field, error.message) for error in caught.value.fields] == [("Source", "is missing")]
+
+
+@pytest.mark.covers("CreateTrainingJob.Module")
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [("pkg", "pkg/__main__.py"), ("pkg.train", "pkg/train.py"), ("train", "train.py"), ("pkg.nothing", None)],
+)
+def test_a_module_is_a_file_of_the_source(client, fleet, tmp_path, module, file):
+    for name in ("train.py", "pkg/__init__.py", "pkg/__main__.py", "pkg/train.py"):
+        (tmp_path / "modules" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "modules" / name).write_text("")
+    source = client.upload_source(Directory=tmp_path / "modules")
+    request = {"TrainingJobName": "gpt", "Source": source, "Module": module, "NodeCount": 1}
+    if file is None:
+        with refused("ValidationException", "neither pkg/nothing.py nor pkg/nothing/__main__.py"):
+            client.create_training_job(**request)
+        return
+    client.create_training_job(**request)
+    job = client.describe_training_job(TrainingJobName="gpt")
+    assert (job["Module"], job["EntryPoint"]) == (module, file)
+
+
+@pytest.mark.parametrize("change", [{"EntryPoint": None}, {"Module": "train"}])
+def test_a_job_has_an_entry_point_or_a_module(client, request_, change):
+    request = {name: value for name, value in {**request_, **change}.items() if value is not None}
+    with refused("ValidationException", "EntryPoint: the request needs either EntryPoint or Module"):
+        client.create_training_job(**request)
 
 
 @pytest.mark.covers(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from everstep.protocol.ids import NodeId, Rank
 from everstep.protocol.log_chunks import LINE_BYTES, decode_chunk, parse_name
-from worker.logs.journal import JournalLimits, LogJournal, split_lines
+from worker.logs.journal import STATE_SECONDS, JournalLimits, LogJournal, split_lines
 
 
 class Bench:
@@ -254,18 +254,24 @@ def test_a_long_stream_is_given_back_to_the_file_system(bench) -> None:
 
 
 @given(
-    st.lists(st.binary(max_size=40) | st.just(b"\n") | st.just("é€😀".encode() * 20), max_size=30), st.integers(8, 64)
+    st.lists(
+        st.binary(max_size=40).map(lambda data: data.replace(b"\r", b""))
+        | st.just(b"\n")
+        | st.just("é€😀".encode() * 20),
+        max_size=30,
+    ),
+    st.integers(8, 64),
 )
 def test_lines_and_pieces_are_the_stream_again(pieces, limit) -> None:
     data = b"".join(pieces)
     found = list(split_lines(data, is_last=True, max_line_bytes=limit))
-    assert sum(size for _, size, _ in found) == len(data)
-    assert all(size <= limit for _, size, _ in found)
+    assert sum(part.size for part in found) == len(data)
+    assert all(part.size <= limit for part in found)
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return
-    said = "".join(piece + ("" if is_piece else "\n") for piece, _, is_piece in found)
+    said = "".join(part.text + ("" if part.is_piece else "\n") for part in found)
     assert said.removesuffix("\n") == text.removesuffix("\n")
 
 
@@ -273,3 +279,51 @@ def test_a_line_is_not_longer_than_its_limit(bench) -> None:
     journal = bench.journal()
     bench.say("x" * (LINE_BYTES + 5) + "\n")
     assert [(len(line.text), line.is_piece) for line in journal.read()] == [(LINE_BYTES, True), (5, False)]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"crlf\r\nnext\r\n", ["crlf", "next"]),
+        (b"\r 1%\r 2%\r 3%\n", [" 3%*"]),
+        (b"one\rtwo\r   \rthree\nfour\n", ["three*", "four"]),
+        (b"bar\r   \r\n", ["bar"]),
+        (b"\r\r\n\n", ["", ""]),
+    ],
+)
+def test_a_line_is_what_a_terminal_shows_at_its_end(data, lines) -> None:
+    """A `*` marks a line that overwrites the one before it."""
+    assert [part.text + "*" * part.overwrites for part in split_lines(data, is_last=False)] == lines
+
+
+def test_a_moving_line_is_stored_at_a_limited_rate_and_ends_with_its_last_state(bench) -> None:
+    """A progress bar prints a state per second for an hour, and then a line feed."""
+    journal = bench.journal()
+    begin = bench.now
+    seen = []
+    for second in range(3600):
+        bench.now = begin + second
+        bench.say(f"\r{second // 36:3d}%|{'█' * 10}| {second}/3600")
+        seen += journal.read()
+    bench.say("\nafter\n")
+    seen += journal.read()
+    assert len(seen) == 3600 / STATE_SECONDS + 2
+    assert [seen[0].text, *texts(seen[-2:])] == [f"  0%|{'█' * 10}| 0/3600", f" 99%|{'█' * 10}| 3599/3600", "after"]
+    assert [line.overwrites for line in seen] == [True] * (len(seen) - 1) + [False]
+    assert max(len(line.text) for line in seen) < 40
+    assert bench.kept() == texts(seen)
+
+
+def test_a_state_is_stored_once_and_not_with_half_a_character(bench) -> None:
+    journal = bench.journal()
+    bench.say("Epoch 1\r")
+    assert texts(journal.read()) == [], "a line feed may follow the carriage return"
+    bench.say("Epoch 2\r")
+    bench.now += STATE_SECONDS
+    assert texts(journal.read()) == ["Epoch 2"]
+    bench.now += STATE_SECONDS
+    assert texts(journal.read()) == []
+    bench.say("Epoch 3 █".encode()[:-1])
+    assert texts(journal.read()) == ["Epoch 3 "]
+    bench.say("█".encode()[-1:] + b"\n")
+    assert texts(journal.read()) == ["Epoch 3 █"]
