@@ -70,7 +70,7 @@ fix: setup  ## format, mend what can be mended mechanically, renew generated doc
 	@$(BIN)/python -m control_plane.contract
 	@$(BIN)/python docs/generate.py
 
-web: $(DASHBOARD)  ## the dashboard: types, tests, and its build into control_plane/static, skipped when nothing changed; node comes from PyPI
+web: $(DASHBOARD)  ## the dashboard's build into control_plane/static, skipped when nothing changed; node comes from PyPI
 
 $(DASHBOARD): $(STAMP) docs/runbook.md $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 	@$(BIN)/python web/build.py
@@ -101,8 +101,9 @@ build/terraform-venv/.set-up: requirements/terraform.txt
 pictures: setup web  ## docs/pictures: the dashboard over the recorded incidents and the seeded world that its tests use
 	@$(BIN)/python -m tests.dashboard --pictures docs/pictures
 
-test: setup web  ## set-up, the dashboard's build, then the tests that find most per second: those without a cluster, three at a time, then end-to-end tests, two at a time
+test: setup web  ## set-up, the dashboard's build and its tests, then the tests that find most per second: those without a cluster, three at a time, then end-to-end tests, two at a time
 	@rm -rf build/durations
+	@$(BIN)/python web/build.py test
 	@$(PYTEST) $(PARALLEL) --junitxml=build/durations/parallel.xml -m 'not e2e and not rest and not production'
 	@$(PYTEST) $(GROUPED) --junitxml=build/durations/e2e.xml -m 'e2e and not rest' tests/e2e
 	@$(BIN)/python -m tests.durations missing

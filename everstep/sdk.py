@@ -18,6 +18,7 @@ Invariant: the token is sent over https or to this machine only. The client igno
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import os
@@ -45,6 +46,8 @@ Json = dict[str, Any]
 REGION: Final = "us-east-1"
 """Name of the region if the caller passes none. botocore requires a name, although the service has no regions."""
 CHUNK_BYTES: Final = 1024 * 1024
+SKIPPED_SHOWN: Final = 5
+"""Maximum number of files that an error about a download names."""
 SIGNED_ADDRESSES: Final = 2
 """Upper limit of signed URLs that the client requests for one upload.
 
@@ -254,8 +257,9 @@ class Conveniences:
             ConfigurationError: Directory is a file.
             NothingToDownload: the job, or the requested generation, has no outputs.
             ClientError: the service rejects a request, for example because the job does not exist.
-            OSError: a file cannot be written.
-            TransferFailed: a file is incomplete, or its name leads outside the directory.
+            OSError: the disk is full.
+            TransferFailed: a file is incomplete, cannot be written, or has a name that leads outside the directory. The
+                method has then written all other files.
         """
         top = Path(Directory)
         if top.exists() and not top.is_dir():
@@ -274,7 +278,24 @@ class Conveniences:
                 + (f" of generation {Generation}." if Generation is not None else "."),
                 hint="Outputs are uploaded when the ranks exit: files below EVERSTEP_OUTPUT_DIR.",
             )
-        return [_download(service, TrainingJobName, entry, _below(top, entry["Path"])) for entry in chosen]
+        written: list[Path] = []
+        skipped: list[str] = []
+        for entry in chosen:
+            try:
+                written.append(_download(service, TrainingJobName, entry, _below(top, entry["Path"])))
+            except (OSError, TransferFailed) as error:
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                skipped.append(
+                    str(error) if isinstance(error, TransferFailed) else f"{entry['Path']}: {error.strerror}."
+                )
+        if skipped:
+            more = f" … and {len(skipped) - SKIPPED_SHOWN} more." if len(skipped) > SKIPPED_SHOWN else ""
+            raise TransferFailed(
+                f"{len(skipped)} of {len(chosen)} files are not in {top}: {' '.join(skipped[:SKIPPED_SHOWN])}{more}",
+                hint="The other files are complete. `everstep jobs output` repeats the download.",
+            )
+        return written
 
 
 def _store(service: Any, source_id: str, archive: BinaryIO) -> None:

@@ -118,6 +118,8 @@ class UnderEverstep:
             hyperparameters={"kind": "zero3" if kind is Job.ZERO3 else "ddp"},
             max_slowdown=EVERY_STEP,
             Environment={"BENCH_TRACE": str(folder)},
+            # The job rehearses only when `rehearse` asks for it.
+            Rehearsal={"Mode": "On", "AtStep": 1_000_000_000},
         )
 
     @property

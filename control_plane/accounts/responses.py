@@ -5,6 +5,7 @@ Invariant: pure. A sentence contains no elapsed time, so that it changes only wi
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Final, assert_never
@@ -15,8 +16,12 @@ from control_plane.core.job.store_wait import STAND_ASIDE_SECONDS
 from control_plane.core.observed import incidents
 from control_plane.core.observed.facts import Fact, Recorded
 from control_plane.core.observed.incidents import CheckpointWaitKind, StoreWaitStage
+from control_plane.core.tracebacks import exception_class
 from everstep.protocol.agent_messages import Obstacle
 
+_NO_PACKAGE: Final = "Name missing packages in a requirements file of the source (--requirements)"
+_ADVICE: Final[Mapping[str, str]] = {"ImportError": _NO_PACKAGE, "ModuleNotFoundError": _NO_PACKAGE}
+"""What the user can do after an exception, by its class."""
 _CHECKPOINT_WAITS: Final[Mapping[CheckpointWaitKind, str]] = {
     CheckpointWaitKind.NO_STEP: "there was no step to keep",
     CheckpointWaitKind.IN_S3: "step {step} is in S3",
@@ -123,6 +128,8 @@ def repeated(of: incidents.Repeated | Recorded) -> str:
         limit = of.failure.max_boundary
         return f"{of.count} failures occurred since {clock(of.since)} without a step beyond {limit}, {which}: {how}"
     where = "before its first step" if of.failure.step <= 0 else f"after step {of.failure.step}"
+    if of.count == 1:
+        return f"the job failed {where}: {how}"
     tried = "".join(f", also {_tried(each)}" for each in of.tried)
     return f"the same failure occurred {of.count} times {where}{tried}: {how}"
 
@@ -139,8 +146,28 @@ def _failure(of: incidents.FailureRecord) -> str:
     elif of.memory is not None and of.rank is not None and of.node_id is not None:
         how = f"{out_of_memory.sentence(of.rank, of.node_id, of.memory)}; {out_of_memory.advice(of.memory)}"
     else:
-        how = f"{of.exit_class.value} ({of.code})"
+        how = _ended(of)
     return f"{how}\n{of.last_lines}".rstrip() if of.last_lines else how
+
+
+def _ended(of: incidents.FailureRecord) -> str:
+    """Return which rank ended first, how, and what the user can do."""
+    who = "a rank" if of.rank is None or of.node_id is None else f"rank {of.rank} on {of.node_id}"
+    if of.code < 0:
+        return f"{who} ended first, with {_signal_name(-of.code)}"
+    place = f" ({of.error_place})" if of.error_place else ""
+    error = f": {of.error}{place}" if of.error else ""
+    silent = "" if of.last_lines or of.error else ", and printed nothing"
+    hint = f". {_ADVICE[name]}" if (name := exception_class(of.error)) in _ADVICE else ""
+    return f"{who} ended first, with exit code {of.code}{error}{silent}{hint}"
+
+
+def _signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGKILL, or its number if it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def checkpoint_wait(of: incidents.CheckpointWait) -> str:

@@ -252,7 +252,8 @@ def _too_large(
     if request.node_count > max_node_count:
         message = (
             f"NodeCount is {request.node_count}; the group {fleet.auto_scaling_group_name} of the fleet {fleet.name} "
-            f"has MaxSize {max_node_count}"
+            f"has MaxSize {max_node_count}. Lower NodeCount, or raise MaxSize (on a local cluster: everstep local up "
+            f"--max-nodes {request.node_count})"
         )
         yield field, message
 
@@ -332,6 +333,11 @@ def _no_script(request: CreateTrainingJobRequest, source: SourceRecord) -> Itera
 def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> Iterator[tuple[str, str]]:
     if request.requirements is not None and request.requirements not in source.files:
         yield "Requirements", f"{request.requirements!r} is not among the {len(source.files)} files of the source"
+    elif request.requirements is not None and request.requirements.endswith((".yaml", ".yml")):
+        yield (
+            "Requirements",
+            (f"{request.requirements!r} is a file of conda. Write missing packages into a requirements.txt"),
+        )
 
 
 def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:

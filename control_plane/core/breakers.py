@@ -13,6 +13,8 @@ tried at most once. A change of node needs a spare. A change of state needs an o
 script builds at step 0 does not count. If the job still fails after both changes, the script is at fault, and the job
 fails.
 
+An exception of OF_THE_CODE before the first step fails the job at once.
+
 A launch without a new step in which the job loses a node counts as a failure of its own kind (`own_losses`). The job
 fails after NODE_LOSS_TIMES of them, on whichever nodes: no other node or state is tried.
 
@@ -30,6 +32,7 @@ from enum import StrEnum
 from control_plane.core.observed.incidents import Change, FailureRecord, Repeated
 from control_plane.core.observed.jobs import Trial
 from control_plane.core.observed.specs import JobSpec
+from control_plane.core.tracebacks import exception_class
 from everstep.protocol.ids import FIRST_STEP, Generation, Step
 
 NO_PROGRESS_TIMES = 3
@@ -37,6 +40,8 @@ NO_PROGRESS_TIMES = 3
 
 Progress means that training reached a new highest step. The failures may differ from each other.
 """
+OF_THE_CODE = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
+"""Exceptions that a script raises again whenever it starts. Before the first step, the job fails at the first one."""
 NODE_LOSS_TIMES = 2
 """Number of launches without a new step that each lose a node, after which a job fails."""
 
@@ -101,6 +106,8 @@ def rule(
         nodes = tuple(loss.node_id for loss in lost if loss.node_id is not None)
         return Ruling(course=BreakerCourse.GIVE_UP, why=Repeated(count=len(lost), failure=last, lost=nodes))
     failures = [failure for failure in failures if not failure.is_node_loss]
+    if exception_class(last.error) in OF_THE_CODE and last.step <= FIRST_STEP:
+        return Ruling(course=BreakerCourse.GIVE_UP, why=Repeated(count=1, failure=last))
     alike = _alike(failures)
     tried = [trial for trial in trials if _looks_like(trial.failure, last)]
     if len(alike) >= attempts + len(tried):

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
@@ -178,6 +179,24 @@ class Pages:
         return whole
 
 
+class _PlainHelp(TyperCommand):
+    """A command whose help names each option whole. typer's own table cuts names and squeezes texts at 80 columns."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help as click does."""
+        super(TyperCommand, self).format_help(ctx, formatter)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options in groups (`rich_help_panel`), in the order in which the command declares them."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = None) -> Callable[[_Command], _Command]:
     """Return a decorator that adds a function as a command, together with the common options.
 
@@ -192,7 +211,7 @@ def command(app: typer.Typer, name: str | None = None, *, asks: Asks | None = No
     """
 
     def add(function: _Command) -> _Command:
-        app.command(name)(_with_options(function, asks))
+        app.command(name, cls=_PlainHelp)(_with_options(function, asks))
         return function
 
     return add

@@ -22,7 +22,7 @@ from everstep.cli import logs as lines
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.board import Board, picture, with_jobs
 from everstep.cli.commands import Output, Pages, Query, Service, Shown, command, searched, show_value
-from everstep.cli.formats import OutputFormat
+from everstep.cli.formats import OutputFormat, plot
 from everstep.cli.names import JobName, OnlyFleet
 from everstep.cli.output import (
     FAILED,
@@ -50,9 +50,12 @@ from everstep.cli.tables import Columns, Detail, Prose
 from everstep.cli.top import jobs_under_way, live
 from everstep.cli.waiting import ended
 from everstep.errors import ConfigurationError, WaitFailed
+from everstep.protocol.rank_messages import OWN_METRICS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
+PLOT_POINTS: Final = 40
+"""Number of points of a plot, each one character wide."""
 LEFT_OUT_SHOWN: Final = 6
 """Maximum number of excluded files and directories that `jobs submit` names."""
 MAX_STDIN_LENGTH: Final = 65_536
@@ -446,6 +449,25 @@ def logs(
         lines.settled(of_stream) if is_printed and not follow else of_stream,
         None if is_printed else lambda event: show_value(searched(event, query), output, is_one_of_many=True),
     )
+
+
+@command(app)
+def metrics(
+    service: Service,
+    name: JobName,
+    metric: Annotated[
+        str | None, typer.Option(help="Only this metric. Names that begin with everstep/ are measured by Everstep.")
+    ] = None,
+) -> Shown:
+    """Print the newest value of each metric that the script logs, with a plot over the steps of the job."""
+    answer = service.get_metric_data(TrainingJobName=name, MaxPoints=PLOT_POINTS, **without_none(MetricName=metric))
+    rows = [
+        {**each, "Step": each["LastSteps"][-1], "Value": f"{each['LastValues'][-1]:.6g}", "Plot": plot(each["Means"])}
+        for each in answer["MetricDataResults"]
+        if each["Steps"] and (metric is not None or not each["MetricName"].startswith(OWN_METRICS))
+    ]
+    columns: Columns = {"METRIC": "MetricName", "STEP": "Step", "VALUE": "Value", "MEANS BY STEP": Detail("Plot")}
+    return Shown(cast(Json, answer), Rows(rows, columns, "The script has logged no values yet (session.log)."))
 
 
 @command(app, "exec")

@@ -16,13 +16,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
 from everstep.cli.output import pairs
 from everstep.cli.submission import Request, joined
 from everstep.json_values import is_array
+
+_GROUPS: Final = {
+    **dict.fromkeys(("Environment", "Secrets", "RoleArn", "OutputDataConfig"), "Options for what the ranks get"),
+    **dict.fromkeys(("Priority", "Preemptible", "Project", "Tags"), "Options for the queue"),
+    "ElasticConfig": "Options for fewer or more nodes",
+    "Protection": "Options for copies in memory",
+    "CheckpointConfig": "Options for checkpoints in S3",
+    "RetryStrategy": "Options for failures",
+    "StoppingCondition": "Options for failures",
+}
+"""Groups of options in a command's help, by the first name of the field. All other fields come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +58,8 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
     for name, annotation in get_type_hints(kind).items():
         is_flag, declared = annotation is bool, getattr(kind, name)
         names = [_option(name)] if is_flag else declared.names
-        option = typer.Option(*names, help=declared.help, **declared.limits)
+        group = _GROUPS.get(declared.path.partition(".")[0])
+        option = typer.Option(*names, help=declared.help, rich_help_panel=group, **declared.limits)
         default = False if is_flag else None
         kept = inspect.Parameter.KEYWORD_ONLY
         found.append(inspect.Parameter(name, kept, default=default, annotation=Annotated[annotation, option]))

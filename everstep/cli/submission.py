@@ -8,6 +8,7 @@ The file contains the fields of CreateTrainingJob as YAML or JSON. `-` reads std
     NodeCount: 4
     HyperParameters: {lr: 1e-3}     # values are text, kept as written
     Arguments: [--fp16, data/]      # the rest of the script's command line
+    x-mine: &mine {lr: 1e-3}        # ignored, like all names that begin with `x-` or `.`; for aliases and `<<`
 
 The AWS CLI's `--cli-input-json` accepts the same file, except for `Source.Directory`.
 
@@ -63,12 +64,14 @@ def from_file(path: Path) -> Request:
     """
     where = "stdin" if path == STDIN else str(path)
     try:
-        text = sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
+        text = sys.stdin.read().removeprefix("\ufeff") if path == STDIN else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{where} cannot be read: {error}") from error
     request = _parsed(text, where)
     if not is_object(request) or not all(isinstance(name, str) for name in cast("dict[object, Any]", request)):
         raise ConfigurationError(f"{where} is not a job. Write fields with values, such as TrainingJobName: my-job.")
+    # As in other tools, such names hold values that only aliases use.
+    request = {name: value for name, value in request.items() if not name.startswith((".", "x-"))}
     source = request.get("Source")
     if is_object(source) and isinstance(source.get("Directory"), str):
         request["Source"] = {**source, "Directory": str(path.parent / source["Directory"])}
@@ -282,7 +285,12 @@ def _of_json(text: str) -> tuple[Any, Any]:
     def refused(constant: str) -> Any:
         raise ValueError(constant)
 
-    value = json.loads(text, parse_constant=refused)
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) < len(pairs):
+            raise ValueError("duplicate")  # the YAML parser names it, with its lines
+        return dict(pairs)
+
+    value = json.loads(text, parse_constant=refused, object_pairs_hook=once)
     written = json.loads(text, parse_int=str, parse_float=str)
     return value, _as_text(written)
 
@@ -296,10 +304,49 @@ def _as_text(value: Any) -> Any:
 
 
 def _of_yaml(text: str, where: str) -> tuple[Any, Any]:
+    """Parse YAML as `_of_json` parses JSON."""
     import yaml  # Import here to keep `--help` fast.
 
+    loader = yaml.SafeLoader(text)
     try:
-        # BaseLoader keeps each scalar as the text that the user wrote.
-        return yaml.safe_load(text), yaml.load(text, Loader=yaml.BaseLoader)
+        node = loader.get_single_node()
+        _refuse_duplicates(node, where, set())
+        # The construction also replaces each merge key (`<<`) by the merged entries.
+        value = None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{where} is neither JSON nor YAML: {' '.join(str(error).split())}") from error
+    finally:
+        loader.dispose()
+    return value, _written(node, {})
+
+
+def _refuse_duplicates(node: Any, where: str, seen: set[int]) -> None:
+    """Raise ConfigurationError for a name that is set twice, with both lines. YAML would use the last value."""
+    if node is None or id(node) in seen or isinstance(node.value, str):
+        return
+    seen.add(id(node))  # an alias may lead back to the node
+    lines: dict[str, int] = {}
+    for each in node.value:
+        name, value = each if node.id == "mapping" else (None, each)
+        if name is not None and isinstance(name.value, str):
+            line = name.start_mark.line + 1
+            if name.value in lines:
+                raise ConfigurationError(
+                    f"{where} sets {name.value} twice, in lines {lines[name.value]} and {line}. Remove one of them."
+                )
+            lines[name.value] = line
+        _refuse_duplicates(value, where, seen)
+
+
+def _written(node: Any, known: dict[int, Any]) -> Any:
+    """Return the structure of a YAML node with each scalar as the text that the user wrote."""
+    if node is None or isinstance(node.value, str):
+        return None if node is None else node.value
+    if id(node) not in known:
+        known[id(node)] = None  # an alias within its own node has no text
+        known[id(node)] = (
+            {name.value: _written(value, known) for name, value in node.value if isinstance(name.value, str)}
+            if node.id == "mapping"
+            else [_written(each, known) for each in node.value]
+        )
+    return known[id(node)]

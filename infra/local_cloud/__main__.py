@@ -54,12 +54,18 @@ NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
 """Placeholder keys, for a call that returns environment variables of which only the names are used."""
 MAX_WIDTH = 240
 """Width in columns of a table in a file or a pipe, wide enough that no cell is cut."""
+MAX_NODES = 64
+"""Upper limit of `--nodes` and `--max-nodes`, without the imports of `up`."""
 
 
 @app.command()
 def up(
     nodes: Annotated[int, typer.Option(min=1, max=48, help="Number of nodes for jobs.")] = 4,
     spares: Annotated[int, typer.Option(min=0, max=16, help="Number of spare nodes.")] = 1,
+    max_nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_NODES, help="Limit up to which the fleet may grow; by default nodes and spares."),
+    ] = None,
     boot_delay: Annotated[
         float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")
     ] = 0.5,
@@ -92,6 +98,7 @@ def up(
         ClusterOptions(
             nodes=nodes,
             spares=spares,
+            max_nodes=max_nodes,
             conditions=Conditions(boot_delay_seconds=boot_delay, api_rate_share=1.0),
             node_memory_bytes=node_memory_mib and node_memory_mib * 1024**2,
             detection_seconds=detection_seconds,
@@ -104,6 +111,11 @@ def up(
     console.print(
         f"[bold]up[/bold] in {took:.1f} s: control plane {cluster.endpoint_url}, AWS {cluster.aws_url}, "
         f"seed {cluster.seed}"
+    )
+    limits = cluster.limits()
+    console.print(
+        f"at most {limits.max_nodes} nodes, each with {limits.node_memory_bytes >> 20} MiB for snapshots "
+        "(--max-nodes, --node-memory-mib)"
     )
     console.print('point this shell at it:  [bold]eval "$(everstep local env)"[/bold]')
 
@@ -134,7 +146,8 @@ def status(
             {"Name": part.name, "Pid": part.pid, "Alive": part.is_alive, "Url": part.url, "Log": part.log}
             for part in parts
         ]
-        print(json.dumps({"Up": is_up, "Parts": rows, "Instances": instances}, indent=1))
+        uses = {"MemoryBytes": cluster.memory_bytes()} if is_up else {}
+        print(json.dumps({"Up": is_up, "Parts": rows, "Instances": instances, **uses}, indent=1))
     elif not parts:
         console.print(f"nothing is up in {cluster.state_dir}")
     else:
@@ -145,7 +158,11 @@ def status(
             )
         for instance_id, pid in instances.items():
             table.add_row(instance_id, str(pid), "runs", str(cluster.nodes_directory / instance_id / "console.log"))
-        Console(highlight=False, width=None if sys.stdout.isatty() else MAX_WIDTH).print(table)
+        shown = Console(highlight=False, width=None if sys.stdout.isatty() else MAX_WIDTH)
+        shown.print(table)
+        if is_up:
+            nodes = f"{len(instances)} of at most {cluster.limits().max_nodes} nodes"
+            shown.print(f"{nodes}, {cluster.memory_bytes() >> 20} MiB of memory in use")
     if not is_up:
         raise typer.Exit(3)
 

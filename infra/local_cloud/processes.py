@@ -195,6 +195,15 @@ class _Stat:
     start_ticks: int
 
 
+def proportional_bytes(process: Process) -> int:
+    """Return a process's share of the memory in use, in bytes (Pss in proc(5)). 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return 1024 * sum(int(field.split()[1]) for field in fields if field.startswith("Pss:"))
+
+
 def memory_files(pid: int) -> dict[str, Path]:
     """Return the slots and pages that an agent, shim or rank holds in memory, by name, each with a path to open it.
 

@@ -54,7 +54,7 @@ from infra.local_cloud.faults import CONDITIONS, Conditions
 from infra.local_cloud.guardian import Guardian
 from infra.local_cloud.instance_init import remove_memory, remove_tree
 from infra.local_cloud.parts import Parts, tail, write_private
-from infra.local_cloud.processes import end, kill_descendants, marked_with, wait_gone
+from infra.local_cloud.processes import end, kill_descendants, marked_with, proportional_bytes, wait_gone
 
 if TYPE_CHECKING:
     from everstep.service import EverstepClient
@@ -144,9 +144,11 @@ class ClusterOptions:
 
     nodes: int = 4
     spares: int = 1
+    max_nodes: int | None = None
+    """MaxSize of the fleet's group: a job cannot have more nodes. None: `nodes` and `spares` together."""
     conditions: Conditions = field(default_factory=lambda: Conditions(api_rate_share=1.0))
     node_memory_bytes: int | None = None
-    """Memory for the slots of one node; None: half the available memory, divided equally."""
+    """Memory for the slots of one node; None: half the available memory, divided by the greatest number of nodes."""
     detection_seconds: float | None = None
     connect_seconds: float = 120.0
     """Time limit in seconds until all nodes have connected to the control plane."""
@@ -179,6 +181,19 @@ class ClusterOptions:
     aws_answers: Path | None = None
     """File of `everstep aws-conformance`. None: the stored answers of the newest run, if any."""
 
+    @property
+    def most_nodes(self) -> int:
+        """The greatest number of nodes that the fleet can have."""
+        return max(self.max_nodes or 0, self.nodes + self.spares, 1)
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cluster can use of this machine."""
+
+    max_nodes: int
+    node_memory_bytes: int
+    """Memory for the slots of one node."""
+
 
 class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     """Content of the file that describes a running cluster."""
@@ -191,6 +206,7 @@ class ClusterFile(msgspec.Struct, frozen=True, kw_only=True):
     storage_url: str = ""
     """URL of the S3 server that replaces the local AWS's S3; empty if the local AWS serves S3."""
     control_plane_environment: dict[str, str] = {}
+    limits: Limits
 
 
 _CLUSTER_FILE = msgspec.json.Decoder(ClusterFile)
@@ -263,7 +279,7 @@ class LocalCluster:
         """
         options = options or ClusterOptions()
         with self._progress.step("checking this machine"):
-            preflight.check(options.nodes + options.spares, has_namespaces=options.has_namespaces)
+            preflight.check(options.most_nodes, has_namespaces=options.has_namespaces)
             self._prepare_directory()
         with self._locked():
             if self._parts.is_alive(AWS) or self._parts.is_alive(CONTROL_PLANE):
@@ -301,6 +317,14 @@ class LocalCluster:
             for part in (STANDBY, CONTROL_PLANE, AWS):
                 # Wait for the processes that this object started as children, so that no zombies remain.
                 self._parts.end(part)
+
+    def limits(self) -> Limits:
+        """Return what the running cluster can use of this machine."""
+        return self._description().limits
+
+    def memory_bytes(self) -> int:
+        """Return the memory that the cluster's processes use, snapshots included. Shared pages count once."""
+        return sum(map(proportional_bytes, marked_with("EVERSTEP_LOCAL_CLUSTER", str(self.state_dir))))
 
     def status(self) -> tuple[PartStatus, ...]:
         """Return the status of each process that `up` has recorded in the state directory."""
@@ -635,6 +659,10 @@ class LocalCluster:
         description = ClusterFile(
             detection_seconds=options.detection_seconds,
             control_plane_environment=dict(options.control_plane_environment),
+            limits=Limits(
+                max_nodes=options.most_nodes,
+                node_memory_bytes=options.node_memory_bytes or preflight.memory_bytes_per_node(options.most_nodes),
+            ),
         )
         self._describe(description)
         for stale in (self.nodes_directory, self.state_dir / CONTROL_PLANE):
@@ -642,7 +670,7 @@ class LocalCluster:
             remove_tree(stale)
             stale.mkdir(mode=0o700)
         with self._progress.step("starting the local AWS"):
-            ready = self._start_aws(options)
+            ready = self._start_aws(options, description.limits.node_memory_bytes)
             if options.start_storage is not None:
                 url = options.start_storage(self.keys, *_place(ready["storage"]))
                 description = self._describe(description, storage_url=url)
@@ -665,13 +693,12 @@ class LocalCluster:
         with self._progress.step(f"waiting for {total} nodes to connect"):
             self.wait_for_nodes(total, timeout_seconds=options.connect_seconds)
 
-    def _start_aws(self, options: ClusterOptions) -> dict[str, str]:
-        share_bytes = preflight.memory_bytes_per_node(max(options.nodes + options.spares, 1))
+    def _start_aws(self, options: ClusterOptions, node_memory_bytes: int) -> dict[str, str]:
         instance_environment = {
             # Run ranks as this user and not as a separate user, because this is the user's own machine.
             "EVERSTEP_RANK_USER": str(os.getuid()),
             **options.environment,
-            "EVERSTEP_NODE_MEMORY_BYTES": str(options.node_memory_bytes or share_bytes),
+            "EVERSTEP_NODE_MEMORY_BYTES": str(node_memory_bytes),
         }
         write_private(self._keys_file, LocalKeys.random().encoded())
         aws_options = AwsOptions(
@@ -737,7 +764,7 @@ class LocalCluster:
             if options.installation is not None:
                 options.installation.set_node_script(self._user_data(join_token, urls))
             else:
-                self.create_group(GROUP, join_token, urls)
+                self.create_group(GROUP, join_token, urls, max_size=options.most_nodes)
             try:
                 with failures.translated():
                     client.create_fleet(
@@ -751,7 +778,7 @@ class LocalCluster:
                     f"the control plane did not accept the fleet: {error}; see {self.logs}/{CONTROL_PLANE}.log"
                 ) from error
 
-    def create_group(self, group: str, join_token: str, urls: list[str]) -> None:
+    def create_group(self, group: str, join_token: str, urls: list[str], *, max_size: int = MAX_NODES) -> None:
         """Create an Auto Scaling group whose instances run agents that join with this token."""
         ec2, auto_scaling = self.aws("ec2"), self.aws("autoscaling")
         user_data = self._user_data(join_token, urls)
@@ -770,7 +797,7 @@ class LocalCluster:
             AutoScalingGroupName=group,
             LaunchTemplate={"LaunchTemplateId": template, "Version": "$Latest"},
             MinSize=0,
-            MaxSize=MAX_NODES,
+            MaxSize=max_size,
             DesiredCapacity=0,
             VPCZoneIdentifier=subnet["SubnetId"],
             NewInstancesProtectedFromScaleIn=True,

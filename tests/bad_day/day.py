@@ -25,7 +25,7 @@ from everstep.errors import EverstepError
 from everstep.failures import translated
 from infra.local_cloud import network
 from infra.local_cloud.calls import RecordedCall
-from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
+from infra.local_cloud.up import FLEET, MAX_NODES, ClusterOptions, LocalCluster
 from tests.bad_day import facts, rules
 from tests.bad_day.plan import plan, temptation
 from tests.bad_day.strikes import Strikes
@@ -133,6 +133,7 @@ def spend(options: DayOptions, tell: Tell, parent: WarmParent | None = None) -> 
             wanted = ClusterOptions(
                 nodes=size,
                 spares=1,
+                max_nodes=MAX_NODES,
                 node_memory_bytes=NODE_MEMORY_BYTES,
                 connect_seconds=CONNECT_SECONDS,
                 has_namespaces=has_links,

@@ -28,7 +28,7 @@ import msgspec
 from control_plane.db.session import Database
 from infra.local_cloud.fault_kinds import EFFECT
 from infra.local_cloud.faults import Conditions
-from infra.local_cloud.up import CONTROL_PLANE, FLEET, ClusterOptions, LocalCluster
+from infra.local_cloud.up import CONTROL_PLANE, FLEET, MAX_NODES, ClusterOptions, LocalCluster
 from tests.dashboard.recording import FOLDER, Recording, Strike, rows_of, write
 from tests.e2e.jobs import ENDED, PATIENCE_SECONDS, wait_until
 from tests.warm_parent import ROOT
@@ -232,6 +232,7 @@ def record(name: str, folder: Path = FOLDER) -> Path:
     options = ClusterOptions(
         nodes=NODES,
         spares=story.spares,
+        max_nodes=MAX_NODES,
         conditions=Conditions(boot_delay_seconds=BOOT_SECONDS),
         node_memory_bytes=NODE_MEMORY_BYTES,
         connect_seconds=CONNECT_SECONDS,

@@ -22,7 +22,7 @@ import pytest
 from infra.local_cloud.instance_init import memory_directory
 from infra.local_cloud.parts import tail
 from infra.local_cloud.processes import memory_of
-from infra.local_cloud.up import ClusterOptions, LocalCluster
+from infra.local_cloud.up import MAX_NODES, ClusterOptions, LocalCluster
 from tests.e2e.jobs import ENDED, Workplace, wait_until
 from tests.e2e.reference import References
 from tests.warm_parent import WarmParent
@@ -92,6 +92,7 @@ def workplace(
     options = ClusterOptions(
         nodes=nodes,
         spares=spares,
+        max_nodes=MAX_NODES,
         node_memory_bytes=NODE_MEMORY_BYTES,
         detection_seconds=detection_seconds,
         connect_seconds=CONNECT_SECONDS,

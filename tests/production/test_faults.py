@@ -27,7 +27,7 @@ from control_plane.db.leases import Lease, guard
 from control_plane.db.models import FleetRow
 from control_plane.db.session import Database as Connected
 from everstep import sdk
-from infra.local_cloud.up import FLEET, ClusterOptions, LocalCluster
+from infra.local_cloud.up import FLEET, MAX_NODES, ClusterOptions, LocalCluster
 from tests.e2e.conftest import left_over
 from tests.e2e.jobs import Job, Shape, Workplace, assert_identical, wait_until
 from tests.e2e.reference import References
@@ -81,7 +81,11 @@ def production(warm_parent: WarmParent, request: pytest.FixtureRequest) -> Itera
         parts = closed.enter_context(stack())
         cluster = closed.enter_context(LocalCluster(directory / "cluster"))
         options = ClusterOptions(
-            nodes=NODES, spares=SPARES, node_memory_bytes=NODE_MEMORY_BYTES, connect_seconds=CONNECT_SECONDS
+            nodes=NODES,
+            spares=SPARES,
+            max_nodes=MAX_NODES,
+            node_memory_bytes=NODE_MEMORY_BYTES,
+            connect_seconds=CONNECT_SECONDS,
         )
         cluster.up(parts.options(options))
         client = closed.enter_context(closing(cluster.client()))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from everstep.cli.main import app
+from everstep.cli.main import app, main
 from infra.local_cloud.__main__ import app as local_cloud
 
 SNAPSHOT = Path(__file__).with_name("flags.txt")
@@ -112,3 +112,26 @@ def test_help_comes_at_once():
 
 if __name__ == "__main__":
     SNAPSHOT.write_text(described())
+
+
+@pytest.mark.parametrize("words", [("jobs", "submit"), ("jobs", "list"), ("fleets", "create")])
+def test_help_fits_80_columns_and_names_each_option_whole(monkeypatch, capsys, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["everstep", *words, "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    command = typer.main.get_command(app).get_command(None, words[0]).imported().get_command(None, words[1])
+    assert [option for each in command.params for option in each.opts if option not in out] == []
+
+
+def test_the_help_of_submit_begins_with_the_usual_options(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["everstep", "jobs", "submit", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    usual = capsys.readouterr().out.partition("Options for ")[0]
+    names = ["--name", "--source-dir", "--entry-point", "--node-count", "--ranks-per-node", "--hyperparameter"]
+    names += ["--input", "--requirements", "--fleet", "--dry-run"]
+    assert [name for name in names if name not in usual] == []
+    assert "--max-attempts" not in usual

@@ -86,6 +86,7 @@ _LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MUL
 Packages that were installed for such requirements are used only by jobs with the same source archive. A false match,
 such as a URL, only prevents jobs with other archives from sharing the packages.
 """
+_ERROR = "ERROR: "
 _EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
 
 
@@ -138,7 +139,7 @@ class PackageLayers:
     allows_builds: bool = False
 
     def __post_init__(self) -> None:
-        self._folder = self.state / "packages"
+        self._folder = self.state.absolute() / "packages"
 
     async def install(self, order: InstallationOrder) -> Packages:
         """Install the packages of a requirements file. Idempotent: a repeated call installs nothing.
@@ -219,7 +220,8 @@ class PackageLayers:
             "--progress-bar=off",
             "--disable-pip-version-check",
         ]
-        words += [] if self.allows_builds else ["--only-binary", ":all:"]
+        # Of a package without a wheel, pip_program refuses the build by name. `--only-binary` would not name it.
+        words += [] if self.allows_builds else ["--prefer-binary"]
         with order.output.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-m", "worker.ranks.contained_program", beside.NONE, user),
@@ -458,5 +460,8 @@ def _bytes_of(folder: Path) -> int:
 
 
 def _words(output: Path) -> str:
-    text = last_lines(output, LAST_LINES_BYTES).strip()
-    return f"; its last lines: {text}" if text else ""
+    """Return what pip printed: its errors, or else its last lines."""
+    lines = last_lines(output, LAST_LINES_BYTES).strip().splitlines()
+    errors = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
+    text = "\n".join(errors or lines)
+    return f": {text}" if text else ""

@@ -1,8 +1,8 @@
 """Runs pip without builds, and without secrets in its output: `python -I pip_program.py [--allow-builds] ARGUMENT …`.
 
-A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` does not
-prevent every build: a requirements file may revoke the option, and pip builds paths, repositories and dependencies with
-a URL anyway. All builds call one method of pip, which this program replaces.
+A build runs code of the package: `setup.py`, or the backend that `pyproject.toml` names. `--only-binary :all:` would
+neither prevent every build nor name the package: a requirements file may revoke the option, and pip builds paths,
+repositories and dependencies with a URL anyway. All builds call one method of pip, which this program replaces.
 
 Invariant: if pip lacks that method, nothing is installed. This file imports nothing from `worker`, because pip's user
 runs it under `-I`.
@@ -61,9 +61,11 @@ def main(arguments: list[str]) -> NoReturn:
         sys.exit(CANNOT_CONFINE)
 
     def refuse(distribution: object, *_: object, **__: object) -> NoReturn:
-        name = getattr(distribution, "req", "a package")
+        requirement = getattr(distribution, "req", "a package")
         raise refused(
-            f"{name} would have to be built here, and this node installs wheels only (everstep agent --allow-builds)"
+            f"this node installs wheels only, and there is none of {getattr(requirement, 'req', None) or requirement}. "
+            "Require another version, upload a wheel with the source, or allow builds on the nodes (everstep agent "
+            "--allow-builds)"
         )
 
     if not allows_builds:

@@ -62,7 +62,7 @@ from worker.ranks.environment import (
     source_folder,
     with_packages,
 )
-from worker.ranks.files import RankFiles, last_lines, make_home
+from worker.ranks.files import LAST_LINES_BYTES, RankFiles, last_lines, make_home
 from worker.ranks.shim import cgroups, processes
 from worker.ranks.shim.messages import (
     ForgetRun,
@@ -119,6 +119,7 @@ class ExitedRank:
     """Evidence that the kernel killed the rank or one of its DataLoader workers for lack of memory, or None."""
     use: MemoryUse = UNMEASURED
     """Memory use shortly before the rank ended: the rank's last sample, and the highest recent sample of the node."""
+    stdout: Path | None = None
 
     @property
     def exit_class(self) -> ExitClass:
@@ -132,7 +133,7 @@ class ExitedRank:
             boundary: number of steps finished; -1 if the rank ended before its restore had returned.
 
         Returns:
-            The message, with the last lines of the rank's stderr.
+            The message, with the last lines of stderr. Without a traceback, those of stdout precede them.
         """
         text = last_lines(self.stderr)
         exit_class, memory_end = self.exit_class, None
@@ -141,6 +142,8 @@ class ExitedRank:
         elif exit_class is ExitClass.OUT_OF_MEMORY:
             memory_end = self.killed
         refused = refused_task(text) if exit_class is ExitClass.ERROR else ""
+        if "Traceback (" not in text and self.stdout is not None:
+            text = last_lines(self.stdout, LAST_LINES_BYTES // 2) + last_lines(self.stderr, LAST_LINES_BYTES // 2)
         return RankExit(
             exit_class=exit_class if memory_end is None else ExitClass.OUT_OF_MEMORY,
             code=self.end.code,
@@ -441,6 +444,7 @@ class Supervisor:
                         Path(record.stderr_path),
                         self._killed.get(key),
                         self._use_before(key),
+                        Path(record.stdout_path),
                     )
             await self.changed.wait(version)
 

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from everstep.aws_models import DATA
-from everstep.cli import confirm, programs
+from everstep.cli import confirm, programs, submission
 from everstep.cli import main as cli
 from everstep.cli.progress import incident_line, line_of
 from everstep.cli.waiting import UNANSWERED_SECONDS, ended
-from everstep.errors import FieldError, ServiceFailed, SourceRefused, WaitFailed, WaitTimedOut
+from everstep.errors import ConfigurationError, FieldError, ServiceFailed, SourceRefused, WaitFailed, WaitTimedOut
 from everstep.protocol.ids import NAME_PATTERN
 from tests.unit.everstep.conftest import Client
 
@@ -370,10 +370,72 @@ def test_submit_names_what_it_does_not_upload(run, tmp_path):
     assert (code, "needs --source-dir" in err) == (2, True)
 
 
+def series(name: str, *values: float) -> dict:
+    steps = list(range(len(values)))
+    return {"MetricName": name, "Steps": steps, "LastSteps": steps, "Means": list(values), "LastValues": list(values)}
+
+
+def test_metrics_shows_the_newest_value_and_a_plot(run):
+    found = [
+        series("loss", 4.0, 2.5, float("nan"), 0.5),
+        series("lr", 1e-4, 1e-4),
+        series("wide", -1.7e308, 1.7e308),
+        series("everstep/blocked_seconds", 0.1),
+        series("empty"),
+    ]
+    code, out, err, calls = run("jobs", "metrics", "gpt", get_metric_data={"MetricDataResults": found})
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert rows == [["loss", "3", "0.5", "█▅×▁"], ["lr", "1", "0.0001", "▁▁"], ["wide", "1", "1.7e+308", "▁█"]]
+    own = ("--metric", "everstep/blocked_seconds")
+    code, out, _, calls = run("jobs", "metrics", "gpt", *own, get_metric_data={"MetricDataResults": found[3:4]})
+    assert ("everstep/blocked_seconds" in out, calls[0][1]["MetricName"]) == (True, own[1])
+    _, _, err, _ = run("jobs", "metrics", "gpt", get_metric_data={"MetricDataResults": []})
+    assert "has logged no values yet" in err
+
+
 JSON_JOB = """{
 \t"TrainingJobName": "from-json", "EntryPoint": "train.py", "NodeCount": 2, "Source": {"Directory": "code"},
 \t"HyperParameters": {"lr": 1e-3, "steps": 200, "on": true, "text": "0.10"}, "Protection": {"MaxSlowdown": 1e-2}
 }"""
+
+
+MERGED = """x-defaults: &common {lr: 1e-4, seed: 7, on: yes}
+.base: &base {EntryPoint: train.py, NodeCount: 1}
+<<: *base
+TrainingJobName: a
+HyperParameters: {<<: *common, seed: 8}
+Tags: {<<: [*common], team: 1_000}
+Environment: {}
+"""
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_job_file_may_merge_values_and_come_from_another_system(tmp_path, ends, mark):
+    (tmp_path / "job.yaml").write_text(mark + MERGED, encoding="utf-8", newline=ends)
+    assert submission.from_file(tmp_path / "job.yaml") == {
+        "EntryPoint": "train.py",
+        "NodeCount": 1,
+        "TrainingJobName": "a",
+        "HyperParameters": {"lr": "1e-4", "seed": "8", "on": "yes"},
+        "Tags": {"lr": "1e-4", "seed": "7", "on": "yes", "team": "1_000"},
+        "Environment": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("NodeCount: 1\nTags: {}\nNodeCount: 2\n", "sets NodeCount twice, in lines 1 and 3"),
+        ("Tags:\n  a: 1\n  b: [{c: 1,\n c: 2}]\n", "sets c twice, in lines 3 and 4"),
+        ('{"NodeCount": 1,\n "Tags": {"a": 1,\n  "a": 2}}', "sets a twice, in lines 2 and 3"),
+    ],
+)
+def test_a_job_file_that_sets_a_name_twice_is_refused_with_both_lines(tmp_path, text, message):
+    (tmp_path / "job").write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        submission.from_file(tmp_path / "job")
 
 
 @pytest.mark.parametrize("is_piped", [False, True])

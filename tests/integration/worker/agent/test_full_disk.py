@@ -114,9 +114,7 @@ async def test_rounds_that_find_no_space_name_the_disk_instead_of_a_bug(
 
 async def test_pip_that_finds_no_space_is_no_fault_of_the_job(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     async def full(*_: object) -> Any:
-        raise RequirementsRefused(
-            "requirements.txt: pip ended with code 1; its last lines: [Errno 28] No space left on device"
-        )
+        raise RequirementsRefused("requirements.txt: pip ended with code 1: [Errno 28] No space left on device")
 
     await fleet.prepare()
     monkeypatch.setattr(PackageLayers, "install", full)

@@ -93,9 +93,7 @@ async def test_a_node_that_has_everything_needs_no_layer(tmp_path: Path, order: 
 
 async def test_a_failure_has_pips_last_lines_and_leaves_nothing(tmp_path: Path, order: InstallationOrder) -> None:
     (order.source / "requirements.txt").write_text(f"{OFFLINE}everstep-none==7\n")
-    with pytest.raises(
-        RequirementsRefused, match=r"(?s)requirements.txt: pip ended with code 1; its last lines: .*everstep-none==7"
-    ):
+    with pytest.raises(RequirementsRefused, match=r"(?s)requirements.txt: pip ended with code 1: .*everstep-none==7"):
         await PackageLayers(tmp_path).install(order)
     assert "No matching distribution" in order.output.read_text()
     assert sorted(path.name for path in (tmp_path / "packages").iterdir()) == ["lock"]

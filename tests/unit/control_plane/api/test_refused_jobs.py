@@ -40,6 +40,7 @@ def request_(client, tmp_path_factory):
     directory = tmp_path_factory.mktemp("code")
     (directory / "train.py").write_text("pass")
     (directory / "data.txt").write_text("x")
+    (directory / "environment.yaml").write_text("dependencies: [numpy]")
     return {
         "TrainingJobName": "gpt",
         "Source": client.upload_source(Directory=directory),
@@ -74,7 +75,7 @@ def request_(client, tmp_path_factory):
         (
             {"EntryPoint": "missing.py"},
             "EntryPoint",
-            "'missing.py' is not among the 2 files of the source; the source has train.py at its top level",
+            "'missing.py' is not among the 3 files of the source; the source has train.py at its top level",
         ),
         ({"EntryPoint": "../train.py"}, "EntryPoint", "is not among"),
         ({"EntryPoint": "data.txt"}, "EntryPoint", "is not a Python file"),
@@ -110,7 +111,12 @@ def request_(client, tmp_path_factory):
         (
             {"Requirements": "requirements.txt"},
             "Requirements",
-            "'requirements.txt' is not among the 2 files of the source",
+            "'requirements.txt' is not among the 3 files of the source",
+        ),
+        (
+            {"Requirements": "environment.yaml"},
+            "Requirements",
+            "Write missing packages into a requirements.txt",
         ),
         ({"Requirements": ""}, "Requirements", "must have at least 1 characters"),
         ({"RoleArn": "arn:aws:iam::1:role/x"}, "RoleArn", "must match ^arn:aws"),

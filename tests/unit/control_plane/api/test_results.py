@@ -689,6 +689,21 @@ def test_an_output_does_not_follow_links_that_lie_there(client, job, tmp_path):
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_an_output_that_cannot_be_written_leaves_out_no_other(client, job, tmp_path):
+    """A file lies where one output needs a directory. Names of the other outputs are before and after it."""
+    for path in ("rank=0/a", "rank=0/b/model.pt", "rank=0/../../x", "rank=1/c"):
+        job.put("output", f"gen=1/{path}", b"x")
+    (tmp_path / "rank=0").mkdir()
+    (tmp_path / "rank=0/b").write_text("mine")
+    with pytest.raises(TransferFailed) as caught:
+        client.download_outputs(TrainingJobName="gpt", Directory=tmp_path)
+    told = str(caught.value)
+    assert "2 of 4 files are not in" in told
+    assert "rank=0/b/model.pt: " in told
+    assert "rank=0/../../x" in told
+    assert [(tmp_path / name).read_bytes() for name in ("rank=0/a", "rank=0/b", "rank=1/c")] == [b"x", b"mine", b"x"]
+
+
 def test_a_job_without_outputs_says_so(client, job, tmp_path):
     with pytest.raises(NothingToDownload, match="has no outputs"):
         client.download_outputs(TrainingJobName="gpt", Directory=tmp_path)

@@ -16,7 +16,7 @@ from control_plane.core.breakers import BreakerCourse
 from control_plane.core.observed.incidents import FailureRecord
 from control_plane.core.observed.jobs import Trial
 from everstep.protocol.agent_messages import ExitClass
-from everstep.protocol.ids import Generation, NodeId, Step
+from everstep.protocol.ids import Generation, NodeId, Rank, Step
 from tests.properties.control_plane.simulated import spec_of
 
 SPEC = replace(spec_of("gpt", "a", 4, 2), max_attempts=3)
@@ -32,6 +32,7 @@ def failures(count: int, *, base: int = 9, top: int = 10, node: str | None = "i-
             at=0.0,
             max_boundary=Step(top),
             last_lines="boom",
+            rank=Rank(0),
             node_id=NodeId(node) if node is not None else None,
             base_step=Step(base),
         )
@@ -75,7 +76,7 @@ def test_the_node_is_changed_first_then_the_state_then_it_is_over() -> None:
     assert over.why is not None
     assert repeated(over.why) == (
         "the same failure occurred 5 times after step 10, also without i-1, also from an older state than step 9: "
-        "error (1)\nboom"
+        "rank 0 on i-1 ended first, with exit code 1\nboom"
     )
 
 
@@ -142,12 +143,42 @@ def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_a
     assert over.course is BreakerCourse.GIVE_UP
     assert over.why is not None
     assert repeated(over.why).startswith(
-        "9 failures occurred since 00:01:00 UTC without a step beyond 10, the last 2 are identical: error (1)"
+        "9 failures occurred since 00:01:00 UTC without a step beyond 10, the last 2 are identical: "
+        "rank 0 on i-1 ended first, with exit code 1"
     )
     later = rule([*known[1:], crashed]).why
     assert later is not None
     assert (later.since, later.alike_count) == (61.0, 1)
-    assert ", the last: crashed (-11)" in repeated(later)
+    assert ", the last: rank 0 on i-1 ended first, with SIGSEGV" in repeated(later)
+
+
+@pytest.mark.parametrize(
+    ("error", "step", "course"),
+    [
+        ("ModuleNotFoundError: No module named 'yaml'", 0, BreakerCourse.GIVE_UP),
+        ("SyntaxError: invalid syntax", -1, BreakerCourse.GIVE_UP),
+        ("ModuleNotFoundError: No module named 'yaml'", 1, BreakerCourse.AGAIN),
+        ("ValueError: no", 0, BreakerCourse.AGAIN),
+        (None, 0, BreakerCourse.AGAIN),
+    ],
+)
+def test_an_import_that_fails_at_the_start_is_not_repeated(error: str | None, step: int, course: BreakerCourse) -> None:
+    (failure,) = failures(1)
+    ruling = rule([replace(failure, error=error, error_place="train.py:3", step=Step(step))])
+    assert ruling.course is course
+    assert ruling.why is None or repeated(ruling.why).splitlines()[0] == (
+        f"the job failed before its first step: rank 0 on i-1 ended first, with exit code 1: {error} (train.py:3)"
+        + (". Name missing packages in a requirements file of the source (--requirements)" if step == 0 else "")
+    )
+
+
+def test_an_exit_that_says_nothing_is_described_by_the_rank_and_its_code() -> None:
+    (failure,) = failures(1)
+    silent = rule([replace(failure, last_lines="")], attempts=1).why
+    assert silent is not None
+    assert repeated(silent) == (
+        "the job failed after step 10: rank 0 on i-1 ended first, with exit code 1, and printed nothing"
+    )
 
 
 def test_failures_of_a_job_with_one_or_no_attempt_are_remembered_alike() -> None:

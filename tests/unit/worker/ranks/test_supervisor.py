@@ -87,6 +87,16 @@ def test_an_exit_is_described_with_the_end_of_stderr(tmp_path: Path) -> None:
     assert told.last_lines == "Traceback\nValueError: no\nand a remark"
 
 
+def test_an_exit_without_a_traceback_is_described_with_both_streams(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("loss 3\nnothing to do\n")
+    (tmp_path / "err").write_text("\r 10%|#   |\r 20%|##  |\nwarning\n")
+    end = RankEnd(code=3, at_seconds=5.0, stopped=False)
+    exited = ExitedRank(RUN, Generation(2), Rank(1), end, tmp_path / "err", stdout=tmp_path / "out")
+    assert exited.describe(Step(1)).last_lines == "loss 3\nnothing to do\n 20%|##  |\nwarning"
+    (tmp_path / "err").write_text("Traceback (most recent call last):\nKeyError: 1\n")
+    assert exited.describe(Step(1)).last_lines == "Traceback (most recent call last):\nKeyError: 1"
+
+
 def test_an_exception_of_lack_of_memory_is_named(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr"
     stderr.write_text("Traceback (most recent call last):\n  File 'x'\ntorch.OutOfMemoryError: CUDA out of memory.\n")
