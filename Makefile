@@ -3,8 +3,12 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+LOCAL := .venv/.local
+WEB := .venv/.web
 STAMP := .venv/.set-up
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv needs a third of pip's time, but does not read pip's settings. Where it cannot install the packages, pip does.
+locked = $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --no-deps --no-build-isolation -r $(1) || { echo "==> set-up: again, with pip"; $(PIP) --require-hashes --no-deps --no-build-isolation -r $(1); }
 LOCK := $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 # A test that not even its own time limit can end takes its process with it, and says where it stood.
 HANGS := -o faulthandler_timeout=960 -o faulthandler_exit_on_timeout=true
@@ -26,29 +30,42 @@ help:  ## this list
 
 setup: $(STAMP)  ## virtual environment with everything, skipped when nothing changed
 
-$(STAMP): pyproject.toml requirements/build.txt requirements/development.txt requirements/torch.txt
-	@echo "==> set-up: virtual environment in .venv (about a minute and a half the first time)"
+$(LOCAL): pyproject.toml requirements/uv.txt requirements/build.txt requirements/local.txt requirements/torch.txt
+	@echo "==> set-up: virtual environment in .venv"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Everstep needs Python 3.11 or newer; this is " + sys.version)'
 	@$(PYTHON) -m venv .venv
-	@$(PIP) --require-hashes --no-deps -r requirements/build.txt
-	@echo "==> set-up: 190 packages, each checked by its hash"
-	@$(PIP) --require-hashes --no-deps --no-build-isolation -r requirements/development.txt
+	@$(PIP) --require-hashes --no-deps -r requirements/uv.txt -r requirements/build.txt
+	@echo "==> set-up: 100 packages of a local cluster, each checked by its hash"
+	@$(call locked,requirements/local.txt)
 	@echo "==> set-up: torch"
 	@$(PIP) -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
+$(STAMP): $(LOCAL) requirements/development.txt
+	@echo "==> set-up: 90 packages for tests and checks"
+	@$(call locked,requirements/development.txt)
+	@touch $@
+
+$(WEB): $(LOCAL) requirements/web.txt
+	@echo "==> set-up: node, for the dashboard"
+	@$(call locked,requirements/web.txt)
+	@touch $@
+
 lock: setup  ## requirements/*.txt: the newest versions within the bounds of pyproject.toml, with the hashes of all platforms
 	@$(LOCK) --group build -o requirements/build.txt
+	@$(LOCK) --group installer -o requirements/uv.txt
 	@$(LOCK) --group docs -o requirements/docs.txt
 	@$(LOCK) --group terraform -o requirements/terraform.txt
 	@$(LOCK) pyproject.toml --extra dev --extra check --extra web --overrides requirements/overrides.txt --no-emit-package torch --no-emit-package setuptools -o requirements/development.txt
+	@$(LOCK) -c requirements/development.txt pyproject.toml --extra web -o requirements/web.txt
+	@$(LOCK) -c requirements/development.txt pyproject.toml --extra local --overrides requirements/overrides.txt --no-emit-package torch --no-emit-package setuptools -o requirements/local.txt
 	@$(LOCK) --no-emit-package setuptools -c requirements/development.txt -c requirements/torch.txt pyproject.toml --extra worker --extra training -o requirements/node.txt
 	@$(LOCK) --no-emit-package setuptools -c requirements/development.txt -c requirements/torch.txt pyproject.toml --extra server --extra postgres -o requirements/server.txt
 
-demo:  ## set-up, then the main job: a training run that survives lost processes, instances and a lost group; KEEP=1: stays up, with the dashboard
+demo:  ## the set-up of a local cluster, then the main job: a training run that survives lost processes, instances and a lost group; KEEP=1: stays up, with the dashboard
 	@$(PYTHON) examples/demo/preflight.py
-	@$(MAKE) --no-print-directory setup $(if $(KEEP),web)
+	@$(MAKE) --no-print-directory $(LOCAL) $(if $(KEEP),web)
 	@$(BIN)/python examples/demo/demo.py
 
 check: setup  ## lint, types, contracts, and that what is made from the API is current
@@ -72,7 +89,7 @@ fix: setup  ## format, mend what can be mended mechanically, renew generated doc
 
 web: $(DASHBOARD)  ## the dashboard's build into control_plane/static, skipped when nothing changed; node comes from PyPI
 
-$(DASHBOARD): $(STAMP) docs/runbook.md $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
+$(DASHBOARD): $(WEB) docs/runbook.md $(shell find web -type f -not -path 'web/node_modules/*' 2>/dev/null)
 	@$(BIN)/python web/build.py
 
 wheel: setup web  ## dist/: a wheel that contains the dashboard

@@ -15,6 +15,7 @@ code that the bytes name.
 from __future__ import annotations
 
 import struct
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def decode(data: bytes, tensor: Callable[[str], torch.Tensor]) -> Tree:
         CorruptSlot: the bytes are not an encoded tree.
     """
     try:
-        return _decode(msgspec.msgpack.decode(data), tensor)
+        return _decode(msgspec.msgpack.decode(data), tensor, {})
     except (
         msgspec.DecodeError,
         ValueError,
@@ -267,27 +268,40 @@ def _encode_leaf(value: object, path: str, tensors: list[tuple[str, torch.Tensor
 _MAPPINGS: dict[type, _Tag] = {dict: _Tag.DICT, OrderedDict: _Tag.ORDERED_DICT, Counter: _Tag.COUNTER}
 
 
-def _decode(value: object, tensor: Callable[[str], torch.Tensor]) -> Tree:
+def _decode(value: object, tensor: Callable[[str], torch.Tensor], tuples: dict[bytes, Tree]) -> Tree:
+    """Decode a value. `tuples` contains the flat tuples of the tree so far, by their encoded items.
+
+    Equal ones become one object, as those of parameter groups that share their default values.
+    """
     if not isinstance(value, list):
         return value
     tag, *parts = value
-    if tag in (_Tag.FLAT_LIST, _Tag.LIST):
-        return parts[0] if tag == _Tag.FLAT_LIST else [_decode(item, tensor) for item in parts[0]]
-    if tag in (_Tag.FLAT_TUPLE, _Tag.TUPLE):
-        return tuple(parts[0]) if tag == _Tag.FLAT_TUPLE else tuple(_decode(item, tensor) for item in parts[0])
-    if tag in (_Tag.DICT, _Tag.ORDERED_DICT, _Tag.COUNTER):
-        return _decode_items(tag, [_decode(item, tensor) for item in parts[0]])
-    if tag in (_Tag.SET, _Tag.FROZENSET):
-        items = (_decode(item, tensor) for item in parts[0])
-        return set(items) if tag == _Tag.SET else frozenset(items)
+    if tag == _Tag.FLAT_LIST:
+        return parts[0]
+    if tag == _Tag.FLAT_TUPLE:
+        return tuples.setdefault(msgspec.msgpack.encode(parts[0]), tuple(parts[0]))
+    if tag in _CONTAINERS:
+        items = [_decode(item, tensor, tuples) for item in parts[0]]
+        return _CONTAINERS[tag](items)
     return _decode_leaf(tag, parts, tensor)
 
 
-def _decode_items(tag: int, items: list[object]) -> Tree:
-    pairs: Iterable[tuple[object, object]] = zip(items[::2], items[1::2], strict=True)
-    if tag == _Tag.COUNTER:
-        return Counter(dict(pairs))
-    return dict(pairs) if tag == _Tag.DICT else OrderedDict(pairs)
+def _pairs(items: list[object]) -> Iterable[tuple[object, object]]:
+    # Python interns names such as "exp_avg". pickle writes equal strings only once if they are one object, so a
+    # restored state pickles to the same bytes as the original one.
+    keys = (sys.intern(key) if type(key) is str else key for key in items[::2])
+    return zip(keys, items[1::2], strict=True)
+
+
+_CONTAINERS: Mapping[int, Callable[[list[object]], Tree]] = {
+    _Tag.LIST: list,
+    _Tag.TUPLE: tuple,
+    _Tag.SET: set,
+    _Tag.FROZENSET: frozenset,
+    _Tag.DICT: lambda items: dict(_pairs(items)),
+    _Tag.ORDERED_DICT: lambda items: OrderedDict(_pairs(items)),
+    _Tag.COUNTER: lambda items: Counter(dict(_pairs(items))),
+}
 
 
 def _decode_leaf(tag: int, parts: list[object], tensor: Callable[[str], torch.Tensor]) -> Tree:

@@ -89,6 +89,8 @@ def warm_up_then_cosine(step: int) -> float:
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch")
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
+# Without this line, DeepSpeed compiles collectives over shared memory for a minute. Only its own launcher uses them.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.init_distributed("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(settings.seed)

@@ -93,8 +93,7 @@ class Demo:
                 )
                 told_step, told_at = step, time.monotonic()
             elif time.monotonic() - told_at > TOLD_EVERY_SECONDS:
-                what_for = "; DeepSpeed compiles a small extension at its first use on a machine" if step == 0 else ""
-                self.say(f"[cyan]{job}[/] step {step}, {description['Reason']}{what_for}")
+                self.say(f"[cyan]{job}[/] step {step}, {description['Reason']}")
                 told_at = time.monotonic()
             if (now := (state, step, description["Reason"])) != last:
                 last, moved_at = now, time.monotonic()
