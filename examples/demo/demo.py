@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from everstep import failures
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.fault_kinds import Terminate
+from infra.local_cloud.processes import exit_when_asked
 from infra.local_cloud.up import ClusterOptions, LocalCluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -349,8 +349,7 @@ def main() -> int:
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
-    # At SIGTERM, raise SystemExit, so that the `with` block below stops the cluster before the process ends.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_when_asked(with_parent=True)
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))

@@ -30,6 +30,7 @@ from infra.local_cloud.environment import POISONOUS, aws_variables
 from infra.local_cloud.errors import LocalCloudError
 from infra.local_cloud.faults import Conditions
 from infra.local_cloud.parts import write_private
+from infra.local_cloud.processes import exit_when_asked
 
 app = typer.Typer(
     name="everstep local",
@@ -90,8 +91,7 @@ def up(
     """Start a local AWS, a control plane and a fleet, and wait until its nodes have connected."""
     from infra.local_cloud.up import ClusterOptions, LocalCluster
 
-    # On SIGTERM, raise SystemExit, so that `up` ends all processes that it has started.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_when_asked(with_parent=False)
     began = time.monotonic()
     cluster = LocalCluster(state_dir, progress=_Printed())
     cluster.up(

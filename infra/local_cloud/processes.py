@@ -9,9 +9,11 @@ start time. It sends signals through a pidfd whose pid and start time were check
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -202,6 +204,21 @@ def proportional_bytes(process: Process) -> int:
     except OSError:
         return 0
     return 1024 * sum(int(field.split()[1]) for field in fields if field.startswith("Pss:"))
+
+
+def exit_when_asked(*, with_parent: bool) -> None:
+    """Let SIGTERM and SIGHUP raise SystemExit in the main thread, so that `with` blocks end what they have started.
+
+    Args:
+        with_parent: whether the end of the parent process counts as SIGTERM, also if it was killed.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    if with_parent:
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it ended before the call
+            sys.exit(128 + signal.SIGTERM)
 
 
 def memory_files(pid: int) -> dict[str, Path]:

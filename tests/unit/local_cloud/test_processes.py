@@ -121,3 +121,35 @@ def test_marked_processes_are_found_by_the_whole_value() -> None:
         assert eventually(lambda: [process.pid for process in marked_with("MARK", mark)]) == [ours.pid]
         ours.kill()
         other.kill()
+
+
+ASKED = """
+import os, threading
+from infra.local_cloud.processes import exit_when_asked
+exit_when_asked(with_parent=True)
+try:
+    print(os.getpid(), flush=True)
+    threading.Event().wait()
+finally:
+    print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, None], ids=["SIGTERM", "SIGHUP", "parent killed"])
+def test_a_program_ends_what_it_started_when_it_is_asked_or_its_parent_is_killed(number: int | None) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import subprocess, sys; subprocess.run(sys.argv[1:])",
+        sys.executable,
+        "-c",
+        ASKED,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        if number is None:
+            parent.kill()
+        else:
+            os.kill(pid, number)
+        assert parent.stdout.read() == "ended\n"
