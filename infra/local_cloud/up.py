@@ -188,7 +188,7 @@ class ClusterOptions:
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster can use of this machine."""
+    """The number of nodes and the memory of each that a cluster may use."""
 
     max_nodes: int
     node_memory_bytes: int
