@@ -23,7 +23,7 @@ def exception(lines: str) -> str | None:
     Of a message with several lines, the result has the first.
     """
     rows = [_RANK.sub("", row) for row in lines.rstrip().splitlines()]
-    begins = [number for number, row in enumerate(rows) if row.startswith("Traceback (most recent call last)")]
+    begins = [number for number, row in enumerate(rows) if row.startswith("Traceback (")]
     if not begins:  # the limit of the lines may have cut off the beginning
         found = _EXCEPTION.fullmatch(rows[-1].strip()) if rows else None
         return None if found is None else found[0]
