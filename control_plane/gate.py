@@ -6,6 +6,7 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 - Until a connection has sent a request with a valid token, it counts toward `max_strangers`. At this limit, the server
   accepts a new connection and closes the oldest counted connection of the address with the most counted connections.
 - After a request with a valid token, neither limit applies to the connection.
+- A connection that sends a request before the response to the previous one is closed, with or without a token.
 
 Slow and idle clients without a token therefore lose their connections once the limit is reached. A client that connects
 and sends its request without delay receives a response, because its connection is the newest. This holds even if
@@ -57,6 +58,10 @@ def raise_open_files() -> int:
         return OPEN_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+class Pipelined(Exception):
+    """A connection has sent a request before the response to its previous request was complete."""
 
 
 class Gate:
@@ -160,6 +165,10 @@ class GuardedHttp(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Start the deadline for headers. The parser calls this at a request's first byte."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # No client of Everstep pipelines. One read of the socket could otherwise bring thousands of requests, which
+            # the event loop would parse at once. The exception ends the parser, and uvicorn answers 400 and closes.
+            raise Pipelined
         self._expect_headers()
         super().on_message_begin()
         self.scope["state"][TRUST] = partial(self._gate.leave, self)

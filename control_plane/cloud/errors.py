@@ -6,6 +6,7 @@
     │   └── GarbledAnswer    an answer that does not parse or contradicts another    retryable
     ├── ResourceContended    another change of the same resource is in progress      retryable
     ├── CapacityError        no free instance of the type, or an exhausted quota     retryable
+    ├── ObjectTooLarge       an object exceeds the size that the caller reads
     ├── NotFound             the group, instance, bucket or object does not exist
     ├── ObjectChanged        another writer has written the object
     ├── AccessDenied         the credentials do not permit the call
@@ -104,6 +105,10 @@ class NoCredentials(AccessDenied):
 
 class InvalidRequest(CloudError):
     """AWS rejected the request as invalid."""
+
+
+class ObjectTooLarge(CloudError):
+    """An object is larger than the caller reads. Its content does not come from Everstep, or is no small object."""
 
 
 class GroupNotOurs(CloudError):

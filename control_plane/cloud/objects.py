@@ -15,6 +15,8 @@ from control_plane.cloud.errors import GarbledAnswer, NotFound
 from everstep.protocol.plan import ObjectReference
 
 STREAM_CHUNK_BYTES = 1024 * 1024
+SMALL_BYTES = 64 * 1024 * 1024
+"""Limit of the objects that the control plane reads whole, such as manifests."""
 DELETED_AT_ONCE = 1_000
 """Limit of objects per delete call. Source: S3's DeleteObjects."""
 
@@ -101,8 +103,11 @@ class ServiceStore(Protocol):
         Large files are uploaded in parts.
         """
 
-    def get(self, reference: ObjectReference) -> bytes:
-        """Return the complete content of a small object."""
+    def get(self, reference: ObjectReference, *, limit_bytes: int = SMALL_BYTES) -> bytes:
+        """Return the complete content of a small object.
+
+        Raises ObjectTooLarge if it has more than `limit_bytes`. Users can replace objects in their own buckets.
+        """
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield the bytes `begin` to `end` of an object in pieces of at most `STREAM_CHUNK_BYTES`.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any, BinaryIO, Final
 
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from control_plane.cloud.connection import Connection, translated
-from control_plane.cloud.errors import GarbledAnswer, NotFound
-from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
+from control_plane.cloud.errors import GarbledAnswer, NotFound, ObjectTooLarge
+from control_plane.cloud.objects import SMALL_BYTES, STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from everstep.protocol.plan import ObjectReference
 
 _TRANSFER: Final = TransferConfig(
@@ -48,11 +49,18 @@ class S3ServiceStore:
             self._s3.upload_fileobj(_Unclosed(file), reference.bucket, reference.key, Config=_TRANSFER)
         return self.head(reference)
 
-    def get(self, reference: ObjectReference) -> bytes:
+    def get(self, reference: ObjectReference, *, limit_bytes: int = SMALL_BYTES) -> bytes:
         """Return the whole content of an object (see `ServiceStore.get`)."""
         with translated():
-            body: bytes = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"].read()
-        return body
+            stream = self._s3.get_object(Bucket=reference.bucket, Key=reference.key)["Body"]
+            with closing(stream):
+                body = bytearray()
+                # The last, empty read makes botocore compare the length with the one that S3 announced.
+                while len(body) <= limit_bytes and (piece := stream.read(limit_bytes + 1 - len(body))):
+                    body += piece
+        if len(body) > limit_bytes:
+            raise ObjectTooLarge(f"s3://{reference.bucket}/{reference.key} has more than {limit_bytes:,} bytes")
+        return bytes(body)
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield a range of an object; see `ServiceStore`."""

@@ -16,6 +16,7 @@ from typing import Final
 
 from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import NodeId, RunId
+from everstep.protocol.log_chunks import LINE_MEMORY
 
 WAITING_LIMIT: Final = 256
 """Limit of queued messages per follower. Above the limit, the follower drops its oldest message."""
@@ -115,4 +116,4 @@ class LogFeed:
 
 
 def _length(lines: LogLines) -> int:
-    return sum(len(line.text) for line in lines.lines)
+    return sum(len(line.text) + LINE_MEMORY for line in lines.lines)

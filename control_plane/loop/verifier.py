@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 
 from control_plane.cloud.errors import CloudError, GarbledAnswer
-from control_plane.cloud.objects import ServiceStore
+from control_plane.cloud.objects import SMALL_BYTES, ServiceStore
 from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind, blocked
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import SavedCheckpoint
@@ -115,6 +115,8 @@ class Verifier:
             info = existing(self._objects, where)
         except Mismatch as error:
             return Damage(kind=DamageKind.MISSING, detail=f"the manifest is missing: {error}")
+        if info.size_bytes != len(expected) and info.size_bytes > SMALL_BYTES:
+            return Damage(kind=DamageKind.MANIFEST, detail="the manifest in S3 is not the one that was put")
         body = self._objects.get(where)
         if body == expected:
             return None

@@ -43,6 +43,10 @@ The documentation lists this limit as `log_flush_seconds`.
 LINE_BYTES: Final = 16 * 1024
 """Maximum size of a stored line in bytes. The node stores a longer line in pieces."""
 SUFFIX: Final = ".jsonl"
+LINE_MEMORY: Final = 128
+"""Characters that limits of held lines count for each line besides its text."""
+MAX_CHUNK_BYTES: Final = 8 * 1024 * 1024
+"""Maximum size of a chunk that the control plane reads. Agents complete a chunk well below it."""
 
 
 class ChunkHead(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from control_plane.cloud.errors import NotFound, ObjectChanged
+from control_plane.cloud.errors import NotFound, ObjectChanged, ObjectTooLarge
 from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ServiceStore
 from control_plane.cloud.s3 import S3ServiceStore
 from everstep import uploads
@@ -57,6 +57,9 @@ def test_what_is_put_is_what_is_got(store: ServiceStore, prefix: ObjectReference
     assert store.head(reference) == info
     store.put(reference, b"other")
     assert store.get(reference) == b"other"
+    assert store.get(reference, limit_bytes=5) == b"other"
+    with pytest.raises(ObjectTooLarge, match="more than 4 bytes"):
+        store.get(reference, limit_bytes=4)
 
 
 def test_of_two_writers_only_the_first_or_the_one_that_read_the_newest_object_writes(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
 
-from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound, ObjectChanged
-from control_plane.cloud.objects import STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
+from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound, ObjectChanged, ObjectTooLarge
+from control_plane.cloud.objects import SMALL_BYTES, STREAM_CHUNK_BYTES, ObjectInfo, SignedUpload
 from control_plane.cloud.operator import (
     FLEET_TAG,
     IN_SERVICE,
@@ -493,10 +493,13 @@ class MemoryObjectStore:
         """Write a large object from a file (see `ServiceStore.put_file`)."""
         return self.put(reference, file.read())
 
-    def get(self, reference: ObjectReference) -> bytes:
+    def get(self, reference: ObjectReference, *, limit_bytes: int = SMALL_BYTES) -> bytes:
         """Return the whole content of an object (see `ServiceStore.get`)."""
         with self._lock:
-            return self._object(reference)[0]
+            body = self._object(reference)[0]
+        if len(body) > limit_bytes:
+            raise ObjectTooLarge(f"{reference.key} has more than {limit_bytes:,} bytes")
+        return body
 
     def stream(self, reference: ObjectReference, *, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Yield a range of an object; see `ServiceStore`."""

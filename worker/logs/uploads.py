@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from everstep.protocol.agent_messages import LogLines
-from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine, decode_chunk, encode_lines
+from everstep.protocol.log_chunks import FLUSH_SECONDS, LINE_MEMORY, LogLine, decode_chunk, encode_lines
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.core.line_tails import TAIL_BYTES, Tail
 from worker.errors import StorageError
@@ -286,7 +286,8 @@ def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
 
 
 def _length(lines: LogLines) -> int:
-    return sum(len(line.text) for line in lines.lines)
+    """Return the characters of the lines, with the memory of each line itself: a rank may print empty lines only."""
+    return sum(len(line.text) + LINE_MEMORY for line in lines.lines)
 
 
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:

@@ -12,7 +12,6 @@ Invariant: no other module builds these paths.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from everstep.protocol.ids import Generation, Rank, RunId
 from worker.node.rank_user import RankUser, make_own, make_way
 
 LAST_LINES_BYTES = 4096
-_OVERWRITTEN = re.compile(r"[^\n]*\r(?=[^\n]*\S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,8 @@ def last_lines(path: Path, limit_bytes: int = LAST_LINES_BYTES) -> str:
         cut = data.find(b"\n")
         data = data[cut + 1 :] if 0 <= cut < len(data) - 1 else data[1:]
     # A progress bar overwrites its line after each carriage return. The last state is what the user saw.
-    text = _OVERWRITTEN.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
+    rows = (row.rstrip() if "\r" in row else row for row in data.decode(errors="replace").split("\n"))
+    text = "\n".join(row.rpartition("\r")[2] for row in rows)
     # Decoding may lengthen the text: a replacement character has three bytes and replaces one byte.
     while len(text.encode()) > limit_bytes:
         text = text[len(text) // 8 + 1 :]

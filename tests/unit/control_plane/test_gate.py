@@ -56,8 +56,20 @@ def test_headers_that_do_not_end_end_the_connection(tmp_path: Path, sent: bytes)
 
 def test_the_second_request_of_a_connection_has_the_same_deadline(tmp_path: Path) -> None:
     with served(tmp_path, header_seconds=0.05) as service, ExitStack() as stack:
-        opened = connect(service, stack, b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n" + SLOW)
-        assert rest(opened).startswith(b"HTTP/1.1 200")
+        opened = connect(service, stack, b"GET /v1/health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert opened.recv(65_536).startswith(b"HTTP/1.1 200")
+        opened.sendall(SLOW)
+        rest(opened)
+
+
+def test_a_connection_has_one_request_at_a_time(tmp_path: Path) -> None:
+    """One read of the socket contains thousands of requests, without or with a token. The server answers the first."""
+    with served(tmp_path) as service, ExitStack() as stack:
+        for headers in ("", f"authorization: Bearer {service.admin_token}\r\n"):
+            request = f"GET /v1/nodes HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode()
+            received = rest(connect(service, stack, request * 3000))
+            assert received.count(b"HTTP/1.1") <= 1, received[:500]
+            assert is_healthy(service)
 
 
 def test_a_body_that_nobody_reads_ends_the_connection_too(tmp_path: Path) -> None:

@@ -170,4 +170,4 @@ def test_whatever_the_operating_system_refuses_is_an_error_without_a_traceback(r
     (tmp_path / "rank=0").write_text("")  # this file has the name of the directory that the command must create
     code, _, err, _ = run("jobs", "output", "gpt", "--to", str(tmp_path), list_outputs=outputs)
     assert code == 1
-    assert err.startswith(f"error: {tmp_path / 'rank=0'}")
+    assert err.startswith(f"error: 1 of 1 files are not in {tmp_path}: rank=0/a: ")

@@ -24,7 +24,7 @@ from control_plane.loop.log_feed import WAITING_CHARACTERS, WAITING_LIMIT, LogFe
 from control_plane.loop.log_reader import GenerationFacts
 from everstep.protocol.agent_messages import Hello, LogLines
 from everstep.protocol.ids import NO_RANK, FleetName, Generation, NodeId, Rank, RunId
-from everstep.protocol.log_chunks import ChunkHead, ChunkName, LogLine, encode_head, encode_lines
+from everstep.protocol.log_chunks import LINE_MEMORY, ChunkHead, ChunkName, LogLine, encode_head, encode_lines
 from tests.unit.control_plane.api.conftest import START, refused
 from tests.unit.control_plane.api.test_results import Job
 
@@ -394,11 +394,11 @@ def test_a_server_that_stops_reads_no_log_on_for_a_follower(service, job, client
     reading, answer, get = threading.Event(), threading.Event(), service.objects.get
     readers: list[threading.Thread] = []
 
-    def slow(reference):
+    def slow(reference, **limits):
         readers.append(threading.current_thread())
         reading.set()
         assert answer.wait(10)
-        return get(reference)
+        return get(reference, **limits)
 
     monkeypatch.setattr(service.objects, "get", slow)
     following = Following(client, StartFromHead=True)
@@ -446,6 +446,10 @@ async def test_what_waits_for_a_follower_is_bounded_in_messages_and_in_character
             lines=tuple(LogLine(at_ms=0, rank=Rank(0), stream="stdout", text="x" * each, end=0) for each in texts),
         )
 
+    def empty(first: int, count: int) -> LogLines:
+        line = LogLine(at_ms=0, rank=Rank(0), stream="stdout", text="", end=0)
+        return LogLines(run=run, generation=Generation(1), first=first, lines=(line,) * count)
+
     async def waiting(follower: LogFollower) -> list[int]:
         taken = []
         while (found := await follower.take(0)) is not None:
@@ -457,7 +461,10 @@ async def test_what_waits_for_a_follower_is_bounded_in_messages_and_in_character
             feed.deliver(NodeId("i-1"), lines(first, 1))
         assert await waiting(follower) == list(range(2, WAITING_LIMIT + 2))
         for first in range(3):
-            feed.deliver(NodeId("i-1"), lines(first, WAITING_CHARACTERS // 2))
+            feed.deliver(NodeId("i-1"), lines(first, WAITING_CHARACTERS // 2 - 200 * LINE_MEMORY))
         assert await waiting(follower) == [1, 2]
+        for first in range(9):
+            feed.deliver(NodeId("i-1"), empty(first, WAITING_CHARACTERS // LINE_MEMORY // 4))
+        assert await waiting(follower) == [5, 6, 7, 8], "an empty line needs memory, too"
         feed.deliver(NodeId("i-1"), lines(0, WAITING_CHARACTERS + 1))
         assert await waiting(follower) == []

@@ -25,9 +25,9 @@ class Counting(MemoryObjectStore):
         super().__init__("b")
         self.read: list[str] = []
 
-    def get(self, reference: ObjectReference) -> bytes:
+    def get(self, reference: ObjectReference, **limits: int) -> bytes:
         self.read.append(reference.key)
-        return super().get(reference)
+        return super().get(reference, **limits)
 
     def count(self) -> int:
         """Return the number of reads since the last call."""

@@ -13,7 +13,7 @@ import pytest
 from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.codec import encode
 from everstep.protocol.ids import Generation, Rank
-from everstep.protocol.log_chunks import LINE_BYTES, LogLine, decode_chunk, decode_lines
+from everstep.protocol.log_chunks import LINE_BYTES, LINE_MEMORY, LogLine, decode_chunk, decode_lines
 from tests.unit.worker.logs.bench import RUN, Bench
 from tests.unit.worker.logs.test_journal import files_end_at
 from worker.logs.journal import JournalLimits
@@ -178,7 +178,7 @@ def test_lines_of_whatever_ranks_print_fit_into_messages() -> None:
 
 async def test_of_much_the_oldest_is_not_held(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    ships, passed = shipper(bench, recent_characters=9)
+    ships, passed = shipper(bench, recent_characters=2 * (4 + LINE_MEMORY))
     for text in ("aaaa\n", "aaaa\nbbbb\n", "aaaa\nbbbb\ncccc\n"):
         bench.files(0).stdout.write_text(text)
         await ships.printed(0)

@@ -97,6 +97,13 @@ def test_an_exit_without_a_traceback_is_described_with_both_streams(tmp_path: Pa
     assert exited.describe(Step(1)).last_lines == "Traceback (most recent call last):\nKeyError: 1"
 
 
+def test_a_stream_of_carriage_returns_does_not_hold_the_agent(tmp_path: Path) -> None:
+    """With cubic time, this test would reach its time limit."""
+    (tmp_path / "err").write_bytes(b"x" * 100 + b"\r" * 65_000)
+    exited = ExitedRank(RUN, Generation(2), Rank(1), RankEnd(code=1, at_seconds=5.0, stopped=False), tmp_path / "err")
+    assert exited.describe(Step(1)).last_lines.strip() == ""
+
+
 def test_an_exception_of_lack_of_memory_is_named(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr"
     stderr.write_text("Traceback (most recent call last):\n  File 'x'\ntorch.OutOfMemoryError: CUDA out of memory.\n")
