@@ -41,7 +41,7 @@ RULED = re.compile(
     r"\b(?:i|nn|inc|tok)-[0-9a-f-]+|\bstep(?: beyond)? \d+|\d+ steps?\b|[\d.]+ s\b|\d\d:\d\d:\d\d UTC|us-east-1a"
     r"|c7i\.2xlarge|EC2|\b[Ss]3\b|(?i:gpu|xid) \d+|s3://\S+"
     r"|(?:rank|generation|launch|code|signal) \d+|NVIDIA H100 80GB HBM3"
-    r"|\b\w+\.py:\d+|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|are identical|are replaced)\b"
+    r"|\b\w+\.py:\d+|error \(\d+\)|\d+ (?:nodes?|instances?|spares|ranks|copies|shards|replaced|times|failures|are identical|are replaced)\b"
     r"|[\d,]+ bytes"
 )
 """Patterns for parts of sentences that contain digits. The shuffle must have a rule for each: change it, or keep it."""
