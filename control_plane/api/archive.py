@@ -51,6 +51,7 @@ MEMORY_BYTES = 512 * 1024 * 1024
 _WAIT_SECONDS = 120.0
 _AT_ONCE = threading.BoundedSemaphore(2)
 """Semaphore that limits the number of concurrent inspections."""
+_turns: dict[str, threading.Lock] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,14 @@ class ArchiveContents:
     files: tuple[str, ...]
     """Paths of the files relative to the archive's root, sorted."""
     unpacked_bytes: int
+
+
+def turn_of(project: str) -> threading.Lock:
+    """Return the lock that a project's inspections hold, one at a time. One project thus leaves a place to the others.
+
+    A refused archive can take all its CPU seconds, and no quota counts it.
+    """
+    return _turns.setdefault(project, threading.Lock())
 
 
 def inspect_apart(file: IO[bytes], archive_bytes: int, limits: SourceLimits) -> ArchiveContents:

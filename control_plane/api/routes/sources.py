@@ -21,7 +21,7 @@ from typing import BinaryIO, cast
 from fastapi import Request
 
 from control_plane.api import deps
-from control_plane.api.archive import ArchiveTooLarge, RefusedArchive, inspect_apart
+from control_plane.api.archive import ArchiveTooLarge, RefusedArchive, inspect_apart, turn_of
 from control_plane.api.auth import Caller, Reader, User
 from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND
 from control_plane.api.deps import Services, ServicesDep, SourceIdPath
@@ -189,7 +189,8 @@ def _store(
     """Check an archive, store it in S3, and add it to the database. Blocks."""
     _keep_room(services, caller, source_id, archive_bytes)
     try:
-        contents = inspect_apart(file, archive_bytes, services.source_limits)
+        with turn_of(caller.choose_project(None)):
+            contents = inspect_apart(file, archive_bytes, services.source_limits)
     except RefusedArchive as error:
         with services.database.write() as session:
             sources.remove_upload(session, source_id, caller.choose_project(None))

@@ -17,6 +17,7 @@ from control_plane.api import archive as archives
 from control_plane.api.archive import RefusedArchive, SourceLimits, inspect, inspect_apart
 from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND, SpoolRoom
 from control_plane.api.errors import Throttled
+from control_plane.api.routes import sources as routes
 from control_plane.api.routes.sources import IN_MEMORY_BYTES, PIECE_BYTES
 from control_plane.db.tokens import Role
 from everstep.protocol.pace import Pace
@@ -338,3 +339,19 @@ def test_the_uploads_of_a_project_leave_room_for_those_of_others() -> None:
             pass
     with room.hold("a", 20, 10):
         pass
+
+
+@pytest.mark.security
+def test_a_project_inspects_one_archive_at_a_time_and_leaves_a_place_to_others(client, monkeypatch):
+    """The lock of the project is held during the inspection, and that of another project is free."""
+    seen = []
+
+    def looked(*given):
+        seen.append([archives.turn_of(name).locked() for name in ("default", "speech")])
+        return inspect(*given)
+
+    monkeypatch.setattr(routes, "inspect_apart", looked)
+    body = archive(("train.py", b"one at a time"))
+    client.put_source(SourceId=hashlib.sha256(body).hexdigest(), Body=body)
+    assert seen == [[True, False]]
+    assert not archives.turn_of("default").locked()
