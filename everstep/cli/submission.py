@@ -307,7 +307,7 @@ def _of_yaml(text: str, where: str) -> tuple[Any, Any]:
     """Parse YAML as `_of_json` parses JSON."""
     import yaml  # Import here to keep `--help` fast.
 
-    loader = yaml.SafeLoader(text)
+    loader: Any = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
         _refuse_duplicates(node, where, set())

@@ -279,7 +279,7 @@ class LocalCluster:
         """
         options = options or ClusterOptions()
         with self._progress.step("checking this machine"):
-            preflight.check(options.most_nodes, has_namespaces=options.has_namespaces)
+            preflight.check(options.nodes + options.spares, has_namespaces=options.has_namespaces)
             self._prepare_directory()
         with self._locked():
             if self._parts.is_alive(AWS) or self._parts.is_alive(CONTROL_PLANE):

@@ -171,7 +171,7 @@ def test_with_keep_the_cluster_stays_up_however_the_story_ended(
     monkeypatch.setattr(demo, "LocalCluster", Cluster)
     monkeypatch.setattr(demo, "Demo", Told)
     monkeypatch.setattr(demo, "stay", lambda *_: was_up.append(stayed[0].is_up))
-    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(demo, "exit_when_asked", lambda **_: None)
     monkeypatch.delenv("KEEP", raising=False)
     assert demo.main() == (1 if failure else 0)
     assert was_up == []
