@@ -6,7 +6,7 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 - Until a connection has sent a request with a valid token, it counts toward `max_strangers`. At this limit, the server
   accepts a new connection and closes the oldest counted connection of the address with the most counted connections.
 - After a request with a valid token, neither limit applies to the connection.
-- A connection that sends a request before the response to the previous one is closed, with or without a token.
+- A connection that sends a request while an earlier one waits for its turn is closed, with or without a token.
 
 Slow and idle clients without a token therefore lose their connections once the limit is reached. A client that connects
 and sends its request without delay receives a response, because its connection is the newest. This holds even if
@@ -61,7 +61,7 @@ def raise_open_files() -> int:
 
 
 class Pipelined(Exception):
-    """A connection has sent a request before the response to its previous request was complete."""
+    """A connection has sent a request while an earlier one already waits for the end of another response."""
 
 
 class Gate:
@@ -164,10 +164,15 @@ class GuardedHttp(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Start the deadline for headers. The parser calls this at a request's first byte."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            # No client of Everstep pipelines. One read of the socket could otherwise bring thousands of requests, which
-            # the event loop would parse at once. The exception ends the parser, and uvicorn answers 400 and closes.
+        """Start the deadline for headers. The parser calls this at a request's first byte.
+
+        Raises:
+            Pipelined: an earlier request of this connection waits for its turn.
+        """
+        if self.pipeline:
+            # One read of the socket could otherwise bring thousands of requests, which the event loop would parse at
+            # once. The exception ends the parser, and uvicorn answers 400 and closes. One waiting request is permitted:
+            # a client may have the whole body of a response before the server has ended the response.
             raise Pipelined
         self._expect_headers()
         super().on_message_begin()

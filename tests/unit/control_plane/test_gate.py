@@ -62,13 +62,13 @@ def test_the_second_request_of_a_connection_has_the_same_deadline(tmp_path: Path
         rest(opened)
 
 
-def test_a_connection_has_one_request_at_a_time(tmp_path: Path) -> None:
-    """One read of the socket contains thousands of requests, without or with a token. The server answers the first."""
+def test_a_connection_has_one_request_and_one_that_waits(tmp_path: Path) -> None:
+    """One read of the socket has thousands of requests, without or with a token. The server answers two at most."""
     with served(tmp_path) as service, ExitStack() as stack:
         for headers in ("", f"authorization: Bearer {service.admin_token}\r\n"):
             request = f"GET /v1/nodes HTTP/1.1\r\nHost: x\r\n{headers}\r\n".encode()
             received = rest(connect(service, stack, request * 3000))
-            assert received.count(b"HTTP/1.1") <= 1, received[:500]
+            assert received.count(b"HTTP/1.1") <= 2, received[:500]
             assert is_healthy(service)
 
 

@@ -30,12 +30,12 @@ def nest(folder: Path, depth: int = DEPTH) -> None:
 @pytest.mark.security
 def test_a_tree_deeper_than_python_recurses_is_walked_and_removed(tmp_path: Path) -> None:
     nest(tmp_path / "tree")
-    before = len(os.listdir("/proc/self/fd"))
+    before = set(os.listdir("/proc/self/fd"))
     files = [name for _, _, names in folders_of(tmp_path / "tree") for name in names]
     assert files == ["file"]
     remove_tree(tmp_path / "tree")
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # files of earlier tests may be closed meanwhile
 
 
 @pytest.mark.security
