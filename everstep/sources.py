@@ -88,6 +88,12 @@ class Listing(NamedTuple):
 def listing(directory: Path) -> Listing:
     """Return what `pack` would put into an archive.
 
+    Args:
+        directory: the directory to pack.
+
+    Returns:
+        The files, and what is left out.
+
     Raises:
         SourceRefused: as for `pack`.
     """
