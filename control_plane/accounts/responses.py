@@ -157,9 +157,8 @@ def _ended(of: incidents.FailureRecord) -> str:
         return f"{who} ended first, with {_signal_name(-of.code)}"
     place = f" ({of.error_place})" if of.error_place else ""
     error = f": {of.error}{place}" if of.error else ""
-    silent = "" if of.last_lines or of.error else ", and printed nothing"
     hint = f". {_ADVICE[name]}" if (name := exception_class(of.error)) in _ADVICE else ""
-    return f"{who} ended first, with exit code {of.code}{error}{silent}{hint}"
+    return f"{who} ended first, with exit code {of.code}{error}{hint}"
 
 
 def _signal_name(number: int) -> str:

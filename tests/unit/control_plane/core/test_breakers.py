@@ -176,9 +176,7 @@ def test_an_exit_that_says_nothing_is_described_by_the_rank_and_its_code() -> No
     (failure,) = failures(1)
     silent = rule([replace(failure, last_lines="")], attempts=1).why
     assert silent is not None
-    assert repeated(silent) == (
-        "the job failed after step 10: rank 0 on i-1 ended first, with exit code 1, and printed nothing"
-    )
+    assert repeated(silent) == ("the job failed after step 10: rank 0 on i-1 ended first, with exit code 1")
 
 
 def test_failures_of_a_job_with_one_or_no_attempt_are_remembered_alike() -> None:
