@@ -89,7 +89,7 @@ def listing(directory: Path) -> Listing:
     """Return what `pack` would put into an archive.
 
     Args:
-        directory: the directory to pack.
+        directory: as for `pack`. Its ignore files decide.
 
     Returns:
         The files, and what is left out.
