@@ -29,6 +29,7 @@ def without_contract() -> None:
 
 def without_evidence() -> None:
     from control_plane.core import evidence
+    from control_plane.core.observed.facts import AgentSilent
     from control_plane.core.observed.nodes import InstanceCondition
 
     careful = evidence.judge
@@ -39,7 +40,7 @@ def without_evidence() -> None:
         return evidence.NodeVerdict(
             node_id=node.node_id,
             standing=evidence.NodeStanding.GONE,
-            evidence=f"the agent of {node.node_id} was silent",
+            evidence=AgentSilent(node_id=node.node_id, seconds=0.0),
         )
 
     evidence.judge = hasty
