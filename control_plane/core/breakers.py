@@ -42,6 +42,8 @@ Progress means that training reached a new highest step. The failures may differ
 """
 OF_THE_CODE = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 """Exceptions that a script raises again whenever it starts. Before the first step, the job fails at the first one."""
+UNCAUGHT = 1
+"""Python's exit code after an exception that the script did not catch."""
 NODE_LOSS_TIMES = 2
 """Number of launches without a new step that each lose a node, after which a job fails."""
 
@@ -106,7 +108,7 @@ def rule(
         nodes = tuple(loss.node_id for loss in lost if loss.node_id is not None)
         return Ruling(course=BreakerCourse.GIVE_UP, why=Repeated(count=len(lost), failure=last, lost=nodes))
     failures = [failure for failure in failures if not failure.is_node_loss]
-    if exception_class(last.error) in OF_THE_CODE and last.step <= FIRST_STEP:
+    if last.code == UNCAUGHT and exception_class(last.error) in OF_THE_CODE and last.step <= FIRST_STEP:
         return Ruling(course=BreakerCourse.GIVE_UP, why=Repeated(count=1, failure=last))
     alike = _alike(failures)
     tried = [trial for trial in trials if _looks_like(trial.failure, last)]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-_RANK = re.compile(r"^\[rank\d+\]: ")
-"""Prefix with which torch prints each line of a traceback."""
+_RANK = re.compile(r"^\[rank\d+\]: ?")
+"""Prefix with which torch prints each line of a traceback, and its own warnings after it."""
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Iteration)(?:: .*)?")
 _RAISED = re.compile(r"[A-Za-z_]\w*(?:\.\w+)*(?::|$)")
 """Pattern of the first line after the frames of a traceback. Frames are indented."""
@@ -18,16 +18,21 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
 
 
 def exception(lines: str) -> str | None:
-    """Return the exception (class and message) of the last traceback in a rank's lines, or None without a traceback.
+    """Return the exception (class and message) that ends a rank's lines, or None if they end with anything else.
 
-    Of a message with several lines, the result has the first.
+    Of a message with several lines, the result has the first. The further lines are indented, or have torch's prefix.
+    Other lines after a traceback show that the script went on, so its exception is not the end.
     """
-    rows = [_RANK.sub("", row) for row in lines.rstrip().splitlines()]
-    begins = [number for number, row in enumerate(rows) if row.startswith("Traceback (")]
-    if not begins:  # the limit of the lines may have cut off the beginning
-        found = _EXCEPTION.fullmatch(rows[-1].strip()) if rows else None
-        return None if found is None else found[0]
-    return next((row for row in rows[begins[-1] + 1 :] if _RAISED.match(row)), None)
+    rows = lines.rstrip().splitlines()
+    bare = [_RANK.sub("", row) for row in rows]
+    if bare and (found := _EXCEPTION.fullmatch(bare[-1].strip())) is not None:
+        return found[0]
+    begins = [number for number, row in enumerate(bare) if row.startswith("Traceback (")]
+    for number in range(begins[-1] + 1, len(rows)) if begins else ():
+        if _RAISED.match(bare[number]):
+            is_end = all(row[:1].isspace() or _RANK.match(row) for row in rows[number + 1 :])
+            return bare[number] if is_end else None
+    return None
 
 
 def exception_class(error: str | None) -> str:

@@ -172,6 +172,12 @@ def test_an_import_that_fails_at_the_start_is_not_repeated(error: str | None, st
     )
 
 
+def test_a_script_that_caught_the_exception_and_ended_by_itself_is_repeated() -> None:
+    (failure,) = failures(1)
+    caught = replace(failure, error="ModuleNotFoundError: No module named 'flash_attn'", step=Step(0), code=3)
+    assert rule([caught]).course is BreakerCourse.AGAIN
+
+
 def test_an_exit_that_says_nothing_is_described_by_the_rank_and_its_code() -> None:
     (failure,) = failures(1)
     silent = rule([replace(failure, last_lines="")], attempts=1).why

@@ -20,9 +20,11 @@ LIBRARY = "/venv/lib/python3.11/site-packages/torch/nn/linear.py"
             "  File \"train.py\", line 1\n    f(\n     ^\nSyntaxError: '(' was never closed",
             "SyntaxError: '(' was never closed",
         ),
-        (f"{HEAD}\n  File x\npkg.Refused: one\n  two\nthree\nWARNING: a remark", "pkg.Refused: one"),
+        (f"{HEAD}\n  File x\npkg.Refused: one\n  two\n\tthree\n", "pkg.Refused: one"),
+        (f"{HEAD}\n  File x\nModuleNotFoundError: No module named 'flash_attn'\nstep 1\nconnection lost", None),
         (f"{HEAD}\n  File x\nKeyError: 1\n\nDuring handling\n\n{HEAD}\n  File y\nAssertionError", "AssertionError"),
         (f"[rank1]: {HEAD}\n[rank1]:   File x\n[rank1]: RuntimeError: a\n[rank1]: b\n", "RuntimeError: a"),
+        (f"[rank1]: {HEAD}\n[rank1]: KeyError: 1\n[rank1]:[W101] Warning: the group was not destroyed", "KeyError: 1"),
         ("", None),
     ],
 )
