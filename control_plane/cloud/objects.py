@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import BinaryIO, Protocol
 
-from control_plane.cloud.errors import GarbledAnswer, NotFound
+from control_plane.cloud.errors import GarbledAnswer, NotFound, ObjectTooLarge
 from everstep.protocol.plan import ObjectReference
 
 STREAM_CHUNK_BYTES = 1024 * 1024
@@ -52,6 +52,17 @@ def require_missing(objects: ServiceStore, where: ObjectReference, folder: str) 
         raise GarbledAnswer(f"S3 lists s3://{where.bucket}/{where.key}, and also answers that it does not exist")
     if next(iter(objects.list(ObjectReference(bucket=where.bucket, key=folder))), None) is None:
         raise NotFound(f"s3://{where.bucket}/{folder} contains no object")
+
+
+def has_content(objects: ServiceStore, where: ObjectReference, content: bytes) -> bool:
+    """Return whether an object exists with this content. Reads at most one byte more than `content` has.
+
+    Raises CloudError if S3 did not answer.
+    """
+    try:
+        return objects.get(where, limit_bytes=len(content)) == content
+    except (NotFound, ObjectTooLarge):
+        return False
 
 
 def delete_all(objects: ServiceStore, bucket: str, keys: Sequence[str]) -> None:

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from control_plane.cloud.errors import NotFound
-from control_plane.cloud.objects import ServiceStore, delete_all
+from control_plane.cloud.objects import ServiceStore, delete_all, has_content
 from control_plane.core.checkpoints import DEFAULT_TRASH_HOURS, TrashCause, TrashMark
 from control_plane.db.checkpoints import SavedCheckpoint
 from everstep.protocol.errors import UNDECODABLE
@@ -107,7 +107,8 @@ def is_stored(objects: ServiceStore, checkpoint: SavedCheckpoint) -> bool:
     if manifest is None:
         return False
     try:
-        if objects.get(ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key)) != checkpoint.manifest:
+        where = ObjectReference(bucket=checkpoint.bucket, key=checkpoint.manifest_key)
+        if not has_content(objects, where, checkpoint.manifest or b""):
             return False
         sizes = {info.reference.key: info.size_bytes for info in objects.list(folder_of(checkpoint))}
         for each in manifest.frozen:

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session
 
 from control_plane.accounts import reasons
 from control_plane.cloud.errors import CloudError, NotFound, ObjectChanged
+from control_plane.cloud.objects import has_content
 from control_plane.core.actions import (
     CompleteTermination,
     FleetAction,
@@ -317,7 +318,7 @@ class Executor:
             self._context.objects.put_if_unchanged(at, body)
         except ObjectChanged:
             etag = self._context.objects.head(at).etag
-            if self._context.objects.get(at) == body:
+            if has_content(self._context.objects, at, body):
                 return  # An earlier attempt wrote the manifest, but S3's answer or the record in the database was lost.
             if self._begin(lease, call).state is IntentState.OPEN:
                 self._context.objects.put_if_unchanged(at, body, etag=etag)

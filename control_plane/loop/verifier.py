@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 
-from control_plane.cloud.errors import CloudError, GarbledAnswer
-from control_plane.cloud.objects import SMALL_BYTES, ServiceStore
+from control_plane.cloud.errors import CloudError, GarbledAnswer, ObjectTooLarge
+from control_plane.cloud.objects import ServiceStore
 from control_plane.core.verification import CheckpointVerdict, Damage, DamageKind, blocked
 from control_plane.db import checkpoints
 from control_plane.db.checkpoints import SavedCheckpoint
@@ -115,12 +115,15 @@ class Verifier:
             info = existing(self._objects, where)
         except Mismatch as error:
             return Damage(kind=DamageKind.MISSING, detail=f"the manifest is missing: {error}")
-        if info.size_bytes != len(expected) and info.size_bytes > SMALL_BYTES:
-            return Damage(kind=DamageKind.MANIFEST, detail="the manifest in S3 is not the one that was put")
-        body = self._objects.get(where)
-        if body == expected:
-            return None
-        if len(body) != info.size_bytes or info.etag == hashlib.md5(expected, usedforsecurity=False).hexdigest():
+        try:
+            body = self._objects.get(where, limit_bytes=len(expected))
+        except ObjectTooLarge:
+            is_as_described = info.size_bytes > len(expected)
+        else:
+            if body == expected:
+                return None
+            is_as_described = len(body) == info.size_bytes
+        if not is_as_described or info.etag == hashlib.md5(expected, usedforsecurity=False).hexdigest():
             raise GarbledAnswer(f"S3 describes another object than it returns for s3://{where.bucket}/{where.key}")
         return Damage(kind=DamageKind.MANIFEST, detail="the manifest in S3 is not the one that was put")
 

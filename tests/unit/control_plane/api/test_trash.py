@@ -133,7 +133,7 @@ def test_nothing_is_purged_while_s3_does_not_answer_the_last_check(service, clie
     service.clock.advance(24 * HOUR)
     with monkeypatch.context() as patch:
 
-        def deny(*_: object) -> None:
+        def deny(*_: object, **__: object) -> None:
             raise AccessDenied("The provided token has expired.", code="ExpiredToken")
 
         patch.setattr(service.objects, call, deny)
