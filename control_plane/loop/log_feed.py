@@ -16,7 +16,7 @@ from typing import Final
 
 from everstep.protocol.agent_messages import LogLines
 from everstep.protocol.ids import NodeId, RunId
-from everstep.protocol.log_chunks import LINE_MEMORY
+from everstep.protocol.log_chunks import held_characters
 
 WAITING_LIMIT: Final = 256
 """Limit of queued messages per follower. Above the limit, the follower drops its oldest message."""
@@ -44,7 +44,7 @@ class LogFollower:
     def put(self, node_id: NodeId, lines: LogLines) -> None:
         """Queue lines of a node. A full queue drops its oldest messages."""
         self._waiting.append((node_id, lines))
-        self._characters += _length(lines)
+        self._characters += held_characters(lines.lines)
         while len(self._waiting) > WAITING_LIMIT or self._characters > WAITING_CHARACTERS:
             self._pop()
         self._filled.set()
@@ -62,7 +62,7 @@ class LogFollower:
 
     def _pop(self) -> tuple[NodeId, LogLines]:
         node_id, lines = self._waiting.popleft()
-        self._characters -= _length(lines)
+        self._characters -= held_characters(lines.lines)
         return node_id, lines
 
 
@@ -113,7 +113,3 @@ class LogFeed:
             self._followers[run].discard(follower)
             if not self._followers[run]:
                 del self._followers[run]
-
-
-def _length(lines: LogLines) -> int:
-    return sum(len(line.text) + LINE_MEMORY for line in lines.lines)

@@ -124,6 +124,14 @@ _heads = msgspec.json.Decoder(ChunkHead)
 _lines = msgspec.json.Decoder(LogLine)
 
 
+def held_characters(lines: Iterable[LogLine]) -> int:
+    """Return the characters that limits of held lines count: those of the texts, and `LINE_MEMORY` for each line.
+
+    A rank may print empty lines only.
+    """
+    return sum(len(line.text) + LINE_MEMORY for line in lines)
+
+
 def parse_name(path: str) -> ChunkName | None:
     """Return the parsed name of a log chunk, or None if `path`, an S3 key after `gen=<g>/`, is not a log chunk's."""
     node, _, file = path.partition("/")

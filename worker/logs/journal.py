@@ -37,6 +37,7 @@ from everstep.protocol.log_chunks import (
     decode_chunk,
     encode_head,
     encode_lines,
+    held_characters,
     parse_name,
 )
 
@@ -69,8 +70,11 @@ class JournalLimits:
     """Maximum bytes of chunks that wait for their upload. Beyond this size, the journal reads no further output."""
     freed_bytes: int = 4 * 1024 * 1024
     """Number of bytes of a rank's stdout or stderr that the journal reads before it frees their disk space."""
-    pass_bytes: int = 1024 * 1024
-    """Maximum encoded bytes of the lines that one pass over all streams stores. Each stream has an equal share."""
+    pass_characters: int = 1024 * 1024
+    """Maximum characters of the lines that one pass over all streams stores, as `held_characters` counts them.
+
+    Each stream has an equal share. A character has at most six bytes in a chunk.
+    """
     behind_bytes: int = 256 * 1024 * 1024
     """Maximum unread bytes of a rank's stdout or stderr.
 
@@ -258,7 +262,7 @@ class LogJournal:
 
     def _new_lines(self, *, is_last: bool) -> Iterator[LogLine]:
         waiting = sum(_size(path) > self._positions[key] for key, path in self._streams.items())
-        share = self.limits.pass_bytes // max(1, waiting)
+        share = self.limits.pass_characters // max(1, waiting)
         for (rank, stream), path in self._streams.items():
             key = (rank, stream)
             size = _size(path)
@@ -277,7 +281,7 @@ class LogJournal:
                 self._positions[key] += part.size
                 end = self._positions[key]
                 line = self._line(rank, stream, part.text, end, is_piece=part.is_piece, overwrites=part.overwrites)
-                spent += len(encode_lines([line]))
+                spent += held_characters([line])
                 yield line
                 if spent >= share:
                     break

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from everstep.protocol.agent_messages import LogLines
-from everstep.protocol.log_chunks import FLUSH_SECONDS, LINE_MEMORY, LogLine, decode_chunk, encode_lines
+from everstep.protocol.log_chunks import FLUSH_SECONDS, LogLine, decode_chunk, encode_lines, held_characters
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
 from worker.core.line_tails import TAIL_BYTES, Tail
 from worker.errors import StorageError
@@ -215,9 +215,9 @@ class LogShipper:
 
     def _pass_on(self, lines: LogLines) -> None:
         self._recent.append(lines)
-        self._recent_characters += _length(lines)
+        self._recent_characters += held_characters(lines.lines)
         while self._recent_characters > self._options.recent_characters:
-            self._recent_characters -= _length(self._recent.popleft())
+            self._recent_characters -= held_characters(self._recent.popleft().lines)
         self._live(lines)
 
     def _read_journal(self, is_last: bool) -> tuple[int, list[LogLine]]:
@@ -283,11 +283,6 @@ def batches(lines: Sequence[LogLine]) -> Iterator[tuple[LogLine, ...]]:
             some, characters = [], 0
     if some:
         yield tuple(some)
-
-
-def _length(lines: LogLines) -> int:
-    """Return the characters of the lines, with the memory of each line itself: a rank may print empty lines only."""
-    return sum(len(line.text) + LINE_MEMORY for line in lines.lines)
 
 
 async def _to_end(function: Callable[..., T], *arguments: object) -> T:

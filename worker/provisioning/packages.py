@@ -220,7 +220,7 @@ class PackageLayers:
             "--progress-bar=off",
             "--disable-pip-version-check",
         ]
-        # Of a package without a wheel, pip_program refuses the build by name. `--only-binary` would not name it.
+        # If a package has no wheel, pip_program names it and refuses the build. With `--only-binary`, pip would not.
         words += [] if self.allows_builds else ["--prefer-binary"]
         with order.output.open("ab") as output:
             process = await asyncio.create_subprocess_exec(

@@ -227,7 +227,7 @@ def test_a_chunk_that_the_disk_does_not_take_is_begun_again(bench) -> None:
 
 
 def test_what_is_not_in_the_journal_is_not_given_back(bench) -> None:
-    bench.limits = JournalLimits(freed_bytes=128 * 1024, pass_bytes=1 << 30)
+    bench.limits = JournalLimits(freed_bytes=128 * 1024, pass_characters=1 << 30)
     journal = bench.journal()
     text = "".join(f"{number:07}\n" for number in range(32 * 1024))
     bench.say(text)
@@ -331,7 +331,7 @@ def test_a_state_is_stored_once_and_not_with_half_a_character(bench) -> None:
 
 def test_a_pass_and_a_chunk_are_bounded_however_short_the_lines_are(bench) -> None:
     """An empty line of one byte has about 50 bytes in a chunk. Both streams of the rank print."""
-    bench.limits = JournalLimits(pass_bytes=100_000)
+    bench.limits = JournalLimits(pass_characters=100_000)
     journal = bench.journal()
     for stream in ("stdout", "stderr"):
         bench.say("\n" * 20_000, stream)
@@ -341,7 +341,7 @@ def test_a_pass_and_a_chunk_are_bounded_however_short_the_lines_are(bench) -> No
     assert sum(map(sum, (each.values() for each in counts))) == 40_000
     assert counts[0]["stdout"] == pytest.approx(counts[0]["stderr"], rel=0.1), "each stream has its share"
     sizes = [path.stat().st_size for path in bench.folder.glob("node=*/*.jsonl")]
-    assert max(sizes) < bench.limits.chunk_bytes + bench.limits.pass_bytes + 1000
+    assert max(sizes) < bench.limits.chunk_bytes + bench.limits.pass_characters + 1000
     assert len(bench.kept()) == 40_000
 
 
