@@ -28,8 +28,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from pathspec import GitIgnoreSpec
-
 from everstep.errors import SourceRefused
 
 LEFT_OUT = frozenset(
@@ -176,7 +174,7 @@ class _Rules:
         if is_out is not None:
             return f"{IGNORE_FILE}: {pattern}" if is_out else None
         # As in git, the file nearest to the path decides.
-        for parent in path.relative_to(self._top).parents:
+        for parent in relative.parents:
             place = self._top / parent
             if place not in self._of_git:
                 self._of_git[place] = _patterns(place / GIT_IGNORE_FILE)
@@ -202,6 +200,8 @@ class _Patterns:
     """
 
     def __init__(self, rows: list[str]) -> None:
+        from pathspec import GitIgnoreSpec  # Import here, because every command imports this module.
+
         self._rows = rows
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # a `[` within brackets, which git allows

@@ -21,7 +21,7 @@ from everstep.protocol.agent_messages import Obstacle
 
 _NO_PACKAGE: Final = "Name missing packages in a requirements file of the source (--requirements)"
 _ADVICE: Final[Mapping[str, str]] = {"ImportError": _NO_PACKAGE, "ModuleNotFoundError": _NO_PACKAGE}
-"""What the user can do after an exception, by its class."""
+"""The advice to the user, by the class of the exception."""
 _CHECKPOINT_WAITS: Final[Mapping[CheckpointWaitKind, str]] = {
     CheckpointWaitKind.NO_STEP: "there was no step to keep",
     CheckpointWaitKind.IN_S3: "step {step} is in S3",

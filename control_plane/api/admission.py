@@ -334,10 +334,8 @@ def _requirements(request: CreateTrainingJobRequest, source: SourceRecord) -> It
     if request.requirements is not None and request.requirements not in source.files:
         yield "Requirements", f"{request.requirements!r} is not among the {len(source.files)} files of the source"
     elif request.requirements is not None and request.requirements.endswith((".yaml", ".yml")):
-        yield (
-            "Requirements",
-            (f"{request.requirements!r} is a file of conda. Write missing packages into a requirements.txt"),
-        )
+        message = f"{request.requirements!r} is a file of conda. Write missing packages into a requirements.txt"
+        yield "Requirements", message
 
 
 def _asked_checkpoints(request: CreateTrainingJobRequest) -> str | None:

@@ -10,7 +10,6 @@ response is left out.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -31,24 +30,8 @@ class OutputFormat(StrEnum):
     TEXT = "text"
 
 
-_BARS: Final = "▁▂▃▄▅▆▇█"
 UNSET: Final = "None"
 """Text for a field without a value in the format `text`, as in the AWS CLI."""
-
-
-def plot(values: Sequence[float]) -> str:
-    """Return one character per value, whose height shows the value between the least and the greatest finite value.
-
-    NaN and infinite values are crosses.
-    """
-    halves = [value / 2 for value in values]  # the difference of two floats may be infinite, that of their halves not
-    finite = [half for half in halves if math.isfinite(half)]
-    low = min(finite, default=0.0)
-    span = max(finite, default=0.0) - low
-    return "".join(
-        _BARS[round((half - low) / span * (len(_BARS) - 1)) if span else 0] if math.isfinite(half) else "×"
-        for half in halves
-    )
 
 
 def plain(value: object) -> Value:

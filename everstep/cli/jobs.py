@@ -22,7 +22,7 @@ from everstep.cli import logs as lines
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
 from everstep.cli.board import Board, picture, with_jobs
 from everstep.cli.commands import Output, Pages, Query, Service, Shown, command, searched, show_value
-from everstep.cli.formats import OutputFormat, plot
+from everstep.cli.formats import OutputFormat
 from everstep.cli.names import JobName, OnlyFleet
 from everstep.cli.output import (
     FAILED,
@@ -34,6 +34,7 @@ from everstep.cli.output import (
     counted,
     duty_words,
     moment,
+    plot,
     protection_words,
     say,
     show,

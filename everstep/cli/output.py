@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,7 @@ from everstep.errors import ConfigurationError, EverstepError, ServiceFailed, So
 
 Json = Mapping[str, Any]
 """An answer of the service as JSON values."""
+_BARS = "▁▂▃▄▅▆▇█"
 PIPE_WIDTH = 240
 """Width in columns if stdout is not a terminal; wide enough that nothing is cut."""
 
@@ -206,6 +208,21 @@ def size(count: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
+
+
+def plot(values: Sequence[float]) -> str:
+    """Return one character per value, whose height shows the value between the least and the greatest finite value.
+
+    NaN and infinite values are crosses.
+    """
+    halves = [value / 2 for value in values]  # the difference of two floats may be infinite, that of their halves not
+    finite = [half for half in halves if math.isfinite(half)]
+    low = min(finite, default=0.0)
+    span = max(finite, default=0.0) - low
+    return "".join(
+        _BARS[round((half - low) / span * (len(_BARS) - 1)) if span else 0] if math.isfinite(half) else "×"
+        for half in halves
+    )
 
 
 def pairs(option: str, given: Sequence[str]) -> dict[str, str]:

@@ -173,17 +173,17 @@ def of_command_line(words: Sequence[str]) -> Request:
     rest = list(words)
     if rest and re.fullmatch(r"python[\d.]*", Path(rest[0]).name):
         rest = rest[2:] if rest[1:2] == ["-u"] else rest[1:]
-        if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] not in LAUNCHERS:
-            return {"Module": rest[1], "Arguments": rest[2:]}
     if not rest:
         return {}
-    script, *arguments = rest[1:] if rest[0] == "-m" else rest
-    if not script.endswith(".py"):
+    is_module = rest[0] == "-m"
+    program, *arguments = rest[is_module:] or [""]
+    is_ours = bool(program) and program not in LAUNCHERS if is_module else program.endswith(".py")
+    if not is_ours:
         raise ConfigurationError(
-            f"{script!r} is not a Python file. Write the command as one rank would run it alone: python train.py …. "
-            "Everstep starts the ranks itself (--node-count, --ranks-per-node)."
+            f"{program!r} is neither a Python file nor a module of yours. Write the command as one rank would run it "
+            "alone: python train.py …. Everstep starts the ranks itself (--node-count, --ranks-per-node)."
         )
-    return {"EntryPoint": script, "Arguments": arguments}
+    return {"Module" if is_module else "EntryPoint": program, "Arguments": arguments}
 
 
 def named(request: Request) -> Request:

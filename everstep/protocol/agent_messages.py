@@ -194,7 +194,7 @@ class RankExit(Message, frozen=True):
     boundary: Step
     """Number of steps that the rank had finished when it last reported to its agent; -1 if it had reported none."""
     last_lines: LongText = ""
-    """The end of the rank's stderr, at most 4 KiB."""
+    """The end of the rank's stderr, at most 4 KiB. Without a traceback, the end of its stdout precedes it."""
     memory: MemoryEnd | None = None
     """Evidence of exhausted memory. Set only if `exit_class` is OUT_OF_MEMORY."""
 

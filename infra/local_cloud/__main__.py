@@ -55,8 +55,6 @@ NO_KEYS = LocalKeys(access_key_id="", secret_access_key="")
 """Placeholder keys, for a call that returns environment variables of which only the names are used."""
 MAX_WIDTH = 240
 """Width in columns of a table in a file or a pipe, wide enough that no cell is cut."""
-MAX_NODES = 64
-"""Upper limit of `--nodes` and `--max-nodes`, without the imports of `up`."""
 
 
 @app.command()
@@ -65,7 +63,7 @@ def up(
     spares: Annotated[int, typer.Option(min=0, max=16, help="Number of spare nodes.")] = 1,
     max_nodes: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_NODES, help="Limit up to which the fleet may grow; by default nodes and spares."),
+        typer.Option(min=1, help="Limit up to which the fleet may grow; by default nodes and spares."),
     ] = None,
     boot_delay: Annotated[
         float, typer.Option(min=0, max=600, help="Seconds from an instance's launch until it runs.")

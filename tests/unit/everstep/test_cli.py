@@ -341,12 +341,18 @@ def test_submit_takes_a_command_line_as_it_is(run, words, program, arguments):
 
 @pytest.mark.parametrize(
     "words",
-    [["torchrun", "train.py"], ["python", "-m", "torch.distributed.run", "train.py"], ["accelerate", "launch"]],
+    [
+        ["torchrun", "train.py"],
+        ["python", "-m", "torch.distributed.run", "train.py"],
+        ["accelerate", "launch"],
+        ["python", "-m"],
+        ["python", "-c", "pass"],
+    ],
 )
 def test_submit_refuses_a_launcher(run, words):
     code, _, err, calls = run("jobs", "submit", "--source-dir", "code", "--", *words)
     assert code == 2
-    assert "is not a Python file" in err
+    assert "is neither a Python file nor a module of yours" in err
     assert not calls
 
 
