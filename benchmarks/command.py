@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -25,6 +24,7 @@ from benchmarks.page import BenchmarkRun, Page, write
 from benchmarks.rows import exit_code, line
 from everstep.errors import EverstepError
 from infra.local_cloud.errors import LocalCloudError
+from infra.local_cloud.processes import exit_when_asked
 
 HOME = ROOT / ".everstep" / "bench"
 LOOK_SECONDS = 5.0
@@ -149,7 +149,7 @@ def begin(*, is_patient: bool = False, wait: Callable[[float], object] = pause) 
             on a busy machine do not count.
         wait: waits for a number of seconds.
     """
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_when_asked(with_parent=False)
     machine = Machine.observe()
     if is_patient and _is_busy(machine):
         limit = BUSY_LOAD_RATIO * machine.cores

@@ -10,8 +10,6 @@ not confirm the start of the run.
 from __future__ import annotations
 
 import secrets
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +29,7 @@ from infra.aws_conformance.account import MAX_INSTANCES, Account, Place, clean
 from infra.aws_conformance.questions import QUESTIONS
 from infra.aws_conformance.run import ask
 from infra.local_cloud import aws_answers
+from infra.local_cloud.processes import exit_when_asked
 
 IMAGE: Final = "resolve:ssm:/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64"
 INSTANCE_TYPE: Final = "t3.nano"
@@ -65,8 +64,8 @@ def conformance(
     asked = [each for each in QUESTIONS if not question or each.name in question]
     if question and {each.name for each in asked} != set(question):
         raise typer.BadParameter(f"the questions are {', '.join(each.name for each in QUESTIONS)}")
-    # On SIGTERM, raise SystemExit, so that the run removes its resources.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    # SystemExit lets the run remove its resources.
+    exit_when_asked(with_parent=False)
     session = boto3.Session()
     client, single_attempt = _clients(session, attempts=5), _clients(session, attempts=1)
     try:

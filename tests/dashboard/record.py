@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import msgspec
 from control_plane.db.session import Database
 from infra.local_cloud.fault_kinds import EFFECT
 from infra.local_cloud.faults import Conditions
+from infra.local_cloud.processes import exit_when_asked
 from infra.local_cloud.up import CONTROL_PLANE, FLEET, MAX_NODES, ClusterOptions, LocalCluster
 from tests.dashboard.recording import FOLDER, Recording, Strike, rows_of, write
 from tests.e2e.jobs import ENDED, PATIENCE_SECONDS, wait_until
@@ -317,7 +317,7 @@ def main() -> None:
     if unknown:
         parser.error(f"no such story: {', '.join(unknown)}")
     # exit by SystemExit, which also ends the local cloud of the story
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_when_asked(with_parent=False)
     for name in given.stories or STORIES:
         sys.stdout.write(f"{record(name)}\n")
         sys.stdout.flush()
