@@ -993,9 +993,11 @@ class Note(TypedDict):
     Text: str
 
 class OutputDataConfig(TypedDict):
-    """Location in S3 where the job's outputs are stored."""
+    """The job's outputs, and their location in S3."""
     S3OutputPath: NotRequired[str]
     """Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket."""
+    Keep: NotRequired[list[str]]
+    """Patterns of files that ranks write into the source directory: `runs/*`, `*.pt`. `*` matches any characters, also `/`; `?` matches one. These files become outputs of the node's first rank. Each launch begins with the source as it was uploaded."""
 
 class OutputEntry(TypedDict):
     """One file that a rank wrote into its output directory."""
@@ -1631,7 +1633,7 @@ class UnstoredOutput(TypedDict):
     """A file, link or other entry of a rank's output directory that is not in S3."""
     Path: str
     """Path below the job's outputs: `gen=1/rank=0/latest`. Bytes that are not UTF-8 are escaped."""
-    Cause: Literal["Outside", "NotAFile", "Name", "Unreadable", "Refused"]
+    Cause: Literal["Outside", "NotAFile", "Name", "Unreadable", "Refused", "NotKept"]
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision and its changes."""

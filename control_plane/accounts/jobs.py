@@ -21,7 +21,7 @@ from control_plane.core.observed.reasons import JobFact
 from control_plane.core.observed.specs import JobSettings
 from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
-from everstep.protocol.agent_messages import FIRST_STEP_PHASE
+from everstep.protocol.agent_messages import FIRST_STEP_PHASE, OutputCause
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, NodeId, RunId
 from everstep.protocol.rank_messages import UnkeptCause
 
@@ -72,7 +72,8 @@ _NOTES: Final[Mapping[JobFact, str]] = {
     JobFact.MAX_COST_SPENT: "MaxCostUsd ({limit:g}) is spent",
     JobFact.STOPS: "stops: {stop}",
     JobFact.KILLS: "stops {where}: {because}",
-    JobFact.AWAITS_CHECKPOINT_OF_STOP: "stopped at step {step}; waits for its last checkpoint",
+    JobFact.AWAITS_CHECKPOINT_OF_STOP: "stopped at step {step}; waits until its last checkpoint, outputs "
+    "and logs are stored",
     JobFact.AWAITS_RANKS: "stopped at step {step}; waits for its ranks to end",
     JobFact.KILLED_AWAITS_CHECKPOINT: "stopped {where}: {because}; waits for its last checkpoint",
     JobFact.STOPPED: "stopped at step {step}: {stop}; {checkpoint}",
@@ -107,7 +108,7 @@ _NOTES: Final[Mapping[JobFact, str]] = {
     JobFact.KEEPS_STEPS_AGAIN: "nodes keep steps again, from step {step} on",
 }
 _PHASES: Final[Mapping[str, str]] = {
-    "start": "preparing Python",
+    "start": "running the script up to everstep.training.init",
     "restore": "restoring the state",
     FIRST_STEP_PHASE: "making the first step",
 }
@@ -130,6 +131,10 @@ SOURCES: Final[Mapping[str, str]] = {
     "s3": "a checkpoint in S3",
 }
 """Names of the sources from which ranks restore their state."""
+_KEEP: Final = (
+    "NotKept: the script wrote it outside of everstep.training.output_dir(). To keep such files, submit with "
+    "`--keep PATTERN`"
+)
 _HOLDERS: Final[Mapping[HolderState, str]] = {
     HolderState.ENDED: "has ended, as AWS reports",
     HolderState.SILENT: "is silent",
@@ -233,7 +238,9 @@ def message(of: reasons.Message) -> str:
         case reasons.OutputsLost():
             names = (f"gen={each.generation}/rank={each.rank}/{each.path} ({each.cause})" for each in of.outputs)
             more = f" and {of.other_count} more" if of.other_count else ""
-            return f"outputs are not in S3: {', '.join(names)}{more}"
+            is_unkept = any(each.cause is OutputCause.NOT_KEPT for each in of.outputs)
+            advice = f". {_KEEP}" if is_unkept else ""
+            return f"outputs are not in S3: {', '.join(names)}{more}{advice}"
         case reasons.StateChanged():
             return f"{of.before} → {of.after}: {reason(of.because)}"
         case reasons.GenerationEnded():

@@ -113,6 +113,7 @@ def admit(
         ),
         checkpoint_uri=checkpoint_uri or f"{own}checkpoints/",
         output_uri=output_uri or f"{own}output/",
+        kept_files=list(request.output_data_config.keep or ()),
         log_uri=f"{own}logs/",
         fleet_names=[fleet.name, *request.alternative_fleet_names] if request.alternative_fleet_names else [],
         inputs=tuple(_input(channel) for channel in request.input_data_config),

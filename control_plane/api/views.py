@@ -350,7 +350,7 @@ def job(
         checkpoint_activity=_checkpoint_activity(job),
         initial_checkpoint=None if spec.initial is None else shaped(spec.initial, jobs_schemas.InitialCheckpoint),
         input_data_config=[_channel(each) for each in spec.inputs],
-        output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri),
+        output_data_config=jobs_schemas.OutputDataConfig(s3_output_path=spec.output_uri, keep=spec.kept_files or None),
         stopping_condition=configured(jobs_schemas.StoppingCondition, spec),
         retry_strategy=configured(jobs_schemas.RetryStrategy, spec),
         elastic_config=configured(

@@ -94,6 +94,8 @@ class SavedJobSpec(JobSettings):
     checkpoint_trash_hours: int = DEFAULT_TRASH_HOURS
     """Hours for which deleted checkpoints stay in the trash. 0: they are deleted at once."""
     output_uri: str
+    kept_files: list[str] = field(default_factory=list)
+    """Patterns of files in the source directory that become outputs."""
     log_uri: str
     preemptible: bool = False
     """Whether a job of higher priority may pause this job."""

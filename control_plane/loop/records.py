@@ -101,6 +101,7 @@ def job_spec(job: jobs.SavedJob) -> JobSpec:
             arguments=tuple(spec.arguments),
             environment=dict(spec.environment),
             output=prefix_of(spec.output_uri),
+            kept_files=tuple(spec.kept_files),
             logs=prefix_of(spec.log_uri),
             inputs=tuple(_channel(given) for given in spec.inputs),
             role_arn=spec.role_arn,

@@ -187,6 +187,11 @@ class JobOptions:
     output_s3_path: str | None = sets(
         "OutputDataConfig.S3OutputPath", "s3://bucket/prefix for outputs; the service's bucket by default."
     )
+    keep: str | None = sets(
+        "OutputDataConfig.Keep",
+        "Files that ranks write into the source directory and that become outputs: 'runs/*,*.pt'.",
+        callback=lambda value: value and value.split(","),
+    )
     third_slot: bool = sets(
         "CheckpointConfig.ThirdSlot", "Keep a third slot per shard, so that uploads never delay snapshots."
     )

@@ -22,7 +22,6 @@ import typer
 
 from everstep.cli.output import pairs
 from everstep.cli.submission import Request, joined
-from everstep.json_values import is_array
 
 _GROUPS: Final = {
     **dict.fromkeys(("Environment", "Secrets", "RoleArn", "OutputDataConfig"), "Options for what the ranks get"),
@@ -73,7 +72,7 @@ def request_of(kind: type, given: Mapping[str, Any]) -> Request:
         given_value = given[name]
         if given_value is None or (annotation is bool and not given_value):
             continue
-        value: Any = pairs(_option(name), given_value) if is_array(given_value) else given_value
+        value: Any = pairs(_option(name), given_value) if annotation == list[str] | None else given_value
         if isinstance(value, Path):
             value = str(value)
         if isinstance(value, StrEnum):

@@ -492,9 +492,10 @@ class OutputCause(StrEnum):
 
     OUTSIDE: It is a link that leads out of the output folder.
     NOT_A_FILE: It is a broken link, or neither a file nor a folder.
-    NAME: Its name is not UTF-8.
+    NAME: Its name is not UTF-8, or an output of the rank has the same path.
     UNREADABLE: The agent cannot read it, or another user owns it.
     REFUSED: S3 refused the upload, or did not answer.
+    NOT_KEPT: The script wrote it into the source directory, and no pattern of the job keeps it.
     """
 
     OUTSIDE = "Outside"
@@ -502,6 +503,7 @@ class OutputCause(StrEnum):
     NAME = "Name"
     UNREADABLE = "Unreadable"
     REFUSED = "Refused"
+    NOT_KEPT = "NotKept"
 
 
 class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
@@ -509,7 +511,10 @@ class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
 
     rank: Rank
     path: Path
-    """Path in the rank's output folder, without bytes that are not UTF-8."""
+    """Path in the rank's output folder or, for NOT_KEPT, in the source directory. Without bytes that are not UTF-8.
+
+    A path with a slash at its end names a folder of such files.
+    """
     cause: OutputCause
     generation: Generation | None = None
     """The generation of the rank. None from older agents: the generation of the report."""

@@ -195,7 +195,10 @@ class ScriptPlan(Message, frozen=True):
     hyperparameters: dict[str, str]
     environment: dict[str, str]
     output: ObjectReference
-    """Key prefix of the outputs. A rank's files are stored as `<key>gen=<g>/rank=<r>/<path>`."""
+    """Key prefix of the outputs. A rank's files are stored as `<key>gen=<g>/rank=<r>/<path>`.
+
+    Files of `kept_files` have the rank of the node's first rank.
+    """
     logs: ObjectReference
     """Key prefix of the log: `<key>gen=<g>/node=<n>/` contains a node's lines (`everstep.protocol.log_chunks`)."""
     role_arn: str = ""
@@ -214,10 +217,12 @@ class ScriptPlan(Message, frozen=True):
     """Arguments of the script after those of the hyperparameters. Agents ignore them before `ARGUMENTS_SINCE_MINOR`."""
     module: str = ""
     """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
+    kept_files: tuple[str, ...] = ()
+    """Patterns of files in the source directory that become outputs (`fnmatch`). As old as `arguments`."""
 
 
 ARGUMENTS_SINCE_MINOR = 1
-"""The minor version of the protocol since which agents know `ScriptPlan.arguments` and `ScriptPlan.module`."""
+"""The minor version of the protocol since which agents know `arguments`, `module` and `kept_files` of `ScriptPlan`."""
 
 
 class CheckpointPlan(Message, frozen=True):

@@ -14,7 +14,7 @@ from tests.warm_parent import ROOT
 
 GUIDES = [
     ROOT / "docs" / "guides" / f"{name}.md"
-    for name in ("submitting", "following", "recovering", "memory", "checkpoints", "operating")
+    for name in ("submitting", "coming-from", "following", "recovering", "memory", "checkpoints", "operating")
 ]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCK_SECONDS = 150

@@ -1565,10 +1565,12 @@ export interface Note {
   Text: string
 }
 
-/** Location in S3 where the job's outputs are stored. */
+/** The job's outputs, and their location in S3. */
 export interface OutputDataConfig {
   /** Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket. */
   S3OutputPath?: string
+  /** Patterns of files that ranks write into the source directory: `runs/*`, `*.pt`. `*` matches any characters, also `/`; `?` matches one. These files become outputs of the node's first rank. Each launch begins with the source as it was uploaded. */
+  Keep?: string[]
 }
 
 /** One file that a rank wrote into its output directory. */
@@ -2408,7 +2410,7 @@ export interface UnpinCheckpointRequest {
 export interface UnstoredOutput {
   /** Path below the job's outputs: `gen=1/rank=0/latest`. Bytes that are not UTF-8 are escaped. */
   Path: string
-  Cause: 'Outside' | 'NotAFile' | 'Name' | 'Unreadable' | 'Refused'
+  Cause: 'Outside' | 'NotAFile' | 'Name' | 'Unreadable' | 'Refused' | 'NotKept'
 }
 
 /** Settings of a fleet to change. Omitted fields keep their value. */

@@ -116,9 +116,9 @@ class Agent:
         identity = PeerIdentity(state / "peer_identity")
         self.listener = PeerListener(settings.node_id, identity=identity)
         self.ranks = RankServer(settings.sockets / "ranks.sock", self.files, user)
-        self.rank_outputs = RankOutputs(state, objects, user)
-        self.outbox = MetricOutbox()
         self.archives = SourceArchives(state / "sources" / "archives", objects)
+        self.rank_outputs = RankOutputs(state, objects, self.archives.files, user)
+        self.outbox = MetricOutbox()
         builds, input_bytes = settings.allows_builds, settings.input_bytes
         self.supplies = Supplies(state, objects, aws, now=now, input_bytes=input_bytes, user=user, allows_builds=builds)
         self.promises = PromiseFile(state / "promise")

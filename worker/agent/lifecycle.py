@@ -388,6 +388,7 @@ class Lifecycle:
         await self._watch_exits(promise, member)
         await member.uploads.idle()
         unshipped = await self.lines.finish()
+        await asyncio.to_thread(self.rank_outputs.take_source, member.plan)
         unstored = await self.rank_outputs.upload_all(member.plan, member.here)
         for missing in unshipped:
             member.lines.faults.report("output_missing", missing)
@@ -428,6 +429,7 @@ class Lifecycle:
         if member is not None:
             await member.close()
             is_stored, self._stored = self._stored is member, None
+            await asyncio.to_thread(self.rank_outputs.take_source, member.plan)
             self.outputs.store(member, self.lines.hand_over(), is_stored=is_stored)
 
     def forget(self) -> None:

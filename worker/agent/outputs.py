@@ -58,6 +58,7 @@ class EndedOutputs:
                 unstored = await self._rank_outputs.upload_all(member.plan, member.here)
                 missing += tuple(words for _, words in unstored)
                 self._report(unstored)
+            await asyncio.to_thread(self._rank_outputs.forget_source, member.plan)
             if not missing:
                 await asyncio.to_thread(self._rank_outputs.forget_streams, member.plan)
 

@@ -1,36 +1,43 @@
-"""Uploads the files that ranks wrote into their output folders, after the ranks have ended.
+"""Uploads the files that ranks wrote into their output folders and, where the job keeps them, into the source tree.
 
-    <output key>gen=<g>/rank=<r>/<path>
+    <output key>gen=<g>/rank=<r>/<path>          path in the output folder of rank r
+    <output key>gen=<g>/rank=<first>/<path>      path in the source tree of a node, whose first rank is `first`
 
-Invariant: only the rank's own files inside its output folder are uploaded, even if the folder contains links or if a
-process changes links during the upload. A failed upload never stops a job.
+The uploads begin after the ranks have ended. Files that the ranks wrote into the source tree and that the job does not
+keep are reported.
+
+Invariant: only the rank's own files inside these folders are uploaded, even if a folder contains links or if a process
+changes links during the upload. A failed upload never stops a job.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import fnmatch
 import logging
 import math
 import os
+import re
 import stat
+import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import msgspec
 
 from everstep.protocol.agent_messages import OutputCause, OutputFailure
-from everstep.protocol.ids import RunId
+from everstep.protocol.ids import Rank, RunId
 from everstep.protocol.limits import MAX_PATH_CHARACTERS, cut
-from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode
+from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode, SourceArchive
 from worker.errors import StorageError
 from worker.node.file_trees import remove_tree
 from worker.node.rank_user import RankUser, user_of
-from worker.ranks.files import RankFiles, logs_of, outputs_of
+from worker.ranks.files import RankFiles, ended_source_of, logs_of, outputs_of, source_of
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +56,8 @@ MAX_UNSTORED = 20
 """Maximum number of unstored outputs in a node's report. The agent's log contains all."""
 Unstored = tuple[OutputFailure, str]
 """An output that is not in S3, and a sentence about it for people."""
+_Files = list[tuple[str, Path]]
+_Refused = list[tuple[str, OutputCause, str]]
 
 
 class FileStore(Protocol):
@@ -77,6 +86,8 @@ class RankOutputs:
     Args:
         state: state directory of the agent; the ranks' files are below it.
         objects: object store that receives the uploads.
+        archived: returns size and modification time of the files of a source archive on this node
+            (`SourceArchives.files`).
         user: the Linux user or users of this node's ranks; None means the agent's own user.
         monotonic: returns seconds of a monotonic clock.
         retry_seconds: pause after the first failed upload of a file. Later pauses are multiples of it.
@@ -84,6 +95,7 @@ class RankOutputs:
 
     state: InitVar[Path]
     objects: FileStore
+    archived: Callable[[SourceArchive], Mapping[str, tuple[int, int]]]
     user: RankUser | None = None
     monotonic: Callable[[], float] = time.monotonic
     _: KW_ONLY
@@ -111,9 +123,7 @@ class RankOutputs:
         failure = partial(OutputFailure, generation=plan.generation)
         user = user_of(plan.run, self._state, self.user)
         uid = os.getuid() if user is None else user.uid
-        for rank in here.ranks:
-            folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
-            files, refused = await asyncio.to_thread(_collect, folder)
+        for rank, folder, files, refused in await asyncio.to_thread(lambda: list(self._found(plan, here))):
             for relative, cause, why in refused:
                 shown = _shown(relative)
                 missing.append((failure(rank, shown, cause), f"output {shown} is not in S3: {why}"))
@@ -131,6 +141,63 @@ class RankOutputs:
             words = f"{words}; {more:,} more outputs are not in S3, which the agent's log names"
             missing[MAX_UNSTORED - 1 :] = [(msgspec.structs.replace(last, omitted_count=more), words)]
         return tuple(missing)
+
+    def take_source(self, plan: GenerationPlan) -> None:
+        """Move the source tree in which ended ranks worked to where `upload_all` finds it. Idempotent.
+
+        The next generation's tree has the same path. The agent calls this in any thread, before it prepares that tree.
+        """
+        try:
+            source_of(self._state, plan.run).rename(ended_source_of(self._state, plan.run, plan.generation))
+        except FileNotFoundError:  # The tree has been moved, or no rank was started.
+            pass
+        except OSError as error:
+            log.warning("files in the source tree of generation %d are not stored: %s", plan.generation, error)
+
+    def forget_source(self, plan: GenerationPlan) -> None:
+        """Delete the source tree that `take_source` has moved. Called in any thread, after `upload_all`."""
+        remove_tree(ended_source_of(self._state, plan.run, plan.generation), ignore_errors=True)
+
+    def _found(self, plan: GenerationPlan, here: PlanNode) -> Iterator[tuple[Rank, Path, _Files, _Refused]]:
+        """Yield each folder with the rank to which its outputs belong, the files to upload, and the refused entries."""
+        taken: set[str] = set()
+        for rank in here.ranks:
+            folder = RankFiles(self._state, plan.run, plan.generation, rank).output_dir
+            files, refused = _collect(folder)
+            if rank == here.ranks[0]:
+                taken = {relative for relative, _ in files}
+            yield rank, folder, files, refused
+        folder = ended_source_of(self._state, plan.run, plan.generation)
+        if folder.exists():
+            yield here.ranks[0], folder, *self._written(plan, folder, taken)
+
+    def _written(self, plan: GenerationPlan, folder: Path, taken: set[str]) -> tuple[_Files, _Refused]:
+        """Return the files that ranks wrote into the source tree: those that the job keeps, and the others.
+
+        Files in a new folder of which the job keeps none are reported as one entry.
+        """
+        try:
+            archived, is_archive_lost = self.archived(plan.script.source), False
+        except (OSError, tarfile.TarError) as error:
+            log.warning("every kept file of the source tree is stored, because its archive cannot be read: %s", error)
+            archived, is_archive_lost = {}, True
+        # fnmatch takes time linear in the length of a name, whatever the pattern.
+        is_kept = re.compile("|".join(map(fnmatch.translate, plan.script.kept_files)) or "(?!)").match
+        files, refused = _collect(folder)
+        new = [each for each in files if "__pycache__" not in each[0] and _is_new(each[1], archived.get(each[0]))]
+        kept = [each for each in new if is_kept(each[0])]
+        refused = [each for each in refused if is_kept(each[0])]
+        own = {parent for name in [*archived, *(name for name, _ in kept)] for parent in PurePosixPath(name).parents}
+        others: dict[str, None] = {}
+        for name, _ in new:
+            if not is_kept(name) and not is_archive_lost:
+                unknown = [parent for parent in PurePosixPath(name).parents if parent not in own]
+                others[f"{unknown[-1]}/" if unknown else name] = None
+        why = "a rank wrote it into the source directory, and OutputDataConfig.Keep does not name it"
+        refused += [(name, OutputCause.NOT_KEPT, why) for name in others]
+        same = "the rank's output folder has a file of this path"
+        refused += [(name, OutputCause.NAME, same) for name, _ in kept if name in taken]
+        return [each for each in kept if each[0] not in taken], refused
 
     def is_moving(self, since: float) -> bool:
         """Return whether the pending uploads of output files still make progress.
@@ -199,14 +266,23 @@ def still_seconds(size: int) -> float:
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
-def _collect(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, OutputCause, str]]]:
+def _is_new(path: Path, archived: tuple[int, int] | None) -> bool:
+    """Return whether a file differs in size or modification time from the archive's file of the same path."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return True
+    return (status.st_size, int(status.st_mtime)) != archived
+
+
+def _collect(folder: Path) -> tuple[_Files, _Refused]:
     """Return the files below a folder with their relative paths, and the entries that cannot be uploaded.
 
     A link to a file within the folder counts as this file. The last item of a refused entry states the reason.
     """
     root = folder.resolve()
-    files: list[tuple[str, Path]] = []
-    refused: list[tuple[str, OutputCause, str]] = []
+    files: _Files = []
+    refused: _Refused = []
     pending = [(root, 0)]
     while pending:
         parent, depth = pending.pop()

@@ -52,8 +52,9 @@ from worker.member.status import MemberStatus
 from worker.member.traffic import Traffic
 from worker.member.upload_division import UploadDivision
 from worker.node.full_disks import FullDisks
-from worker.node.rank_user import RankUser, make_way
+from worker.node.rank_user import RankUser, make_way, user_of
 from worker.provisioning.source import SourceArchives, fetch_source
+from worker.ranks.files import source_of
 from worker.replication.coordinator import RoundServer
 from worker.replication.pacing import NodePacer
 from worker.replication.receiver import ReplicaReceiver
@@ -294,12 +295,13 @@ class Member:
 
     @property
     def _tree(self) -> Path:
-        return self._node.state / "sources" / self.plan.run
+        return source_of(self._node.state, self.plan.run)
 
     async def _load_source(self) -> Path:
         make_way(self._tree.parent, self._node.user)
         try:
-            return await fetch_source(self._node.archives, self.plan.script, self._tree)
+            user = user_of(self.plan.run, self._node.state, self._node.user)
+            return await fetch_source(self._node.archives, self.plan.script, self._tree, user)
         except StorageError as error:
             words = f"the source archive cannot be fetched: {error}"
             place = self.plan.script.source.object

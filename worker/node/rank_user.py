@@ -7,9 +7,9 @@ before it starts ranks of the next. No process of a job can read the environment
 
     <state>/rank_users       the turn of each job, newest last
     <state>, <slots>         root:ranks 0710; ranks pass through but cannot list; the agent's own files are 0600 or 0700
-    source, inputs, packages owned by root, readable; no job can change them
+    inputs, packages         owned by root, readable; no job can change them
     slots, page, socket      root:ranks 0660, for this node's ranks; a rank can write the file but not replace it
-    outputs, home            owned by the ranks' user
+    source, outputs, home    owned by the ranks' user; each generation has a new copy of the source
 
 After the change of user, a process has no capabilities, and its children cannot gain any by exec (no_new_privs).
 
@@ -52,7 +52,8 @@ UID_COUNT: Final = 63
 """Number of uids for jobs, from `NUMBER` + 1 on. Each job on a node receives one of them, in turn."""
 KEPT_TURNS: Final = 8
 """Number of jobs whose assigned uid is stored. No files of older jobs remain."""
-COMMON: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/dev/mqueue"))
+IN_MEMORY: Final = (Path("/dev/shm"), Path("/dev/mqueue"))
+COMMON: Final = (Path("/tmp"), Path("/var/tmp"), *IN_MEMORY)
 TRY_SECONDS: Final = 30.0
 _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38

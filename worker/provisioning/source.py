@@ -4,8 +4,7 @@
     <state>/sources/<run>/…                    the tree in which the run's ranks work
     <state>/sources/<run>.*.new/…              an attempt to unpack; each attempt has its own folder
 
-The unpacked files belong to the agent's user and are readable by all. Ranks that run as another user can execute these
-files, but not change them.
+The tree belongs to the user of the run's ranks, which may write into it. Each generation gets a new tree.
 
 Invariant:
 - An archive that differs from the plan, or that would write outside its folder, is never unpacked.
@@ -31,6 +30,7 @@ from everstep.protocol.source_members import RefusedMember, clean_path
 from worker.errors import SourceRefused, StoreUnavailable
 from worker.node.file_trees import folders_of, remove_tree
 from worker.node.full_disks import full_disk_of
+from worker.node.rank_user import RankUser, give
 from worker.storage.object_store import ObjectStore
 
 MAX_UNPACKED_BYTES = 4 * 1024**3
@@ -115,13 +115,25 @@ class SourceArchives:
             self._held.add(source.sha256)
         return path
 
+    def files(self, source: SourceArchive) -> dict[str, tuple[int, int]]:
+        """Return size in bytes and modification time in Unix seconds of each file of a stored archive, by its path.
+
+        Raises:
+            OSError: the archive is not on this node.
+            tarfile.TarError: the archive is damaged.
+        """
+        with tarfile.open(self._folder / f"{source.sha256}.tar.gz", "r:gz") as tar:
+            return {clean_path(member): (member.size, int(member.mtime)) for member in tar if member.isfile()}
+
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Path) -> Path:
+async def fetch_source(
+    archives: SourceArchives, script: ScriptPlan, folder: Path, user: RankUser | None = None
+) -> Path:
     """Fetch and unpack a job's source tree.
 
     A cancelled call returns immediately. Its thread may still wait for the store, and ends later without effect.
@@ -130,6 +142,7 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
         archives: the source archives on this node. The function deletes the archives of other jobs.
         script: the job's script from the plan.
         folder: destination of the tree; an existing tree is replaced.
+        user: the Linux user that becomes the tree's owner. None: the agent's own user.
 
     Returns:
         Path of the entry point within `folder`.
@@ -144,7 +157,7 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
         _check_wanted(cancelled)
         # A rank could read all archives, so delete the archives of other jobs before the ranks start.
         archives.keep({script.source.sha256})
-        return unpack(archives.get(script.source), script, folder, cancelled)
+        return unpack(archives.get(script.source), script, folder, cancelled, user)
 
     try:
         return await asyncio.to_thread(work)
@@ -152,7 +165,9 @@ async def fetch_source(archives: SourceArchives, script: ScriptPlan, folder: Pat
         cancelled.set()
 
 
-def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading.Event) -> Path:
+def unpack(
+    archive: Path, script: ScriptPlan, folder: Path, cancelled: threading.Event, user: RankUser | None = None
+) -> Path:
     """Unpack a fetched source archive. Idempotent.
 
     Args:
@@ -160,6 +175,7 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
         script: the job's script from the plan.
         folder: destination of the tree; an existing tree is replaced.
         cancelled: set when the caller has stopped waiting. An existing tree then stays unchanged.
+        user: the Linux user that becomes the tree's owner. None: the agent's own user.
 
     Returns:
         Path of the entry point within `folder`.
@@ -175,6 +191,8 @@ def unpack(archive: Path, script: ScriptPlan, folder: Path, cancelled: threading
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".new", dir=folder.parent))
     try:
         _extract(archive, scratch, cancelled)
+        if user is not None:
+            give(scratch, user)
         with _placing:
             _check_wanted(cancelled)
             remove_tree(folder, ignore_errors=True)

@@ -245,7 +245,8 @@ def rank_environment(
     Returns:
         The complete environment; the rank inherits nothing else.
     """
-    environment = job_environment(plan.script, inherited)
+    of_sagemaker = dict.fromkeys(("SM_MODEL_DIR", "SM_OUTPUT_DATA_DIR"), str(paths.output_dir))
+    environment = of_sagemaker | job_environment(plan.script, inherited)
     environment |= supplied
     environment |= {
         "RANK": str(rank),

@@ -1,9 +1,11 @@
 """Defines the paths of a rank's files on its node, and reads the last lines of a file.
 
-The files are the streams (stdout and stderr), the output folder and the home folder.
+The files are the streams (stdout and stderr), the output folder, the source tree and the home folder.
 
     <state>/logs/<run>/gen=<g>/rank=<r>.stdout | .stderr
     <state>/outputs/<run>/gen=<g>/rank=<r>/
+    <state>/sources/<run>/                     the tree of the job's source, in which the ranks work
+    <state>/outputs/<run>/gen=<g>/source/      this tree, after the ranks have ended
     <state>/homes/<run>/                       only if ranks run as another user; deleted with the run's other files
 
 Invariant: no other module builds these paths.
@@ -68,6 +70,16 @@ def logs_of(state_dir: Path, run: RunId) -> Path:
 def outputs_of(state_dir: Path, run: RunId) -> Path:
     """Return the folder with the output files of a run's ranks on this node."""
     return state_dir / "outputs" / run
+
+
+def source_of(state_dir: Path, run: RunId) -> Path:
+    """Return the folder of the source tree in which a run's ranks work on this node."""
+    return state_dir / "sources" / run
+
+
+def ended_source_of(state_dir: Path, run: RunId, generation: Generation) -> Path:
+    """Return the folder to which the source tree of a generation is moved after its ranks have ended."""
+    return outputs_of(state_dir, run) / f"gen={generation}" / "source"
 
 
 def home_of(state_dir: Path, run: RunId) -> Path:

@@ -50,7 +50,7 @@ from worker.errors import RanksNotGone, ShimUnavailable
 from worker.node.health import memory
 from worker.node.health.memory import ProcessMemory
 from worker.node.network_cards import card_of
-from worker.node.rank_user import RankUser, end_processes, make_way, user_of
+from worker.node.rank_user import IN_MEMORY, RankUser, clear, end_processes, make_way, user_of
 from worker.ranks import build_locks
 from worker.ranks.environment import (
     RankPaths,
@@ -497,7 +497,8 @@ class Supervisor:
         processes.
 
         If ranks run as separate users, the method then kills the remaining processes of these users outside of any
-        rank's cgroup, for example processes of pip. The caller must ensure that this node has no rank of another run.
+        rank's cgroup, for example processes of pip, and removes the users' shared memory: a library with fixed names
+        could not create it again. The caller must ensure that this node has no rank of another run.
 
         Args:
             run: the run to check; None for all runs.
@@ -526,6 +527,8 @@ class Supervisor:
             ) from error
         if left_behind := await asyncio.to_thread(end_processes, self._user, seconds=self.gone_seconds):
             raise RanksNotGone(f"processes remain after {self.gone_seconds} s: {left_behind}")
+        if self._user is not None:
+            await asyncio.to_thread(clear, self._user, IN_MEMORY)
 
     async def _until_empty(self, run: RunId | None) -> None:
         """Kill the processes in the cgroups of ended ranks until the cgroups are empty."""

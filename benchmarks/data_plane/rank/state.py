@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 WIDTH = 512
 RANKS = 2
+GRADIENT = 1e-3
+"""Every element of every gradient. Everstep's snapshots contain gradients that a step leaves uncleared to the next."""
 BLOCK = ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH), (WIDTH,), (WIDTH,))
 BYTES_OF_BLOCK = 3 * 4 * sum(math.prod(shape) for shape in BLOCK)
 
@@ -36,7 +38,7 @@ class State:
         count = max(1, round(mebibytes * 1024**2 / BYTES_OF_BLOCK))
         self.module = torch.nn.ParameterList(torch.randn(shape) for _ in range(count) for shape in BLOCK)
         for parameter in self.module:
-            parameter.grad = torch.full_like(parameter, 1e-3)
+            parameter.grad = torch.full_like(parameter, GRADIENT)
         # With the first beta of 0.99, the first moment changes slowly. With the default beta of 0.9 and fixed
         # gradients, the moment would stop changing after 150 steps. A system could then skip the unchanged bytes.
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=1e-3, betas=(0.99, 0.999), fused=True)
@@ -44,7 +46,11 @@ class State:
         self.advance()
 
     def advance(self) -> None:
-        """Run one optimizer step."""
+        """Clear and write the gradients, as a script and its backward pass do, and run one optimizer step."""
+        self.optimizer.zero_grad(set_to_none=False)
+        for parameter in self.module:
+            assert parameter.grad is not None
+            parameter.grad.fill_(GRADIENT)
         self.optimizer.step()
         self.steps += 1
 

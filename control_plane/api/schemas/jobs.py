@@ -28,6 +28,7 @@ from control_plane.api.schemas.common import (
     Changes,
     ChannelName,
     Environment,
+    FilePattern,
     HyperParameterName,
     ModuleName,
     Name,
@@ -219,12 +220,18 @@ class Channel(Request):
 
 
 class OutputDataConfig(Request):
-    """Location in S3 where the job's outputs are stored."""
+    """The job's outputs, and their location in S3."""
 
     s3_output_path: S3Uri | None = None
     """Prefix for outputs.
 
     Everstep appends the job and the run. The default is a prefix in the service's bucket.
+    """
+    keep: Annotated[list[FilePattern], Field(max_length=50)] | None = None
+    """Patterns of files that ranks write into the source directory: `runs/*`, `*.pt`.
+
+    `*` matches any characters, also `/`; `?` matches one. These files become outputs of the node's first rank. Each
+    launch begins with the source as it was uploaded.
     """
 
 

@@ -138,7 +138,8 @@ def _pause_without_nodes(view: JobView, roll: launch.Roll) -> Decision | None:
 
 def _store_plan(view: JobView, roll: launch.Roll) -> Decision:
     """Make and store the plan, and add the restored step, its sources and the plan's nodes to the incident."""
-    if view.spec.script.arguments or view.spec.script.module:
+    script = view.spec.script
+    if script.arguments or script.module or script.kept_files:
         earlier, unknown = agents_before(view, filter(None, roll.places), ARGUMENTS_SINCE_MINOR)
         if lacking := earlier + unknown:
             return stay(view, JobNote(what=JobFact.AWAITS_AGENTS, node_ids=lacking), requeue=LAUNCH_SECONDS)

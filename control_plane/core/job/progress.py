@@ -27,7 +27,7 @@ from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredO
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
 from control_plane.core.observed.reasons import OutputsLost
 from control_plane.core.states import IncidentEvent, IncidentState
-from everstep.protocol.agent_messages import ExitClass, MemberReport, OutputFailure
+from everstep.protocol.agent_messages import ExitClass, MemberReport, OutputCause, OutputFailure
 from everstep.protocol.ids import Generation, Rank, Step
 
 SHOWN_OUTPUTS = 5
@@ -142,7 +142,8 @@ def unstored_outputs(
     for report in members:
         for output in report.unstored:
             each = structs.replace(output, generation=output.generation or report.generation)
-            fresh[_identity(each)] = each
+            if each.cause is not OutputCause.NOT_KEPT or _identity(each) not in known:
+                fresh[_identity(each)] = each
     if not fresh:
         return before, None
     outputs = tuple((known | fresh).values())
@@ -158,7 +159,9 @@ def unstored_outputs(
 
 
 def _identity(output: OutputFailure) -> tuple[Generation | None, Rank, str]:
-    return output.generation, output.rank, output.path
+    """Return what makes an output one. A script writes the same unkept files in each generation."""
+    generation = None if output.cause is OutputCause.NOT_KEPT else output.generation
+    return generation, output.rank, output.path
 
 
 def _with_trial_results(view: JobView, passed_trials: tuple[Trial, ...]) -> JobView:

@@ -327,10 +327,7 @@ class PlainAdapter:
         self._follow_groups()  # Ignore an error, because the next `observe` finds it again.
         for name, groups in self._parameter_groups.items():
             used = self._used.get(name, {})
-            is_used = name not in self._adds_up and all(
-                _is_used(parameter.grad, used.get(id(parameter))) for parameter in groups.parameters
-            )
-            self._keep_place(name, not is_used)
+            self._keep_place(name, name in self._adds_up or not _are_used(groups.parameters, used))
         # Snapshots contain all gradients of parameters without an optimizer. The script may still use these gradients,
         # for example in a clipping norm, and no hook reports their use.
         self._keep_place(None, any(parameter.grad is not None for parameter in self._ownerless))
@@ -637,6 +634,19 @@ def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
     still this tensor with this version, or if it is None.
     """
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
+
+
+def _are_used(parameters: Sequence[torch.nn.Parameter], used: Mapping[int, _GradientMark]) -> bool:
+    """Return whether `_is_used` is true of all parameters' gradients. Runs at each boundary, so it loops in C."""
+    gradients = list(map(attrgetter("grad"), parameters))
+    marks = list(map(used.get, map(id, parameters)))
+    if any(map(operator.is_, gradients, repeat(None))):
+        return all(map(_is_used, gradients, marks))
+    return (
+        all(marks)
+        and list(map(attrgetter("_version"), gradients)) == list(map(itemgetter(1), marks))  # type: ignore[arg-type]
+        and all(map(operator.is_, map(operator.call, map(itemgetter(0), marks)), gradients))  # type: ignore[arg-type]
+    )
 
 
 def _is_of_host(local: torch.Tensor) -> bool:

@@ -339,6 +339,14 @@ def test_submit_takes_a_command_line_as_it_is(run, words, program, arguments):
     assert request["Arguments"] == arguments
 
 
+def test_submit_keeps_files_by_pattern(run):
+    words = ("jobs", "submit", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "1")
+    kept = ("--keep", "runs/*,*.pt")
+    code, _, err, calls = run(*words, *kept, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert code == 0, err
+    assert calls[-1][1]["OutputDataConfig"] == {"Keep": ["runs/*", "*.pt"]}
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -225,7 +225,7 @@ def look(status: str, reason: str, **changes: object) -> dict:
 
 
 def test_a_waiter_shows_why_a_job_is_still_starting(monkeypatch, capsys):
-    python, first = "preparing Python on i-1 (10 s)", "making the first step on i-1"
+    python, first = "running the script up to everstep.training.init on i-1 (10 s)", "making the first step on i-1"
     looks = [
         look("Starting", python),
         look("Starting", python),

@@ -58,6 +58,8 @@ from worker.ranks.shim.records import RECORD_RETRY_SECONDS, RankRecords
 from worker.ranks.shim.template import FORK, Forked, ForkFailed, FromTemplate, TemplateFailed, TemplateReady
 from worker.shm.held_files import FILES_SOCKET, HeldFiles
 
+PRELOAD_SECONDS = 30.0
+"""Longest time for which ranks wait for the imports of the template. Usually these need 4 s."""
 _CREDENTIALS = struct.Struct("3i")
 _log = logging.getLogger("worker.ranks.shim")
 
@@ -87,6 +89,8 @@ class _Template:
 
     pid: int
     line: ShimLine
+    begun: float
+    """Start of the imports, in monotonic seconds."""
     state: Preload = Preload.PENDING
     seconds: float = 0.0
     resident_bytes: int = 0
@@ -164,9 +168,12 @@ class Shim:
         if self.options.ready is not None:
             os.close(self.options.ready)
         while not (self._is_ending and self._is_bare()):
-            for key, events in self._selector.select(RECORD_RETRY_SECONDS if self._disk.is_owing else None):
+            retry = RECORD_RETRY_SECONDS if self._disk.is_owing else None
+            waits = [seconds for seconds in (retry, self._preload_seconds_left()) if seconds is not None]
+            for key, events in self._selector.select(min(waits, default=None)):
                 act: Callable[[int], None] = key.data
                 act(events)
+            self._fork_waiting()
             self._disk.write_owed()
         if self._cgroups is not None:
             self._cgroups.close()
@@ -323,7 +330,7 @@ class Shim:
                 start.generation,
                 late,
             )
-        if start.warm and late is None and template is not None and template.state is Preload.READY:
+        if start.warm and late is None and template is not None and template.state is not Preload.FAILED:
             self._waiting.append(_Pending(start, client))
             self._fork_waiting()
         else:
@@ -381,9 +388,12 @@ class Shim:
     def _fork_waiting(self) -> None:
         """Ask the template, a process that has imported torch, to fork the waiting ranks.
 
-        If the template is not ready, start these ranks in new interpreters.
+        Ranks wait for the imports, so that all launches of a job see the same modules. If the template has failed, or
+        imports for longer than `PRELOAD_SECONDS`, these ranks start in new interpreters.
         """
         template = self._template
+        if self._preload_seconds_left() is not None:
+            return
         waiting, self._waiting = self._waiting, []
         for pending in waiting:
             # The rank was stopped while a template process, which has ended since, was forking it.
@@ -411,6 +421,14 @@ class Shim:
             _send_blocking(template.line.socket, FORK, descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _preload_seconds_left(self) -> float | None:
+        """Return for how long ranks still wait for the template's imports. None: they do not wait."""
+        template = self._template
+        if template is None or template.state is not Preload.PENDING or not self._waiting:
+            return None
+        left = template.begun + PRELOAD_SECONDS - time.monotonic()
+        return left if left > 0 else None
 
     def _admit(self, pending: _Pending, pid: int, *, is_warm: bool) -> None:
         """Write the record of a new rank process, which waits at a pipe, and then let it run the script."""
@@ -493,7 +511,7 @@ class Shim:
             finally:
                 os._exit(127)
         theirs.close()
-        template = self._template = _Template(pid, ShimLine(ours))
+        template = self._template = _Template(pid, ShimLine(ours), time.monotonic())
         self._selector.register(ours, selectors.EVENT_READ, lambda _: self._hear_template(template))
 
     def _hear_template(self, template: _Template) -> None:

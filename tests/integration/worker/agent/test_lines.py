@@ -12,14 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from everstep.protocol.agent_messages import AgentReport, ExitClass, LogLines, MemberPhase, Release, SendLines
+from everstep.protocol.agent_messages import (
+    AgentReport,
+    ExitClass,
+    LogLines,
+    MemberPhase,
+    OutputCause,
+    Release,
+    SendLines,
+)
 from everstep.protocol.ids import Generation, NodeId, Rank
 from everstep.protocol.log_chunks import LogLine, decode_chunk, parse_name, parse_tail
 from everstep.protocol.plan import ObjectReference
 from tests.integration.worker.agent.fleet import BUCKET, RUN, Fleet, ScriptedRank, until
 from worker.errors import StoreUnavailable
 from worker.logs.outputs import STILL_SECONDS
-from worker.ranks.files import RankFiles
+from worker.ranks.files import RankFiles, source_of
 from worker.storage.object_store import StoredObject
 
 pytestmark = pytest.mark.integration
@@ -165,6 +173,23 @@ async def test_unstored_outputs_of_an_ended_generation_are_reported_until_the_re
     await until("the report", lambda: reported() == [(1, "latest")])
     await fleet.release()
     assert node.agent.lifecycle.reported_faults == ()
+
+
+async def test_files_in_the_source_directory_are_stored_or_named_although_a_launch_follows_at_once(
+    fleet: Fleet,
+) -> None:
+    await fleet.launch()
+    node = fleet.nodes[0]
+    (source_of(node.state_dir, RUN) / "checkpoint.pt").write_text("1")
+    RankFiles(node.state_dir, RUN, Generation(1), Rank(0)).make()
+    await fleet.launch()
+
+    def reported() -> list[tuple[str, OutputCause]]:
+        member = fleet.control.member(node.id)
+        return [] if member is None else [(each.path, each.cause) for each in member.unstored]
+
+    await until("the report", lambda: reported() == [("checkpoint.pt", OutputCause.NOT_KEPT)])
+    assert not (source_of(node.state_dir, RUN) / "checkpoint.pt").exists()
 
 
 async def test_a_node_is_released_only_after_the_control_plane_has_recorded_its_unstored_outputs(fleet: Fleet) -> None:

@@ -107,7 +107,7 @@ for name in ("source", "input"):
     attempt("read " + name, lambda: open(places[name]).read() and None)
 for name in ("state", "slots"):
     attempt("list " + name, lambda: os.listdir(places[name]) and None)
-for name in ("source", "input"):
+for name in ("tree", "input"):
     attempt("replace " + name, lambda: os.rename(places[name], places[name] + ".mine"))
 attempt("agent's environment", lambda: open(f"/proc/{places['agent']}/environ").read() and None)
 attempt("agent's memory", lambda: open(f"/proc/{places['agent']}/mem").close())
@@ -129,6 +129,7 @@ MAY = {
     "own slot": "done",
     "page": "done",
     "read source": "done",
+    "write source": "done",
     "read input": "done",
     "own descriptors": "done",
     "again stdout": "done",
@@ -143,12 +144,11 @@ MAY_NOT = (
     ),
     "agent's files",
     "write promise",
-    "write source",
     "write input",
     "read promise",
     "list state",
     "list slots",
-    "replace source",
+    "replace tree",
     "replace input",
     "agent's environment",
     "agent's memory",
@@ -213,7 +213,7 @@ class Machine:
         place = ObjectReference(bucket=BUCKET, key="source")
         source = SourceArchive(object=place, sha256=hashlib.sha256(buffer.getvalue()).hexdigest(), bytes=1)
         plan = msgspec.structs.replace(plan, script=msgspec.structs.replace(plan.script, source=source))
-        return plan, unpack(archive, plan.script, archive.with_name(RUN), threading.Event())
+        return plan, unpack(archive, plan.script, archive.with_name(RUN), threading.Event(), USER)
 
     def files(self) -> RankFiles:
         return RankFiles(self.state, RUN, Generation(1), Rank(0))
@@ -268,6 +268,7 @@ def test_a_rank_has_what_it_needs_and_nothing_else(is_warm: bool) -> None:
             places = {
                 "promise": str(made.state / "promise"),
                 "source": str(entry),
+                "tree": str(made.state / "sources" / RUN),
                 "input": str(inputs["train"] / "a"),
                 "state": str(made.state),
                 "slots": str(made.slots),
@@ -311,7 +312,7 @@ async def sent_is_the_ranks_alone(made: Machine, plan: GenerationPlan) -> None:
     """
     folder = made.files().output_dir
     os.link(made.state / "promise", folder / "linked")
-    told = await RankOutputs(made.state, made.objects, USER).upload_all(plan, plan.nodes[0])
+    told = await RankOutputs(made.state, made.objects, lambda _source: {}, USER).upload_all(plan, plan.nodes[0])
     assert [sentence.partition(" is not in S3: ")[::2] for _, sentence in told] == [
         ("output leak", "it is a link that leads out of the output folder"),
         ("jobs/job/output/gen=1/rank=0/linked", "[Errno 13] this is not a file of the rank in its output folder"),
@@ -550,7 +551,11 @@ def test_no_process_of_a_jobs_user_outlives_it(how: str) -> None:
         assert await asyncio.to_thread(told.read_text)
         await left.wait()
         assert how == "fork" or _processes_of(user)
+        left_memory = Path("/dev/shm") / f"everstep-test-{os.getpid()}"
+        left_memory.touch()
+        os.chown(left_memory, user.uid, user.gid)
         await supervisor.prove_gone(RUN)
+        assert not left_memory.exists()
         pids = [await asyncio.to_thread(_processes_of, user) for _ in range(20)]
         assert not any(pids)
         await supervisor.shut_down()

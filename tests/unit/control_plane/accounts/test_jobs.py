@@ -111,7 +111,7 @@ def test_every_fact_of_a_job_has_a_sentence_with_all_its_fields(what: JobFact) -
         (Unclear(doing=None, silent=NODES[:1]), "starts; i-1 silent"),
         (
             Unclear(doing=Starting(phase="start", node_ids=NODES, seconds=10), silent=NODES[:1]),
-            "preparing Python on i-1, i-2 (10 s); i-1 silent",
+            "running the script up to everstep.training.init on i-1, i-2 (10 s); i-1 silent",
         ),
         (
             Observes(taken_over_by="ann", impaired=NODES[:1], lost=NODES[1:]),

@@ -55,6 +55,7 @@ def test_a_job_is_created_with_its_defaults_filled_in(client, request_, service)
 @pytest.mark.covers(
     "CreateTrainingJob.CheckpointConfig.S3Uri",
     "CreateTrainingJob.OutputDataConfig.S3OutputPath",
+    "CreateTrainingJob.OutputDataConfig.Keep",
     "CreateTrainingJob.Tags",
     "CreateTrainingJob.RetryStrategy.MaxRepeatedMinutes",
     "CreateTrainingJob.RetryStrategy.OnTotalLoss",
@@ -87,7 +88,7 @@ def test_a_request_can_say_everything(client, request_):
         Secrets=SECRETS,
         Requirements="train.py",
         RoleArn=ROLE,
-        OutputDataConfig={"S3OutputPath": "s3://mine/out/"},
+        OutputDataConfig={"S3OutputPath": "s3://mine/out/", "Keep": ["runs/*", "*.pt"]},
         StoppingCondition={"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60},
         RetryStrategy={"MaxAttempts": 5, "MaxRepeatedMinutes": 60, "OnTotalLoss": "Restart"},
         Priority=7,
@@ -111,7 +112,10 @@ def test_a_request_can_say_everything(client, request_):
         "train.py",
         ROLE,
     )
-    assert job["OutputDataConfig"] == {"S3OutputPath": f"s3://mine/out/gpt/run={job['RunId']}/"}
+    assert job["OutputDataConfig"] == {
+        "S3OutputPath": f"s3://mine/out/gpt/run={job['RunId']}/",
+        "Keep": ["runs/*", "*.pt"],
+    }
     assert job["StoppingCondition"] == {"MaxRuntimeInSeconds": 3600, "MaxPendingTimeInSeconds": 60}
     assert (job["RanksPerNode"], job["Protection"], job["Priority"], job["Project"]) == (
         2,

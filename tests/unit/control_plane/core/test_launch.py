@@ -121,8 +121,8 @@ def test_the_newest_commit_on_the_path_counts(recorded: int, reports: tuple[Memb
 @pytest.mark.parametrize(
     ("phases", "words"),
     [
-        ((("start", 12.7), ("restore", 1.0)), "preparing Python on i-0 (10 s)"),
-        ((("start", 3.0), ("start", 9.9)), "preparing Python on i-0, i-1"),
+        ((("start", 12.7), ("restore", 1.0)), "running the script up to everstep.training.init on i-0 (10 s)"),
+        ((("start", 3.0), ("start", 9.9)), "running the script up to everstep.training.init on i-0, i-1"),
         ((("restore", 31.0), ("first_step", 40.0)), "restoring the state on i-0 (30 s)"),
         ((("train", 1.0), ("first_step", 1.0)), "making the first step on i-1"),
         ((("train", 1.0), ("train", 70.0)), ""),

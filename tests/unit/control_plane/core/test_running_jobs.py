@@ -194,6 +194,16 @@ def test_unstored_outputs_are_counted_once_and_named_up_to_a_limit() -> None:
     assert (both.generation, both.count, event.message.outputs, event.message.other_count) == (1, 2, (many[1],), 0)
 
 
+def test_files_that_each_launch_writes_and_the_job_does_not_keep_are_told_once() -> None:
+    first = OutputFailure(rank=Rank(0), path="runs/", cause=OutputCause.NOT_KEPT, generation=Generation(1))
+    found, event = unstored_outputs(None, Generation(1), [reporting(first)])
+    assert found is not None
+    assert event is not None
+    again = structs.replace(first, generation=Generation(2))
+    assert unstored_outputs(found, Generation(2), [reporting(again)]) == (found, None)
+    assert unstored_outputs(found, Generation(2), [reporting(structs.replace(again, path="log"))])[1] is not None
+
+
 def stepping(rank: int, boundary: int, passed_at: float = 0.0, first_at: float = 0.0) -> NodeObserved:
     """Return a member whose rank finished step `boundary` at `passed_at`, and its first new step at `first_at`."""
     status = RankStatus(

@@ -405,7 +405,7 @@ async def test_a_stop_waits_for_an_upload_of_minutes_and_for_its_manifest(
     world.finish()
     for _ in range(60):
         await world.tick(5.0)
-    assert world.job().reason == "stopped at step 7; waits for its last checkpoint"
+    assert world.job().reason == "stopped at step 7; waits until its last checkpoint, outputs and logs are stored"
     for agent in world.team():
         agent.phase = MemberPhase.EXITED
     left = fail_once(monkeypatch, world)
@@ -913,7 +913,7 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     assert plan is not None
     coordinator = next(agent for agent in world.team() if agent.node_id == plan.coordinator)
     world.kill_rank(coordinator)
-    await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
+    await world.until(lambda: "waits until its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
     # The ranks on the coordinator's node have ended, but the coordinator must still receive HaltRanks.
     assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}

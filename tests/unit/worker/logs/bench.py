@@ -10,6 +10,7 @@ from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.rank_plans import RUN as RUN
 from tests.unit.worker.rank_plans import rank_plan
 from worker.logs.outputs import RankOutputs
+from worker.provisioning.source import SourceArchives
 from worker.ranks.files import RankFiles
 
 PREFIX = "jobs/job/"
@@ -21,7 +22,8 @@ class Bench:
         self.objects = MemoryObjectStore("bucket")
         self.plan: GenerationPlan = rank_plan(ranks_per_node=ranks_per_node, generation=3)
         self.here = self.plan.nodes[0]
-        self.outputs = RankOutputs(state, self.objects)
+        self.archives = SourceArchives(state / "sources" / "archives", self.objects)
+        self.outputs = RankOutputs(state, self.objects, self.archives.files)
 
     def files(self, rank: int) -> RankFiles:
         files = RankFiles(self.state, RUN, Generation(3), Rank(rank))

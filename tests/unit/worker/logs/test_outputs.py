@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import socket
+import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from everstep.protocol.agent_messages import NodeFault, OutputCause
 from everstep.protocol.codec import encode
-from everstep.protocol.plan import ObjectReference
+from everstep.protocol.plan import ObjectReference, SourceArchive
 from tests.fakes.storage import MemoryObjectStore
 from tests.unit.worker.logs.bench import RUN, Bench
 from tests.unit.worker.node.test_file_trees import nest
 from worker.errors import StoreDenied, StoreUnavailable
 from worker.logs import outputs
 from worker.logs.outputs import MAX_UNSTORED, RankOutputs
+from worker.ranks.files import source_of
 from worker.storage.object_store import StoredObject
+
+MTIME = 1_600_000_000
+
+
+def keep(bench: Bench, *patterns: str, shipped: dict[str, str]) -> None:
+    """Store an archive with the given files on the node, and give the job's plan patterns of kept files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in shipped.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), MTIME
+            tar.addfile(member, io.BytesIO(content.encode()))
+    data = buffer.getvalue()
+    place = ObjectReference(bucket="bucket", key="source")
+    bench.objects.put_bytes(place, data)
+    source = SourceArchive(object=place, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+    bench.archives.keep({source.sha256})
+    bench.archives.get(source)
+    del bench.objects.objects["bucket"]["source"]
+    script = msgspec.structs.replace(bench.plan.script, source=source, kept_files=patterns)
+    bench.plan = msgspec.structs.replace(bench.plan, script=script)
+
+
+def write_source(bench: Bench, files: dict[str, str], mtime: int | None = None) -> None:
+    for name, content in files.items():
+        path = source_of(bench.state, RUN) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+        if mtime is not None:
+            os.utime(path, (mtime, mtime))
 
 
 @pytest.fixture
@@ -36,6 +71,47 @@ async def test_outputs_are_uploaded_when_ranks_have_ended(bench: Bench) -> None:
         "output/gen=3/rank=1/losses.json": b"[]",
     }
     assert await bench.outputs.upload_all(bench.plan, bench.here) == ()
+
+
+async def test_files_in_the_source_directory_are_kept_or_named(bench: Bench) -> None:
+    keep(bench, "runs/*", "*.pt", shipped={"train.py": "x", "lib/a.py": "y", "runs/old.txt": "o"})
+    (bench.files(0).output_dir / "taken.pt").write_text("own")
+    write_source(bench, {"train.py": "x", "lib/a.py": "y", "runs/old.txt": "o"}, mtime=MTIME)
+    write_source(bench, {"runs/new/log.txt": "1", "taken.pt": "2", "data/a": "3", "data/b/c": "4", "lib/b.txt": "5"})
+    write_source(
+        bench, {"weights/w.pt": "6", "weights/notes": "7", "lib/__pycache__/a.pyc": "8", "lib/a.py": "changed"}
+    )
+    (source_of(bench.state, RUN) / "runs" / "key").symlink_to("/etc/hostname")
+    bench.outputs.take_source(bench.plan)
+    bench.outputs.take_source(bench.plan)
+    assert not source_of(bench.state, RUN).exists()  # the next generation's tree has this path
+    for _ in range(2):
+        missing = await bench.outputs.upload_all(bench.plan, bench.here)
+        assert {output.path: output.cause for output, _ in missing} == {
+            "data/": OutputCause.NOT_KEPT,
+            "lib/a.py": OutputCause.NOT_KEPT,
+            "lib/b.txt": OutputCause.NOT_KEPT,
+            "runs/key": OutputCause.OUTSIDE,
+            "taken.pt": OutputCause.NAME,
+            "weights/notes": OutputCause.NOT_KEPT,
+        }
+        assert bench.stored == {
+            "output/gen=3/rank=0/taken.pt": b"own",
+            "output/gen=3/rank=0/runs/new/log.txt": b"1",
+            "output/gen=3/rank=0/weights/w.pt": b"6",
+        }
+    bench.outputs.forget_source(bench.plan)
+    assert await bench.outputs.upload_all(bench.plan, bench.here) == ()
+
+
+async def test_kept_files_are_stored_if_the_archive_cannot_be_read(bench: Bench) -> None:
+    keep(bench, "*.pt", shipped={"train.py": "x"})
+    bench.archives.keep(())
+    bench.files(0)
+    write_source(bench, {"a.pt": "1", "train.py": "x", "log": "2"})
+    bench.outputs.take_source(bench.plan)
+    assert await bench.outputs.upload_all(bench.plan, bench.here) == ()
+    assert bench.stored == {"output/gen=3/rank=0/a.pt": b"1"}
 
 
 async def test_nothing_outside_the_output_folder_is_sent(bench: Bench, tmp_path: Path) -> None:
@@ -144,7 +220,7 @@ async def test_a_refused_output_is_reported_and_the_others_are_uploaded(bench: B
             return super().put_file(reference, path, size)
 
     bench.objects = Failing("bucket")
-    bench.outputs = RankOutputs(bench.state, bench.objects, retry_seconds=0.0)
+    bench.outputs = RankOutputs(bench.state, bench.objects, bench.archives.files, retry_seconds=0.0)
     for name in ("denied", "unavailable", "stored"):
         (bench.files(0).output_dir / name).write_text("x")
     missing = await bench.outputs.upload_all(bench.plan, bench.here)

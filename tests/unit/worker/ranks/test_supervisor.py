@@ -144,6 +144,8 @@ def test_the_variables_are_those_of_torchrun_and_ours() -> None:
         "EVERSTEP_GENERATION": "5",
         "EVERSTEP_HYPERPARAMETERS": '{"steps": "10", "lr": "1e-3"}',
         "EVERSTEP_OUTPUT_DIR": "/state/out",
+        "SM_MODEL_DIR": "/state/out",
+        "SM_OUTPUT_DATA_DIR": "/state/out",
         "EVERSTEP_AGENT_SOCKET": "/run/ranks.sock",
         "EVERSTEP_FINAL_ROUND_SECONDS": "30.0",
         "EVERSTEP_WELCOME_SECONDS": "30.0",
