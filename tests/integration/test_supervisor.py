@@ -189,6 +189,19 @@ async def test_what_a_rank_is_given_is_in_no_memory_that_later_ranks_inherit(tmp
         await bench.supervisor.shut_down()
 
 
+async def test_a_rank_waits_for_the_imports_so_that_all_launches_see_the_same_modules(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, is_warm=True)
+    await bench.supervisor.start()
+    try:
+        assert not bench.supervisor.is_warm
+        await bench.start("pass")
+        assert (await bench.exit()).end.code == 0
+        (rank,) = bench.supervisor.records
+        assert rank.is_warm
+    finally:
+        await bench.supervisor.shut_down()
+
+
 def read_memory(pid: int) -> bytes:
     """Return the content of all memory that a process can read and write."""
     ranges = [line.split()[:2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
