@@ -1,7 +1,7 @@
 """Prints the progress of a job while `jobs wait` and `wait …` wait.
 
-On a terminal, the module keeps one line current. Without a terminal, it prints a line after each change. In both cases
-it prints a line when an incident opens and when it ends.
+On a terminal, the module keeps one line current. Without a terminal, it prints each line once, after a change. In both
+cases it prints a line when an incident opens and when it ends.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.status import Status
 from everstep.cli import steps
 from everstep.cli.commands import Pages
 from everstep.cli.output import Json, cell, counted, duty_words, seconds, stderr, step
+from everstep.cli.waiting import ENDED
 
 QUIET_SECONDS: Final = 10.0
 """Minimum seconds between printed lines if only the step, or the reason of a job that trains, has changed.
@@ -52,6 +53,7 @@ class Progress:
         self._live: Status | None = self._console.status("") if sys.stderr.isatty() and console is None else None
         self._shown_state: tuple[object, ...] | None = None
         self._shown_at = 0.0
+        self._shown_line = ""
         self._incidents: dict[str, str] = {}
 
     def __enter__(self) -> Self:
@@ -66,8 +68,13 @@ class Progress:
             self._live.stop()
 
     def show(self, job: Json) -> None:
-        """Print the job's current state if it has changed. Called after every poll."""
+        """Print the state of a job that has not ended, if it has changed. Called after every poll.
+
+        The command that waits says how the job ended.
+        """
         self._show_incidents(job)
+        if job["TrainingJobStatus"] in ENDED:
+            return
         line = line_of(job)
         if self._live is not None:
             self._live.update(cell(line))
@@ -75,9 +82,10 @@ class Progress:
         status = job["SecondaryStatus"]
         news = (status, job["Generation"], duty_words(job), "" if status in _TRAINS else job["Reason"])
         now = self._monotonic()
-        if news != self._shown_state or now - self._shown_at >= QUIET_SECONDS:
+        is_due = news != self._shown_state or now - self._shown_at >= QUIET_SECONDS
+        if is_due and line != self._shown_line:
             self._console.print(cell(line), soft_wrap=True)
-            self._shown_state, self._shown_at = news, now
+            self._shown_state, self._shown_at, self._shown_line = news, now, line
 
     def _show_incidents(self, job: Json) -> None:
         if not job["IncidentCount"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -264,6 +265,15 @@ def test_a_suspected_hang_is_told_while_somebody_waits_and_not_at_each_look():
     line = "gpt: Training, step 9, committed 8, generation 1"
     hang = "; no progress for 42 s (limit 90 s): rank 0 on i-1 stood still"
     assert said.getvalue().splitlines() == [f"{line}; trains from step 0", line + hang]
+
+
+def test_each_line_is_told_once_and_the_end_by_the_command_that_waits():
+    said = io.StringIO()
+    progress = Progress(None, "gpt", console=Console(file=said, width=200), monotonic=itertools.count(0, 20).__next__)
+    for _ in range(3):
+        progress.show(look("Pending", "place 2 of 2 in the queue"))
+    progress.show({**look("Failed", "rank 0 failed"), "TrainingJobStatus": "Failed"})
+    assert said.getvalue() == "gpt: Pending: place 2 of 2 in the queue\n"
 
 
 def test_waiting_is_translated_for_other_programs_too():
