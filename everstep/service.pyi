@@ -1903,7 +1903,7 @@ class EverstepClient(Protocol):
     def list_nodes(self, *, FleetName: str = ..., IncludeEnded: bool = ..., MaxResults: int = ..., NextToken: str = ...) -> ListNodesResponse:
         """List nodes, oldest first. IncludeEnded adds nodes that have ended."""
     def list_outputs(self, *, TrainingJobName: str, MaxResults: int = ..., NextToken: str = ...) -> ListOutputsResponse:
-        """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation."""
+        """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation. A page can have fewer entries than MaxResults although more follow."""
     def list_project_quotas(self, *, MaxResults: int = ..., NextToken: str = ...) -> ListProjectQuotasResponse:
         """List quotas by project. A token of one project sees only that project's quota."""
     def list_similar_incidents(self, *, IncidentId: str, MaxResults: int = ...) -> ListSimilarIncidentsResponse:

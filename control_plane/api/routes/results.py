@@ -44,17 +44,20 @@ def list_outputs(
     max_results: MaxResults = 1000,
     next_token: NextToken = None,
 ) -> results_schemas.ListOutputsResponse:
-    """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation."""
+    """List the files that a job's ranks wrote into EVERSTEP_OUTPUT_DIR, by generation.
+
+    A page can have fewer entries than MaxResults although more follow.
+    """
     prefix = _outputs_of(_find(services, training_job_name, caller))
     after = "" if next_token is None else page_tokens.position(next_token, page_tokens.text)[0]
     of_generations = ObjectReference(bucket=prefix.bucket, key=f"{prefix.key}gen=")
-    found = (
-        entry
-        for info in services.objects.list(of_generations, after=after)
-        if (entry := _output_entry(prefix, info)) is not None
+    # Other objects count, too: a job could store so many that one request would list S3 for minutes.
+    found = list(islice(services.objects.list(of_generations, after=after), max_results + 1))
+    shown, more = page_of(found, max_results, lambda info: (info.reference.key,))
+    entries = (_output_entry(prefix, info) for info in shown)
+    return results_schemas.ListOutputsResponse(
+        outputs=[entry for entry in entries if entry is not None], next_token=more
     )
-    shown, more = page_of(list(islice(found, max_results + 1)), max_results, lambda entry: (entry.key,))
-    return results_schemas.ListOutputsResponse(outputs=shown, next_token=more)
 
 
 @router.get(
