@@ -353,7 +353,7 @@ def _make_workplace(work: Path, order: InstallationOrder, *, is_built: bool) -> 
     if user is None:
         return order
     if is_built and _names_files(order):
-        shutil.copytree(order.source, work / "source")
+        shutil.copytree(order.source, work / "source", symlinks=True)
         order = replace(order, source=work / "source")
     give(work, user)
     return order
