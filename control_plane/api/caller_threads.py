@@ -37,6 +37,8 @@ MOST_WAITING: Final = 64
 STRANGER_SECONDS: Final = 0.02
 """Work for which a request without a valid token pays (`Pace`): a server refuses 50 of them per second."""
 STRANGER_BURST_SECONDS: Final = 4.0
+HANDSHAKE_THREADS: Final = 2
+"""Number of threads that look for the tokens of connecting agents. Callers of the API do not wait for these threads."""
 UPLOAD_BYTES_PER_SECOND: Final = 64 * 1024 * 1024
 """Rate at which a server reads the archives of all uploads together. It hashes them on its event loop."""
 UPLOAD_BURST_SECONDS: Final = 1.0

@@ -5,6 +5,7 @@ Invariant: a route with a `Caller` parameter runs only with a valid token.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from sqlalchemy.orm import Session
 from control_plane.api import page_tokens
 from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import (
+    HANDSHAKE_THREADS,
     STRANGER_BURST_SECONDS,
     UPLOAD_BURST_SECONDS,
     CallerThreads,
@@ -95,11 +97,13 @@ class Services:
     readiness: Readiness = field(default_factory=Readiness)
     """State of the server's background loops, which GetReadiness returns."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
+    """The threads in which API requests block, with a share per caller."""
+    handshakes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HANDSHAKE_THREADS))
+    """Limits the threads that look for the tokens of agents which connect."""
     uploads: Pace = field(default_factory=lambda: Pace(UPLOAD_BURST_SECONDS))
     """Slows the reading of source archives, together."""
     strangers: Pace = field(default_factory=lambda: Pace(STRANGER_BURST_SECONDS))
     """Slows the responses to requests without a valid token, together."""
-    """The threads in which API requests block, with a share per caller."""
     spool_room: SpoolRoom = field(default_factory=SpoolRoom)
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)

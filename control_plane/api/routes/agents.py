@@ -150,7 +150,8 @@ async def connect(websocket: WebSocket) -> None:
     services: Services = websocket.app.state.services
     try:
         secret = bearer(websocket.headers.get("authorization"))
-        token = await asyncio.to_thread(find_token, services, secret)
+        async with services.handshakes:
+            token = await asyncio.to_thread(find_token, services, secret)
     except Unauthenticated:
         token = None
     except SQLAlchemyError as error:

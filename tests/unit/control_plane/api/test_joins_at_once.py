@@ -17,8 +17,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from websockets.exceptions import InvalidStatus
 
+from control_plane.api.caller_threads import HANDSHAKE_THREADS
 from control_plane.api.memberships import SHARED_SECONDS, Memberships
+from control_plane.api.routes import agents
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.identity import MAX_QUESTIONS, Attestation, OwnAccount, RegionalSts
 from everstep.protocol.agent_messages import AgentWelcome, ControlToAgent
@@ -207,6 +210,31 @@ def test_a_thousand_agents_join_the_application_within_a_minute_without_a_thrott
     asyncio.run_coroutine_threadsafe(joined(service, cloud, token), service.loop).result(timeout=290)
     assert cloud.throttled_count == 0
     assert 0 < cloud.described_count <= 13
+
+
+async def test_handshakes_without_a_valid_token_leave_the_other_threads_free(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, answered = threading.Semaphore(0), threading.Event()
+
+    def find(*_: object) -> None:
+        begun.release()
+        assert answered.wait(30)
+
+    async def refused() -> None:
+        with pytest.raises(InvalidStatus):
+            async with line(service, "est_stranger"):
+                pass
+
+    monkeypatch.setattr(agents, "find_token", find)
+    strangers = asyncio.gather(*(refused() for _ in range(4 * HANDSHAKE_THREADS)))
+    for _ in range(HANDSHAKE_THREADS):
+        assert await asyncio.to_thread(begun.acquire, timeout=30)
+    assert not begun.acquire(blocking=False)
+    asyncio.run_coroutine_threadsafe(asyncio.to_thread(lambda: None), service.loop).result(timeout=30)
+    assert not begun.acquire(blocking=False)
+    answered.set()
+    await strangers
 
 
 def test_threads_that_need_the_servers_own_account_share_one_request() -> None:
