@@ -636,7 +636,7 @@ def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
     return gradient is None or (mark is not None and mark[0]() is gradient and mark[1] == gradient._version)
 
 
-def _are_used(parameters: Sequence[torch.nn.Parameter], used: Mapping[int, _GradientMark]) -> bool:
+def _are_used(parameters: Sequence[torch.Tensor], used: Mapping[int, _GradientMark]) -> bool:
     """Return whether `_is_used` is true of all parameters' gradients. Runs at each boundary, so it loops in C."""
     gradients = list(map(attrgetter("grad"), parameters))
     marks = list(map(used.get, map(id, parameters)))
