@@ -116,7 +116,13 @@ class SourceArchives:
         return path
 
     def files(self, source: SourceArchive) -> dict[str, tuple[int, int]]:
-        """Return size in bytes and modification time in Unix seconds of each file of a stored archive, by its path.
+        """Read the list of files in an archive on this node.
+
+        Args:
+            source: the archive.
+
+        Returns:
+            Size in bytes and modification time in Unix seconds of each file, by its path.
 
         Raises:
             OSError: the archive is not on this node.
