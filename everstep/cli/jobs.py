@@ -71,6 +71,10 @@ class Stream(StrEnum):
     BOTH = "both"
 
 
+def _patterns(given: str | None) -> list[str] | None:
+    return None if given is None else given.split(",")
+
+
 class JobOptions:
     """The options of `jobs submit` that set a field of the request."""
 
@@ -190,7 +194,7 @@ class JobOptions:
     keep: str | None = sets(
         "OutputDataConfig.Keep",
         "Files that ranks write into the source directory and that become outputs: 'runs/*,*.pt'.",
-        callback=lambda value: value and value.split(","),
+        callback=_patterns,
     )
     third_slot: bool = sets(
         "CheckpointConfig.ThirdSlot", "Keep a third slot per shard, so that uploads never delay snapshots."

@@ -53,7 +53,7 @@ class Progress:
         self._live: Status | None = self._console.status("") if sys.stderr.isatty() and console is None else None
         self._shown_state: tuple[object, ...] | None = None
         self._shown_at = 0.0
-        self._shown_line = ""
+        self._shown_line: str = ""
         self._incidents: dict[str, str] = {}
 
     def __enter__(self) -> Self:
