@@ -997,7 +997,7 @@ class OutputDataConfig(TypedDict):
     S3OutputPath: NotRequired[str]
     """Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket."""
     Keep: NotRequired[list[str]]
-    """Patterns of files that ranks write into the source directory: `runs/*`, `*.pt`. `*` matches any characters, also `/`; `?` matches one. These files become outputs of the node's first rank. Each launch begins with the source as it was uploaded."""
+    """Files that ranks write into the source directory and that become outputs of the node's first rank. A pattern is a file, a folder, or has one `*` for any characters, also `/`: `log.txt`, `runs`, `*.pt`. Each launch begins with the source as it was uploaded."""
 
 class OutputEntry(TypedDict):
     """One file that a rank wrote into its output directory."""
@@ -1633,7 +1633,7 @@ class UnstoredOutput(TypedDict):
     """A file, link or other entry of a rank's output directory that is not in S3."""
     Path: str
     """Path below the job's outputs: `gen=1/rank=0/latest`. Bytes that are not UTF-8 are escaped."""
-    Cause: Literal["Outside", "NotAFile", "Name", "Unreadable", "Refused", "NotKept"]
+    Cause: Literal["Outside", "NotAFile", "Name", "Unreadable", "Refused", "NotKept", "TooMany"]
 
 class UpdateTrainingJobResponse(TypedDict):
     """The job's newest revision and its changes."""

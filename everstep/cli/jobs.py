@@ -193,7 +193,7 @@ class JobOptions:
     )
     keep: str | None = sets(
         "OutputDataConfig.Keep",
-        "Files that ranks write into the source directory and that become outputs: 'runs/*,*.pt'.",
+        "Files that ranks write into the source directory and that become outputs: 'runs,*.pt'.",
         callback=_patterns,
     )
     third_slot: bool = sets(

@@ -496,6 +496,7 @@ class OutputCause(StrEnum):
     UNREADABLE: The agent cannot read it, or another user owns it.
     REFUSED: S3 refused the upload, or did not answer.
     NOT_KEPT: The script wrote it into the source directory, and no pattern of the job keeps it.
+    TOO_MANY: The folder has more entries than a node stores. Some of its entries are not in S3.
     """
 
     OUTSIDE = "Outside"
@@ -504,6 +505,7 @@ class OutputCause(StrEnum):
     UNREADABLE = "Unreadable"
     REFUSED = "Refused"
     NOT_KEPT = "NotKept"
+    TOO_MANY = "TooMany"
 
 
 class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):

@@ -218,7 +218,10 @@ class ScriptPlan(Message, frozen=True):
     module: str = ""
     """Name under which ranks run `entry_point` as `python -m` does; empty: as a script. As old as `arguments`."""
     kept_files: tuple[str, ...] = ()
-    """Patterns of files in the source directory that become outputs (`fnmatch`). As old as `arguments`."""
+    """Patterns of files in the source directory that become outputs. As old as `arguments`.
+
+    A pattern is a file, a folder, or has one `*` (or `**`) for any characters.
+    """
 
 
 ARGUMENTS_SINCE_MINOR = 1

@@ -1569,7 +1569,7 @@ export interface Note {
 export interface OutputDataConfig {
   /** Prefix for outputs. Everstep appends the job and the run. The default is a prefix in the service's bucket. */
   S3OutputPath?: string
-  /** Patterns of files that ranks write into the source directory: `runs/*`, `*.pt`. `*` matches any characters, also `/`; `?` matches one. These files become outputs of the node's first rank. Each launch begins with the source as it was uploaded. */
+  /** Files that ranks write into the source directory and that become outputs of the node's first rank. A pattern is a file, a folder, or has one `*` for any characters, also `/`: `log.txt`, `runs`, `*.pt`. Each launch begins with the source as it was uploaded. */
   Keep?: string[]
 }
 
@@ -2410,7 +2410,7 @@ export interface UnpinCheckpointRequest {
 export interface UnstoredOutput {
   /** Path below the job's outputs: `gen=1/rank=0/latest`. Bytes that are not UTF-8 are escaped. */
   Path: string
-  Cause: 'Outside' | 'NotAFile' | 'Name' | 'Unreadable' | 'Refused' | 'NotKept'
+  Cause: 'Outside' | 'NotAFile' | 'Name' | 'Unreadable' | 'Refused' | 'NotKept' | 'TooMany'
 }
 
 /** Settings of a fleet to change. Omitted fields keep their value. */

@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fnmatch
 import logging
 import math
 import os
-import re
 import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
@@ -53,11 +52,17 @@ OUTPUT_POLL_SECONDS = 1.0
 MAX_FOLDER_DEPTH = 100
 """Limit of folders within folders in a rank's output. Deeper files are reported, and not uploaded."""
 MAX_UNSTORED = 20
-"""Maximum number of unstored outputs in a node's report. The agent's log contains all."""
+"""Maximum number of unstored outputs in a node's report and in the agent's log."""
+MAX_ENTRIES = 10_000
+"""Maximum number of files and folders of an output folder that the agent looks at.
+
+The limit bounds the agent's work and the time for which a job that has ended keeps its nodes.
+"""
 Unstored = tuple[OutputFailure, str]
 """An output that is not in S3, and a sentence about it for people."""
 _Files = list[tuple[str, Path]]
 _Refused = list[tuple[str, OutputCause, str]]
+_NOT_KEPT = "a rank wrote it into the source directory, and OutputDataConfig.Keep does not name it"
 
 
 class FileStore(Protocol):
@@ -134,11 +139,11 @@ class RankOutputs:
                     cause, error = found
                     words = f"{reference.key} is not in S3: {error}"
                     missing.append((failure(rank, _shown(relative), cause), words))
-        for _, words in missing:
+        for _, words in missing[:MAX_UNSTORED]:
             log.warning("%s", words)
         if (more := len(missing) - MAX_UNSTORED) > 0:
             last, words = missing[MAX_UNSTORED - 1]
-            words = f"{words}; {more:,} more outputs are not in S3, which the agent's log names"
+            words = f"{words}; {more:,} more outputs are not in S3"
             missing[MAX_UNSTORED - 1 :] = [(msgspec.structs.replace(last, omitted_count=more), words)]
         return tuple(missing)
 
@@ -181,20 +186,30 @@ class RankOutputs:
         except (OSError, tarfile.TarError) as error:
             log.warning("every kept file of the source tree is stored, because its archive cannot be read: %s", error)
             archived, is_archive_lost = {}, True
-        # fnmatch takes time linear in the length of a name, whatever the pattern.
-        is_kept = re.compile("|".join(map(fnmatch.translate, plan.script.kept_files)) or "(?!)").match
-        files, refused = _collect(folder)
+
+        def is_kept(name: str) -> bool:
+            return any(_matches(name, pattern) for pattern in plan.script.kept_files)
+
+        shipped = {parent.as_posix() for name in archived for parent in PurePosixPath(name).parents}
+
+        def has_kept(name: str) -> bool:
+            return name in shipped or any(_reaches(name, pattern) for pattern in plan.script.kept_files)
+
+        files, refused = _collect(folder, has_kept)
         new = [each for each in files if "__pycache__" not in each[0] and _is_new(each[1], archived.get(each[0]))]
         kept = [each for each in new if is_kept(each[0])]
-        refused = [each for each in refused if is_kept(each[0])]
-        own = {parent for name in [*archived, *(name for name, _ in kept)] for parent in PurePosixPath(name).parents}
+        refused = [
+            each for each in refused if each[1] in (OutputCause.NOT_KEPT, OutputCause.TOO_MANY) or is_kept(each[0])
+        ]
+        own = {"", *shipped, *(parent.as_posix() for name, _ in kept for parent in PurePosixPath(name).parents)}
         others: dict[str, None] = {}
         for name, _ in new:
-            if not is_kept(name) and not is_archive_lost:
-                unknown = [parent for parent in PurePosixPath(name).parents if parent not in own]
+            if not is_kept(name):
+                unknown = [parent for parent in PurePosixPath(name).parents if parent.as_posix() not in own]
                 others[f"{unknown[-1]}/" if unknown else name] = None
-        why = "a rank wrote it into the source directory, and OutputDataConfig.Keep does not name it"
-        refused += [(name, OutputCause.NOT_KEPT, why) for name in others]
+        refused += [(name, OutputCause.NOT_KEPT, _NOT_KEPT) for name in others]
+        if is_archive_lost:
+            refused = [each for each in refused if each[1] is not OutputCause.NOT_KEPT]
         same = "the rank's output folder has a file of this path"
         refused += [(name, OutputCause.NAME, same) for name, _ in kept if name in taken]
         return [each for each in kept if each[0] not in taken], refused
@@ -266,6 +281,21 @@ def still_seconds(size: int) -> float:
     return STILL_SECONDS + size / SLOW_BYTES_PER_SECOND
 
 
+def _matches(name: str, pattern: str) -> bool:
+    """Return whether a pattern of `ScriptPlan.kept_files` names a path. Linear in both, as jobs choose both."""
+    head, star, tail = pattern.replace("**", "*").partition("*")
+    if not star:
+        return name == head or name.startswith(f"{head.rstrip('/')}/")
+    return name.startswith(head) and name.endswith(tail) and len(name) >= len(head) + len(tail)
+
+
+def _reaches(folder: str, pattern: str) -> bool:
+    """Return whether a pattern can name a path below a folder."""
+    head, star, _ = pattern.partition("*")
+    start, inside = (head if star else f"{head.rstrip('/')}/"), f"{folder}/"
+    return inside.startswith(start) or start.startswith(inside)
+
+
 def _is_new(path: Path, archived: tuple[int, int] | None) -> bool:
     """Return whether a file differs in size or modification time from the archive's file of the same path."""
     try:
@@ -275,25 +305,30 @@ def _is_new(path: Path, archived: tuple[int, int] | None) -> bool:
     return (status.st_size, int(status.st_mtime)) != archived
 
 
-def _collect(folder: Path) -> tuple[_Files, _Refused]:
+def _collect(folder: Path, enters: Callable[[str], bool] = lambda _folder: True) -> tuple[_Files, _Refused]:
     """Return the files below a folder with their relative paths, and the entries that cannot be uploaded.
 
-    A link to a file within the folder counts as this file. The last item of a refused entry states the reason.
+    A link to a file within the folder counts as this file. The last item of a refused entry states the reason. The
+    function looks at no more than `MAX_ENTRIES`. A folder for whose path `enters` returns False is refused as a whole.
     """
-    root = folder.resolve()
+    root, left = folder.resolve(), MAX_ENTRIES
     files: _Files = []
     refused: _Refused = []
     pending = [(root, 0)]
-    while pending:
+    while pending and left >= 0:
         parent, depth = pending.pop()
         try:
             with os.scandir(parent) as found:
-                entries = sorted(found, key=lambda entry: entry.name)
+                entries = sorted(islice(found, left + 1), key=lambda entry: entry.name)
         except FileNotFoundError:  # A rank without outputs has no folder.
             continue
         except OSError:
             refused.append((os.path.relpath(parent, root), OutputCause.UNREADABLE, "the agent cannot read it"))
             continue
+        if len(entries) > left:
+            why = f"a rank's folder has more than {MAX_ENTRIES:,} entries"
+            refused.append((os.path.relpath(parent, root), OutputCause.TOO_MANY, why))
+        entries, left = entries[:left], left - len(entries)
         for entry in entries:
             path = parent / entry.name
             relative = path.relative_to(root).as_posix()
@@ -302,6 +337,9 @@ def _collect(folder: Path) -> tuple[_Files, _Refused]:
                     files.append((relative, found_file))
                 else:
                     refused.append((relative, *found_file))
+            elif not enters(relative):
+                if entry.name != "__pycache__":
+                    refused.append((f"{relative}/", OutputCause.NOT_KEPT, _NOT_KEPT))
             elif depth < MAX_FOLDER_DEPTH:
                 pending.append((path, depth + 1))
             else:

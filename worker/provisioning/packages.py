@@ -64,6 +64,7 @@ from worker.tasks import finish
 log = logging.getLogger(__name__)
 
 INSTALL_SECONDS = 1800.0
+MAX_REQUIREMENTS_BYTES = 256 * 1024
 MAX_LAYERS = 4
 """Maximum number of package folders (layers) on a node. The least recently used are deleted first."""
 LAYERS_PART = 0.25
@@ -80,14 +81,14 @@ _PASSED_ON = frozenset(
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
-_LOCAL = re.compile(r"^\s*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
+_LOCAL = re.compile(r"^[ \t]*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
 """Matches requirements that may name other files of the source archive.
 
 Packages that were installed for such requirements are used only by jobs with the same source archive. A false match,
 such as a URL, only prevents jobs with other archives from sharing the packages.
 """
 _ERROR = "ERROR: "
-_EDITABLE = re.compile(r"^\s*(-e|--editable)\b", re.MULTILINE)
+_EDITABLE = re.compile(r"^[ \t]*(-e|--editable)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +292,10 @@ def read_requirements(order: InstallationOrder) -> bytes:
     path = (order.source / order.requirements).resolve()
     if not path.is_relative_to(order.source.resolve()) or not path.is_file():
         raise RequirementsRefused(f"{order.requirements!r} is not a file of the source tree")
-    data = path.read_bytes()
+    with path.open("rb") as file:
+        data = file.read(MAX_REQUIREMENTS_BYTES + 1)
+    if len(data) > MAX_REQUIREMENTS_BYTES:
+        raise RequirementsRefused(f"{order.requirements} has more than {MAX_REQUIREMENTS_BYTES:,} bytes")
     text = data.decode(errors="replace")
     if _EDITABLE.search(text):
         raise RequirementsRefused(f"{order.requirements} has an editable install; name the folder without -e")

@@ -58,6 +58,8 @@ class SourceArchives:
             scratch.unlink()
         self._held = {path.name.removesuffix(".tar.gz") for path in folder.glob("*.tar.gz")}
         self._wanted = frozenset(self._held)
+        self._files: tuple[str, dict[str, tuple[int, int]]] = "", {}
+        """The digest of the archive whose list of files was read last, and this list."""
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -116,7 +118,7 @@ class SourceArchives:
         return path
 
     def files(self, source: SourceArchive) -> dict[str, tuple[int, int]]:
-        """Read the list of files in an archive on this node.
+        """Return the list of files in an archive on this node. Reads the archive only once.
 
         Args:
             source: the archive.
@@ -128,8 +130,12 @@ class SourceArchives:
             OSError: the archive is not on this node.
             tarfile.TarError: the archive is damaged.
         """
-        with tarfile.open(self._folder / f"{source.sha256}.tar.gz", "r:gz") as tar:
-            return {clean_path(member): (member.size, int(member.mtime)) for member in tar if member.isfile()}
+        digest, files = self._files
+        if digest != source.sha256:
+            with tarfile.open(self._folder / f"{source.sha256}.tar.gz", "r:gz") as tar:
+                files = {clean_path(member): (member.size, int(member.mtime)) for member in tar if member.isfile()}
+            self._files = source.sha256, files
+        return files
 
 
 def _digest(path: Path) -> str:
@@ -163,7 +169,9 @@ async def fetch_source(
         _check_wanted(cancelled)
         # A rank could read all archives, so delete the archives of other jobs before the ranks start.
         archives.keep({script.source.sha256})
-        return unpack(archives.get(script.source), script, folder, cancelled, user)
+        entry = unpack(archives.get(script.source), script, folder, cancelled, user)
+        archives.files(script.source)  # Read it now, because nothing cancels the look at ended ranks' files.
+        return entry
 
     try:
         return await asyncio.to_thread(work)

@@ -17,6 +17,7 @@ import logging
 import os
 import stat
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ from worker.node.rank_user import RankUser
 
 log = logging.getLogger(__name__)
 
+MAX_EXTENSIONS: Final = 1000
+"""Largest number of folders of compiled extensions in which locks are removed."""
 OWN_FILE_SYSTEMS: Final = frozenset({"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 """File systems that only one machine can mount at a time.
 
@@ -92,10 +95,21 @@ def _unlink(path: Path, user: RankUser | None) -> None:
 
 
 def _locks(environment: Mapping[str, str]) -> list[Path]:
+    """Return the places of locks below the folder of compiled extensions, which a job can name and fill."""
     if named := environment.get("TORCH_EXTENSIONS_DIR"):
-        return list(Path(named).glob("*/lock"))
-    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME", "/")).resolve() / ".cache")
-    return list(Path(cache, "torch_extensions").glob("*/*/lock"))
+        return [path / "lock" for path in _entries(Path(named))]
+    cache = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME", "/"), ".cache")
+    builds = _entries(Path(cache, "torch_extensions"))
+    return [path / "lock" for folder in builds for path in _entries(folder)][:MAX_EXTENSIONS]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return at most `MAX_EXTENSIONS` entries of a folder; none if it cannot be read."""
+    try:
+        with os.scandir(folder) as found:
+            return [Path(entry.path) for entry in islice(found, MAX_EXTENSIONS)]
+    except (OSError, ValueError):
+        return []
 
 
 def file_system_of(folder: Path) -> str:

@@ -148,12 +148,12 @@ def export_incident(
     log = incident_reports.last_lines(services, record)
     with services.database.read() as session:
         record = incidents.get(session, incident_id)
-        content = postmortem.markdown(incident_reports.post_mortem(services, session, record, log))
+        found = incident_reports.post_mortem(services, session, record, log)
     return incidents_schemas.ExportIncidentResponse(
         incident_id=incident_id,
         format=format.value,
         file_name=f"post-mortem-{record.job_name}-{record.failed_at:%Y-%m-%d-%H%M}.md",
-        content=content,
+        content=postmortem.markdown(found),
     )
 
 

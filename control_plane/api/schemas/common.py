@@ -43,7 +43,7 @@ S3Uri = Annotated[
 ShortText = Annotated[str, StringConstraints(max_length=256)]
 Value = Annotated[str, StringConstraints(max_length=4096)]
 ArgumentWord = Annotated[str, StringConstraints(max_length=4096, pattern=r"^[^\x00]*$")]
-FilePattern = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00]*$")]
+FilePattern = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=r"^[^\x00*]*\*{0,2}[^\x00*]*$")]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
 Environment = Annotated[dict[VariableName, Value], Field(max_length=100, json_schema_extra={"x-sensitive": True})]
 """Environment variables by name.

@@ -228,10 +228,10 @@ class OutputDataConfig(Request):
     Everstep appends the job and the run. The default is a prefix in the service's bucket.
     """
     keep: Annotated[list[FilePattern], Field(max_length=50)] | None = None
-    """Patterns of files that ranks write into the source directory: `runs/*`, `*.pt`.
+    """Files that ranks write into the source directory and that become outputs of the node's first rank.
 
-    `*` matches any characters, also `/`; `?` matches one. These files become outputs of the node's first rank. Each
-    launch begins with the source as it was uploaded.
+    A pattern is a file, a folder, or has one `*` for any characters, also `/`: `log.txt`, `runs`, `*.pt`. Each launch
+    begins with the source as it was uploaded.
     """
 
 

@@ -128,6 +128,9 @@ async def test_no_secret_of_a_url_is_printed_or_reported(
     ("text", "path", "words"),
     [
         ("-e .\n", "requirements.txt", "editable install; name the folder without -e"),
+        # Time that grows with the square of the blank lines would exceed the limit of the test.
+        pytest.param(f"{chr(10) * 250_000}-e .", "requirements.txt", "editable install", id="blank lines"),
+        pytest.param("x" * 300_000, "requirements.txt", "more than 262,144 bytes", id="large file"),
         ("x", "../requirements.txt", "is not a file of the source tree"),
         ("x", "none.txt", "is not a file of the source tree"),
     ],

@@ -104,6 +104,44 @@ async def test_files_in_the_source_directory_are_kept_or_named(bench: Bench) -> 
     assert await bench.outputs.upload_all(bench.plan, bench.here) == ()
 
 
+@pytest.mark.parametrize(
+    ("pattern", "kept"),
+    [
+        ("runs", {"runs/a", "runs/b/c.pt"}),
+        ("runs/**", {"runs/a", "runs/b/c.pt"}),
+        ("log.txt", {"log.txt"}),
+        ("*.pt", {"runs/b/c.pt", "m.pt"}),
+        ("runs/*.pt", {"runs/b/c.pt"}),
+        ("none", set[str]()),
+    ],
+)
+async def test_a_pattern_names_a_file_a_folder_or_has_one_star(bench: Bench, pattern: str, kept: set[str]) -> None:
+    names = {"runs/a", "runs/b/c.pt", "log.txt", "m.pt", "runs2"}
+    keep(bench, pattern, shipped={"train.py": "x"})
+    bench.files(0)
+    write_source(bench, dict.fromkeys(names, "1"))
+    bench.outputs.take_source(bench.plan)
+    missing = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert set(bench.stored) == {f"output/gen=3/rank=0/{name}" for name in kept}
+    named = {output.path for output, _ in missing}
+    others = names - kept
+    assert all(name in named or any(each.endswith("/") and name.startswith(each) for each in named) for name in others)
+    assert all(output.cause is OutputCause.NOT_KEPT for output, _ in missing)
+
+
+async def test_the_agents_work_for_one_folder_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outputs, "MAX_ENTRIES", 10)
+    for number in range(30):
+        (bench.files(0).output_dir / f"{number}").touch()
+        (bench.files(1).output_dir / f"folder-{number}" / "x").mkdir(parents=True)
+    missing = await bench.outputs.upload_all(bench.plan, bench.here)
+    assert [(output.rank, output.cause) for output, _ in missing] == [
+        (0, OutputCause.TOO_MANY),
+        (1, OutputCause.TOO_MANY),
+    ]
+    assert len(bench.stored) == 10
+
+
 async def test_kept_files_are_stored_if_the_archive_cannot_be_read(bench: Bench) -> None:
     keep(bench, "*.pt", shipped={"train.py": "x"})
     bench.archives.keep(())
@@ -203,7 +241,7 @@ async def test_of_many_outputs_that_are_missing_some_are_named(bench: Bench) -> 
     missing = await bench.outputs.upload_all(bench.plan, bench.here)
     assert len(missing) == MAX_UNSTORED
     assert [output.omitted_count for output, _ in missing] == [*[0] * (MAX_UNSTORED - 1), 5]
-    assert missing[-1][1].endswith("; 5 more outputs are not in S3, which the agent's log names")
+    assert missing[-1][1].endswith("; 5 more outputs are not in S3")
 
 
 async def test_a_refused_output_is_reported_and_the_others_are_uploaded(bench: Bench) -> None:

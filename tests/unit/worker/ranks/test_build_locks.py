@@ -64,7 +64,11 @@ def test_a_file_system_is_known_by_its_name(tmp_path: Path) -> None:
 
 
 def test_where_nothing_was_ever_built_nothing_happens(tmp_path: Path) -> None:
-    remove_stale({"HOME": str(tmp_path)}, None)
+    (tmp_path / "loop").symlink_to("loop")
+    for named in (str(tmp_path), "/" + 300 * "a", str(tmp_path / "loop"), "a\0b"):
+        remove_stale({"HOME": named}, None)
+        remove_stale({"XDG_CACHE_HOME": named}, None)
+        remove_stale({"TORCH_EXTENSIONS_DIR": named}, None)
     remove_stale({}, None)
 
 
