@@ -15,7 +15,7 @@ export const OUTPUTS = {
   unstored: {
     title: 'Not in S3',
     line: (path: string, cause: string) => `${path} (${cause})`,
-    more: (left: number) => `${count(left)} more. The agent of the node logs all names.`,
+    more: (left: number) => `${count(left)} more`,
   },
   none: 'No path matches the filter.',
   more: (hidden: number) => `${plural(hidden, 'more file')}. Filter by path to see them.`,
