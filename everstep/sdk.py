@@ -25,6 +25,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
@@ -241,14 +242,14 @@ class Conveniences:
     def download_outputs(
         self, *, TrainingJobName: str, Directory: str | os.PathLike[str], Generation: int | None = None
     ) -> list[Path]:
-        """Write the outputs of one generation below a directory, as `rank=<r>/<path>`.
+        """Write a job's outputs below a directory, as `rank=<r>/<path>`: of each path, the newest generation's file.
 
         Existing files are replaced.
 
         Args:
             TrainingJobName: job to download from; it may still run.
             Directory: target directory, created if missing.
-            Generation: number of the generation. Default: the newest one with outputs.
+            Generation: number of the only generation whose outputs are written. Default: all.
 
         Returns:
             The written files.
@@ -267,16 +268,14 @@ class Conveniences:
                 f"{top} is a file.", hint="Pass a directory for the outputs, or a path that does not exist yet."
             )
         service = cast(Any, self)
-        entries = list(
-            service.get_paginator("list_outputs").paginate(TrainingJobName=TrainingJobName).search("Outputs[]")
-        )
-        wanted = Generation if Generation is not None else max((entry["Generation"] for entry in entries), default=None)
-        chosen = [entry for entry in entries if entry["Generation"] == wanted]
+        entries = service.get_paginator("list_outputs").paginate(TrainingJobName=TrainingJobName).search("Outputs[]")
+        wanted = [entry for entry in entries if Generation in (None, entry["Generation"])]
+        chosen = {entry["Path"]: entry for entry in sorted(wanted, key=itemgetter("Generation"))}.values()
         if not chosen:
             raise NothingToDownload(
                 f"The training job {TrainingJobName!r} has no outputs"
                 + (f" of generation {Generation}." if Generation is not None else "."),
-                hint="Outputs are uploaded when the ranks exit: files below EVERSTEP_OUTPUT_DIR.",
+                hint="Outputs are uploaded when the ranks exit: files below EVERSTEP_OUTPUT_DIR, and those of --keep.",
             )
         written: list[Path] = []
         skipped: list[str] = []

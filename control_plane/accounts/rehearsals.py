@@ -14,8 +14,8 @@ _UNANSWERED: Final[Mapping[NoResult, tuple[str, str]]] = {
         "Update the agents of all nodes of the job, and request the rehearsal again.",
     ),
     NoResult.RANKS_ENDED: (
-        "the ranks ended or were restarted during two rehearsals in a row",
-        "Read the logs of the ranks. A script that cannot start again also fails after a failure.",
+        "a failure interrupted two rehearsals in a row",
+        "Rehearse later: everstep jobs rehearse. If the rehearsal itself fails, read the logs of the ranks.",
     ),
     NoResult.NOT_REPORTED: (
         "the ranks did not agree on a step, or did not report: their release is too old, or the job's steps are too "

@@ -524,15 +524,17 @@ def download_output(
     service: Service,
     name: JobName,
     to: Annotated[Path, typer.Option("--to", help="Directory for the files, as rank=<r>/…; created if missing.")],
-    generation: Annotated[int | None, typer.Option(min=1, help="Generation; by default the newest with files.")] = None,
+    generation: Annotated[
+        int | None, typer.Option(min=1, help="Only this generation; by default the newest file of each path.")
+    ] = None,
 ) -> Shown:
-    """Download the files that the ranks wrote to EVERSTEP_OUTPUT_DIR."""
+    """Download the files that the ranks wrote to EVERSTEP_OUTPUT_DIR, and those that --keep stored."""
     written = service.download_outputs(TrainingJobName=name, Directory=to, Generation=generation)
     files, total = counted(len(written), "file"), size(sum(path.stat().st_size for path in written))
     job = service.describe_training_job(TrainingJobName=name)
     lines = [f"not in S3: {each['Path']} ({each['Cause']})" for each in job["UnstoredOutputs"]]
     if (more := job["UnstoredOutputCount"] - len(lines)) > 0:
-        lines.append(f"not in S3: {more} more; the log of the node's agent names them")
+        lines.append(f"not in S3: {more} more")
     body = {"Files": [str(path) for path in written], "UnstoredOutputs": job["UnstoredOutputs"]}
     return Shown(body, f"{files}, {total}, in {to}", "\n".join(lines))
 
@@ -788,7 +790,7 @@ def _resume(job: Json) -> str | None:
         }
         words = f"rank {result['Rank']} {what.get(result['Verdict'], 'differs after')} step {result['Step']}"
     if texts := [text for text in (result.get("Message"), result.get("Advice")) if text]:
-        words += f": {' '.join(texts)}"
+        words += f": {'. '.join([*(text.rstrip('.') for text in texts[:-1]), texts[-1]])}"
     return f"{words}; {pending}" if pending else words
 
 

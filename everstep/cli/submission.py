@@ -181,7 +181,8 @@ def of_command_line(words: Sequence[str]) -> Request:
     if not is_ours:
         raise ConfigurationError(
             f"{program!r} is neither a Python file nor a module of yours. Write the command as one rank would run it "
-            "alone: python train.py …. Everstep starts the ranks itself (--node-count, --ranks-per-node)."
+            "alone: python train.py …. Everstep starts the ranks itself (--node-count, --ranks-per-node). Quote the "
+            "patterns of --keep."
         )
     return {"Module" if is_module else "EntryPoint": program, "Arguments": arguments}
 

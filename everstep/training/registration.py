@@ -85,7 +85,8 @@ def init(
     try:
         if environment.world_size > 1 and not (dist.is_available() and dist.is_initialized()):
             raise SessionMisuse(
-                "call init() after torch.distributed.init_process_group (or deepspeed.init_distributed)"
+                "call init() after torch.distributed.init_process_group (or deepspeed.init_distributed), or run the "
+                "script as one rank (--node-count 1)"
             )
         link.welcome()
         adapters = _adapters(_named(model), _named(optimizer), _named(engine), trusted_optimizers)

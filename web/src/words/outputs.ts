@@ -10,7 +10,7 @@ export const OUTPUTS = {
   columns: { path: 'Path', size: 'Size', download: 'Download' },
   download: 'Download',
   downloadOf: (path: string) => `Download ${path}`,
-  all: 'Download the newest generation with this command:',
+  all: 'Download the newest file of each path with this command:',
   limited: (limit: number) => `The page lists the first ${count(limit)} files. The command downloads all of them.`,
   unstored: {
     title: 'Not in S3',

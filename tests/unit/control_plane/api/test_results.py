@@ -639,7 +639,7 @@ def test_an_older_jobs_outputs_are_shown_at_their_stored_place(client, job, serv
     "ListOutputs.MaxResults",
     "ListOutputs.NextToken",
 )
-def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
+def test_of_each_path_the_newest_generations_file_is_downloaded(client, job, tmp_path):
     for path, body in {
         "gen=1/rank=0/model.bin": b"old",
         "gen=2/rank=0/model.bin": b"new",
@@ -649,7 +649,13 @@ def test_outputs_of_the_newest_generation_are_downloaded(client, job, tmp_path):
     }.items():
         job.put("output", path, body)
     written = client.download_outputs(TrainingJobName="gpt", Directory=tmp_path / "out")
-    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in written) == ["rank=0/a b.txt", "rank=1/big"]
+    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in written) == [
+        "rank=0/a b.txt",
+        "rank=0/model.bin",
+        "rank=1/big",
+        "rank=1/deep/er/état.txt",
+    ]
+    assert (tmp_path / "out/rank=0/model.bin").read_bytes() == b"new"
     assert (tmp_path / "out/rank=0/a b.txt").read_bytes() == b"newest"
     assert (tmp_path / "out/rank=1/big").stat().st_size == 3 * 2**20
     client.download_outputs(TrainingJobName="gpt", Directory=tmp_path / "two", Generation=2)
