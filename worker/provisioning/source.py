@@ -121,7 +121,7 @@ class SourceArchives:
         """Return the list of files in an archive on this node. Reads the archive only once.
 
         Args:
-            source: the archive.
+            source: names the archive by its digest; it must be on this node.
 
         Returns:
             Size in bytes and modification time in Unix seconds of each file, by its path.
