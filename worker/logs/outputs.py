@@ -201,7 +201,7 @@ class RankOutputs:
         refused = [
             each for each in refused if each[1] in (OutputCause.NOT_KEPT, OutputCause.TOO_MANY) or is_kept(each[0])
         ]
-        own = {"", *shipped, *(parent.as_posix() for name, _ in kept for parent in PurePosixPath(name).parents)}
+        own = {".", *shipped, *(parent.as_posix() for name, _ in kept for parent in PurePosixPath(name).parents)}
         others: dict[str, None] = {}
         for name, _ in new:
             if not is_kept(name):
