@@ -98,8 +98,12 @@ def _locks(environment: Mapping[str, str]) -> list[Path]:
     """Return the places of locks below the folder of compiled extensions, which a job can name and fill."""
     if named := environment.get("TORCH_EXTENSIONS_DIR"):
         return [path / "lock" for path in _entries(Path(named))]
-    cache = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME", "/"), ".cache")
-    builds = _entries(Path(cache, "torch_extensions"))
+    try:
+        # `_unlink` follows no link, but a user's home may lie behind one. `realpath` does not fail at a loop of links.
+        home = os.path.realpath(environment.get("HOME", "/"))
+    except ValueError:
+        return []
+    builds = _entries(Path(environment.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "torch_extensions"))
     return [path / "lock" for folder in builds for path in _entries(folder)][:MAX_EXTENSIONS]
 
 

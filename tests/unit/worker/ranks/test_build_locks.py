@@ -58,6 +58,15 @@ def test_a_lock_that_another_node_may_hold_is_let_be(
     assert "nfs4" in caplog.text
 
 
+def test_a_lock_below_a_home_behind_a_link_is_removed(tmp_path: Path) -> None:
+    build = tmp_path / "disk" / ".cache" / "torch_extensions" / "py311_cpu" / "fused_adam"
+    build.mkdir(parents=True)
+    (build / "lock").touch()
+    (tmp_path / "home").symlink_to("disk")
+    remove_stale({"HOME": str(tmp_path / "home")}, None)
+    assert not (build / "lock").exists()
+
+
 def test_a_file_system_is_known_by_its_name(tmp_path: Path) -> None:
     assert build_locks.file_system_of(Path("/proc/self")) == "proc"
     assert build_locks.file_system_of(tmp_path) in build_locks.OWN_FILE_SYSTEMS
