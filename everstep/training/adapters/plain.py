@@ -639,13 +639,14 @@ def _is_used(gradient: torch.Tensor | None, mark: _GradientMark) -> bool:
 def _are_used(parameters: Sequence[torch.Tensor], used: Mapping[int, _GradientMark]) -> bool:
     """Return whether `_is_used` is true of all parameters' gradients. Runs at each boundary, so it loops in C."""
     gradients = list(map(attrgetter("grad"), parameters))
-    marks = list(map(used.get, map(id, parameters)))
+    found = map(used.get, map(id, parameters))
     if any(map(operator.is_, gradients, repeat(None))):
-        return all(map(_is_used, gradients, marks))
+        return all(map(_is_used, gradients, found))
+    marks = list(filter(None, found))
     return (
-        all(marks)
-        and list(map(attrgetter("_version"), gradients)) == list(map(itemgetter(1), marks))  # type: ignore[arg-type]
-        and all(map(operator.is_, map(operator.call, map(itemgetter(0), marks)), gradients))  # type: ignore[arg-type]
+        len(marks) == len(gradients)
+        and [version for _, version in marks] == list(map(attrgetter("_version"), gradients))
+        and all(map(operator.is_, [reference() for reference, _ in marks], gradients))
     )
 
 
