@@ -43,7 +43,7 @@ _NOTES: Final[Mapping[JobFact, str]] = {
     JobFact.PREPARES: "asks its nodes to prepare",
     JobFact.PREPARES_SMALLER: "starts{on}; asks its nodes to prepare",
     JobFact.NUMBER_IN_USE: "an agent reports launch {generation}, so a higher number is issued",
-    JobFact.AWAITS_AGENTS: "waits for an update of the agents on {nodes}, which cannot use Arguments or Module",
+    JobFact.AWAITS_AGENTS: "waits for an update of the agents on {nodes}, which cannot use Arguments, Module or Keep",
     JobFact.AWAITS_VERIFICATION: "waits for the verification of {name}, which nodes could not load",
     JobFact.INITIAL_STATE_LOST: "cannot start from {name}: it was deleted, or its objects are missing or damaged",
     JobFact.RESTORES: "restores step {step} from {source}",

@@ -331,8 +331,7 @@ class Shim:
                 late,
             )
         if start.warm and late is None and template is not None and template.state is not Preload.FAILED:
-            self._waiting.append(_Pending(start, client))
-            self._fork_waiting()
+            self._waiting.append(_Pending(start, client))  # `run` asks for the fork.
         else:
             self._start_cold(client, start)
 
