@@ -25,7 +25,7 @@ Invariant: a run that was interrupted and resumed equals an uninterrupted run bi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ from accelerate.utils.random import synchronize_rng_state
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import everstep.training
-from everstep.integrations.checks import check_engine, check_optimizer, modules_of
+from everstep.integrations.base import check_engine, check_optimizer, modules_of
 from everstep.integrations.errors import UnsupportedOption
 from everstep.training import SessionMisuse, TrainingSession
 from everstep.training.adapters.deepspeed import is_engine
@@ -109,6 +109,7 @@ def prepare(
     data: Any,
     scheduler: Any = None,
     extra: Mapping[str, Any] | None = None,
+    trusted_optimizers: Sequence[type] = (),
 ) -> Prepared:
     """Prepare a script's objects for training, and keep their state at every step.
 
@@ -122,6 +123,7 @@ def prepare(
         data: a torch DataLoader over the whole dataset; accelerate divides its batches among the ranks.
         scheduler: a torch scheduler, accelerate's `DummyScheduler`, or None.
         extra: other objects with `state_dict` and `load_state_dict`, by name.
+        trusted_optimizers: as for `everstep.training.init`.
 
     Returns:
         The prepared objects with their session.
@@ -147,6 +149,7 @@ def prepare(
         scheduler=rest[0] if rest else None,
         data=loader,
         extra={**registered, **(extra or {})},
+        trusted_optimizers=trusted_optimizers,
     )
     return Prepared(
         accelerator=accelerator,
@@ -240,7 +243,14 @@ def _dispatched() -> UnsupportedOption:
 
 
 def keep(
-    accelerator: Accelerator, *, model: Any, optimizer: Any, scheduler: Any, data: Any, extra: Mapping[str, Any]
+    accelerator: Accelerator,
+    *,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any,
+    data: Any,
+    extra: Mapping[str, Any],
+    trusted_optimizers: Sequence[type] = (),
 ) -> TrainingSession:
     """Create the session that keeps the state of objects that accelerate has prepared.
 
@@ -251,6 +261,7 @@ def keep(
         scheduler: accelerate's wrapper, a torch scheduler, or None.
         data: accelerate's loader, or another loader of `everstep.training.data`.
         extra: further objects with `state_dict` and `load_state_dict`, by name.
+        trusted_optimizers: as for `everstep.training.init`.
 
     Returns:
         The session. It has not restored a step yet.
@@ -272,16 +283,21 @@ def keep(
         synchronize_rng_state(RNGType.GENERATOR, shuffling)
     inner = _inside(scheduler, "scheduler")
     loader = _inside(data, "base_dataloader")
-    objects = dict(extra)
+    objects, trusted = dict(extra), trusted_optimizers
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler
     if is_engine(model):
         check_engine(model)
         if inner is not None and inner is not model.lr_scheduler:
             objects["scheduler"] = inner
-        return everstep.training.init(engine=model, data=loader, extra=objects)
+        return everstep.training.init(engine=model, data=loader, extra=objects, trusted_optimizers=trusted)
     return everstep.training.init(
-        model=model, optimizer=_inside(optimizer, "optimizer"), scheduler=inner, data=loader, extra=objects
+        model=model,
+        optimizer=_inside(optimizer, "optimizer"),
+        scheduler=inner,
+        data=loader,
+        extra=objects,
+        trusted_optimizers=trusted,
     )
 
 

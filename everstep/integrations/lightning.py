@@ -31,9 +31,10 @@ an uninterrupted run.
 from __future__ import annotations
 
 import functools
+import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
@@ -61,15 +62,23 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 import everstep.training
-from everstep.integrations.checks import check_engine, check_optimizer
+from everstep.integrations.base import (
+    NoSession,
+    StepBatches,
+    check_engine,
+    check_optimizer,
+    is_alone,
+    metrics_of,
+    refuse,
+)
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.lightning_loops import LightningLoopState
-from everstep.integrations.steps import StepBatches, metrics_of
-from everstep.training import SessionMisuse, TrainingSession, rng
+from everstep.training import SessionMisuse, TrainingError, TrainingSession, rng
 from everstep.training.adapters.deepspeed import is_engine
 from everstep.training.state import Stateful
 from everstep.training.versions import check_version
 
+logger = logging.getLogger("everstep.training")
 _STRATEGIES: Final = (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 _PRECISIONS: Final = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
 """Lightning's names of the precisions that Everstep accepts. Everstep's tests use each of them."""
@@ -94,25 +103,31 @@ class EverstepCallback(Callback):
 
     Args:
         extra: other objects with `state_dict` and `load_state_dict` by name, whose state every snapshot contains.
+        trusted_optimizers: as for `everstep.training.init`.
 
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of Lightning.
     """
 
-    def __init__(self, extra: Mapping[str, Stateful] | None = None) -> None:
+    def __init__(self, extra: Mapping[str, Stateful] | None = None, *, trusted_optimizers: Sequence[type] = ()) -> None:
         check_version("lightning")
         self._extra = dict(extra or {})
+        self._trusted = trusted_optimizers
         self._attachment: LightningAttachment | None = None
+        self._is_refused = False
 
     @property
     def session(self) -> TrainingSession:
         """The session. It exists from the set-up of the training data until the process ends.
 
-        The script's own callbacks may use it, for example for `session.phase`.
+        The script's own callbacks may use it, for example for `session.phase`. If the trainer trains without Everstep,
+        an object without effect.
 
         Raises:
             SessionMisuse: the training has not begun.
         """
+        if self._is_refused or (self._attachment is not None and self._attachment.is_refused):
+            return cast(TrainingSession, NoSession())
         if self._attachment is None or self._attachment.session is None:
             raise SessionMisuse("the callback has no session before the training; call trainer.fit() first")
         return self._attachment.session
@@ -129,19 +144,25 @@ class EverstepCallback(Callback):
 
         Raises:
             UnsupportedOption: an option of the trainer prevents an exact resume.
-            UnsupportedVersion: Everstep is not tested with the installed version of DeepSpeed.
+            UnsupportedVersion: Everstep is not tested with the installed version of Lightning or DeepSpeed.
             SessionMisuse: the callback's trainer has trained already, or the trainer has two `EverstepCallback`
                 objects.
         """
         if stage != "fit":
             return
-        if self._attachment is not None:
-            raise SessionMisuse(
-                "fit() was already called with this EverstepCallback; create another trainer and callback in a job of "
-                "its own"
-            )
-        check_trainer(trainer, pl_module)
-        self._attachment = LightningAttachment(trainer, self._extra)
+        try:
+            check_version("lightning")
+            if self._attachment is not None:
+                raise SessionMisuse(
+                    "fit() was already called with this EverstepCallback; create another trainer and callback in a job "
+                    "of its own"
+                )
+            check_trainer(trainer, pl_module)
+        except TrainingError as error:
+            refuse(error)
+            self._is_refused = True
+            return
+        self._attachment = LightningAttachment(trainer, self._extra, self._trusted)
 
 
 def check_trainer(trainer: Any, module: LightningModule) -> None:
@@ -233,12 +254,6 @@ def _check_strategy(strategy: Any) -> None:
 
 def _check_data(trainer: Any, combined: CombinedLoader) -> None:
     """Check the options that have their final values only after the trainer has set up its strategy and data."""
-    if trainer.ckpt_path:
-        raise UnsupportedOption(
-            "fit(ckpt_path=…)",
-            "Everstep names the step from which all ranks continue",
-            "Remove it. Load weights of another run into the module before fit().",
-        )
     if not trainer.strategy.optimizers or any(isinstance(each, _MockOptimizer) for each in trainer.strategy.optimizers):
         raise UnsupportedOption(
             "configure_optimizers", "it returns no optimizer, so no step ends", "Return the optimizers."
@@ -300,10 +315,12 @@ class LightningAttachment:
     Args:
         trainer: the trainer, which has not trained yet.
         extra: other objects that the session registers, by name.
+        trusted_optimizers: as for `everstep.training.init`.
     """
 
-    def __init__(self, trainer: Any, extra: Mapping[str, Stateful]) -> None:
+    def __init__(self, trainer: Any, extra: Mapping[str, Stateful], trusted_optimizers: Sequence[type] = ()) -> None:
         self._trainer = trainer
+        self._trusted = trusted_optimizers
         self._extra = extra
         self._loop = trainer.fit_loop
         self._batches: TrainBatches | None = None
@@ -313,6 +330,12 @@ class LightningAttachment:
         """Number of optimizer steps that Lightning or DeepSpeed counted when the last finished step was reported."""
         self._is_over = False
         """True when the loop must end, because all ranks stop or the last step is finished."""
+        self.is_refused = False
+        """True if the trainer trains without Everstep, because it runs outside Everstep and a job would refuse it."""
+        self._loads: list[Callable[[], None]] = []
+        """The parts of Lightning's restore of `fit(ckpt_path=…)`, which wait until Everstep has named its own step."""
+        for name in ("_restore_modules_and_callbacks", "restore_training_state"):
+            _replace(trainer._checkpoint_connector, name, self._postpone)
         _replace(self._loop, "_load_combined_loader_states", self._begin)
         _replace(self._loop, "run", self._run)
         _replace(self._loop, "advance", self._advance)
@@ -322,22 +345,40 @@ class LightningAttachment:
         _replace(trainer, "save_checkpoint", self._save_checkpoint)
         _replace(trainer._logger_connector, "log_metrics", self._log_metrics)
 
-    def _begin(self, _: Callable[[], None]) -> None:
+    def _postpone(self, load: Callable[..., None], *given: Any) -> None:
+        if self._trainer.ckpt_path and not is_alone():
+            self._loads.append(functools.partial(load, *given))
+        else:
+            load(*given)
+
+    def _begin(self, load_data: Callable[[], None]) -> None:
         """Create the session, restore the step that the agent names, and replace the training loader.
 
         Lightning calls this after it has prepared the loader.
         """
         combined: CombinedLoader = self._loop._combined_loader
-        _check_data(self._trainer, combined)
-        assert combined.limits is not None
-        (loader,), count = combined.flattened, int(combined.limits[0])
-        state = self._state = LightningLoopState(self._trainer, count)
-        session = self.session = self._create_session(state, loader)
+        try:
+            _check_data(self._trainer, combined)
+            assert combined.limits is not None
+            (loader,), count = combined.flattened, int(combined.limits[0])
+            state = self._state = LightningLoopState(self._trainer, count)
+            session = self._create_session(state, loader)
+        except TrainingError as error:
+            refuse(error)
+            self.is_refused = True
+            load_data()
+            return
+        self.session = session
         session.set_target(self._last_step(count))
         (stream,) = session.data.values()
         order = stream.source.order
         state.samples_at_once = 0 if order is None else order.batch * order.replicas
-        resume = functools.partial(_resume, state, rng.observe()) if session.restore() else None
+        restored_step = session.restore()
+        if self._loads and restored_step:
+            logger.info("fit(ckpt_path=…) is ignored: Everstep continues after step %d", restored_step)
+        for load in () if restored_step else self._loads:
+            load()
+        resume = functools.partial(_resume, state, rng.observe() if restored_step else None)
         self._kept_count = self._count_steps()
         self._batches = TrainBatches(session, self._end_step, resume, loader)
         combined.flattened = [self._batches]
@@ -351,7 +392,13 @@ class LightningAttachment:
             extra[f"average/{number}"] = average
         schedulers = {str(number): each.scheduler for number, each in enumerate(strategy.lr_scheduler_configs)}
         if is_engine(strategy.model):
-            return everstep.training.init(engine=strategy.model, scheduler=schedulers, data=loader, extra=extra)
+            return everstep.training.init(
+                engine=strategy.model,
+                scheduler=schedulers,
+                data=loader,
+                extra=extra,
+                trusted_optimizers=self._trusted,
+            )
         optimizers = dict(enumerate(strategy.optimizers))
         return everstep.training.init(
             model=strategy.model,
@@ -361,6 +408,7 @@ class LightningAttachment:
             scheduler=schedulers,
             data=loader,
             extra=extra,
+            trusted_optimizers=self._trusted,
         )
 
     def _run(self, run: Callable[[], None]) -> None:
@@ -380,16 +428,18 @@ class LightningAttachment:
 
     def _advance(self, advance: Callable[[], None]) -> None:
         advance()
+        if self.session is None:
+            return
         if self._is_over:
             raise StopIteration  # Training is over: Lightning then leaves the loop without calling epoch-end hooks.
         assert self._batches is not None
         self._batches.end_epoch()
 
     def _on_run_end(self, on_run_end: Callable[[], None]) -> None:
-        assert self.session is not None
-        self._end_step()
-        self._is_over = True
-        self.session.close()
+        if self.session is not None:
+            self._end_step()
+            self._is_over = True
+            self.session.close()
         on_run_end()
 
     def _run_sanity_check(self, run: Callable[[], None]) -> None:
@@ -455,10 +505,12 @@ class LightningAttachment:
         return min(limits, default=0)
 
 
-def _resume(state: LightningLoopState, generators: rng.RandomState) -> None:
+def _resume(state: LightningLoopState, generators: rng.RandomState | None) -> None:
     """Set the restored loop state and generators again, because hooks may have changed them since the restore."""
     state.apply()
-    rng.restore(generators)
+    state.companions.apply()
+    if generators is not None:
+        rng.restore(generators)
 
 
 def _averages(trainer: Any) -> list[Stateful]:

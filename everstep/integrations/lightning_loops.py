@@ -6,6 +6,7 @@
     logged       the newest logged values, which callbacks and `ReduceLROnPlateau` monitor
     metrics      states of the module's torchmetrics
     callbacks    `state_dict` of each callback
+    companions   what the module and the script's callbacks change besides
     datamodule   `state_dict` of the data module
 
 The session registers a `LightningLoopState`, so every snapshot contains these values. They are the values right before
@@ -21,6 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.trainer.call import _call_callbacks_load_state_dict, _call_callbacks_state_dict
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
@@ -32,8 +34,10 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from lightning_utilities.core.apply_func import apply_to_collection
 from torchmetrics import Metric
 
+from everstep.integrations.companions import Companions
 from everstep.integrations.errors import UnsupportedOption
 from everstep.training import CannotRelayout
+from everstep.training.parts import is_class_of_script
 
 _REDUCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "torch.mean": torch.mean,
@@ -77,6 +81,19 @@ class LightningLoopState:
         """Number of samples in the batches that all ranks read at the same time; 0 if it is unknown."""
         self.restored: dict[str, Any] | None = None
         """The restored state; None if nothing was restored."""
+        kept = (trainer, trainer.lightning_module)
+        self.companions = Companions(self._roots, lambda: kept, (), hidden=vars(LightningModule()))
+
+    def _roots(self) -> dict[str, object]:
+        """Return the module and the script's callbacks, whose attributes can change besides their `state_dict`."""
+        own = [each for each in self._trainer.callbacks if is_class_of_script(type(each))]
+        own = [each for each in own if not type(each).__module__.startswith("everstep.")]
+        named = {f"{type(each).__name__}{number}": each for number, each in enumerate(own)}
+        return {"module": self._trainer.lightning_module, **named}
+
+    def compared_state(self) -> dict[str, Any]:
+        """Return the part of the state that a rehearsal compares."""
+        return self.state_dict() | {"companions": self.companions.compared_state()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's state.
@@ -110,6 +127,7 @@ class LightningLoopState:
                 if isinstance(metric, Metric)
             },
             "callbacks": _call_callbacks_state_dict(trainer),
+            "companions": self.companions.state_dict(),
             "datamodule": {} if trainer.datamodule is None else trainer.datamodule.state_dict(),
         }
 
@@ -138,6 +156,7 @@ class LightningLoopState:
                 "counts batches. Use the earlier number of ranks, batch size and dataset",
             )
         self.restored = state
+        self.companions.load_state_dict(state.get("companions", {}))  # Earlier versions did not store it.
         self.apply()
 
     def apply(self) -> None:

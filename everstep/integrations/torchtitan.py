@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from everstep.integrations.checks import check_optimizer
+from everstep.integrations.base import check_optimizer
 from everstep.integrations.errors import UnsupportedOption
 from everstep.training.versions import check_version
 

@@ -1,8 +1,9 @@
 """Stores and restores the state of the training loop of a Hugging Face `Trainer`.
 
-    state_dict       called for every snapshot: returns counters, log history, sums of losses, callbacks
+    state_dict       called for every snapshot: returns counters, log history, and what else the trainer, its callbacks
+                     and its tuner have changed
     load_state_dict  called by the restore, before the trainer's loop begins
-    trainer_state, apply_callbacks, apply_sums, is_over
+    trainer_state, apply, is_over
                      called by `everstep.integrations.transformers` at the points of the loop that need the restored
                      values
 
@@ -14,28 +15,38 @@ from __future__ import annotations
 import dataclasses
 import json
 import zlib
+from collections import Counter
 from typing import Any, Final
 
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
+from everstep.integrations.companions import Companions
 from everstep.training import CannotRelayout
 
-_METRICS: Final = "_metrics"
-"""Name of the attribute in which TRL's trainers collect values since the last log entry, by mode and name."""
-_TOKENS: Final = "_total_train_tokens"
-"""Name of the attribute in which TRL's trainers count the tokens of all steps."""
+_EARLIER: Final = {
+    "loss": "_tr_loss",
+    "loss_sum": "_total_loss_scalar",
+    "logged_step": "_globalstep_last_logged",
+    "flos": "current_flos",
+}
+"""Names under which earlier versions stored attributes of the trainer, and these attributes."""
 
 
 class TrainerLoopState:
     """The state of one trainer's loop, which the session registers.
 
     Args:
-        trainer: the trainer. The state includes its callbacks that inherit from transformers' `ExportableState`.
+        trainer: the trainer, which has not trained yet.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
+        self._companions = Companions(self._roots, self._kept, ("transformers", "trl", "peft"))
         self._history = History()
+        self.first_step = 0
+        """The step after which the run began: 0, or that of the checkpoint that the trainer has loaded."""
+        self.max_steps = 0
+        """Number of optimizer steps at the end of this launch."""
         self.updates_per_epoch = 0
         """Number of optimizer steps of an epoch, from which the trainer computes its epoch; 0 if it is unknown."""
         self.restored: dict[str, Any] | None = None
@@ -43,8 +54,9 @@ class TrainerLoopState:
 
     @property
     def is_over(self) -> bool:
-        """True if training had ended at the restored step, for example by an early stop."""
-        return self.restored is not None and bool(self.restored["is_over"])
+        """True if training had ended at the restored step: by an early stop, or because it is the last step."""
+        restored = self.restored
+        return restored is not None and (restored["is_over"] or self._trainer.state.global_step >= self.max_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's current state, for a snapshot."""
@@ -54,19 +66,19 @@ class TrainerLoopState:
             for field in dataclasses.fields(state)
             if field.name not in ("log_history", "stateful_callbacks")
         }
-        loss = getattr(trainer, "_tr_loss", None)
         return {
             "state": json.dumps(fields),
             "history": self._history.encode(state.log_history),
-            "callbacks": json.dumps([(type(each).__name__, each.state()) for each in self._callbacks()]),
-            "is_over": trainer.control.should_training_stop,
-            "loss": None if loss is None else loss.detach().clone(),
-            "loss_sum": getattr(trainer, "_total_loss_scalar", 0.0),
-            "logged_step": getattr(trainer, "_globalstep_last_logged", 0),
-            "flos": trainer.current_flos,
-            "trl": self._trl_sums(),
+            # At its last step, a trainer stops because it has reached the limit, which a later launch may raise.
+            "is_over": trainer.control.should_training_stop and state.global_step < state.max_steps,
+            "companions": self._companions.state_dict(),
+            "first_step": self.first_step,
             "updates_per_epoch": self.updates_per_epoch,
         }
+
+    def compared_state(self) -> dict[str, Any]:
+        """Return the part of the state that a rehearsal compares."""
+        return self.state_dict() | {"companions": self._companions.compared_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Store the restored state until the trainer's loop needs it.
@@ -86,70 +98,57 @@ class TrainerLoopState:
                 "gradient_accumulation_steps=everstep.training.accumulation(global_batch, micro_batch)",
             )
         self.restored = state
+        self.first_step = state.get("first_step", 0)
+        of_trainer = {f"trainer.{name}": state[key] for key, name in _EARLIER.items() if key in state}
+        self._companions.load_state_dict(state.get("companions", of_trainer))
 
     def trainer_state(self) -> TrainerState:
-        """Return the restored `TrainerState`. Call this after `apply_callbacks`."""
+        """Return the restored `TrainerState`, with the options of this launch."""
         assert self.restored is not None
+        trainer = self._trainer
         state = TrainerState(**json.loads(self.restored["state"]))
         state.log_history = History.decode(self.restored["history"])
-        return dataclasses.replace(state, stateful_callbacks=[*self._callbacks(), self._trainer.control])
+        state.compute_steps(trainer.args, self.max_steps)
+        callbacks = [each for each in self._callbacks() if isinstance(each, ExportableState)]
+        return dataclasses.replace(state, stateful_callbacks=[*callbacks, trainer.control])
 
-    def apply_callbacks(self) -> None:
-        """Restore the callbacks in place: the n-th callback of a class receives the n-th state of this class.
-
-        The trainer's own restore is not used, because it creates new callbacks, and does so only if the user sets an
-        option.
-        """
-        assert self.restored is not None
-        left = self._callbacks()
-        for name, saved in json.loads(self.restored["callbacks"]):
-            if (found := next((each for each in left if type(each).__name__ == name), None)) is not None:
-                left.remove(found)
-                for attribute, value in saved["attributes"].items():
-                    setattr(found, attribute, value)
-
-    def apply_sums(self) -> None:
-        """Restore the running sums, such as that of the losses, which the trainer's loop resets at its start.
-
-        Does nothing if no step was restored.
-        """
-        if (restored := self.restored) is None:
-            return
-        trainer = self._trainer
-        if restored["loss"] is not None:
-            trainer._tr_loss = restored["loss"].to(trainer.args.device)
-        trainer._total_loss_scalar = restored["loss_sum"]
-        trainer._globalstep_last_logged = restored["logged_step"]
-        trainer.current_flos = restored["flos"]
-        # The trainer reports the mean loss of the steps after `_initial_global_step`. Include the steps of earlier
-        # launches.
-        trainer._initial_global_step = 0
-        if restored["trl"] is not None:
-            setattr(trainer, _TOKENS, restored["trl"]["tokens"])
-            for mode, values in restored["trl"]["metrics"].items():
-                getattr(trainer, _METRICS)[mode].update(values)
+    def apply(self) -> None:
+        """Set all other restored values. Call this right before the trainer requests its first batch."""
+        self._companions.apply()
+        # The trainer reports the mean loss of the steps after this one. Include the steps of earlier launches.
+        self._trainer._initial_global_step = self.first_step
 
     def _callbacks(self) -> list[Any]:
-        return [
-            each
-            for each in self._trainer.callback_handler.callbacks
-            if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
-        ]
+        return [each for each in self._trainer.callback_handler.callbacks if not isinstance(each, TrainerControl)]
 
-    def _trl_sums(self) -> dict[str, Any] | None:
-        """Return the sums from which a trainer of TRL computes its next log entry. Return None for other trainers."""
+    def _roots(self) -> dict[str, object]:
+        """Return the trainer, its callbacks that do more than report, and the tuners of its model."""
+        found: dict[str, object] = {"trainer": self._trainer}
+        seen: Counter[str] = Counter()
+        for each in self._callbacks():
+            kind = type(each)
+            if not kind.__module__.startswith(("transformers.integrations.", "everstep.")):
+                seen[kind.__name__] += 1
+                found[f"{kind.__name__}{seen[kind.__name__]}"] = each
+        if is_of("peft", model := self._trainer.model):
+            found["model"] = model
+            found["tuner"] = getattr(model, "base_model", model)
+        return found
+
+    def _kept(self) -> list[object]:
+        """Return the objects of the trainer whose state a snapshot contains in another place, or needs not contain."""
         trainer = self._trainer
-        if not is_of_trl(trainer) or not hasattr(trainer, _METRICS):
-            return None
-        metrics = {
-            mode: {key: list(values) for key, values in of_mode.items()} for mode, of_mode in trainer._metrics.items()
-        }
-        return {"metrics": metrics, "tokens": getattr(trainer, _TOKENS, 0)}
+        names = (
+            *("model", "model_wrapped", "optimizer", "lr_scheduler", "accelerator", "args", "state", "control"),
+            *("callback_handler", "train_dataset", "eval_dataset", "processing_class", "_memory_tracker"),
+        )
+        found = [getattr(trainer, name, None) for name in names]
+        return [each for each in (*found, getattr(trainer.model, "config", None)) if each is not None]
 
 
-def is_of_trl(trainer: Any) -> bool:
-    """Return whether a trainer's class is a class of Hugging Face's library TRL, or inherits from one."""
-    return any(each.__module__.partition(".")[0] == "trl" for each in type(trainer).__mro__)
+def is_of(package: str, value: object) -> bool:
+    """Return whether an object's class is a class of a package, or inherits from one."""
+    return any(each.__module__.partition(".")[0] == package for each in type(value).__mro__)
 
 
 class History:

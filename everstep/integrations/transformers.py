@@ -28,40 +28,52 @@ uninterrupted run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Final
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, cast
 
 import torch
 import transformers.trainer
-from transformers.trainer import Trainer
-from transformers.trainer_callback import TrainerCallback, TrainerControl
-from transformers.trainer_utils import has_length
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+from transformers.trainer import TRAINER_STATE_NAME, Trainer
+from transformers.trainer_callback import TrainerCallback, TrainerState
+from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from everstep.integrations import accelerate
-from everstep.integrations.checks import check_optimizer, modules_of
+from everstep.integrations.base import (
+    NoSession,
+    StepBatches,
+    check_optimizer,
+    is_alone,
+    metrics_of,
+    modules_of,
+    refuse,
+)
 from everstep.integrations.errors import UnsupportedOption
-from everstep.integrations.steps import StepBatches, metrics_of
-from everstep.integrations.trainer_state import TrainerLoopState, is_of_trl
-from everstep.training import SessionMisuse, TrainingSession, rng
+from everstep.integrations.trainer_state import TrainerLoopState, is_of
+from everstep.training import SessionMisuse, TrainingError, TrainingSession, rng
 from everstep.training.versions import check_version
 
 _ATTACHED: Final = "_everstep"
-"""Attribute of a trainer that holds its `TrainerAttachment`."""
+"""Attribute of a trainer that holds its `TrainerAttachment`, or None if the trainer trains without Everstep."""
 _RESUMED: Final = "everstep"
 """Value of `resume_from_checkpoint` that makes the trainer's loop continue in the middle of an epoch.
 
 The value need not name a directory, because `_run_epoch` only tests whether it is None.
 """
+logger = logging.getLogger("everstep.training")
 _GROUPS: Final = {"eval_": "eval", "test_": "test", "train_": "train"}
 """Group in which the job's Metrics page shows a logged value, by the prefix of the value's name."""
 
 
-def attach(trainer: Trainer) -> None:
+def attach(trainer: Trainer, *, trusted_optimizers: Sequence[type] = ()) -> None:
     """Make `trainer.train()` take snapshots and resume from them. Each rank calls this once for a new trainer.
 
     Args:
         trainer: a `Trainer` or an object of a subclass that does not replace the trainer's training loop, for example
             `Seq2SeqTrainer`. It has not trained yet.
+        trusted_optimizers: as for `everstep.training.init`.
 
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of transformers, accelerate, TRL, PEFT or
@@ -69,21 +81,30 @@ def attach(trainer: Trainer) -> None:
         UnsupportedOption: an argument or the class of the trainer prevents an exact resume.
         SessionMisuse: the trainer is attached already, or it has trained.
     """
-    check_version("transformers")
-    check_version("accelerate")
-    if is_of_trl(trainer):
-        check_version("trl")
-    if any(kind.__module__.startswith("peft.") for kind in type(trainer.model).__mro__):
-        check_version("peft")
     if hasattr(trainer, _ATTACHED):
         raise SessionMisuse("attach() was already called for this trainer. Remove the second call; one is enough")
+    try:
+        _check(trainer)
+    except TrainingError as error:
+        refuse(error)
+        setattr(trainer, _ATTACHED, None)
+        return
+    setattr(trainer, _ATTACHED, TrainerAttachment(trainer, trusted_optimizers))
+
+
+def _check(trainer: Trainer) -> None:
+    check_version("transformers")
+    check_version("accelerate")
+    if is_of("trl", trainer):
+        check_version("trl")
+    if is_of("peft", trainer.model):
+        check_version("peft")
     if trainer.state.global_step:
         raise SessionMisuse(
             f"the trainer has already trained {trainer.state.global_step} steps. Call attach() before train(), or "
             "create another trainer"
         )
     _check_options(trainer)
-    setattr(trainer, _ATTACHED, TrainerAttachment(trainer))
 
 
 def session_of(trainer: Trainer) -> TrainingSession:
@@ -93,12 +114,15 @@ def session_of(trainer: Trainer) -> TrainingSession:
         trainer: an attached trainer whose training has begun.
 
     Returns:
-        The trainer's session. Every later call for this trainer returns the same session.
+        The trainer's session. Every later call for this trainer returns the same session. If the trainer trains without
+        Everstep, an object without effect.
 
     Raises:
         SessionMisuse: the trainer is not attached, or its training has not begun.
     """
     attachment: TrainerAttachment | None = getattr(trainer, _ATTACHED, None)
+    if attachment is None and hasattr(trainer, _ATTACHED):
+        return cast(TrainingSession, NoSession())
     if attachment is None or attachment.session is None:
         raise SessionMisuse("the trainer has no session; call attach(trainer) and trainer.train() before")
     return attachment.session
@@ -152,39 +176,33 @@ def _check_class(trainer: Trainer) -> None:
 class TrainerAttachment:
     """Replaces methods of one trainer, and owns the trainer's session."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, trusted_optimizers: Sequence[type]) -> None:
         self._trainer: Any = trainer
+        self._trusted = trusted_optimizers
         self._model = trainer.model
         self._modules = _modules_of(trainer)
         self.session: TrainingSession | None = None
         self._loop = TrainerLoopState(trainer)
         self._loader: Any = None
-        self._prepared: tuple[Any, StepBatches] | None = None
+        self._batches: Any = None
         self._kept_step = 0
         """The newest step that this object reported to the session."""
-        self._originals = {
-            name: getattr(trainer, name)
-            for name in (
-                "train",
-                "get_train_dataloader",
-                "_init_training_state",
-                "_prepare_for_training",
-                "_run_epoch",
-                "_finalize_training",
-                "evaluate",
-                "_save_checkpoint",
-            )
-        }
+        self._checkpoint = ""
+        """The trainer's checkpoint from which a new run begins, as the script names it; empty without one."""
+        self._callback = _Callback(self)
+        replaced = ("train", "get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch")
+        later = ("_finalize_training", "evaluate", "_save_checkpoint", "_load_rng_state")
+        self._originals = {name: getattr(trainer, name) for name in (*replaced, *later)}
         for name in self._originals:
             setattr(trainer, name, getattr(self, name.removeprefix("_")))
-        setattr(trainer, "_load_rng_state", _load_nothing)  # noqa: B010 — a method
-        trainer.add_callback(_Callback(self))
+        trainer.add_callback(self._callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *rest: Any, **more: Any) -> Any:
         """Run `Trainer.train`. A second call raises an error.
 
         Args:
-            resume_from_checkpoint: None or False, because Everstep names the step to resume from.
+            resume_from_checkpoint: as for `Trainer.train`. Ignored if Everstep names a step from which all ranks
+                continue.
             *rest: further positional arguments of `Trainer.train`.
             **more: further named arguments of `Trainer.train`.
 
@@ -192,24 +210,45 @@ class TrainerAttachment:
             The `TrainOutput` of the trainer.
 
         Raises:
-            UnsupportedOption: the script passes a checkpoint to resume from, or an argument of the trainer that the
-                script has changed after `attach` prevents an exact resume.
+            UnsupportedOption: an argument of the trainer that the script has changed after `attach` prevents an exact
+                resume, or the trainer runs a search of hyperparameters.
             SessionMisuse: the trainer has trained already, or its model was replaced or changed after `attach`.
         """
+        given = (resume_from_checkpoint, *rest)
+        if resume_from_checkpoint and is_alone():
+            self._detach()
+            return self._trainer.train(*given, **more)
+        try:
+            self._check(trial=more.get("trial", rest[0] if rest else None))
+        except TrainingError as error:
+            refuse(error)
+            self._detach()
+            return self._trainer.train(*given, **more)
         if resume_from_checkpoint:
+            newest = functools.partial(get_last_checkpoint, self._trainer.args.output_dir)
+            self._checkpoint = str((newest() if resume_from_checkpoint is True else resume_from_checkpoint) or "")
+        return self._originals["train"](None, *rest, **more)
+
+    def _check(self, trial: object) -> None:
+        trainer = self._trainer
+        if trial is not None:
             raise UnsupportedOption(
-                "train(resume_from_checkpoint=…)",
-                "Everstep names the step from which all ranks continue",
-                "Remove it. Load weights of another run before you create the trainer.",
+                "hyperparameter_search()", "each trial is another training run", "Submit one job per trial."
             )
         if self.session is not None:
             raise SessionMisuse("train() was already called for this trainer; create another trainer")
-        if self._trainer.model is not self._model and self._trainer.model_init is None:
+        if trainer.model is not self._model and trainer.model_init is None:
             raise SessionMisuse("the trainer's model was replaced after attach(); call attach() after the last change")
-        if _modules_of(self._trainer) != self._modules and self._trainer.model_init is None:
+        if _modules_of(trainer) != self._modules and trainer.model_init is None:
             raise SessionMisuse("the trainer's model was changed after attach(); call attach() after the last change")
-        _check_options(self._trainer)
-        return self._originals["train"](None, *rest, **more)
+        _check_options(trainer)
+
+    def _detach(self) -> None:
+        """Give the trainer its own methods again. It then trains without Everstep."""
+        for name, original in self._originals.items():
+            setattr(self._trainer, name, original)
+        self._trainer.remove_callback(self._callback)
+        setattr(self._trainer, _ATTACHED, None)
 
     def get_train_dataloader(self) -> Any:
         """Return the trainer's loader, and store it for the session."""
@@ -226,62 +265,86 @@ class TrainerAttachment:
             updates_per_epoch: number of optimizer steps of one epoch.
             epochs: number of epochs of the whole training.
             resume: the trainer's `resume_from_checkpoint`, which `train` has set to None.
-            trial: the trial of a search of hyperparameters, or None.
+            trial: None, because `train` refuses the trials of a search.
 
         Returns:
             The number of finished epochs, and the number of batches that the current epoch has used.
 
         Raises:
-            UnsupportedOption: the trainer runs a search of hyperparameters.
             CannotRelayout: the number of ranks has changed, and a step would use another number of samples, or an epoch
                 would have another number of steps.
         """
-        if trial is not None:
-            raise UnsupportedOption(
-                "hyperparameter_search()", "each trial is another training run", "Submit one job per trial."
-            )
         trainer = self._trainer
-        self._originals["_init_training_state"](max_steps, updates_per_epoch, epochs, resume, None)
-        model, loader = self._originals["_prepare_for_training"](max_steps, self._loader, None)
-        session = self.session = accelerate.keep(
-            trainer.accelerator,
-            model=model,
-            optimizer=trainer.optimizer,
-            scheduler=trainer.lr_scheduler,
-            data=loader,
-            extra={"trainer": self._loop},
-        )
-        session.set_target(max_steps)
+        of_trainer = self._originals["_init_training_state"](max_steps, updates_per_epoch, epochs, resume, trial)
+        self._model, loader = self._originals["_prepare_for_training"](max_steps, self._loader, None)
+        try:
+            session = accelerate.keep(
+                trainer.accelerator,
+                model=self._model,
+                optimizer=trainer.optimizer,
+                scheduler=trainer.lr_scheduler,
+                data=loader,
+                extra={"trainer": self._loop},
+                trusted_optimizers=self._trusted,
+            )
+        except TrainingError as error:
+            refuse(error)
+            self._detach()
+            trainer._prepare_for_training = lambda *_: (self._model, loader)
+            return of_trainer  # type: ignore[no-any-return]
+        self.session = session
         (stream,) = session.data.values()
         stream.batches_per_step = trainer.args.gradient_accumulation_steps
         self._loop.updates_per_epoch = updates_per_epoch if has_length(loader) else 0
-        self._kept_step = session.restore()
+        self._loop.max_steps = max_steps
+        restored_step = session.restore()
         stream.check_step()
-        # Restore the generators again at the first batch, because the trainer's callbacks may draw random numbers
-        # before it.
-        resume = functools.partial(rng.restore, rng.observe()) if self._kept_step else None
-        batches = StepBatches(session, self._end_step, resume)
-        self._prepared = model, batches
+        if restored_step:
+            trainer.state = self._loop.trainer_state()
+        elif self._checkpoint:
+            self._load_checkpoint()
+        generators = rng.observe() if restored_step else None
+        self._batches = StepBatches(session, self._end_step, functools.partial(self._resume, generators))
+        self._kept_step = trainer.state.global_step
+        session.set_target(max_steps - self._kept_step + restored_step)
         if not self._kept_step:
             return 0, 0
-        self._loop.apply_callbacks()
-        trainer.state = self._loop.trainer_state()
+        if restored_step and self._checkpoint:
+            logger.info("resume_from_checkpoint is ignored: Everstep continues after step %d", self._kept_step)
         trainer.state.init_training_references(trainer, max_steps, epochs, None)
         # Do not repeat the evaluation that precedes the first step, because the first launch has already made it.
-        trainer.args.eval_on_start = False
+        trainer.args.eval_on_start = trainer.args.eval_on_start and not restored_step
         if not has_length(loader):
             # If the loader has no length, the trainer cannot compute the epoch from the number of steps. Take the epoch
             # from the data stream, which counts the ends of the data.
             return stream.epoch, stream.consumed_count
         finished, updates = divmod(trainer.state.global_step, updates_per_epoch)
-        if updates == 0:
-            batches.begin_next_epoch()
-        return finished, updates * trainer.args.gradient_accumulation_steps
+        consumed = updates * trainer.args.gradient_accumulation_steps
+        if not restored_step:
+            stream.skip(finished, consumed)
+        elif updates == 0:
+            self._batches.begin_next_epoch()
+        return finished, consumed
+
+    def _load_checkpoint(self) -> None:
+        """Load the trainer's own checkpoint, in the place in which `Trainer.train` loads it."""
+        trainer, path = self._trainer, self._checkpoint
+        if trainer.is_deepspeed_enabled:
+            deepspeed_load_checkpoint(self._model, path, load_module_strict=not is_of("peft", trainer.model))
+        else:
+            trainer._load_from_checkpoint(path, *([self._model] if trainer.is_fsdp_enabled else []))
+        trainer._load_optimizer_and_scheduler(path)
+        trainer._load_scaler(path)
+        trainer.state = TrainerState.load_from_json(str(Path(path) / TRAINER_STATE_NAME))
+        trainer._load_callback_state()
+        self._loop.first_step = trainer.state.global_step
 
     def prepare_for_training(self, *_: object) -> tuple[Any, StepBatches]:
         """Return the wrapped model and the batches that `init_training_state` prepared."""
-        assert self._prepared is not None
-        return self._prepared
+        return self._model, self._batches
+
+    def load_rng_state(self, _: object) -> None:
+        """Do nothing. `_resume` sets the random generators."""
 
     def run_epoch(self, **given: Any) -> None:
         """Run `Trainer._run_epoch` from the restored data position.
@@ -289,6 +352,7 @@ class TrainerAttachment:
         Does nothing if training had ended at the restored step.
         """
         if self._loop.is_over:
+            self._trainer.control.should_training_stop = True
             return
         is_inside = given["epoch"] == given["epochs_trained"] and given["steps_trained_in_current_epoch"] > 0
         self._originals["_run_epoch"](**{**given, "resume_from_checkpoint": _RESUMED if is_inside else None})
@@ -296,6 +360,8 @@ class TrainerAttachment:
     def finalize_training(self, *given: Any, **more: Any) -> Any:
         """Report the last step and close the session, before the trainer loads its best model or writes results."""
         assert self.session is not None
+        if self._loop.is_over:
+            self._loop.apply()
         self._end_step()
         self.session.close()
         return self._originals["_finalize_training"](*given, **more)
@@ -308,13 +374,13 @@ class TrainerAttachment:
         """Run `Trainer._save_checkpoint`, and declare this time to the session as the phase `checkpoint`."""
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
-    def begin(self, control: TrainerControl) -> None:
-        """Restore the trainer's running sums, such as that of the losses, and its flag that training has ended.
-
-        `_Callback` calls this right after the trainer's loop has reset the sums and the flag.
-        """
-        self._loop.apply_sums()
-        control.should_training_stop = self._loop.is_over
+    def _resume(self, generators: rng.RandomState | None) -> None:
+        """Set the restored values that hooks may have changed since, right before the first batch."""
+        self._loop.apply()
+        if generators is not None:
+            rng.restore(generators)
+        elif self._checkpoint:
+            self._originals["_load_rng_state"](self._checkpoint)
 
     def log(self, values: dict[str, Any]) -> None:
         """Log the numbers of one entry of the trainer's log for the newest finished step."""
@@ -350,22 +416,14 @@ def _modules_of(trainer: Any) -> tuple[torch.nn.Module, ...]:
     return () if trainer.model is None else modules_of(trainer.model)
 
 
-def _load_nothing(_: object) -> None:
-    """Do nothing, in place of `_load_rng_state`, because the session has already restored the random generators."""
-
-
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports the start of the trainer's loop and each log entry to the trainer's `TrainerAttachment`.
+    """Reports each log entry to the trainer's `TrainerAttachment`.
 
     The attachment connects the trainer with Everstep, and detects other events by replacing methods of the trainer.
     """
 
     def __init__(self, attachment: TrainerAttachment) -> None:
         self._attachment = attachment
-
-    def on_train_begin(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:  # noqa: ARG002
-        """Restore the running sums, such as that of the losses, which the loop has just reset."""
-        self._attachment.begin(control)
 
     def on_log(self, *_: Any, logs: dict[str, Any] | None = None, **__: Any) -> None:
         self._attachment.log(logs or {})

@@ -17,6 +17,7 @@ from operator import itemgetter
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType
 from typing import Any, Final, TypeAlias, cast
 
+import numpy as np
 import torch
 
 from everstep.training import rng
@@ -275,9 +276,11 @@ def _shares(value: object, storages: Collection[int]) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """Return a copy of a state tree, with copies of its tensors."""
+    """Return a copy of a state tree, with copies of its tensors, arrays and sets."""
     if isinstance(value, torch.Tensor):
-        return value.clone()
+        return value.detach().clone()
+    if isinstance(value, (np.ndarray, set)):
+        return value.copy()
     if isinstance(value, dict):
         return {key: copied(each) for key, each in value.items()}
     return type(value)(map(copied, value)) if isinstance(value, (list, tuple)) else value

@@ -63,7 +63,7 @@ def find(roots: Iterable[object], is_wanted: Callable[[object], bool], *, depth:
         if is_wanted(value):
             found[id(value)] = value
         elif left > 1:
-            levels = 1 if isinstance(value, _CONTAINERS) or _is_class_of_script(type(value)) else LIBRARY_DEPTH
+            levels = 1 if isinstance(value, _CONTAINERS) or is_class_of_script(type(value)) else LIBRARY_DEPTH
             waiting += ((part, left - levels) for part in _parts(value, is_wanted))
     return list(found.values())
 
@@ -78,7 +78,7 @@ def values_of(value: object) -> list[object]:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ()) if _is_class_of_script(kind) else ()
+    slots = vars(kind).get("__slots__", ()) if is_class_of_script(kind) else ()
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
@@ -101,7 +101,7 @@ def _parts(value: object, is_wanted: Callable[[object], bool]) -> Iterable[objec
             *(value.__kwdefaults__ or {}).values(),
             *(each for each in used if _is_of_script(each) or is_wanted(each)),
         ]
-    of_kinds = (each for kind in type(value).__mro__ if _is_class_of_script(kind) for each in vars(kind).values())
+    of_kinds = (each for kind in type(value).__mro__ if is_class_of_script(kind) for each in vars(kind).values())
     return [*values_of(value), *(each for each in of_kinds if _is_of_script(each) or is_wanted(each))]
 
 
@@ -117,10 +117,10 @@ def _is_module_of_library(value: object) -> bool:
     return isinstance(value, ModuleType) and (getattr(value, "__file__", None) or "").startswith(LIBRARIES)
 
 
-def _is_class_of_script(kind: type) -> bool:
+def is_class_of_script(kind: type) -> bool:
     """Return whether a class is defined by the script, and not in a library or in Python."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ != "builtins" and not (file or "").startswith(LIBRARIES)
+    return kind.__module__ not in sys.builtin_module_names and not (file or "").startswith(LIBRARIES)
 
 
 def _is_of_script(value: object) -> bool:

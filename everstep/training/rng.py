@@ -178,21 +178,6 @@ def kept(generators: Sequence[Generator]) -> abc.Generator[None]:
         set_states(generators, before)
 
 
-def is_same(one: Tree, other: Tree) -> bool:
-    """Return whether two states of a random generator are equal."""
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, cast(torch.Tensor, other))
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, cast("np.ndarray[tuple[int], np.dtype[np.uint32]]", other))
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict) and one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
-        )
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return one == other
-
-
 def branch(generators: Sequence[Generator], index: int) -> Tree:
     """Return a generator state that begins another stream of random numbers, derived from a generator's current state.
 

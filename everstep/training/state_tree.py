@@ -184,6 +184,25 @@ def check_dense(tensor: torch.Tensor, path: str) -> None:
         raise CannotResume(path, f"a tensor of layout {tensor.layout} on {tensor.device} is not dense memory")
 
 
+def is_same(one: Tree, other: Tree) -> bool:
+    """Return whether two trees are equal, with their types. A tree with NaN differs from each other tree."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        assert isinstance(other, torch.Tensor)
+        return one.dtype is other.dtype and one.device == other.device and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray)
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        assert isinstance(other, dict)
+        return one.keys() == other.keys() and all(is_same(each, other[key]) for key, each in one.items())
+    if isinstance(one, (list, tuple)):
+        assert isinstance(other, (list, tuple))
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return one == other
+
+
 def _encode(value: Tree, path: str, tensors: list[tuple[str, torch.Tensor]], depth: int) -> object:
     kind = type(value)
     if value is None or kind in _LEAVES:

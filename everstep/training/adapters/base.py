@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot import align
+from everstep.training.adapters.optimizer_trial import keeps_all_state
 from everstep.training.arena import Arena
 from everstep.training.capture import StateTensor
 from everstep.training.earlier import EarlierState, EarlierTensors, LoadTarget
@@ -656,16 +657,22 @@ def check_optimizer(name: str, optimizer: Optimizer, trusted: Sequence[type]) ->
         trusted: classes that the script declared as safe (`trusted_optimizers` of `init`).
 
     Raises:
-        CannotResume: the class is not accepted, or its options make the optimizer keep state in other attributes.
+        CannotResume: the class is not known, and a trial with a copy fails; or the options make the optimizer keep
+            state in other attributes.
     """
     kind = type(optimizer)
     path = qualified_name(kind)
     if not (f"{kind.__module__}.".startswith("torch.optim.") or path in EXPECTED_OPTIMIZERS or kind in trusted):
-        raise CannotResume(
-            name,
-            f"Everstep does not know whether {path} restores bit-identically. If it keeps all state in `state`, pass "
-            f"trusted_optimizers=({kind.__qualname__},)",
-        )
+        try:
+            problem = "" if keeps_all_state(optimizer) else "a copy that received its state made another step"
+        except Exception as error:
+            problem = f"a copy with small parameters could not make a step: {error!r:.200}"
+        if problem:
+            raise CannotResume(
+                name,
+                f"Everstep does not know whether {path} restores bit-identically, and {problem}. If it keeps all state "
+                f"in `state` and `param_groups`, pass trusted_optimizers=({kind.__qualname__},)",
+            )
     # Reject master weights of Apex, which keeps them in its own lists, outside `state`.
     if path in EXPECTED_OPTIMIZERS and getattr(optimizer, "master_weights", False):
         raise CannotResume(name, f"{path} with master_weights=True keeps its fp32 weights outside of the snapshot")

@@ -12,7 +12,7 @@ from everstep.training.attributes import Attributes, objects_of_script
 from everstep.training.data.protocols import END, Order, Stateful, set_epoch
 from everstep.training.data.walks import Place, Walk
 from everstep.training.parts import SEARCH_DEPTH
-from everstep.training.state_tree import Tree
+from everstep.training.state_tree import Tree, is_same
 
 logger = logging.getLogger("everstep.training")
 
@@ -94,7 +94,7 @@ class OwnState:
         if present is not None and self._began is not None:
             states = rng.states(self.generators)
             for index, (now, began) in enumerate(zip(states, self._began, strict=True)):
-                if index == 0 or rng.is_same(now, began):
+                if index == 0 or is_same(now, began):
                     rng.set_state_at(self.generators, index, present[index])
         # Threads of torchdata's nodes read ahead, and can shuffle for the end of the epoch during any batch.
         watched = [] if self._is_of_nodes else self.generators
@@ -103,7 +103,7 @@ class OwnState:
             before = None if self._draws else rng.states(watched)
             batch = next(batches, END)
             if before is not None and batch is not END:
-                self._draws = not rng.is_same(before, rng.states(watched))
+                self._draws = not is_same(before, rng.states(watched))
 
     def end(self) -> None:
         """Do nothing, because the loader's state contains the end of the epoch."""

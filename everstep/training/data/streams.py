@@ -143,6 +143,12 @@ class DataStream:
         self._source.end()
         self.epoch, self.consumed_count = self.epoch + 1, 0
 
+    def skip(self, epochs: int, batches: int) -> None:
+        """Begin behind a number of epochs, and read and drop batches of the next one. Called before the first batch."""
+        self.epoch = epochs
+        for _ in range(batches):
+            self._next_of_epoch()
+
     @property
     def source(self) -> Resumable:
         """The wrapper that yields the loader's batches and restores its position."""

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from everstep.training import rng
 from everstep.training.data.protocols import END
-from everstep.training.state_tree import Tree
+from everstep.training.state_tree import Tree, is_same
 
 
 class Walk:
@@ -104,8 +104,8 @@ class Walk:
             if index in self._streams:
                 self._streams[index] = after
                 rng.set_state_at(self._generators, index, before)
-            elif not rng.is_same(before, after):
-                if not rng.is_same(before, self._left[index]):
+            elif not is_same(before, after):
+                if not is_same(before, self._left[index]):
                     self._place.forks.append(Fork(number, index, before))
                     self._streams[index] = rng.branch(self._generators, index)
                 self._left[index] = after

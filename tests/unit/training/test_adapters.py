@@ -602,7 +602,22 @@ def test_a_sharded_tensor_is_made_over_the_memory_it_is_given(
 
 
 class Foreign(torch.optim.SGD):
-    pass
+    """An optimizer that counts its steps outside of `state`."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+
+class Known(torch.optim.SGD):
+    """An unknown class that keeps all state where a snapshot finds it."""
+
+
+class NeedsClosure(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(lambda: closure())
 
 
 def test_unknown_classes_are_refused_by_name() -> None:
@@ -610,6 +625,19 @@ def test_unknown_classes_are_refused_by_name() -> None:
     with pytest.raises(CannotResume, match=r"^optimizer: Everstep does not know whether .*\.Foreign restores"):
         PlainAdapter({"": model}, {"": Foreign(model.parameters(), lr=1)})
     PlainAdapter({"": model}, {"": Foreign(model.parameters(), lr=1)}, trusted=(Foreign,))
+    with pytest.raises(CannotResume, match="could not make a step: TypeError"):
+        PlainAdapter({"": model}, {"": NeedsClosure(model.parameters(), lr=1)})
+
+
+def test_a_class_that_a_trial_accepts_stays_as_it_was() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Known(model.parameters(), lr=1, momentum=0.9)
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    before, draws = [each.clone() for each in model.parameters()], torch.get_rng_state()
+    PlainAdapter({"": model}, {"": optimizer})
+    assert all(map(torch.equal, model.parameters(), before))
+    assert not optimizer.state
+    assert torch.equal(torch.get_rng_state(), draws)
 
 
 def test_masters_that_an_optimizer_keeps_elsewhere_are_refused() -> None:

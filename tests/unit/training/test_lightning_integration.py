@@ -22,10 +22,10 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from torch.utils.data import DataLoader, IterableDataset
 
+from everstep.integrations.base import metrics_of
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.lightning import EverstepCallback, check_trainer
 from everstep.integrations.lightning_loops import LightningLoopState
-from everstep.integrations.steps import metrics_of
 from everstep.training import CannotRelayout, SessionMisuse
 
 pytestmark = [
@@ -176,16 +176,30 @@ def test_a_trainer_of_another_package_is_refused() -> None:
         (LineOfOneGraph(), rows(), "torch.compile(optimizer.step, fullgraph=True)"),
     ],
 )
-def test_data_that_cannot_be_resumed_is_refused_by_name(module: Line, data: Iterable[Any], named: str) -> None:
+def test_data_that_cannot_be_resumed_is_refused_by_name(
+    module: Line, data: Iterable[Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
     assert_refused(named, lambda: trainer_with(EverstepCallback()).fit(module, data))
 
 
-def test_a_checkpoint_of_lightning_is_refused(tmp_path: Path) -> None:
-    trainer = trainer_with(max_steps=1)
+def test_outside_a_job_nothing_is_refused() -> None:
+    callback = EverstepCallback()
+    trainer = trainer_with(callback)
+    trainer.fit(Line(), [rows(), rows()])
+    assert trainer.global_step == 4
+    callback.session.log(loss=1.0)
+    assert callback.session.step == 0, "the trainer trained without Everstep"
+
+
+def test_outside_a_job_lightning_loads_its_own_checkpoint(tmp_path: Path) -> None:
+    trainer = trainer_with(max_steps=2)
     trainer.fit(Line(), rows())
     trainer.save_checkpoint(tmp_path / "line.ckpt")
-    again = trainer_with(EverstepCallback())
-    assert_refused("ckpt_path", lambda: again.fit(Line(), rows(), ckpt_path=str(tmp_path / "line.ckpt")))
+    callback = EverstepCallback()
+    again = trainer_with(callback)
+    again.fit(Line(), rows(), ckpt_path=str(tmp_path / "line.ckpt"))
+    assert (again.global_step, callback.session.step) == (4, 3)
 
 
 def test_a_value_with_a_process_group_of_its_own_is_refused() -> None:
@@ -198,7 +212,7 @@ def test_a_value_with_a_process_group_of_its_own_is_refused() -> None:
     assert_refused("sync_dist_group", LightningLoopState(trainer, 7).state_dict)
 
 
-def test_calls_in_the_wrong_order_are_refused() -> None:
+def test_calls_in_the_wrong_order_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     callback = EverstepCallback()
     with pytest.raises(SessionMisuse, match="no session"):
         assert callback.session
@@ -207,6 +221,7 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
     trainer, module = trainer_with(callback), Line()
     trainer.fit(module, rows())
     assert callback.session.step == 5
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
     with pytest.raises(SessionMisuse, match="already called"):
         trainer.fit(module, rows())
 

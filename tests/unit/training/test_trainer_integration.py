@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState, TrainerControl, Train
 import everstep.integrations.transformers as integration
 from everstep.integrations import trainer_state
 from everstep.integrations.accelerate import keep
-from everstep.integrations.checks import check_engine, check_optimizer
+from everstep.integrations.base import check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption, UnsupportedVersion
 from everstep.training import SessionMisuse, versions
 
@@ -37,11 +37,19 @@ def fake_accelerator(**attributes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**plain, "scaler": None, "state": SimpleNamespace(fsdp_plugin=plugin), **attributes})
 
 
+@pytest.fixture(autouse=True)
+def in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the script believe that an agent runs it. Elsewhere, nothing is refused."""
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
+
+
 class FakeTrainer(Trainer):
     """A fake trainer with the attributes that `attach` reads, but without a model."""
 
     def __init__(self, accelerator: Any = None, **options: Any) -> None:
-        self.args = SimpleNamespace(**{"n_gpu": 1, "device": "cpu", **options})
+        self.args = SimpleNamespace(
+            **{"n_gpu": 1, "device": "cpu", "logging_steps": 4, "eval_steps": 4, "save_steps": 4, **options}
+        )
         self.accelerator = accelerator or fake_accelerator()
         self.optimizer = options.get("optimizer")
         self.state = TrainerState()
@@ -52,8 +60,11 @@ class FakeTrainer(Trainer):
     def add_callback(self, callback: TrainerCallback) -> None:
         self.callback_handler.callbacks.append(callback)
 
-    def train(self, *_: Any) -> str:
-        return "trained"
+    def remove_callback(self, callback: TrainerCallback) -> None:
+        self.callback_handler.callbacks.remove(callback)
+
+    def train(self, *given: Any, **more: Any) -> str:
+        return f"trained {[*given, *more]}"
 
 
 class OtherLoop(FakeTrainer):
@@ -147,12 +158,32 @@ def test_a_stream_that_rank_0_reads_for_all_ranks_is_refused() -> None:
     check_alternative(raised.value)
 
 
-def test_a_checkpoint_of_the_trainer_is_refused() -> None:
+def test_outside_a_job_nothing_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delenv("EVERSTEP_AGENT_SOCKET")
+    trainer = OtherLoop()
+    integration.attach(trainer)
+    assert "_run_epoch: it replaces a part" in caplog.text
+    assert trainer.train("checkpoint") == "trained ['checkpoint']"
+    session = integration.session_of(trainer)
+    with session.phase("eval"):
+        session.log(loss=1.0)
+
+
+def test_outside_a_job_the_trainer_loads_its_own_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EVERSTEP_AGENT_SOCKET")
     trainer = FakeTrainer()
     integration.attach(trainer)
-    with pytest.raises(UnsupportedOption, match="resume_from_checkpoint"):
-        trainer.train("output/checkpoint-500")
-    assert trainer.train(False) == "trained"
+    assert trainer.train(resume_from_checkpoint=True) == "trained [True]"
+    assert trainer.callback_handler.callbacks == [], "the trainer is as before"
+
+
+def test_a_search_of_hyperparameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = FakeTrainer()
+    integration.attach(trainer)
+    with pytest.raises(UnsupportedOption, match="one job per trial"):
+        trainer.train(trial="first")
+    monkeypatch.delenv("EVERSTEP_AGENT_SOCKET")
+    assert trainer.train(trial="first") == "trained [None, 'trial']"
 
 
 def test_calls_in_the_wrong_order_are_refused() -> None:
@@ -162,7 +193,7 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
         integration.attach(trainer)
     with pytest.raises(SessionMisuse, match="no session"):
         integration.session_of(trainer)
-    trainer.model = object()
+    trainer.model = torch.nn.Linear(1, 1)
     with pytest.raises(SessionMisuse, match="model was replaced"):
         trainer.train()
     used = FakeTrainer()
@@ -174,7 +205,7 @@ def test_calls_in_the_wrong_order_are_refused() -> None:
 def test_a_part_of_the_model_that_is_replaced_after_attach_is_refused() -> None:
     trainer = FakeTrainer()
     integration.attach(trainer)
-    assert trainer.train() == "trained"
+    assert trainer.train() == "trained [None]"
     trainer.model[0] = torch.nn.Linear(1, 1)
     with pytest.raises(SessionMisuse, match=r"model was changed after attach\(\); call attach\(\) after"):
         trainer.train()
@@ -254,37 +285,61 @@ class Patience(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"count": self.count}}
 
 
-def test_the_state_of_the_loop_survives_as_plain_values() -> None:
+def trainer_with(*callbacks: TrainerCallback) -> Any:
     trainer: Any = FakeTrainer()
-    trainer.callback_handler.callbacks = [Patience(3), Patience(4)]
+    trainer.callback_handler.callbacks = list(callbacks)
+    return trainer
+
+
+def test_the_state_of_the_loop_survives_as_plain_values() -> None:
+    trainer = trainer_with(Patience(0), Patience(0))
+    loop = trainer_state.TrainerLoopState(trainer)
+    loop.apply()
     trainer.state.global_step, trainer.state.log_history = 5, [{"loss": 0.1 + 0.2, "step": 4}]
+    for each, count in zip(trainer.callback_handler.callbacks, (3, 4), strict=True):
+        each.count = count
     sums = {"_total_loss_scalar": 1.5, "_globalstep_last_logged": 4, "current_flos": 1e18}
     vars(trainer).update(sums)
-    loop = trainer_state.TrainerLoopState(trainer)
     first = loop.state_dict()
     trainer.state.log_history.append({"loss": float("inf"), "step": 6})
     second = loop.state_dict()
     assert first["history"] != second["history"]
-    resumed: Any = FakeTrainer()
-    callbacks = resumed.callback_handler.callbacks = [Patience(0), Patience(0)]
+    resumed = trainer_with(Patience(0), Patience(0))
     other = trainer_state.TrainerLoopState(resumed)
     other.load_state_dict(second)
-    other.apply_callbacks()
-    assert [each.count for each in callbacks] == [3, 4]
+    other.apply()
+    assert [each.count for each in resumed.callback_handler.callbacks] == [3, 4]
     state = other.trainer_state()
     assert (state.global_step, state.log_history) == (5, trainer.state.log_history)
     assert [each["attributes"]["count"] for each in state.stateful_callbacks["Patience"]] == [3, 4]
     assert "TrainerControl" in state.stateful_callbacks
-    other.apply_sums()
     assert {name: vars(resumed)[name] for name in sums} == sums
 
 
-@pytest.mark.parametrize("is_over", [False, True])
-def test_a_resumed_loop_is_over_where_the_earlier_loop_was(is_over: bool) -> None:
-    trainer: Any = FakeTrainer()
-    trainer.control.should_training_stop = is_over
+def test_a_snapshot_of_an_earlier_version_keeps_the_sums() -> None:
+    trainer = trainer_with()
     loop = trainer_state.TrainerLoopState(trainer)
-    assert not loop.is_over
+    saved = loop.state_dict()
+    del saved["companions"]
+    loop.load_state_dict({**saved, "loss": torch.ones(()), "loss_sum": 2.5, "logged_step": 4, "flos": 7.0})
+    loop.apply()
+    assert (trainer._tr_loss, trainer._total_loss_scalar, trainer._globalstep_last_logged) == (torch.ones(()), 2.5, 4)
+
+
+@pytest.mark.parametrize(
+    ("stopped_early", "step", "max_steps", "is_over"),
+    [(False, 5, 9, False), (True, 5, 9, True), (False, 9, 9, True), (True, 9, 12, False)],
+)
+def test_a_loop_is_over_after_an_early_stop_and_at_its_last_step(
+    stopped_early: bool, step: int, max_steps: int, is_over: bool
+) -> None:
+    """A trainer sets its flag to stop also at its last step. A launch with more steps continues then."""
+    trainer = trainer_with()
+    trainer.control.should_training_stop = stopped_early
+    trainer.state.global_step, trainer.state.max_steps = step, 9
+    loop = trainer_state.TrainerLoopState(trainer)
+    loop.max_steps = max_steps
+    assert not loop.is_over, "nothing is restored"
     loop.load_state_dict(loop.state_dict())
     assert loop.is_over == is_over
 

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from everstep.training import rng
 from everstep.training.data import DataStream, ShardedFiles
 from everstep.training.errors import CannotRelayout, CannotResume, SessionMisuse
+from everstep.training.state_tree import is_same
 from tests.unit.training.data import runs
 from tests.unit.training.data.runs import Run, check, check_each_step, interleaved
 
@@ -127,7 +128,7 @@ def test_the_training_loops_generators_are_not_disturbed() -> None:
     stream = DataStream("data", DataLoader(files(), batch_size=None, generator=torch.Generator()), 1)
     for _ in range(20):
         stream.next()
-    assert rng.is_same(rng.observe(), before)
+    assert is_same(rng.observe(), before)
 
 
 def test_a_file_is_opened_once_per_epoch_if_each_worker_has_its_own() -> None:

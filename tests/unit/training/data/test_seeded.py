@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSamp
 from everstep.training import rng
 from everstep.training.data import DataStream, SeededCollator, SeededDataset
 from everstep.training.errors import SessionMisuse
+from everstep.training.state_tree import is_same
 from tests.unit.training.data import runs
 from tests.unit.training.data.runs import check, plain
 
@@ -93,8 +94,8 @@ def test_the_generators_of_the_process_and_the_dataset_are_left_as_they_were() -
     data = SeededDataset(inner)
     states = rng.observe(), rng.generator_state(inner.own)
     SeededCollator(mask, data)(data.__getitems__([1, 2]))
-    assert rng.is_same(rng.observe(), states[0])
-    assert rng.is_same(rng.generator_state(inner.own), states[1])
+    assert is_same(rng.observe(), states[0])
+    assert is_same(rng.generator_state(inner.own), states[1])
 
 
 @pytest.mark.parametrize("index", [np.int64(3), torch.tensor(3)])
