@@ -139,15 +139,15 @@ class Companions:
         self._restored = dict(state)
 
     def apply(self) -> None:
-        """Set the restored values. The framework's loop has begun, and has reset its own."""
+        """Set the restored values. The framework's loop has begun, and has reset its own. Later calls do nothing."""
+        if self._begun is not None:
+            return
         self._begun = found = self._walk()
         # Hooks set these values in each launch. But a tensor that they have made can depend on the restored state.
         plain = {path: place.value for path, place in found.places.items() if not _has_tensor(place.value)}
-        self._marks |= {path: _mark(value) for path, value in plain.items() if path not in self._restored}
+        self._marks |= {path: _mark(value) for path, value in plain.items()}
         models = {path: self._model(path, module) for path, module in found.models.items()}
         tensors = _named(models)
-        for path in self._restored:
-            self._marks.pop(path, None)  # Each later snapshot contains what this one contains.
         for path, value in self._restored.items():
             owner, _, key = path.rpartition(".")
             if path in tensors:

@@ -114,9 +114,9 @@ class TrainerLoopState:
 
     def apply(self) -> None:
         """Set all other restored values. Call this right before the trainer requests its first batch."""
-        self._companions.apply()
         # The trainer reports the mean loss of the steps after this one. Include the steps of earlier launches.
         self._trainer._initial_global_step = self.first_step
+        self._companions.apply()
 
     def _callbacks(self) -> list[Any]:
         return [each for each in self._trainer.callback_handler.callbacks if not isinstance(each, TrainerControl)]

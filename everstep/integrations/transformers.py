@@ -360,8 +360,7 @@ class TrainerAttachment:
     def finalize_training(self, *given: Any, **more: Any) -> Any:
         """Report the last step and close the session, before the trainer loads its best model or writes results."""
         assert self.session is not None
-        if self._loop.is_over:
-            self._loop.apply()
+        self._loop.apply()  # Without a first batch, nothing has applied the restored values yet.
         self._end_step()
         self.session.close()
         return self._originals["_finalize_training"](*given, **more)

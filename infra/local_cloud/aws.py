@@ -304,11 +304,7 @@ class LocalAws:
                     with self._lock:
                         answer, self._gate.wrong_calls = self._gate.wrong_calls, []
                 case "GET", "links":
-                    answer = (
-                        {instance_id: self._network.counters(instance_id) for instance_id in self._network.links()}
-                        if self._network
-                        else {}
-                    )
+                    answer = self._network.all_counters() if self._network else {}
                 case "GET", "faults":
                     answer = self._injector.history
                 case "POST", "faults":

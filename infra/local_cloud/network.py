@@ -289,6 +289,17 @@ class Network:
             ),
         }
 
+    def all_counters(self) -> dict[str, dict[str, int]]:
+        """Return the counters of all links, by instance id, without instances that end meanwhile."""
+        found: dict[str, dict[str, int]] = {}
+        for instance_id in self.links():
+            try:
+                found[instance_id] = self.counters(instance_id)
+            except (FaultRefused, StartFailed):
+                if instance_id in self._links:
+                    raise
+        return found
+
     def _link(self, instance_id: str) -> NodeLink:
         link = self._links.get(instance_id)
         if link is None:

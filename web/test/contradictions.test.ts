@@ -91,6 +91,16 @@ describe('memory', () => {
     }
     expect(holdsNodes(job({ Generation: 0 }))).toBe(false)
   })
+  test('of a paused job that a user stops is released on its page and in a list', () => {
+    const stopping = { SecondaryStatus: 'Stopping', TrainingStartTime: NOW - 90 } as const
+    const waits = [{ State: 'queued', Status: 'Paused', StartTime: NOW, StatusMessage: '' }] as const
+    const onPage = job({ ...stopping, SecondaryStatusTransitions: [...waits] })
+    const unprotected = protection({ ProtectionState: 'Unprotected' })
+    expect(jobFigures(onPage, { protection: unprotected }).protection).toBe('Released')
+    const listed = { ...job(stopping), SecondaryStatusTransitions: undefined, IncidentCount: 0 }
+    expect(jobFigures({ ...listed, ProtectionState: undefined }).protection).toBe('Released')
+    expect(jobFigures({ ...listed, ProtectionState: 'Degraded' }).protection).toBe('Degraded')
+  })
   test('has one committed step, though two answers are of different moments', () => {
     const older = protection({ CommittedStep: 905 })
     const newer = protection({ CommittedStep: 911 })

@@ -16,6 +16,7 @@ import pytest
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, TensorEntry, unpack_header, unpack_index
 from tests.integration.training.faults import FAULTS, UNTIL, Training, check_equal
 from tests.integration.training.test_matrix import zero
+from tests.integration.training.trainer_scripts import PREFERENCES
 from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -108,6 +109,17 @@ def test_a_trainer_of_trl(warm_parent: WarmParent, tmp_path: Path, kind: str, ad
     options = {"trainer": "sft", "adapters": adapters, "evaluates": True, "accumulate": 2, "arguments": arguments}
     (resumed, *_) = check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options, imports=TRL), fault)
     assert {"num_tokens", "mean_token_accuracy", "entropy"} <= resumed["history"][0].keys()
+
+
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("kind", sorted(PREFERENCES))
+def test_a_trainer_of_trl_that_reads_preferences(warm_parent: WarmParent, tmp_path: Path, kind: str) -> None:
+    options = {"trainer": kind, "averages": True}
+    (resumed, *_) = check(
+        Training(warm_parent, tmp_path, "trainer_scripts", 2, options, imports=TRL), "terminate_an_instance"
+    )
+    assert resumed["averages"]
+    assert bool(resumed["second"]) == kind.startswith(("dpo", "kto"))
 
 
 @pytest.mark.long(keep=1)

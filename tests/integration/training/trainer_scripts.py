@@ -6,6 +6,7 @@ Each of these draws random numbers in the training process.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -71,11 +72,13 @@ def with_adapters(model: Any, target: str) -> Any:
 
 
 def make_trainer(kind: str, args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) -> Any:
-    """Create the trainer of one kind: `gpt2`, `lora`, `t5` or `sft`."""
+    """Create the trainer of one kind: `gpt2`, `t5`, `sft`, a key of `PREFERENCES`, or a type of adapters of PEFT."""
     from transformers import Trainer, TrainingArguments
 
     if kind == "sft":
         return _sft(args, options, callbacks)
+    if kind in PREFERENCES:
+        return _of_preferences(kind, args, callbacks)
     if kind == "t5":
         from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
@@ -90,44 +93,86 @@ def make_trainer(kind: str, args: dict[str, Any], options: dict[str, Any], callb
     return Trainer(model, TrainingArguments(**args), mask, data, Samples(), callbacks=callbacks)
 
 
-def _sft(args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) -> Any:
-    from datasets import Dataset as Rows
-    from tokenizers import Tokenizer, models
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
+def _tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
 
     words = {**{f"<{name}>": number for number, name in enumerate(("pad", "eos", "unk"))}}
     words |= {f"w{number}": number for number in range(len(words), TOKENS)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="<unk>")),
-        pad_token="<pad>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-    )
-    config = LlamaConfig(
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+
+
+def llama(kind: str = "LlamaForCausalLM") -> Any:
+    """Return a small model of Llama, read from files as TRL's trainers read their second models."""
+    import transformers
+
+    config = transformers.LlamaConfig(
         vocab_size=TOKENS,
         hidden_size=16,
         intermediate_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         attention_dropout=0.1,
-        max_position_embeddings=LENGTH,
+        max_position_embeddings=2 * LENGTH,
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=1,
+        num_labels=1,
     )
-    model: Any = LlamaForCausalLM(config)
-    if options.get("adapters"):
-        model = with_adapters(model, "q_proj")
+    model = getattr(transformers, kind)(config)
+    model.save_pretrained("base")  # Only rank 0 writes.
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    return getattr(transformers, kind).from_pretrained("base", dtype=torch.float32)
+
+
+def _sft(args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) -> Any:
+    from datasets import Dataset as Rows
+    from trl import SFTConfig, SFTTrainer
+
+    model = with_adapters(llama(), "q_proj") if options.get("adapters") else llama()
     samples = Samples(is_ragged=True)
     rows = Rows.from_dict({"input_ids": [samples[index]["input_ids"].tolist() for index in range(SAMPLES)]})
+    config = SFTConfig(**args, max_length=LENGTH)
     return SFTTrainer(
-        model,
-        SFTConfig(**args, max_length=LENGTH),
-        train_dataset=rows,
-        eval_dataset=rows,
-        processing_class=tokenizer,
-        callbacks=callbacks,
+        model, config, train_dataset=rows, eval_dataset=rows, processing_class=_tokenizer(), callbacks=callbacks
+    )
+
+
+PREFERENCES = {
+    "dpo": ("trl.DPOTrainer", {}),
+    "dpo_sync": ("trl.DPOTrainer", {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}),
+    "kto": ("trl.KTOTrainer", {}),
+    "reward": ("trl.RewardTrainer", {}),
+    "orpo": ("trl.experimental.orpo.ORPOTrainer", {}),
+    "cpo": ("trl.experimental.cpo.CPOTrainer", {}),
+    "tpo": ("trl.experimental.tpo.TPOTrainer", {}),
+}
+"""TRL's trainers that read preferences: the class, and options of its configuration."""
+
+
+def _of_preferences(kind: str, args: dict[str, Any], callbacks: list[Any]) -> Any:
+    import importlib
+
+    from datasets import Dataset as Rows
+
+    path, more = PREFERENCES[kind]
+    package, _, name = path.rpartition(".")
+    module = importlib.import_module(package)
+    words = random.Random(5)
+
+    def text() -> str:
+        return " " + " ".join(f"w{words.randrange(3, TOKENS)}" for _ in range(4))
+
+    columns = ["prompt", "completion"] if kind == "kto" else ["prompt", "chosen", "rejected", "reference"]
+    rows = [{column: text() for column in columns[: None if kind == "tpo" else 3]} for _ in range(SAMPLES)]
+    rows = [{**row, "label": number % 2 == 0} if kind == "kto" else row for number, row in enumerate(rows)]
+    config = getattr(module, name.replace("Trainer", "Config"))(**args, **more, max_length=2 * LENGTH)
+    model = llama("LlamaForSequenceClassification" if kind == "reward" else "LlamaForCausalLM")
+    return getattr(module, name)(
+        model, args=config, train_dataset=Rows.from_list(rows), processing_class=_tokenizer(), callbacks=callbacks
     )
 
 
@@ -151,6 +196,13 @@ def divide_on_cpu(strategy: str) -> None:
     PartialState.set_device = set_device
     transformers.training_args.is_torch_bf16_gpu_available = lambda: True
     os.environ["ACCELERATE_USE_DEEPSPEED"] = "true" if strategy == "zero" else "false"
+
+
+def _digests(*models: Any) -> list[dict[str, str]]:
+    """Return the digest of each tensor of the given models."""
+    from everstep.training.determinism.digests import digest_of
+
+    return [{name: digest_of(each) for name, each in model.state_dict().items()} for model in models if model]
 
 
 def use_fp16(accelerator: Any, scale: float) -> None:
@@ -224,8 +276,24 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
                 events.append([state.global_step, scaler.get_scale(), trainer.accelerator.optimizer_step_was_skipped])
             reach(rank, state.global_step, arguments.get("points", {}))
 
+    class Average(transformers.TrainerCallback):  # type: ignore[misc]
+        """Averages the weights without `state_dict`, through `Tensor.data`, as many scripts do."""
+
+        def __init__(self) -> None:
+            self.updates = 0
+
+        def on_train_begin(self, *_: object, model: Any, **__: object) -> None:
+            self.average = copy.deepcopy(model)
+
+        def on_step_end(self, *_: object, model: Any, **__: object) -> None:
+            self.updates += 1
+            if self.updates % 3 == 0:
+                for mean, each in zip(self.average.parameters(), model.parameters(), strict=True):
+                    mean.data.mul_(0.5).add_(each.data, alpha=0.5)
+
+    averages = [Average()] if options.get("averages") else []
     patience = [transformers.EarlyStoppingCallback(options["patience"])] if "patience" in options else []
-    trainer = make_trainer(options.get("trainer", "gpt2"), args, options, [*patience, Progress()])
+    trainer = make_trainer(options.get("trainer", "gpt2"), args, options, [*averages, *patience, Progress()])
     assert trainer.is_deepspeed_enabled == (strategy == "zero")
     assert trainer.is_fsdp_enabled == (strategy == "fsdp")
     if options.get("fp16"):
@@ -246,6 +314,10 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         "history": trainer.state.log_history,
         "events": events,
         "digest": digest(session),
+        "second": _digests(getattr(trainer, "ref_model", None)),
+        "averages": _digests(
+            *(each.average for each in trainer.callback_handler.callbacks if hasattr(each, "average"))
+        ),
         "draws": [torch.rand(()).item().hex(), float(np.random.rand()).hex(), random.random().hex()],
     }
     Path(directory, f"result-{rank}.json").write_text(json.dumps(result))

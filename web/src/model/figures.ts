@@ -133,13 +133,14 @@ export const holdsNodes = (job: AnyJob): boolean => !hasReleased(job) && (job.Ge
 /**
  * Whether no node has steps of the job in memory.
  *
- * A list contains no SecondaryStatusTransitions. An interrupted job in a list has no such node if it has no
+ * A list contains no SecondaryStatusTransitions. An interrupted or stopping job in a list has no such node if it has no
  * ProtectionState.
  */
 function hasReleased(job: AnyJob): boolean {
   if (isOver(job) || hasReleasedNodes(job)) return true
   const isListed = job.SecondaryStatusTransitions === undefined && job.IncidentCount !== undefined
-  return isListed && job.SecondaryStatus === 'Interrupted' && job.ProtectionState === undefined
+  const canWait = job.SecondaryStatus === 'Interrupted' || job.SecondaryStatus === 'Stopping'
+  return isListed && canWait && job.TrainingStartTime !== undefined && job.ProtectionState === undefined
 }
 
 const known = (step: number | undefined): number | undefined => (step === undefined || step < 0 ? undefined : step)

@@ -36,7 +36,12 @@ export const stateOf = (job: Pick<JobStatus, 'SecondaryStatusTransitions'>): str
 export const hasReleasedNodes = (job: JobStatus): boolean =>
   job.SecondaryStatus === 'Paused'
     ? job.TrainingStartTime !== undefined
-    : job.SecondaryStatus === 'Interrupted' && ['queued', 'allocating'].includes(stateOf(job) ?? '')
+    : (job.SecondaryStatus === 'Interrupted' || isStoppedLater(job)) &&
+      ['queued', 'allocating'].includes(stateOf(job) ?? '')
+
+/** Whether a user stops a job that has trained, for example while it is paused. */
+const isStoppedLater = (job: JobStatus): boolean =>
+  job.SecondaryStatus === 'Stopping' && job.TrainingStartTime !== undefined
 
 /** Whether the job has a place in the queue. A paused job and one that still returns nodes have none. */
 export const isQueued = (job: JobStatus): boolean =>
