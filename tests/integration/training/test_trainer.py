@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, TensorEntry, unpack_header, unpack_index
+from tests.integration.training import kills
 from tests.integration.training.faults import FAULTS, UNTIL, Training, check_equal
 from tests.integration.training.test_matrix import zero
 from tests.integration.training.trainer_scripts import PREFERENCES
@@ -112,7 +113,7 @@ def test_a_trainer_of_trl(warm_parent: WarmParent, tmp_path: Path, kind: str, ad
 
 
 @pytest.mark.long(keep=2)
-@pytest.mark.parametrize("kind", sorted(PREFERENCES))
+@pytest.mark.parametrize("kind", sorted(PREFERENCES.keys() - {"dpo_sync"}))
 def test_a_trainer_of_trl_that_reads_preferences(warm_parent: WarmParent, tmp_path: Path, kind: str) -> None:
     options = {"trainer": kind, "averages": True}
     (resumed, *_) = check(
@@ -120,6 +121,17 @@ def test_a_trainer_of_trl_that_reads_preferences(warm_parent: WarmParent, tmp_pa
     )
     assert resumed["averages"]
     assert bool(resumed["second"]) == kind.startswith(("dpo", "kto"))
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_reference_model_that_follows_the_trained_model_is_kept(
+    warm_parent: WarmParent, tmp_path: Path, world: int
+) -> None:
+    """Its first update makes the state larger, so the job needs larger slots then."""
+    options = {"trainer": "dpo_sync", "averages": True}
+    compared = ("step", "history", "draws", "second", "averages")
+    kills.check(warm_parent, tmp_path, world, commits=2, compared=compared, **options)
 
 
 @pytest.mark.long(keep=1)

@@ -143,7 +143,7 @@ def _sft(args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) ->
 
 PREFERENCES = {
     "dpo": ("trl.DPOTrainer", {}),
-    "dpo_sync": ("trl.DPOTrainer", {"sync_ref_model": True, "ref_model_sync_steps": 2, "ref_model_mixup_alpha": 0.5}),
+    "dpo_sync": ("trl.DPOTrainer", {"sync_ref_model": True, "ref_model_sync_steps": 3, "ref_model_mixup_alpha": 0.5}),
     "kto": ("trl.KTOTrainer", {}),
     "reward": ("trl.RewardTrainer", {}),
     "orpo": ("trl.experimental.orpo.ORPOTrainer", {}),

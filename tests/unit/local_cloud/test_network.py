@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from infra.local_cloud.errors import StartFailed
@@ -12,7 +14,7 @@ class FakeNetwork(Network):
     """A network without links in the kernel. Each instance that `ends` names ends while its counters are read."""
 
     def __init__(self, *instance_ids: str, ends: tuple[str, ...] = ()) -> None:
-        self._links = dict.fromkeys(instance_ids)  # type: ignore[arg-type]
+        self._links: Any = dict.fromkeys(instance_ids)
         self._ends = ends
 
     def counters(self, instance_id: str) -> dict[str, int]:
