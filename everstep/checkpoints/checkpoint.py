@@ -24,7 +24,7 @@ from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Rank
 from everstep.protocol.manifest import CheckpointManifest, ManifestShard, SharedObject, decode_manifest
 from everstep.protocol.slot import CHUNK_BYTES
-from everstep.protocol.slot_values import pretrained_of
+from everstep.protocol.slot_values import values_of
 
 READS_AHEAD: Final = 3
 """Number of pieces of tensors that `Checkpoint.stream` reads ahead of its caller.
@@ -96,8 +96,12 @@ class Checkpoint:
             """The reason why the shards do not contain the whole tensor, by tensor name."""
             self.pretrained: dict[str, str] = {}
             """Content of `config.json` of each Hugging Face transformers model, by the model's path in tensor names."""
+            self.files: dict[str, bytes] = {}
+            """Further files of these models, as `SlotValues.files`."""
             for shard in self._shards.values():
-                self.pretrained |= pretrained_of(shard.index.values)
+                values = values_of(shard.index.values)
+                self.pretrained |= values.pretrained
+                self.files |= values.files
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Checkpoint:

@@ -3,6 +3,7 @@
     model.safetensors                                    if all tensors together have at most FILE_BYTES
     model-00001-of-00003.safetensors …, and the index model.safetensors.index.json    otherwise
     config.json                                          if the checkpoint or the caller provides it
+    generation_config.json and the tokenizer's files     if the checkpoint has them
 
 The names in a checkpoint contain no components of wrappers (`module`, `_orig_mod`), because the training hooks remove
 them. If the script registered a module that contains one model of transformers, the export removes the path of
@@ -25,7 +26,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -39,6 +42,7 @@ from everstep.checkpoints.stores import store_of
 from everstep.protocol.dtypes import ITEM_BYTES
 from everstep.protocol.errors import UNDECODABLE
 from everstep.protocol.safetensors import DTYPE_NAMES
+from everstep.protocol.slot_values import ADAPTER_FILE, BASE_FILE
 
 FILE_BYTES: Final = 5_000_000_000
 """Maximum bytes of tensors in one file. A larger tensor has its own file.
@@ -52,6 +56,9 @@ CONFIG: Final = "config.json"
 FLOATS: Final = ("float64", "float32", "bfloat16", "float16")
 """Floating point types that the option `dtype` converts from and to. The export keeps other types, such as integers."""
 
+MAX_FILE_BYTES: Final = 32 * 1024 * 1024
+"""Size of the largest file beside the weights."""
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_. -]{0,99})?")
 _FIELDS: Final = msgspec.json.Decoder(dict[str, object])
 
 
@@ -121,9 +128,7 @@ def export_safetensors(
     if strip is None:
         strip = next(iter(checkpoint.pretrained)) if len(checkpoint.pretrained) == 1 else ""
     fields = _fields(config if config is not None else checkpoint.pretrained.get(strip.removesuffix(".")))
-    for file in (WHOLE, INDEX, *((CONFIG,) if fields is not None else ())):
-        if store.exists(_key(folder, file)):
-            raise CheckpointError(f"{to} already holds an exported model ({file}); name an empty folder")
+    check_empty(to)
     strip = strip if strip.endswith(".") or not strip else f"{strip}."
     for name, reason in checkpoint.incomplete.items():
         if name.startswith(PREFIX + strip):
@@ -156,9 +161,12 @@ def export_safetensors(
                 del part
             del piece
 
+    beside = files_beside(checkpoint, strip.removesuffix("."))
     if fields is not None:
         data = json.dumps({**fields, **_dtype_field(chosen)}, indent=2, sort_keys=True).encode()
         write(CONFIG, [data], len(data))
+    for file, data in beside.items():
+        write(file, [data], len(data))
     for file, group in zip(names, groups, strict=True):
         header = _header(group)
         write(file, pieces(header, group), len(header) + sum(each.bytes for each in group.values()))
@@ -171,6 +179,48 @@ def export_safetensors(
         write(INDEX, [data], len(data))
     left_out = (name.removeprefix(PREFIX) for name in checkpoint.tensors if name.startswith(PREFIX))
     return Exported(tuple(written), len(chosen), total, tuple(name for name in left_out if not name.startswith(strip)))
+
+
+def has_adapters(checkpoint: Checkpoint) -> bool:
+    """Return whether the checkpoint's model has adapters of PEFT, so that its tensors fit no `config.json`."""
+    return any(key.endswith(f":{BASE_FILE}") for key in checkpoint.files)
+
+
+def check_empty(to: str) -> None:
+    """Raise CheckpointError if a folder, a path or `s3://bucket/prefix`, holds an exported model."""
+    store, folder = store_of(to.rstrip("/") or "/")
+    for file in (WHOLE, INDEX, CONFIG, ADAPTER_FILE):
+        if store.exists(_key(folder, file)):
+            raise CheckpointError(f"{to} already holds an exported model ({file}); name an empty folder")
+
+
+def files_beside(checkpoint: Checkpoint, path: str) -> dict[str, bytes]:
+    """Return the files of the tokenizer and of the generation that belong to the model at a path, by name.
+
+    Raises:
+        CheckpointError: a name leads out of the folder of an export, or a file is too large.
+    """
+    found = {key.removeprefix(f"{path}:"): data for key, data in checkpoint.files.items() if key.startswith(f"{path}:")}
+    for name in found:
+        if not _PLAIN_NAME.fullmatch(name):
+            raise CheckpointError(f"the checkpoint names a file {name[:100]!r}, which no export writes")
+    return {name: unpacked(data) for name, data in found.items() if name not in (ADAPTER_FILE, BASE_FILE)}
+
+
+def unpacked(data: bytes) -> bytes:
+    """Decompress a value of `SlotValues.files`, which the job's ranks wrote.
+
+    Raises:
+        CheckpointError: the bytes are damaged, or the file has more than `MAX_FILE_BYTES`.
+    """
+    reader = zlib.decompressobj()
+    try:
+        file = reader.decompress(data, MAX_FILE_BYTES)
+    except zlib.error as error:
+        raise CheckpointError(f"a file of the checkpoint is damaged: {error}") from error
+    if reader.unconsumed_tail or not reader.eof:
+        raise CheckpointError(f"a file of the checkpoint has more than {MAX_FILE_BYTES} bytes")
+    return file
 
 
 def _imported_cast() -> Callable[[str, memoryview, str, str], Iterator[memoryview]]:

@@ -146,8 +146,9 @@ def export(
         CheckpointFormat,
         typer.Option(
             "--format",
-            help="hf: the model as safetensors files that Hugging Face libraries open. dcp: model and optimizer states "
-            "for torch.distributed.checkpoint. deepspeed-universal: the same for DeepSpeed's load_universal.",
+            help="hf: the model, or its adapters of PEFT, as files that Hugging Face libraries open. dcp: model and "
+            "optimizer states for torch.distributed.checkpoint. deepspeed-universal: the same for DeepSpeed's "
+            "load_universal.",
         ),
     ] = CheckpointFormat.HF,
     strip: Annotated[
@@ -158,6 +159,9 @@ def export(
         ),
     ] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Convert floating point tensors to this type.")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write the whole model, with its adapters merged into the weights.")
+    ] = False,
     config: Annotated[
         Path | None, typer.Option(help="config.json to write, if the script's model did not come from transformers.")
     ] = None,
@@ -170,11 +174,11 @@ def export(
     from rich.progress import DownloadColumn, Progress, TimeRemainingColumn
 
     from everstep.checkpoints.checkpoint import open_checkpoint
-    from everstep.checkpoints.export import export_safetensors
+    from everstep.checkpoints.export import export_safetensors, has_adapters
     from everstep.checkpoints.memory import held
 
-    if form is not CheckpointFormat.HF and not (strip is None and dtype is None and config is None):
-        raise typer.BadParameter("--strip, --dtype and --config need --format hf")
+    if form is not CheckpointFormat.HF and not (strip is None and dtype is None and config is None and not merge):
+        raise typer.BadParameter("--strip, --dtype, --config and --merge need --format hf")
     is_memory = source is ExportSource.MEMORY
     if is_memory and not (step is None and generation is None):
         raise typer.BadParameter("--from memory exports the newest committed step; leave out STEP and --generation")
@@ -192,7 +196,10 @@ def export(
         def show(done: int, total: int) -> None:
             progress.update(bar, completed=done, total=total)
 
-        if form is CheckpointFormat.HF:
+        if merge or (form is CheckpointFormat.HF and strip is None and has_adapters(checkpoint)):
+            kind = None if dtype is None else dtype.value
+            exported = _export_for_torch(form)(checkpoint, to, merge=merge, dtype=kind, progress=show)
+        elif form is CheckpointFormat.HF:
             exported = export_safetensors(
                 checkpoint,
                 to,
@@ -223,6 +230,10 @@ def _export_for_torch(form: CheckpointFormat) -> Any:
     from everstep.checkpoints.errors import CheckpointError
 
     try:
+        if form is CheckpointFormat.HF:
+            from everstep.checkpoints.adapters import export_adapters
+
+            return export_adapters
         if form is CheckpointFormat.DCP:
             from everstep.checkpoints.dcp_export import export_dcp
 
@@ -230,7 +241,9 @@ def _export_for_torch(form: CheckpointFormat) -> Any:
         from everstep.checkpoints.universal import export_universal
     except ImportError as error:
         raise CheckpointError(
-            f"--format {form} needs torch: {error}", hint="next: pip install 'everstep[training]'"
+            f"--format {form} of this checkpoint needs another package: {error}",
+            hint="next: pip install 'everstep[training]'"
+            + (" transformers peft" if form is CheckpointFormat.HF else ""),
         ) from error
     return export_universal
 

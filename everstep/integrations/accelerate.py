@@ -110,6 +110,7 @@ def prepare(
     scheduler: Any = None,
     extra: Mapping[str, Any] | None = None,
     trusted_optimizers: Sequence[type] = (),
+    tokenizer: Any = None,
 ) -> Prepared:
     """Prepare a script's objects for training, and keep their state at every step.
 
@@ -124,6 +125,7 @@ def prepare(
         scheduler: a torch scheduler, accelerate's `DummyScheduler`, or None.
         extra: other objects with `state_dict` and `load_state_dict`, by name.
         trusted_optimizers: as for `everstep.training.init`.
+        tokenizer: as for `everstep.training.init`.
 
     Returns:
         The prepared objects with their session.
@@ -150,6 +152,7 @@ def prepare(
         data=loader,
         extra={**registered, **(extra or {})},
         trusted_optimizers=trusted_optimizers,
+        tokenizer=tokenizer,
     )
     return Prepared(
         accelerator=accelerator,
@@ -251,6 +254,7 @@ def keep(
     data: Any,
     extra: Mapping[str, Any],
     trusted_optimizers: Sequence[type] = (),
+    tokenizer: Any = None,
 ) -> TrainingSession:
     """Create the session that keeps the state of objects that accelerate has prepared.
 
@@ -262,6 +266,7 @@ def keep(
         data: accelerate's loader, or another loader of `everstep.training.data`.
         extra: further objects with `state_dict` and `load_state_dict`, by name.
         trusted_optimizers: as for `everstep.training.init`.
+        tokenizer: as for `everstep.training.init`.
 
     Returns:
         The session. It has not restored a step yet.
@@ -283,21 +288,22 @@ def keep(
         synchronize_rng_state(RNGType.GENERATOR, shuffling)
     inner = _inside(scheduler, "scheduler")
     loader = _inside(data, "base_dataloader")
-    objects, trusted = dict(extra), trusted_optimizers
+    objects = dict(extra)
+    others: dict[str, Any] = {"trusted_optimizers": trusted_optimizers, "tokenizer": tokenizer}
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler
     if is_engine(model):
         check_engine(model)
         if inner is not None and inner is not model.lr_scheduler:
             objects["scheduler"] = inner
-        return everstep.training.init(engine=model, data=loader, extra=objects, trusted_optimizers=trusted)
+        return everstep.training.init(engine=model, data=loader, extra=objects, **others)
     return everstep.training.init(
         model=model,
         optimizer=_inside(optimizer, "optimizer"),
         scheduler=inner,
         data=loader,
         extra=objects,
-        trusted_optimizers=trusted,
+        **others,
     )
 
 

@@ -286,6 +286,7 @@ class TrainerAttachment:
                 data=loader,
                 extra={"trainer": self._loop},
                 trusted_optimizers=self._trusted,
+                tokenizer=_saved_with_model(trainer),
             )
         except TrainingError as error:
             refuse(error)
@@ -409,6 +410,11 @@ class TrainerAttachment:
                 trainer.control.should_training_stop = True
                 return True
         return False
+
+
+def _saved_with_model(trainer: Any) -> Any:
+    """Return the trainer's tokenizer or processor, which the trainer, too, saves with its model."""
+    return trainer.processing_class if hasattr(trainer.processing_class, "save_pretrained") else None
 
 
 def _modules_of(trainer: Any) -> tuple[torch.nn.Module, ...]:

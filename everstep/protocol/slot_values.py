@@ -1,14 +1,22 @@
 """Defines the content of the field `values` in a slot's index. Pure.
 
 The training hooks write these values for each snapshot and read them when they restore it. Programs that read
-checkpoints use only `pretrained`.
+checkpoints use only `pretrained` and `files`.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from everstep.protocol.errors import UNDECODABLE
+
+ADAPTER_FILE: Final = "adapter_config.json"
+"""Configuration of PEFT's adapters of a model."""
+BASE_FILE: Final = "base_config.json"
+"""`config.json` of the model inside PEFT's adapters."""
+GENERATION_FILE: Final = "generation_config.json"
 
 
 class SlotValues(msgspec.Struct, frozen=True, array_like=True):
@@ -30,14 +38,20 @@ class SlotValues(msgspec.Struct, frozen=True, array_like=True):
     The key is the path of the model within the names of parameters. The path is empty if the script registered the
     model itself. Slots of earlier versions have no such field.
     """
+    files: dict[str, bytes] = {}
+    """Further files for an export, compressed by zlib. The key is the path of the model, a colon and the file's name.
+
+    They are `ADAPTER_FILE`, `BASE_FILE`, `GENERATION_FILE` and the files of the tokenizer. Only rank 0 has them. Slots
+    of earlier versions have no such field.
+    """
 
 
 _decoder = msgspec.msgpack.Decoder(SlotValues)
 
 
-def pretrained_of(values: bytes) -> dict[str, str]:
-    """Return the field `pretrained` of encoded `SlotValues`. Empty if the values do not decode."""
+def values_of(values: bytes) -> SlotValues:
+    """Decode `SlotValues`. The result has no configurations and no files if the values do not decode."""
     try:
-        return _decoder.decode(values).pretrained
+        return _decoder.decode(values)
     except UNDECODABLE:
-        return {}
+        return SlotValues(b"", b"", b"")

@@ -29,7 +29,7 @@ from everstep.training.data import DataStream, check_apart
 from everstep.training.data.protocols import check_signatures
 from everstep.training.determinism_check import DeterminismCheck
 from everstep.training.errors import CannotResume, SessionMisuse, TrainingError
-from everstep.training.pretrained import pretrained_configs
+from everstep.training.pretrained import Pretrained
 from everstep.training.rehearsal import Replay
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
@@ -48,6 +48,7 @@ def init(
     extra: Mapping[str, Any] | None = None,
     guard: Literal["step", "forward"] = "step",
     trusted_optimizers: Sequence[type] = (),
+    tokenizer: Any = None,
 ) -> TrainingSession:
     """Register the objects whose state snapshots must contain, and return the session.
 
@@ -65,7 +66,9 @@ def init(
             averaged weights; and plain values, which the script then reads and writes as `session.extra[name]`.
         guard: the call of the script that waits for the background copy. "step": the next optimizer step. "forward":
             the next forward pass, for optimizers that step inside backward or inside a captured CUDA graph.
-        trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`.
+        trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`. Of
+            other classes, `init` accepts those that continue bit for bit in a trial with small parameters.
+        tokenizer: an object with `save_pretrained`, whose files an export writes beside the model.
 
     Returns:
         The session.
@@ -108,7 +111,7 @@ def init(
         if environment.is_elastic:
             for stream in streams.values():
                 stream.check_elastic()
-        pretrained = pretrained_configs({**_named(model), **_named(engine)})
+        pretrained = Pretrained({**_named(model), **_named(engine)}, tokenizer)
         state = RankState(adapters, objects, streams, environment, pretrained)
         session = TrainingSession(
             state,

@@ -31,6 +31,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
 from everstep.training.errors import CannotResume
 from everstep.training.module_tree import places_of
+from everstep.training.pretrained import Pretrained
 from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
 from everstep.training.script import Environment
 from everstep.training.state_tree import Tree, encode
@@ -87,7 +88,7 @@ class RankState:
         objects: other registered objects, by name.
         streams: the loaders, by name.
         environment: the rank's parsed environment variables.
-        pretrained: content of `SlotValues.pretrained`: the configurations of transformers models.
+        pretrained: the configurations and files of models from Hugging Face's libraries.
 
     Raises:
         CannotResume: a part of the state cannot be restored.
@@ -99,12 +100,13 @@ class RankState:
         objects: Mapping[str, Stateful],
         streams: Mapping[str, DataStream],
         environment: Environment,
-        pretrained: Mapping[str, str] | None = None,
+        pretrained: Pretrained | None = None,
     ) -> None:
         self.adapters = adapters
         self.objects = objects
         self.streams = streams
-        self._pretrained = dict(pretrained or {})
+        self._pretrained = pretrained or Pretrained({})
+        self._has_files = environment.rank == 0
         self._modules = [of_root for adapter in adapters for of_root in adapter.trees()]
         self._attributes = Attributes(places_of(self._modules))
         self._holders = _holders_of(self._modules)
@@ -230,8 +232,9 @@ class RankState:
             StateTensor(VALUE_PREFIX + path, tensor, is_deferred=False)
             for path, tensor in (*adapters.tensors, *others.tensors)
         ]
-        values = msgspec.msgpack.encode(SlotValues(self._facts_data, adapters.data, others.data, self._pretrained))
-        return Observed([one for state in of_adapters for one in state.lists], fresh, values)
+        files = self._pretrained.files() if self._has_files else {}
+        values = SlotValues(self._facts_data, adapters.data, others.data, self._pretrained.configs, files)
+        return Observed([one for state in of_adapters for one in state.lists], fresh, msgspec.msgpack.encode(values))
 
     def parts(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[TensorPart, ...]]:
         """Return the boxes that each tensor of a slot holds, by the tensor's name.

@@ -39,6 +39,8 @@ def keeps_all_state(optimizer: Optimizer) -> bool:
     """
     if type(optimizer).__module__.startswith("torch.distributed."):
         raise ValueError("its step communicates")
+    if hasattr(optimizer, "__del__") or type(optimizer).__module__.startswith("deepspeed."):
+        raise ValueError("it holds memory outside of Python, which its copies would free")
     with rng.kept(()):
         origin, twin = _small_copy(optimizer), _small_copy(optimizer)
         for number in range(_STEPS):

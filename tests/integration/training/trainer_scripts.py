@@ -93,15 +93,15 @@ def make_trainer(kind: str, args: dict[str, Any], options: dict[str, Any], callb
     return Trainer(model, TrainingArguments(**args), mask, data, Samples(), callbacks=callbacks)
 
 
-def _tokenizer() -> Any:
+def tokenizer() -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {**{f"<{name}>": number for number, name in enumerate(("pad", "eos", "unk"))}}
     words |= {f"w{number}": number for number in range(len(words), TOKENS)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    made = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def llama(kind: str = "LlamaForCausalLM") -> Any:
@@ -137,7 +137,7 @@ def _sft(args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) ->
     rows = Rows.from_dict({"input_ids": [samples[index]["input_ids"].tolist() for index in range(SAMPLES)]})
     config = SFTConfig(**args, max_length=LENGTH)
     return SFTTrainer(
-        model, config, train_dataset=rows, eval_dataset=rows, processing_class=_tokenizer(), callbacks=callbacks
+        model, config, train_dataset=rows, eval_dataset=rows, processing_class=tokenizer(), callbacks=callbacks
     )
 
 
@@ -172,7 +172,7 @@ def _of_preferences(kind: str, args: dict[str, Any], callbacks: list[Any]) -> An
     config = getattr(module, name.replace("Trainer", "Config"))(**args, **more, max_length=2 * LENGTH)
     model = llama("LlamaForSequenceClassification" if kind == "reward" else "LlamaForCausalLM")
     return getattr(module, name)(
-        model, args=config, train_dataset=Rows.from_list(rows), processing_class=_tokenizer(), callbacks=callbacks
+        model, args=config, train_dataset=Rows.from_list(rows), processing_class=tokenizer(), callbacks=callbacks
     )
 
 

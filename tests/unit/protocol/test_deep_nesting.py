@@ -16,7 +16,7 @@ from everstep.protocol.parity import Contribution, pack_contributions, unpack_co
 from everstep.protocol.rank_messages import RankHello
 from everstep.protocol.safetensors import plan_restore
 from everstep.protocol.slot import TensorEntry, unpack_index
-from everstep.protocol.slot_values import pretrained_of
+from everstep.protocol.slot_values import values_of
 
 DEPTH = 200_000
 HELLO = RankHello(job=JobName("job"), run=RunId("0" * 32), generation=Generation(1), rank=Rank(0), pid=1)
@@ -51,7 +51,7 @@ def test_deep_nesting_is_refused(read: Callable[[], object], refusal: type[Excep
 
 @pytest.mark.security
 def test_deep_nesting_in_values_and_log_rows_ends_what_can_be_read() -> None:
-    assert pretrained_of(with_field(b"\x80")) == {}
+    assert values_of(with_field(b"\x80")).pretrained == {}
     head = ChunkHead(first=7, positions={})
     assert decode_chunk(encode_head(head) + JSON + b"\n") == (head, [], len(encode_head(head)))
 

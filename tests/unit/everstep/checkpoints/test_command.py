@@ -109,7 +109,7 @@ def test_options_of_one_format_are_refused_for_others(run: Any, tmp_path: Path, 
     arguments = ("checkpoints", "export", "gpt", "7", "--to", str(tmp_path / "to"), "--format", "dcp")
     code, _, error, _ = run(*arguments, "--dtype", "bfloat16", list_checkpoints=listed)
     assert code != 0
-    assert "--strip, --dtype and --config need --format hf" in error
+    assert "--strip, --dtype, --config and --merge need --format hf" in error
 
 
 def test_a_configuration_is_read_from_a_file(run: Any, tmp_path: Path, listed: dict[str, Any]) -> None:
