@@ -25,21 +25,34 @@ Invariant: a run that was interrupted and resumed equals an uninterrupted run bi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import torch
 from accelerate.accelerator import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils.dataclasses import DistributedType, RNGType
 from accelerate.utils.operations import send_to_device
 from accelerate.utils.random import synchronize_rng_state
 from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.utils.data import DataLoader
 
 import everstep.training
-from everstep.integrations.base import check_engine, check_optimizer, modules_of
+from everstep.integrations.base import (
+    NoSession,
+    StepBatches,
+    check_engine,
+    check_optimizer,
+    is_alone,
+    modules_of,
+    refuse,
+)
 from everstep.integrations.errors import UnsupportedOption
-from everstep.training import SessionMisuse, TrainingSession
+from everstep.training import CannotResume, SessionMisuse, TrainingError, TrainingSession, rng
 from everstep.training.adapters.deepspeed import is_engine
 from everstep.training.versions import check_version
 
@@ -73,6 +86,8 @@ class Prepared:
     session: TrainingSession
     modules: tuple[Any, ...]
     """The model's modules at the end of `prepare`. `batches` raises an error if the model has other modules later."""
+    data: Any
+    """The loader that `accelerator.prepare` returned."""
 
     def batches(self, until_step: int) -> Iterator[Any]:
         """Yield batches across epochs, on the accelerator's device, and end a step after each accumulation.
@@ -88,11 +103,15 @@ class Prepared:
             RestoreMismatch: the snapshot does not fit this launch.
             UnsupportedOption: the script changed an option after `prepare`, and the option prevents an exact resume.
         """
+        count = self.accelerator.gradient_accumulation_steps
+        if isinstance(self.session, NoSession):
+            epochs = itertools.chain.from_iterable(itertools.repeat(self.data))
+            yield from itertools.islice(epochs, until_step * count)
+            return
         check_accelerator(self.accelerator)
         check_optimizer(_inside(self.optimizer, "optimizer"))
         if modules_of(self.model) != self.modules:
             raise SessionMisuse("the model was changed after prepare(): its modules differ. Change it before prepare()")
-        count = self.accelerator.gradient_accumulation_steps
         for batch in self.session.batches(until_step, accumulate=count):
             yield send_to_device(batch, self.accelerator.device)
 
@@ -137,31 +156,234 @@ def prepare(
         SessionMisuse: this is the second call for the accelerator, an object is prepared already, or the optimizer has
             made steps.
     """
-    check_version("accelerate")
-    check_accelerator(accelerator)
-    _check_unused(accelerator, {"model": model, "optimizer": optimizer, "data": data, "scheduler": scheduler})
-    setattr(accelerator, _PREPARED, True)
     objects = [model, optimizer, data, *([] if scheduler is None else [scheduler])]
+    try:
+        check_version("accelerate")
+        check_accelerator(accelerator)
+        _check_unused(accelerator, {"model": model, "optimizer": optimizer, "data": data, "scheduler": scheduler})
+    except TrainingError as error:
+        refuse(error)
+        return _prepared(accelerator, accelerator.prepare(*objects), None)
+    setattr(accelerator, _PREPARED, True)
     wrapped, wrapped_optimizer, loader, *rest = accelerator.prepare(*objects)
-    registered = {f"registered/{number}": each for number, each in enumerate(accelerator._custom_objects)}
-    session = keep(
-        accelerator,
-        model=wrapped,
-        optimizer=wrapped_optimizer,
-        scheduler=rest[0] if rest else None,
-        data=loader,
-        extra={**registered, **(extra or {})},
-        trusted_optimizers=trusted_optimizers,
-        tokenizer=tokenizer,
-    )
+    session: TrainingSession | None = None
+    try:
+        session = keep(
+            accelerator,
+            model=wrapped,
+            optimizer=wrapped_optimizer,
+            scheduler=rest[0] if rest else None,
+            data=loader,
+            extra={**_registered(accelerator), **(extra or {})},
+            trusted_optimizers=trusted_optimizers,
+            tokenizer=tokenizer,
+        )
+    except TrainingError as error:
+        refuse(error)
+    return _prepared(accelerator, (wrapped, wrapped_optimizer, loader, *rest), session)
+
+
+def _prepared(accelerator: Accelerator, objects: Sequence[Any], session: TrainingSession | None) -> Prepared:
+    model, optimizer, loader, *rest = objects
     return Prepared(
         accelerator=accelerator,
-        model=wrapped,
-        optimizer=wrapped_optimizer,
+        model=model,
+        optimizer=optimizer,
         scheduler=rest[0] if rest else None,
-        session=session,
-        modules=modules_of(wrapped),
+        session=session or cast(TrainingSession, NoSession()),
+        modules=modules_of(model),
+        data=loader,
     )
+
+
+def _registered(accelerator: Any) -> dict[str, Any]:
+    return {f"registered/{number}": each for number, each in enumerate(accelerator._custom_objects)}
+
+
+def attach(
+    accelerator: Accelerator,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    trusted_optimizers: Sequence[type] = (),
+    tokenizer: Any = None,
+) -> None:
+    """Keep the steps of a script that keeps its own loop over epochs and batches.
+
+    Every rank calls this once, before `accelerator.prepare`. The script must call `accelerator.end_training()` at its
+    end. After a restart, the loops of finished epochs yield no batch, and the loop of the newest epoch yields the
+    remaining ones. Code between these loops, such as an evaluation, runs again with the restored model.
+
+    Args:
+        accelerator: the one accelerator of the script, which has prepared nothing yet.
+        extra: other objects with `state_dict` and `load_state_dict`, by name.
+        trusted_optimizers: as for `everstep.training.init`.
+        tokenizer: as for `everstep.training.init`.
+
+    Raises:
+        UnsupportedVersion: Everstep is not tested with the installed version of accelerate.
+        UnsupportedOption: an option of the accelerator prevents an exact resume.
+        SessionMisuse: this is the second call for the accelerator.
+    """
+    try:
+        check_version("accelerate")
+        check_accelerator(accelerator)
+        if hasattr(accelerator, _PREPARED):
+            raise SessionMisuse("attach() or prepare() was already called for this accelerator; call one of them once")
+    except TrainingError as error:
+        refuse(error)
+        return
+    others = {"extra": dict(extra or {}), "trusted_optimizers": trusted_optimizers, "tokenizer": tokenizer}
+    setattr(accelerator, _PREPARED, AccelerateAttachment(accelerator, others))
+
+
+def session_of(accelerator: Accelerator) -> TrainingSession:
+    """Return the session of an attached accelerator, for example for `session.log`.
+
+    Args:
+        accelerator: an attached accelerator whose training loop has begun.
+
+    Returns:
+        The session. If the script trains without Everstep, an object without effect.
+
+    Raises:
+        SessionMisuse: the accelerator is not attached, or its training loop has not begun.
+    """
+    attachment = getattr(accelerator, _PREPARED, None)
+    if isinstance(attachment, AccelerateAttachment):
+        if attachment.session is None:
+            raise SessionMisuse("the training loop has not begun; iterate over the prepared loader first")
+        return attachment.session
+    if is_alone():
+        return cast(TrainingSession, NoSession())
+    raise SessionMisuse("the accelerator is not attached; call attach(accelerator) before accelerator.prepare")
+
+
+class AccelerateAttachment:
+    """Replaces `prepare` and `end_training` of one accelerator, and owns its session.
+
+    Args:
+        accelerator: the accelerator.
+        others: further arguments of `keep`.
+    """
+
+    def __init__(self, accelerator: Any, others: Mapping[str, Any]) -> None:
+        self._accelerator = accelerator
+        self._others = others
+        self._prepare, self._end_training = accelerator.prepare, accelerator.end_training
+        self._prepared: list[Any] = []
+        self.session: TrainingSession | None = None
+        self._loader: EpochLoader | None = None
+        """The loader whose loop trains."""
+        accelerator.prepare = self.prepare
+        accelerator.end_training = self.end_training
+
+    def prepare(self, *given: Any, **more: Any) -> Any:
+        """Prepare objects as `Accelerator.prepare` does. Each loader is an `EpochLoader`."""
+        made = self._prepare(*given, **more)
+        objects = made if isinstance(made, tuple) else (made,)
+        self._prepared += objects
+        objects = tuple(EpochLoader(self, each) if isinstance(each, DataLoader) else each for each in objects)
+        return objects if isinstance(made, tuple) else objects[0]
+
+    def end_training(self) -> None:
+        """Report the last step and close the session, before the accelerator ends its trackers."""
+        if self._loader is not None and self.session is not None:
+            self._loader.end_step()
+            self.session.close()
+        self._end_training()
+
+    def is_training(self) -> bool:
+        """Return whether the script's next loop trains: a model is in training mode, and gradients are on."""
+        models = [each for each in self._prepared if isinstance(each, torch.nn.Module)]
+        return torch.is_grad_enabled() and any(each.training for each in models)
+
+    def begin(self, loader: EpochLoader) -> bool:
+        """Create the session for the first loop that trains. Return whether the session reads this loader."""
+        if self._loader is None and self.is_training():
+            self._loader = loader
+            objects = self._prepared
+            try:
+                self.session = keep(
+                    self._accelerator,
+                    model=_only(objects, torch.nn.Module, "model"),
+                    optimizer=_only(objects, torch.optim.Optimizer, "optimizer"),
+                    scheduler=next((each for each in objects if isinstance(each, AcceleratedScheduler)), None),
+                    data=loader.inner,
+                    **{**self._others, "extra": _registered(self._accelerator) | self._others["extra"]},
+                )
+            except TrainingError as error:
+                refuse(error)
+                self._loader = None
+                return False
+            loader.begin(self.session)
+        return self._loader is loader and self.session is not None
+
+
+def _only(objects: Iterable[Any], kind: type, name: str) -> Any:
+    found = [each for each in objects if isinstance(each, kind)]
+    if len(found) != 1:
+        raise CannotResume(
+            name, f"the accelerator has prepared {len(found)} of them. attach() needs one; use everstep.training.init"
+        )
+    return found[0]
+
+
+class EpochLoader:
+    """A prepared loader. If its loop trains, it yields the batches that follow the restored position.
+
+    Args:
+        attachment: the accelerator's attachment.
+        inner: the loader of accelerate, whose attributes are attributes of this object, too.
+    """
+
+    def __init__(self, attachment: AccelerateAttachment, inner: Any) -> None:
+        self._attachment = attachment
+        self.inner = inner
+        self._batches: StepBatches | None = None
+        self._loops = 0
+        """Number of loops over this loader that the script has begun."""
+        self._skipped = 0
+        """Number of loops that yield no batch, because their epochs were finished before the restart."""
+        self._is_pending = False
+        """Whether the script has a batch whose step is not reported."""
+        self._is_over = False
+        """Whether all ranks stop now."""
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._attachment.begin(self) or self._batches is None:
+            yield from self.inner
+            return
+        self._loops += 1
+        if self._loops <= self._skipped:
+            return
+        device = self._attachment._accelerator.device
+        for batch in self._batches:
+            self._is_pending = True
+            yield send_to_device(batch, device)
+
+    def begin(self, session: TrainingSession) -> None:
+        """Restore the step that the agent names."""
+        resume = functools.partial(rng.restore, rng.observe()) if session.restore() else None
+        (stream,) = session.data.values()
+        self._skipped = stream.epoch
+        self._batches = StepBatches(session, self.end_step, resume)
+
+    def end_step(self) -> bool:
+        """Report the newest step to the session, unless it is reported already. Return whether training must stop."""
+        session, accelerator = self._attachment.session, self._attachment._accelerator
+        assert session is not None
+        if self._is_pending and accelerator.sync_gradients:
+            self._is_pending = False
+            if session.boundary().stop:
+                self._is_over = True
+                session.close()
+        return self._is_over
 
 
 def _check_unused(accelerator: Accelerator, objects: Mapping[str, Any]) -> None:

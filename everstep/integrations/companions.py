@@ -205,8 +205,7 @@ class Companions:
             return False
         if isinstance(value, torch.nn.Module):
             return True
-        package = type(value).__module__.partition(".")[0]
-        return package in self._packages or (package != "everstep" and is_class_of_script(type(value)))
+        return type(value).__module__.partition(".")[0] in self._packages or is_class_of_script(type(value))
 
 
 class _Model:

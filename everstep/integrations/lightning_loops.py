@@ -87,7 +87,6 @@ class LightningLoopState:
     def _roots(self) -> dict[str, object]:
         """Return the module and the script's callbacks, whose attributes can change besides their `state_dict`."""
         own = [each for each in self._trainer.callbacks if is_class_of_script(type(each))]
-        own = [each for each in own if not type(each).__module__.startswith("everstep.")]
         named = {f"{type(each).__name__}{number}": each for number, each in enumerate(own)}
         return {"module": self._trainer.lightning_module, **named}
 

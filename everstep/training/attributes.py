@@ -220,7 +220,7 @@ def _origin(kind: type) -> _Kinds | None:
     if any(each.__module__.startswith("torch.") for each in others):
         return None
     files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in others)
-    is_library = any(file.startswith(LIBRARIES) for file in files)
+    is_library = any(file.startswith(LIBRARIES) for file in files) or kind.__module__.startswith("everstep.")
     if not issubclass(kind, torch.nn.Module):
         return _SCRIPT if others and not is_library else None
     return _TORCH if not others else _LIBRARY if is_library else _SCRIPT

@@ -118,9 +118,10 @@ def _is_module_of_library(value: object) -> bool:
 
 
 def is_class_of_script(kind: type) -> bool:
-    """Return whether a class is defined by the script, and not in a library or in Python."""
+    """Return whether a class is defined by the script, and not in a library, in Python or in Everstep."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ not in sys.builtin_module_names and not (file or "").startswith(LIBRARIES)
+    is_known = kind.__module__ in sys.builtin_module_names or kind.__module__.startswith("everstep.")
+    return not is_known and not (file or "").startswith(LIBRARIES)
 
 
 def _is_of_script(value: object) -> bool:

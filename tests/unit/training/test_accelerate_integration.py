@@ -13,9 +13,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import DataLoader, TensorDataset
 
-from everstep.integrations.accelerate import Prepared, prepare
+from everstep.integrations.accelerate import Prepared, attach, prepare, session_of
 from everstep.integrations.errors import UnsupportedOption
-from everstep.training import SessionMisuse
+from everstep.training import CannotResume, SessionMisuse
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,12 @@ def own_state() -> Iterator[None]:
     gc.collect()
     for kind in (AcceleratorState, GradientState, PartialState):
         kind._reset_state()
+
+
+@pytest.fixture(name="in_a_job")
+def made_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the script believe that an agent runs it. Elsewhere, nothing is refused."""
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
 
 
 def loader() -> Any:
@@ -58,13 +64,20 @@ def test_without_an_agent_a_step_ends_after_its_accumulation() -> None:
     keep.close()
 
 
-def test_a_second_call_is_refused() -> None:
+def test_a_second_call_is_refused_in_a_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
     prepare(accelerator, **parts()).close()
+    assert len(trained(prepare(accelerator, **parts()), 5)) == 5
+    attach(accelerator)
+    session_of(accelerator).log(loss=1.0)
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
+    with pytest.raises(SessionMisuse, match="already called for this accelerator"):
+        attach(accelerator)
     with pytest.raises(SessionMisuse, match=r"already called for this accelerator\. Call it once"):
         prepare(accelerator, **parts())
 
 
+@pytest.mark.usefixtures("in_a_job")
 @pytest.mark.parametrize("name", ["model", "optimizer", "data"])
 def test_an_object_that_is_prepared_already_is_refused_by_name(name: str) -> None:
     accelerator, objects = Accelerator(cpu=True), parts()
@@ -73,6 +86,7 @@ def test_an_object_that_is_prepared_already_is_refused_by_name(name: str) -> Non
         prepare(accelerator, **objects)
 
 
+@pytest.mark.usefixtures("in_a_job")
 def test_an_optimizer_that_has_trained_is_refused() -> None:
     objects = parts()
     objects["model"](torch.ones(1, 1)).sum().backward()
@@ -98,9 +112,23 @@ def test_options_that_the_script_changes_after_prepare_are_refused_when_training
     keep.close()
 
 
+@pytest.mark.usefixtures("in_a_job")
 def test_an_option_of_the_accelerator_is_refused_before_anything_is_prepared() -> None:
     objects = parts()
     accelerator: Any = SimpleNamespace(dispatch_batches=True)
     with pytest.raises(UnsupportedOption, match="dispatch_batches"):
         prepare(accelerator, **objects)
     assert not hasattr(objects["model"], "_is_accelerate_prepared")
+
+
+def test_two_models_are_refused_by_name_when_the_loop_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator, objects = Accelerator(cpu=True), parts()
+    attach(accelerator)
+    with pytest.raises(SessionMisuse, match="has not begun"):
+        session_of(accelerator)
+    prepared = accelerator.prepare(*objects.values(), torch.nn.Linear(1, 1))
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
+    with pytest.raises(CannotResume, match="^model: the accelerator has prepared 2 of them"):
+        next(iter(prepared[2]))
+    monkeypatch.delenv("EVERSTEP_AGENT_SOCKET")
+    assert len(list(prepared[2])) == len(prepared[2]) == 4, "outside a job, the loop trains without Everstep"
