@@ -128,7 +128,7 @@ def test_two_models_are_refused_by_name_when_the_loop_begins(monkeypatch: pytest
         session_of(accelerator)
     prepared = accelerator.prepare(*objects.values(), torch.nn.Linear(1, 1))
     monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
-    with pytest.raises(CannotResume, match="^model: the accelerator has prepared 2 of them"):
+    with pytest.raises(CannotResume, match=r"^model: the accelerator has prepared 2 of them"):
         next(iter(prepared[2]))
     monkeypatch.delenv("EVERSTEP_AGENT_SOCKET")
     assert len(list(prepared[2])) == len(prepared[2]) == 4, "outside a job, the loop trains without Everstep"
