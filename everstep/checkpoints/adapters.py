@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import peft
 import torch
 import transformers
@@ -25,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from everstep.checkpoints.checkpoint import Checkpoint
 from everstep.checkpoints.errors import CheckpointError, IncompleteTensor
-from everstep.checkpoints.export import PREFIX, Exported, check_empty, files_beside, unpacked
+from everstep.checkpoints.export import FIELDS, PREFIX, Exported, check_empty, files_beside, unpacked
 from everstep.checkpoints.stores import store_of
 from everstep.checkpoints.torch_files import tensor_of
 from everstep.protocol.errors import UNDECODABLE
@@ -87,7 +86,7 @@ def export_adapters(
 
 def _fields(data: bytes) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(unpacked(data), type=dict[str, Any])
+        return FIELDS.decode(unpacked(data))
     except UNDECODABLE as error:
         raise CheckpointError(f"a configuration of the checkpoint is no JSON object: {error}") from error
 
@@ -106,9 +105,11 @@ def _model(base: Mapping[str, Any], adapter: Mapping[str, Any]) -> Any:
     is_pruned = adapter["peft_type"] == "ADALORA"
     if is_pruned:  # AdaLoRA writes this pattern when it removes ranks. The new model has all ranks.
         config.rank_pattern = None
+    of_base: Any = CONFIG_MAPPING[base["model_type"]]
     with torch.device("meta"):
-        frozen = kind(CONFIG_MAPPING[base["model_type"]].from_dict(dict(base)))
-    model = peft.get_peft_model(frozen, config)
+        frozen = kind(of_base.from_dict(dict(base)))
+    adapted: Any = peft.get_peft_model
+    model = adapted(frozen, config)
     if is_pruned:
         config.rank_pattern = adapter["rank_pattern"]
     return model

@@ -31,7 +31,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -59,7 +59,7 @@ FLOATS: Final = ("float64", "float32", "bfloat16", "float16")
 MAX_FILE_BYTES: Final = 32 * 1024 * 1024
 """Size of the largest file beside the weights."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_. -]{0,99})?")
-_FIELDS: Final = msgspec.json.Decoder(dict[str, object])
+FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,14 @@ def check_empty(to: str) -> None:
 
 
 def files_beside(checkpoint: Checkpoint, path: str) -> dict[str, bytes]:
-    """Return the files of the tokenizer and of the generation that belong to the model at a path, by name.
+    """Read the files of the tokenizer and of the generation that belong to a model.
+
+    Args:
+        checkpoint: an open checkpoint.
+        path: path of the model in the names of tensors, empty for the registered model itself.
+
+    Returns:
+        The content of each file by name.
 
     Raises:
         CheckpointError: a name leads out of the folder of an export, or a file is too large.
@@ -208,7 +215,13 @@ def files_beside(checkpoint: Checkpoint, path: str) -> dict[str, bytes]:
 
 
 def unpacked(data: bytes) -> bytes:
-    """Decompress a value of `SlotValues.files`, which the job's ranks wrote.
+    """Decompress a value of `SlotValues.files`.
+
+    Args:
+        data: bytes that a rank of the job wrote.
+
+    Returns:
+        The file's content, at most `MAX_FILE_BYTES`.
 
     Raises:
         CheckpointError: the bytes are damaged, or the file has more than `MAX_FILE_BYTES`.
@@ -239,7 +252,7 @@ def _fields(config: str | None) -> dict[str, object] | None:
     if config is None:
         return None
     try:
-        fields = _FIELDS.decode(config)
+        fields = FIELDS.decode(config)
     except UNDECODABLE as error:
         raise CheckpointError(f"the model's configuration is no JSON object: {error}") from error
     return {key: value for key, value in fields.items() if key != "torch_dtype"}

@@ -262,7 +262,7 @@ class AccelerateAttachment:
     """Replaces `prepare` and `end_training` of one accelerator, and owns its session.
 
     Args:
-        accelerator: the accelerator.
+        accelerator: prepares the script's objects. It has prepared none yet.
         others: further arguments of `keep`.
     """
 
@@ -332,7 +332,7 @@ class EpochLoader:
     """A prepared loader. If its loop trains, it yields the batches that follow the restored position.
 
     Args:
-        attachment: the accelerator's attachment.
+        attachment: creates the session when the first loop that trains begins.
         inner: the loader of accelerate, whose attributes are attributes of this object, too.
     """
 

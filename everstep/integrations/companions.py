@@ -97,7 +97,10 @@ class Companions:
         self._restored: dict[str, Tree] = {}
 
     def state_dict(self) -> dict[str, Tree]:
-        """Return the changed values by path.
+        """Find the changed values. Called for every snapshot.
+
+        Returns:
+            Live values by path.
 
         Raises:
             CannotResume: training has created an object with state. A restarted script has no such object when it

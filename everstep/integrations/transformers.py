@@ -291,7 +291,7 @@ class TrainerAttachment:
         except TrainingError as error:
             refuse(error)
             self._detach()
-            trainer._prepare_for_training = lambda *_: (self._model, loader)
+            trainer._prepare_for_training = functools.partial(_given, (self._model, loader))
             return of_trainer  # type: ignore[no-any-return]
         self.session = session
         (stream,) = session.data.values()
@@ -419,6 +419,11 @@ def _saved_with_model(trainer: Any) -> Any:
 
 def _modules_of(trainer: Any) -> tuple[torch.nn.Module, ...]:
     return () if trainer.model is None else modules_of(trainer.model)
+
+
+def _given(result: Any, *_: object) -> Any:
+    """Return the result, in place of a method that has run already."""
+    return result
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]

@@ -27,12 +27,13 @@ _OF_HOOKS: Final = "_optimizer_"
 
 
 def keeps_all_state(optimizer: Optimizer) -> bool:
-    """Return whether a copy that gets parameters, `state` and `param_groups` continues bit for bit.
-
-    The optimizer and the process's random generators stay as they are.
+    """Try an optimizer. It and the process's random generators stay as they are.
 
     Args:
         optimizer: an optimizer that has made no step.
+
+    Returns:
+        Whether a copy that gets parameters, `state` and `param_groups` of another copy continues bit for bit.
 
     Raises:
         Exception: the trial cannot run, for example because the optimizer's step needs a closure.

@@ -1,4 +1,4 @@
-"""A script of accelerate with its own loop over epochs, like accelerate's `nlp_example.py`, and two lines of Everstep."""
+"""A script of accelerate with its own loop over epochs, like its `nlp_example.py`, and with Everstep's two lines."""
 
 from __future__ import annotations
 

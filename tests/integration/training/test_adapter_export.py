@@ -1,4 +1,4 @@
-"""PEFT opens exported adapters, and transformers opens the merged model. Both compute what the trained model computes."""
+"""PEFT opens exported adapters, and transformers the merged model. Both compute what the trained model computes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotIndex, TensorEntry, unpack_
 from tests.integration.training import kills
 from tests.integration.training.faults import FAULTS, UNTIL, Training, check_equal
 from tests.integration.training.test_matrix import zero
-from tests.integration.training.trainer_scripts import PREFERENCES
+from tests.integration.training.trainer_scripts import PREFERENCES, SIMPLE_TUNERS, TUNERS, UNTESTED_TUNERS
 from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -121,6 +121,21 @@ def test_a_trainer_of_trl_that_reads_preferences(warm_parent: WarmParent, tmp_pa
     )
     assert resumed["averages"]
     assert bool(resumed["second"]) == kind.startswith(("dpo", "kto"))
+
+
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("tuner", [*TUNERS, *SIMPLE_TUNERS])
+def test_a_tuner_of_peft(warm_parent: WarmParent, tmp_path: Path, tuner: str) -> None:
+    """AdaLoRA keeps tensors in dictionaries of an object that is no module."""
+    check(Training(warm_parent, tmp_path, "trainer_scripts", 1, {"tuner": tuner}, imports=TRL), "kill_a_rank")
+
+
+@pytest.mark.long(keep=0)
+def test_each_tuner_of_the_installed_peft_is_tested_or_named() -> None:
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    known = {*TUNERS, *SIMPLE_TUNERS, *UNTESTED_TUNERS}
+    assert {kind.value for kind in PEFT_TYPE_TO_CONFIG_MAPPING} == known
 
 
 @pytest.mark.long(keep=1)

@@ -71,12 +71,89 @@ def with_adapters(model: Any, target: str) -> Any:
     return get_peft_model(model, LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, target_modules=[target]))
 
 
+TUNERS: dict[str, dict[str, Any]] = {
+    "ADALORA": {"init_r": 4, "target_r": 2, "tinit": 2, "tfinal": 4, "deltaT": 1, "total_step": 12},
+    "ADAPTION_PROMPT": {"adapter_len": 2, "adapter_layers": 1, "target_modules": None},
+    "BOFT": {"boft_block_size": 4},
+    "C3A": {"block_size": 4},
+    "FOURIERFT": {"n_frequency": 8},
+    "GRALORA": {"r": 4, "gralora_k": 2},
+    "IA3": {"feedforward_modules": []},
+    "LN_TUNING": {"target_modules": ["input_layernorm"]},
+    "MULTITASK_PROMPT_TUNING": {"num_tasks": 1},
+    "OFT": {"oft_block_size": 4, "r": 0},
+    "POLY": {"n_tasks": 1, "n_skills": 2},
+    "ROAD": {"group_size": 4},
+    "TRAINABLE_TOKENS": {"token_indices": [3, 4, 5], "target_modules": ["embed_tokens"]},
+    "VBLORA": {"vector_length": 4, "num_vectors": 8, "topk": 2},
+    "WAVEFT": {"n_frequency": 8},
+}
+"""Types of PEFT's tuners that need options, with these options."""
+SIMPLE_TUNERS = (
+    "BEFT",
+    "CARTRIDGE",
+    "DEFT",
+    "DELORA",
+    "FROD",
+    "GLORA",
+    "HIRA",
+    "HRA",
+    "LILY",
+    "LOHA",
+    "LOKR",
+    "LORA",
+    "MISS",
+    "OSF",
+    "PEANUT",
+    "PREFIX_TUNING",
+    "PROMPT_TUNING",
+    "PSOFT",
+    "PVERA",
+    "P_TUNING",
+    "RANDLORA",
+    "SHIRA",
+    "SUPERTUNING",
+    "TINYLORA",
+    "UNILORA",
+    "VERA",
+)
+"""Types of PEFT's tuners that need no options."""
+UNTESTED_TUNERS = ("ADAMSS", "CPT", "SHADOW", "XLORA")
+"""Tuners that do not train this model: they need another package, other data, another model, or other adapters."""
+
+
+def _with_tuner(kind: str) -> Any:
+    import dataclasses
+
+    from peft import PeftType, get_peft_model
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    known = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)]
+    usual = {"target_modules": ["q_proj", "v_proj"], "r": 2, "rank": 2, "num_virtual_tokens": 2}
+    fields = {field.name for field in dataclasses.fields(known)}
+    options = {name: value for name, value in usual.items() if name in fields} | TUNERS.get(kind, {})
+    if kind == "ADALORA":
+        options.pop("r", None)
+    return get_peft_model(llama(), known(task_type="CAUSAL_LM", **options))
+
+
+def _with_tasks(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Collate samples of the only task, which some tuners need."""
+    return {**mask(samples), "task_ids": torch.zeros(len(samples), dtype=torch.long)}
+
+
 def make_trainer(kind: str, args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) -> Any:
     """Create the trainer of one kind: `gpt2`, `t5`, `sft`, a key of `PREFERENCES`, or a type of adapters of PEFT."""
     from transformers import Trainer, TrainingArguments
 
     if kind == "sft":
         return _sft(args, options, callbacks)
+    if "tuner" in options:
+        collate = _with_tasks if options["tuner"] in ("MULTITASK_PROMPT_TUNING", "POLY") else mask
+        args = {**args, "remove_unused_columns": False, "label_names": ["labels"], "learning_rate": 0.1}
+        return Trainer(
+            _with_tuner(options["tuner"]), TrainingArguments(**args), collate, Samples(), callbacks=callbacks
+        )
     if kind in PREFERENCES:
         return _of_preferences(kind, args, callbacks)
     if kind == "t5":
@@ -291,9 +368,18 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
                 for mean, each in zip(self.average.parameters(), model.parameters(), strict=True):
                     mean.data.mul_(0.5).add_(each.data, alpha=0.5)
 
+    class Allocate(transformers.TrainerCallback):  # type: ignore[misc]
+        """Lets AdaLoRA choose its ranks, as its documentation says."""
+
+        def on_optimizer_step(self, _: object, state: Any, *__: object, model: Any, **___: object) -> None:
+            if hasattr(getattr(model, "base_model", None), "update_and_allocate"):
+                model.base_model.update_and_allocate(state.global_step)
+
     averages = [Average()] if options.get("averages") else []
     patience = [transformers.EarlyStoppingCallback(options["patience"])] if "patience" in options else []
-    trainer = make_trainer(options.get("trainer", "gpt2"), args, options, [*averages, *patience, Progress()])
+    trainer = make_trainer(
+        options.get("trainer", "gpt2"), args, options, [*averages, *patience, Allocate(), Progress()]
+    )
     assert trainer.is_deepspeed_enabled == (strategy == "zero")
     assert trainer.is_fsdp_enabled == (strategy == "fsdp")
     if options.get("fp16"):
