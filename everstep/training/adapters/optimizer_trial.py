@@ -36,7 +36,8 @@ def keeps_all_state(optimizer: Optimizer) -> bool:
         Whether a copy that gets parameters, `state` and `param_groups` of another copy continues bit for bit.
 
     Raises:
-        Exception: the trial cannot run, for example because the optimizer's step needs a closure.
+        ValueError: copies of this optimizer would communicate, or free memory of the optimizer.
+        Exception: the copies cannot make a step, for example because it needs a closure.
     """
     if type(optimizer).__module__.startswith("torch.distributed."):
         raise ValueError("its step communicates")
