@@ -14,6 +14,7 @@ snapshot can contain, such as open files: the script must create them again.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class _Found:
     """The objects that the walk has entered, by path."""
     places: dict[str, _Place] = field(default_factory=dict)
     """Their values that a snapshot can contain, by path."""
-    models: dict[str, torch.nn.Module] = field(default_factory=dict)
+    models: dict[str, _Model] = field(default_factory=dict)
     """The second models, by path."""
     others: set[str] = field(default_factory=set)
     """Paths of attributes that no snapshot can contain."""
@@ -88,10 +89,9 @@ class Companions:
         self._packages = frozenset(packages)
         self._hidden = OF_MODULES | set(hidden)
         self._models: dict[str, _Model] = {}
-        found = self._walk()
-        self._marks = {path: _mark(place.value) for path, place in found.places.items()}
-        for path, model in found.models.items():
-            self._models[path] = self._second(model)
+        self._marks: dict[str, Tree] | None = None
+        """What shows whether a value has changed, by path; None until the first walk has ended."""
+        self._marks = {path: _mark(place.value) for path, place in self._walk().places.items()}
         self._begun: _Found | None = None
         """The objects when the loop begins; None before."""
         self._restored: dict[str, Tree] = {}
@@ -110,9 +110,7 @@ class Companions:
             return self._restored
         found = self._walk()
         changed = [place for path, place in found.places.items() if not self._is_known(path, place.value)]
-        models = {
-            path: each for path, module in found.models.items() if (each := self._model(path, module)).has_changed()
-        }
+        models = {path: model for path, model in found.models.items() if model.has_changed()}
         for owner in chain((place.owner for place in changed), models):
             if owner not in self._begun.objects:
                 raise CannotResume(
@@ -148,9 +146,9 @@ class Companions:
         self._begun = found = self._walk()
         # Hooks set these values in each launch. But a tensor that they have made can depend on the restored state.
         plain = {path: place.value for path, place in found.places.items() if not _has_tensor(place.value)}
+        assert self._marks is not None
         self._marks |= {path: _mark(value) for path, value in plain.items()}
-        models = {path: self._model(path, module) for path, module in found.models.items()}
-        tensors = _named(models)
+        tensors = _named(found.models)
         for path, value in self._restored.items():
             owner, _, key = path.rpartition(".")
             if path in tensors:
@@ -163,17 +161,15 @@ class Companions:
         self._restored = {}
 
     def _is_known(self, path: str, value: object) -> bool:
-        return path in self._marks and is_same(_tree(value), self._marks[path])
+        return self._marks is not None and path in self._marks and is_same(_tree(value), self._marks[path])
 
     def _model(self, path: str, module: torch.nn.Module) -> _Model:
         """Return what is known of a second model. One that was created after `attach` counts as changed."""
-        if path not in self._models or self._models[path].module is not module:
-            self._models[path] = self._second(module, is_new=True)
+        if path not in self._models or self._models[path].is_other(module):
+            trained = (each for each in self._kept() if isinstance(each, torch.nn.Module))
+            besides = {id(each) for model in trained for _, each in _tensors_of(model)}
+            self._models[path] = _Model(module, besides, is_new=self._marks is not None)
         return self._models[path]
-
-    def _second(self, module: torch.nn.Module, *, is_new: bool = False) -> _Model:
-        trained = (each for each in self._kept() if isinstance(each, torch.nn.Module))
-        return _Model(module, {id(each) for model in trained for _, each in _tensors_of(model)}, is_new=is_new)
 
     def _walk(self) -> _Found:
         found = _Found()
@@ -195,8 +191,8 @@ class Companions:
                 known |= {id(each) for _, each in entered}
                 for name, each in entered:
                     if isinstance(each, torch.nn.Module):
-                        found.objects[name] = found.models[name] = each
-                        known |= {id(module) for module in each.modules()}
+                        found.objects[name], found.models[name] = each, self._model(name, each)
+                        known |= found.models[name].parts
                     else:
                         waiting.append((name, each))
                 if not entered and not callable(value):
@@ -219,13 +215,26 @@ class _Model:
     """
 
     def __init__(self, module: torch.nn.Module, besides: set[int], *, is_new: bool) -> None:
-        self.module = module
+        self._module = module
+        self._held = [each for part in module.modules() for each in (part._modules, part._parameters, part._buffers)]
+        self._seen = self._observe_parts()
+        self.parts = {*map(id, module.modules())}
+        """Identities of the model and its submodules."""
         self.tensors = {name: each for name, each in _tensors_of(module) if id(each) not in besides}
         """The tensors that are not of the trained model, by name."""
         self._is_changed = is_new and bool(self.tensors)
         self._marks = self._observe()
         self._elements = _elements(self.tensors.values())
         self._samples = [*map(torch.cat, self._elements)]
+
+    def is_other(self, module: torch.nn.Module) -> bool:
+        """Return whether a module is another one, or has other submodules, parameters or buffers than this object."""
+        now = self._observe_parts()
+        is_same = len(now) == len(self._seen) and all(map(operator.is_, now, self._seen))
+        return module is not self._module or not is_same
+
+    def _observe_parts(self) -> list[object]:
+        return [*chain.from_iterable(each.values() for each in self._held)]
 
     def has_changed(self) -> bool:
         if not self._is_changed:

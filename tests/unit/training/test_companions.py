@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from everstep.integrations.companions import Companions
+from everstep.integrations.companions import MAX_ITEMS, Companions
 from everstep.training import CannotResume
 from everstep.training.state_tree import decode, encode
 
@@ -104,9 +104,15 @@ def follow(callback: Callback) -> object:
     return callback.second.weight.tolist()
 
 
-def follow_in_a_buffer(callback: Callback) -> object:
-    callback.second.register_buffer("mean", torch.ones(2))
-    return "mean" in dict(callback.second.named_buffers())
+def write_one_element(callback: Callback) -> object:
+    with torch.no_grad():
+        callback.second.weight[0, 1] = 9  # neither the first, the middle nor the last element
+    return callback.second.weight.tolist()
+
+
+def replace_a_parameter(callback: Callback) -> object:
+    callback.second.weight = nn.Parameter(torch.full((2, 2), 3.0))
+    return callback.second.weight.tolist()
 
 
 def swap(callback: Callback) -> object:
@@ -119,7 +125,9 @@ def add(callback: Callback) -> object:
     return vars(callback)["late"]
 
 
-@pytest.mark.parametrize("change", [count, collect, append, average, fill, draw, follow, swap, add])
+@pytest.mark.parametrize(
+    "change", [count, collect, append, average, fill, draw, follow, write_one_element, replace_a_parameter, swap, add]
+)
 def test_what_training_changes_is_restored_and_stays_in_later_snapshots(change: Callable[[Callback], object]) -> None:
     trainer = begun()
     before = random.getstate()
@@ -150,15 +158,22 @@ def test_a_container_keeps_its_class_and_its_identity() -> None:
     trainer = begun()
     collect(trainer.callback)
     holders: list[Any] = []
-    again = resumed(trainer.companions.state_dict(), lambda one: holders.append(one.callback.values))
+
+    def begin(one: Trainer) -> None:
+        one.callback.values["eval"]["stale"].append(1.0)
+        holders.append(one.callback.values)
+
+    again = resumed(trainer.companions.state_dict(), begin)
     assert again.callback.values is holders[0]
-    again.callback.values["eval"]["loss"].append(1.0)
+    assert list(again.callback.values) == ["train"]
+    again.callback.values["train"]["entropy"].append(1.0)
     assert again.callback.values["train"]["loss"] == [0.5]
 
 
 def test_an_average_that_a_hook_builds_from_the_restored_model_is_kept_before_its_first_update() -> None:
     def build(trainer: Trainer) -> None:
         trainer.callback.made = copy.deepcopy(trainer.model)
+        vars(trainer.callback)["first"] = trainer.model.weight.detach().clone()
         vars(trainer.callback)["began"] = float(trainer.model.weight.detach().sum())
 
     trainer = Trainer()
@@ -173,6 +188,7 @@ def test_an_average_that_a_hook_builds_from_the_restored_model_is_kept_before_it
 
     again = resumed(saved, begin)
     assert torch.equal(again.callback.made.weight, trainer.callback.made.weight)
+    assert torch.equal(vars(again.callback)["first"], vars(trainer.callback)["first"])
     assert vars(again.callback)["began"] != vars(trainer.callback)["began"], "a hook sets plain values in each launch"
 
 
@@ -204,6 +220,32 @@ def test_tensors_of_the_trained_model_are_in_no_second_model() -> None:
     assert trainer.companions.state_dict() == {}
     trainer.callback.made[1].weight.data.add_(1)
     assert trainer.companions.state_dict().keys() == {"callback.made:1.weight", "callback.made:1.bias"}
+
+
+def test_a_second_apply_changes_nothing() -> None:
+    trainer = begun()
+    count(trainer.callback)
+    trainer.companions.apply()
+    assert trainer.companions.state_dict() == {"callback.count": 3}
+
+
+def test_a_value_that_is_too_large_for_a_copy_is_in_each_snapshot() -> None:
+    trainer = Trainer()
+    trainer.callback.table = np.zeros(MAX_ITEMS + 1)
+    trainer.companions = Companions(lambda: {"callback": trainer.callback}, lambda: (trainer.model,), ())
+    trainer.companions.apply()
+    assert trainer.companions.state_dict().keys() == {"callback.table"}
+
+
+def test_a_later_update_of_a_replaced_parameter_is_kept() -> None:
+    trainer = begun()
+    replace_a_parameter(trainer.callback)
+    trainer.companions.state_dict()
+    trainer.callback.second.weight.data.add_(1)
+    replace_a_parameter(trainer.callback)
+    trainer.callback.second.weight.data.add_(1)
+    again = resumed(trainer.companions.state_dict())
+    assert again.callback.second.weight.tolist() == [[4.0, 4.0], [4.0, 4.0]]
 
 
 def test_a_rehearsal_compares_neither_times_nor_texts() -> None:
