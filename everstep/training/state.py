@@ -24,12 +24,12 @@ from torch.optim.optimizer import Optimizer
 from everstep.protocol.parts import TensorPart
 from everstep.protocol.slot_values import SlotValues
 from everstep.training import rng
-from everstep.training.adapters.base import Adapter, AdapterState
+from everstep.training.adapters.base import Adapter, AdapterState, qualified_name
 from everstep.training.arena import Arena
 from everstep.training.attributes import Attributes, copied, generators_of
 from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
-from everstep.training.errors import CannotResume
+from everstep.training.errors import CannotResume, TrainingError
 from everstep.training.module_tree import places_of
 from everstep.training.pretrained import Pretrained
 from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
@@ -222,7 +222,7 @@ class RankState:
         adapters = encode([state.values for state in of_adapters], "/adapters")
         others = encode(
             {
-                "objects": {name: item.state_dict() for name, item in self.objects.items()},
+                "objects": {name: _state_of(name, item) for name, item in self.objects.items()},
                 **(self._kept or self._passing()),
             },
             "",
@@ -355,6 +355,15 @@ class RankState:
             "generators": rng.generator_states(self.generators),
             "rng": rng.observe(),
         }
+
+
+def _state_of(name: str, item: Stateful) -> Any:
+    try:
+        return item.state_dict()
+    except TrainingError:
+        raise
+    except Exception as error:
+        raise CannotResume(name, f"state_dict() of {qualified_name(type(item))} failed: {error!r}") from error
 
 
 def _holders_of(modules: Sequence[Sequence[torch.nn.Module]]) -> list[torch.nn.Module]:

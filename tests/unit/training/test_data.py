@@ -194,6 +194,17 @@ def test_a_loop_may_end_an_epoch_before_its_last_batch(name: str, consumed: int)
 
 
 @pytest.mark.parametrize("name", ["sequential", "list"])
+def test_batches_that_another_run_has_used_are_skipped(name: str) -> None:
+    seed()
+    used = DataStream("data", LOADERS[name](), seed=1)
+    draw(used, 2)
+    stream = DataStream("data", LOADERS[name](), seed=1)
+    stream.skip(3, 2)
+    assert (stream.epoch, stream.consumed_count) == (3, 2)
+    assert next(map(flatten, stream))[0] == next(map(flatten, used))[0]
+
+
+@pytest.mark.parametrize("name", ["sequential", "list"])
 def test_an_epoch_may_end_right_after_a_restore(name: str) -> None:
     stream = DataStream("data", LOADERS[name](), seed=1)
     seed()

@@ -140,3 +140,19 @@ def test_a_loader_that_makes_seeds_of_a_seed_sequence_ends_the_snapshots_by_name
     state.keep_passing()  # never fails, because the script's loop has just ended
     with pytest.raises(CannotResume, match=r"^data: the loader calls spawn\(\) of a numpy SeedSequence"):
         state.observe()
+
+
+class Failing:
+    """A registered object whose `state_dict` fails."""
+
+    def state_dict(self) -> object:
+        raise AttributeError("no engine")
+
+    def load_state_dict(self, state: object) -> None:
+        """Restore nothing."""
+
+
+def test_an_object_whose_state_dict_fails_is_refused_by_name() -> None:
+    adapters = [PlainAdapter({"": small()}, {})]
+    with pytest.raises(CannotResume, match=r"^extra/it: state_dict\(\) of .*Failing failed: AttributeError"):
+        RankState(adapters, {"extra/it": Failing()}, {}, Environment.read({}))

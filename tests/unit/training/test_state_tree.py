@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from everstep.protocol.errors import CorruptSlot
 from everstep.training import state_tree
 from everstep.training.errors import CannotResume
-from everstep.training.state_tree import INLINE_BYTES, MAX_DEPTH, decode, encode, place_of
+from everstep.training.state_tree import INLINE_BYTES, MAX_DEPTH, decode, encode, is_same, place_of
 
 LEAVES = (
     st.none()
@@ -202,3 +202,12 @@ def test_a_restored_optimizer_pickles_to_the_same_bytes(groups: int) -> None:
     tensors = dict(encoded.tensors)
     restored.load_state_dict(decode(encoded.data, lambda path: tensors[path].clone()))  # type: ignore[arg-type]
     assert saved(restored) == saved(undisturbed)
+
+
+@pytest.mark.parametrize(
+    "other", [1.0, True, [1], (1, 2), {"a": 2}, torch.ones(1), torch.ones(2, dtype=torch.float64), np.zeros(2)]
+)
+def test_trees_of_other_types_or_values_differ(other: object) -> None:
+    trees = [1, (1,), {"a": 1}, torch.ones(2), np.ones(2)]
+    assert not any(is_same(tree, other) for tree in trees)
+    assert all(is_same(tree, tree) for tree in trees)
