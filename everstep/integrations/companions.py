@@ -7,9 +7,9 @@ weights of a callback, and the tensors by which a tuner of adapters chooses rank
     begin      `apply` sets the restored values when the framework's loop begins, after the hooks of other callbacks
     snapshot   `state_dict` returns the values that are no longer those of `attach`
 
-Invariant: a value that a restarted script sets again by itself, before its first batch, is in no snapshot. Any other
-value of these objects is in each snapshot, or `state_dict` names it and raises an error. Exceptions are values that no
-snapshot can contain, such as open files: the script must create them again.
+Invariant: a value that is still that of `attach` is in no snapshot. Any other value of these objects is in each
+snapshot, or `state_dict` names it and raises an error. Exceptions are values that no snapshot can contain, such as open
+files: the script must create them again.
 """
 
 from __future__ import annotations
@@ -144,10 +144,6 @@ class Companions:
         if self._begun is not None:
             return
         self._begun = found = self._walk()
-        # Hooks set these values in each launch. But a tensor that they have made can depend on the restored state.
-        plain = {path: place.value for path, place in found.places.items() if not _has_tensor(place.value)}
-        assert self._marks is not None
-        self._marks |= {path: _mark(value) for path, value in plain.items()}
         tensors = _named(found.models)
         for path, value in self._restored.items():
             owner, _, key = path.rpartition(".")
@@ -296,11 +292,6 @@ def _mark(value: Any) -> Tree:
     """Return what shows later whether a plain value has changed; `_LARGE` for a value that each snapshot contains."""
     tree = _tree(value)
     return copied(tree) if _size(tree) <= MAX_ITEMS else _LARGE
-
-
-def _has_tensor(value: Any) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, _LISTS) else ()
-    return isinstance(value, torch.Tensor) or any(map(_has_tensor, parts))
 
 
 def _size(tree: Tree) -> int:

@@ -43,8 +43,6 @@ class TrainerLoopState:
         self._trainer = trainer
         self._companions = Companions(self._roots, self._kept, ("transformers", "trl", "peft"))
         self._history = History()
-        self.first_step = 0
-        """The step after which the run began: 0, or that of the checkpoint that the trainer has loaded."""
         self.max_steps = 0
         """Number of optimizer steps at the end of this launch."""
         self.updates_per_epoch = 0
@@ -72,7 +70,6 @@ class TrainerLoopState:
             # At its last step, a trainer stops because it has reached the limit, which a later launch may raise.
             "is_over": trainer.control.should_training_stop and state.global_step < state.max_steps,
             "companions": self._companions.state_dict(),
-            "first_step": self.first_step,
             "updates_per_epoch": self.updates_per_epoch,
         }
 
@@ -98,8 +95,8 @@ class TrainerLoopState:
                 "gradient_accumulation_steps=everstep.training.accumulation(global_batch, micro_batch)",
             )
         self.restored = state
-        self.first_step = state.get("first_step", 0)
         of_trainer = {f"trainer.{name}": state[key] for key, name in _EARLIER.items() if key in state}
+        of_trainer["trainer._initial_global_step"] = 0
         self._companions.load_state_dict(state.get("companions", of_trainer))
 
     def trainer_state(self) -> TrainerState:
@@ -114,8 +111,6 @@ class TrainerLoopState:
 
     def apply(self) -> None:
         """Set all other restored values. Call this right before the trainer requests its first batch."""
-        # The trainer reports the mean loss of the steps after this one. Include the steps of earlier launches.
-        self._trainer._initial_global_step = self.first_step
         self._companions.apply()
 
     def _callbacks(self) -> list[Any]:

@@ -338,7 +338,6 @@ class TrainerAttachment:
         trainer._load_scaler(path)
         trainer.state = TrainerState.load_from_json(str(Path(path) / TRAINER_STATE_NAME))
         trainer._load_callback_state()
-        self._loop.first_step = trainer.state.global_step
 
     def prepare_for_training(self, *_: object) -> tuple[Any, StepBatches]:
         """Return the wrapped model and the batches that `init_training_state` prepared."""

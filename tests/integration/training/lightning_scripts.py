@@ -156,10 +156,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     class Begin(Callback):
         """Records the number of finished steps at which this launch began."""
 
-        steps: int | None = None
-
         def on_train_start(self, *_: Any) -> None:
-            self.steps = keep.session.step - 1
+            begun.append(keep.session.step - 1)
 
     class Points(Callback):
         """Calls `reach` after each finished step, so that the test can make this rank wait between two steps."""
@@ -173,8 +171,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
                 self.count = count
                 reach(rank, count, arguments.get("points", {}))
 
-    begin = Begin()
-    callbacks = [keep, history, begin, Points()]
+    begun: list[int] = []
+    callbacks = [keep, history, Begin(), Points()]
     if options.get("validates"):
         callbacks.append(EarlyStopping("val_loss", patience=1_000, check_on_train_epoch_end=False))
     if options.get("averages"):
@@ -204,7 +202,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     result = {
         "rank": rank,
         "strategy": type(trainer.strategy).__name__,
-        "begun": begin.steps,
+        "begun": begun[0] if begun else None,
         "step": keep.session.step - 1,
         "epoch": trainer.current_epoch,
         "history": history.entries,

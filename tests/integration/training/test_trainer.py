@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from everstep.protocol.rehearsals import RehearsalVerdict
 from everstep.protocol.slot import HEADER_BYTES, SlotIndex, TensorEntry, unpack_header, unpack_index
 from tests.integration.training import kills
+from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.faults import FAULTS, UNTIL, Training, check_equal
 from tests.integration.training.test_matrix import zero
 from tests.integration.training.trainer_scripts import PREFERENCES, SIMPLE_TUNERS, TUNERS, UNTESTED_TUNERS
@@ -128,6 +130,26 @@ def test_a_trainer_of_trl_that_reads_preferences(warm_parent: WarmParent, tmp_pa
 def test_a_tuner_of_peft(warm_parent: WarmParent, tmp_path: Path, tuner: str) -> None:
     """AdaLoRA keeps tensors in dictionaries of an object that is no module."""
     check(Training(warm_parent, tmp_path, "trainer_scripts", 1, {"tuner": tuner}, imports=TRL), "kill_a_rank")
+
+
+@pytest.mark.long(keep=1)
+def test_a_rehearsal_proves_a_trainer_whose_callback_averages_and_notes_the_time(
+    warm_parent: WarmParent, tmp_path: Path
+) -> None:
+    """The callback's average is compared. Its time differs in the repeated steps, and is not compared."""
+    options = {"averages": True, "clock": True, "evaluates": True}
+    with FakeAgent(tmp_path, 1) as agent:
+        launch = warm_parent.fork(
+            "tests.integration.training.trainer_scripts:rehearse",
+            *(str(tmp_path), {"until": 300, "options": options}),
+            world=1,
+            directory=tmp_path,
+            environment=agent.environment,
+            result="result-{rank}.json",
+        )
+        (report,) = agent.rehearse()
+        launch.results()
+    assert report.verdict is RehearsalVerdict.PROVEN, report
 
 
 @pytest.mark.long(keep=0)

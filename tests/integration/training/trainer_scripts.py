@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from tests.integration.training import replayed
 from tests.integration.training.faults import reach
 
 TOKENS, LENGTH, SAMPLES = 37, 8, 44
@@ -294,6 +296,11 @@ def use_fp16(accelerator: Any, scale: float) -> None:
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=2)
 
 
+def rehearse(directory: str, arguments: dict[str, Any]) -> int:
+    """Train as `run`, as a rank whose rehearsals restart it."""
+    return replayed.run(lambda: run(directory, arguments) and None, Path(directory))
+
+
 def run(directory: str, arguments: dict[str, Any]) -> int:
     """Train, and write the losses, a digest of each tensor of the state, and the next random draws."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "MASTER_ADDR": "127.0.0.1"}
@@ -358,12 +365,14 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
 
         def __init__(self) -> None:
             self.updates = 0
+            self.updated_at = 0.0
 
         def on_train_begin(self, *_: object, model: Any, **__: object) -> None:
             self.average = copy.deepcopy(model)
 
         def on_step_end(self, *_: object, model: Any, **__: object) -> None:
             self.updates += 1
+            self.updated_at = time.time() if options.get("clock") else 0.0
             if self.updates % 3 == 0:
                 for mean, each in zip(self.average.parameters(), model.parameters(), strict=True):
                     mean.data.mul_(0.5).add_(each.data, alpha=0.5)
