@@ -12,7 +12,6 @@ without an outcome. Entries contain names only: no request body, no token, no va
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
@@ -60,7 +59,7 @@ class AuditedRoute(JsonRoute):
                 return await handle(request)
             services: Services = request.app.state.services
             entry = _entry(operation, request, sent, caller, services)
-            entry_id = await asyncio.to_thread(_begin, services, entry)
+            entry_id = await services.caller_threads.run(_begin, services, entry)
             try:
                 response = await handle(request)
             except Exception as error:
@@ -114,7 +113,7 @@ async def _finish(services: Services, entry_id: int, resource: str, status: int,
             audit.finish(session, entry_id, status_code=status, error_code=code, resource=resource)
 
     try:
-        await asyncio.to_thread(write)
+        await services.caller_threads.run(write)
     except Exception:
         log.exception("audit entry %d: could not store the outcome %d %s", entry_id, status, code)
 

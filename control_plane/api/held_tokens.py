@@ -27,6 +27,10 @@ from control_plane.db.tokens import TokenRecord
 from control_plane.db.versions import Versions
 
 TOKEN_LIMIT: Final = 10_000
+LOOK_UPS: Final = 4
+"""Number of tokens that the server looks up at the same time. Loops and agents use the other threads, so that strangers
+with wrong tokens do not delay them.
+"""
 
 
 class HeldTokens:
@@ -41,6 +45,7 @@ class HeldTokens:
         self._now = now
         self._held: dict[bytes, TokenRecord] = {}
         self._version: int | None = None
+        self._look_ups = asyncio.Semaphore(LOOK_UPS)
 
     async def find(self, token: str) -> TokenRecord | None:
         """Return the record of a token, or None if the token is invalid."""
@@ -52,7 +57,8 @@ class HeldTokens:
         held = self._held.get(digest)
         if held is not None and (held.expires_at is None or self._now() < held.expires_at):
             return held
-        found = await asyncio.to_thread(self._look_up, token)
+        async with self._look_ups:
+            found = await asyncio.to_thread(self._look_up, token)
         if (
             found is not None
             and version is not None

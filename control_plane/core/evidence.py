@@ -460,8 +460,8 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
         holder
         for node, report in reports.items()
         for shard in report.protection
-        for holder in shard.holders
-        if holder not in shard.in_view and holder != node
+        for holder in {*shard.holders} - {*shard.in_view}
+        if holder != node
     )
 
 

@@ -174,7 +174,8 @@ def obstacle_of(job: FleetJob, nodes: Sequence[NodeObserved]) -> causes.Obstacle
         return causes.JobUnsettled(job=job.job)
     for node in nodes:
         for shard in node.member.protection if node.member is not None else ():
-            missing = tuple(holder for holder in shard.holders if holder not in shard.in_view)
+            in_view = {*shard.in_view}
+            missing = tuple(holder for holder in shard.holders if holder not in in_view)
             if missing or shard.reason:
                 return causes.ShardUnprotected(job=job.job, rank=shard.rank, missing=missing, text=shard.reason)
     return None

@@ -1,8 +1,8 @@
 """Stores the metrics that agents report in the database.
 
     agent's report ──▶ MetricInbox.take keeps one batch per node in memory, and returns immediately
-    once a second  ──▶ MetricWriter.flush stores each batch in a short transaction of its own
-                   ──▶ MetricsStored goes to the agent, which then sends its next batch
+    once a second  ──▶ MetricWriter.flush stores a piece of each batch in a short transaction of its own
+                   ──▶ MetricsStored goes to the agent, which then sends its next values
 
 Rank 0's batch also contains the values that Everstep measures. For the newest point of a batch, the writer also stores
 the latest measurements of all nodes of the job, and the latest logged values of its ranks.
@@ -10,7 +10,7 @@ the latest measurements of all nodes of the job, and the latest logged values of
 An agent keeps unconfirmed values and sends them again, also to another control-plane server. A crash of a server
 therefore loses no values. A slow or unreachable database delays metrics, but no heartbeats of agents.
 
-Invariant: the server confirms a batch only after the batch's transaction. It drops values from a node that was not part
+Invariant: the server confirms values only after their transaction. It drops values from a node that was not part
 of the generation.
 """
 
@@ -20,26 +20,44 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
+import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
+from control_plane.core.metrics import chunk_of
 from control_plane.db import jobs, metrics
 from control_plane.db.session import Database
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.metric_inbox import ReceivedBatch
 from control_plane.loop.repeating import pause
-from everstep.protocol.agent_messages import MemberReport, MetricsStored
-from everstep.protocol.ids import NodeId
+from everstep.protocol.agent_messages import MemberReport, MetricBatch, MetricsStored
+from everstep.protocol.ids import Generation, NodeId
 
 log = logging.getLogger(__name__)
 
 FLUSH_SECONDS: Final = 1.0
+MAX_CHUNKS: Final = 64
+"""Number of rows of points that one transaction touches for a node: half a second on a slow machine.
+
+Values with neighbouring steps share rows. A rank that logs steps far apart makes a row for each value.
+"""
 REST_RATIO: Final = 3.0
 """Pause after a call of `flush`, as a multiple of the duration of this call.
 
 The writer therefore uses the database for at most a quarter of the time.
 """
+
+
+def first_piece(batch: MetricBatch) -> MetricBatch:
+    """Return the first values of a batch: at least one, of one generation, and of few rows (`MAX_CHUNKS`)."""
+    chunks: set[tuple[str, int]] = set()
+    for count, point in enumerate(batch.points):
+        chunks |= {(name, chunk_of(point.step, 1)) for name in point.values}
+        if count and (len(chunks) > MAX_CHUNKS or point.generation != batch.points[0].generation):
+            return msgspec.structs.replace(batch, points=batch.points[:count])
+    return batch
 
 
 class MetricWriter:
@@ -65,12 +83,13 @@ class MetricWriter:
             stopping.cancel()
 
     async def flush(self) -> None:
-        """Store all waiting batches of metric values, and confirm each to the agent that sent it.
+        """Store the first piece of each waiting batch of metric values, and confirm it to the batch's agent.
 
-        An agent sends an unconfirmed batch again.
+        An agent sends unconfirmed values again.
         """
         for node_id, received in self._registry.logged.empty().items():
-            batch = received.batch
+            batch = first_piece(received.batch)
+            received = replace(received, batch=batch)
             try:
                 members = self._registry.member_reports(batch.run, batch.points[-1].generation) if batch.points else {}
                 await asyncio.to_thread(self._store, node_id, received, members)
@@ -87,22 +106,18 @@ class MetricWriter:
     def _store(self, node_id: NodeId, received: ReceivedBatch, reports: Mapping[NodeId, MemberReport]) -> None:
         batch = received.batch
         with self._database.write() as session:
-            planned = {
-                number: jobs.planned_nodes(session, batch.run, number)
-                for number in {point.generation for point in batch.points}
-            }
-            foreign = sorted(number for number, nodes in planned.items() if node_id not in nodes)
-            if foreign:
+            generation = batch.points[0].generation if batch.points else Generation(0)
+            planned = jobs.planned_nodes(session, batch.run, generation) if batch.points else frozenset()
+            if batch.points and node_id not in planned:
                 log.warning(
                     "run %s: node %s is no member of generation %d; dropped its %d values",
                     batch.run,
                     node_id,
-                    foreign[0],
+                    generation,
                     len(batch.points),
                 )
                 return
-            planned_members = planned[batch.points[-1].generation] if batch.points else frozenset()
-            members = {node: report for node, report in reports.items() if node in planned_members}
+            members = {node: report for node, report in reports.items() if node in planned}
             metrics.store(
                 session,
                 received.agent_id,

@@ -93,7 +93,7 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
             payload_bytes=shard.payload_bytes,
             reason=shard.reason,
             holders=tuple(
-                protection.HolderRecord(node_id=holder, is_in_view=holder in shard.in_view) for holder in shard.holders
+                protection.HolderRecord(node_id=holder, is_in_view=holder in in_view) for holder in shard.holders
             ),
             verified=tuple(
                 protection.VerifiedRecord(node_id=holder, step=step, at=records.at(at))
@@ -103,6 +103,7 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
             ),
         )
         for shard in report.protection
+        for in_view in ({*shard.in_view},)
         if shard.rank < world_size
     ]
 

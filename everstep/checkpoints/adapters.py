@@ -95,10 +95,9 @@ def _model(base: Mapping[str, Any], adapter: Mapping[str, Any]) -> Any:
     """Return the model with adapters, without memory for its tensors."""
     name = base["architectures"][0]
     kind = getattr(transformers, name, None)
-    if kind is None or base["model_type"] not in CONFIG_MAPPING:
-        raise CheckpointError(
-            f"the installed transformers has no class {name}; install the version that has trained it"
-        )
+    is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if kind is None or not is_model or base["model_type"] not in CONFIG_MAPPING:
+        raise CheckpointError(f"the installed transformers has no class {name}; install the version of the job")
     known = PEFT_TYPE_TO_CONFIG_MAPPING[adapter["peft_type"]]
     config: Any = known(**{key: value for key, value in adapter.items() if key in known.__dataclass_fields__})
     config.inference_mode = False  # PEFT would freeze the adapters.

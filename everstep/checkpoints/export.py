@@ -58,6 +58,8 @@ FLOATS: Final = ("float64", "float32", "bfloat16", "float16")
 
 MAX_FILE_BYTES: Final = 32 * 1024 * 1024
 """Size of the largest file beside the weights."""
+MAX_FILES_BYTES: Final = 4 * MAX_FILE_BYTES
+"""Size of all files beside the weights."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_. -]{0,99}(/[A-Za-z0-9_][A-Za-z0-9_. -]{0,99})?")
 FIELDS: Final = msgspec.json.Decoder(dict[str, Any])
 
@@ -205,13 +207,18 @@ def files_beside(checkpoint: Checkpoint, path: str) -> dict[str, bytes]:
         The content of each file by name.
 
     Raises:
-        CheckpointError: a name leads out of the folder of an export, or a file is too large.
+        CheckpointError: a name leads out of the folder of an export, or the files are too large.
     """
     found = {key.removeprefix(f"{path}:"): data for key, data in checkpoint.files.items() if key.startswith(f"{path}:")}
     for name in found:
         if not _PLAIN_NAME.fullmatch(name):
             raise CheckpointError(f"the checkpoint names a file {name[:100]!r}, which no export writes")
-    return {name: unpacked(data) for name, data in found.items() if name not in (ADAPTER_FILE, BASE_FILE)}
+    files: dict[str, bytes] = {}
+    for name in found.keys() - {ADAPTER_FILE, BASE_FILE}:
+        files[name] = unpacked(found[name])
+        if sum(map(len, files.values())) > MAX_FILES_BYTES:
+            raise CheckpointError(f"the files beside the model have more than {MAX_FILES_BYTES} bytes")
+    return files
 
 
 def unpacked(data: bytes) -> bytes:

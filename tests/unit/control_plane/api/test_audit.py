@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from control_plane.api.audit import AuditedRoute
+from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.forwarding import LastHop
 from control_plane.api.surface import ROOMS
 from control_plane.db import audit
@@ -194,3 +195,19 @@ def test_each_operation_that_is_not_a_read_is_audited():
 def test_a_proxy_that_is_no_network_is_refused(tmp_path):
     with pytest.raises(InvalidSettings, match=r"--trusted-proxies '10\.0\.0\.1/16'"):
         Settings(state_directory=tmp_path, bucket="b", region="eu-west-1", trusted_proxies=("10.0.0.1/16",))
+
+
+@pytest.mark.security
+def test_entries_are_written_in_the_turn_of_their_caller(client, monkeypatch):
+    """The threads of the server's loops do not wait for callers whose calls are refused."""
+    ran: list[str] = []
+    run = CallerThreads.run
+
+    async def noted(threads, work, *arguments):
+        ran.append(work.__name__)
+        return await run(threads, work, *arguments)
+
+    monkeypatch.setattr(CallerThreads, "run", noted)
+    with refused("ResourceNotFoundException"):
+        client.stop_training_job(TrainingJobName="gpx")
+    assert (ran[0], ran[-1]) == ("_begin", "write")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.api.held_tokens import HeldTokens
+from control_plane.api.held_tokens import LOOK_UPS, HeldTokens
 from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
@@ -121,3 +121,24 @@ def test_the_number_of_cached_tokens_is_limited(desk):
     desk.find(one)
     assert [desk.find(two), desk.find(two)] == [two_id, two_id]
     assert desk.looked_up == 3
+
+
+@pytest.mark.security
+async def test_strangers_take_few_threads_from_the_loops(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+    release = asyncio.Event()
+
+    async def counted(_work: object, _token: str) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+
+    monkeypatch.setattr(asyncio, "to_thread", counted)
+    strangers = [asyncio.create_task(desk.held.find(f"wrong-{number}")) for number in range(50)]
+    for _ in range(100):
+        await asyncio.sleep(0)
+    release.set()
+    assert await asyncio.gather(*strangers) == [None] * 50
+    assert most == LOOK_UPS

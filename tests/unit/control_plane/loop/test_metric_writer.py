@@ -14,7 +14,7 @@ from control_plane.db import jobs, metrics, models
 from control_plane.db.session import Database
 from control_plane.loop import metric_writer
 from control_plane.loop.agents import AgentConnection, AgentRegistry
-from control_plane.loop.metric_writer import MetricWriter
+from control_plane.loop.metric_writer import MetricWriter, first_piece
 from everstep.protocol.agent_messages import (
     AgentReport,
     Hello,
@@ -103,14 +103,49 @@ async def test_a_node_that_is_not_in_the_plan_of_a_generation_stores_nothing_for
     ):
         rogue.report(AgentReport(node_id=NodeId("i-4"), sequence=batch.first_number + 1, member=None, metrics=batch))
         await MetricWriter(database, registry).flush()
-        assert await rogue.next_message() == MetricsStored(
-            agent_id="rogue", next_number=batch.first_number + len(batch.points)
-        )
+        assert await rogue.next_message() == MetricsStored(agent_id="rogue", next_number=batch.first_number + 1)
     with database.read() as session:
         assert session.scalars(select(models.MetricRow)).all() == []
         assert session.scalars(select(models.MetricLogRow)).all() == [], (
             "the numbers of the job's own agent stay as they are"
         )
+
+
+def points_of(*, count: int, apart: int, names: int = 6, generation: int = 1) -> tuple[MetricPoint, ...]:
+    values = {f"v{number}": 0.5 for number in range(names)}
+    return tuple(
+        MetricPoint(generation=Generation(generation), step=Step(number * apart), values=values, at_seconds=1.0)
+        for number in range(count)
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "stored"),
+    [
+        (points_of(count=1000, apart=1), 1000),
+        (points_of(count=1000, apart=1 << 33), 10),
+        (points_of(count=3, apart=1 << 33, names=200), 1),
+        ((*points_of(count=2, apart=1), *points_of(count=2, apart=1, generation=2)), 2),
+        ((), 0),
+    ],
+)
+@pytest.mark.security
+def test_one_transaction_stores_few_rows_and_one_generation(points: tuple[MetricPoint, ...], stored: int) -> None:
+    piece = first_piece(MetricBatch(run=RUN, first_number=5, points=points))
+    assert (piece.first_number, piece.points) == (5, points[:stored])
+
+
+@pytest.mark.security
+async def test_the_agent_is_told_how_many_values_are_stored(database: Database) -> None:
+    """A rank logs values of steps that lie far apart, each of which needs a row of its own."""
+    registry = AgentRegistry()
+    agent = registry.accept(
+        Hello(node_id=NODE, agent_id="two", address="", peer_port=1, memory_bytes=1, version="1"), FleetName("main")
+    )
+    batch = MetricBatch(run=RUN, first_number=0, points=points_of(count=1000, apart=1 << 33))
+    agent.report(AgentReport(node_id=NODE, sequence=1, member=None, metrics=batch))
+    await MetricWriter(database, registry).flush()
+    assert await agent.next_message() == MetricsStored(agent_id="two", next_number=10)
 
 
 async def test_it_rests_after_it_has_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
