@@ -46,6 +46,8 @@ class HeldTokens:
         self._held: dict[bytes, TokenRecord] = {}
         self._version: int | None = None
         self._look_ups = asyncio.Semaphore(LOOK_UPS)
+        self._running: dict[tuple[bytes, int | None], asyncio.Task[TokenRecord | None]] = {}
+        """Look-ups that run or wait, by the token's digest and the version of the database when they began."""
 
     async def find(self, token: str) -> TokenRecord | None:
         """Return the record of a token, or None if the token is invalid."""
@@ -57,8 +59,7 @@ class HeldTokens:
         held = self._held.get(digest)
         if held is not None and (held.expires_at is None or self._now() < held.expires_at):
             return held
-        async with self._look_ups:
-            found = await asyncio.to_thread(self._look_up, token)
+        found = await self._shared_look_up(token, digest, version)
         if (
             found is not None
             and version is not None
@@ -67,6 +68,20 @@ class HeldTokens:
         ):
             self._held[digest] = found
         return found
+
+    async def _shared_look_up(self, token: str, digest: bytes, version: int | None) -> TokenRecord | None:
+        """Look a token up. Requests with the same token share the look-up, unless a commit lies between them."""
+        key = digest, version
+        running = None if version is None else self._running.get(key)
+        if running is None:
+            running = asyncio.create_task(self._limited_look_up(token))
+            self._running[key] = running
+            running.add_done_callback(lambda _: self._running.pop(key, None))
+        return await asyncio.shield(running)
+
+    async def _limited_look_up(self, token: str) -> TokenRecord | None:
+        async with self._look_ups:
+            return await asyncio.to_thread(self._look_up, token)
 
     def _look_up(self, token: str) -> TokenRecord | None:
         with self._database.read() as session:

@@ -142,3 +142,14 @@ async def test_strangers_take_few_threads_from_the_loops(desk: Desk, monkeypatch
     release.set()
     assert await asyncio.gather(*strangers) == [None] * 50
     assert most == LOOK_UPS
+
+
+@pytest.mark.security
+async def test_requests_with_one_token_share_a_look_up_until_the_next_commit(desk: Desk) -> None:
+    secret, own_id = desk.mint()
+    found = await asyncio.gather(*(desk.held.find(secret) for _ in range(50)))
+    assert {record.id for record in found if record is not None} == {own_id}
+    assert (len(found), desk.looked_up) == (50, 1)
+    desk.mint()
+    await desk.held.find(secret)
+    assert desk.looked_up == 2
