@@ -200,7 +200,7 @@ def files_beside(checkpoint: Checkpoint, path: str) -> dict[str, bytes]:
     """Read the files of the tokenizer and of the generation that belong to a model.
 
     Args:
-        checkpoint: an open checkpoint.
+        checkpoint: holds the files that the ranks of a job have stored. It stays open.
         path: path of the model in the names of tensors, empty for the registered model itself.
 
     Returns:
