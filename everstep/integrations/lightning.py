@@ -346,7 +346,8 @@ class LightningAttachment:
         _replace(trainer._logger_connector, "log_metrics", self._log_metrics)
 
     def _postpone(self, load: Callable[..., None], *given: Any) -> None:
-        if self._trainer.ckpt_path and not is_alone():
+        # Lightning names the checkpoint in the first of the two calls only.
+        if (self._loads or any(given[:1])) and not is_alone():
             self._loads.append(functools.partial(load, *given))
         else:
             load(*given)
@@ -369,7 +370,6 @@ class LightningAttachment:
             load_data()
             return
         self.session = session
-        session.set_target(self._last_step(count))
         (stream,) = session.data.values()
         order = stream.source.order
         state.samples_at_once = 0 if order is None else order.batch * order.replicas
@@ -380,6 +380,8 @@ class LightningAttachment:
             load()
         resume = functools.partial(_resume, state, rng.observe() if restored_step else None)
         self._kept_count = self._count_steps()
+        target = self._last_step(count)
+        session.set_target(target and target - self._kept_count + restored_step)
         self._batches = TrainBatches(session, self._end_step, resume, loader)
         combined.flattened = [self._batches]
 

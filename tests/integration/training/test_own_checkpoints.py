@@ -1,0 +1,48 @@
+"""Frameworks' own checkpoints: they begin a job, and Everstep's newer step replaces them. More steps go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.training import kills
+from tests.integration.training.fake_agent import FakeAgent
+from tests.integration.training.own_checkpoint_scripts import BEFORE
+from tests.warm_parent import WarmParent
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SCRIPT = "own_checkpoint_scripts"
+
+
+@pytest.mark.parametrize("kind", ["trainer", "lightning"])
+def test_a_checkpoint_of_the_framework_begins_a_job_that_resumes_bit_for_bit(
+    warm_parent: WarmParent, tmp_path: Path, kind: str
+) -> None:
+    options: dict[str, Any] = {"kind": kind, "home": str(tmp_path)}
+    kills.launch(warm_parent, 1, tmp_path, 0, {**options, "makes": True, "resumes": False}, script=SCRIPT).results()
+    kills.check(
+        warm_parent, tmp_path, 1, commits=2, script=SCRIPT, compared=("step",), **options, resumes=resume_of(options)
+    )
+
+
+def resume_of(options: dict[str, Any]) -> str | bool:
+    return f"{options['home']}/checkpoint-{BEFORE}" if options["kind"] == "trainer" else True
+
+
+@pytest.mark.long(keep=1)
+@pytest.mark.parametrize("kind", ["trainer", "lightning"])
+def test_a_run_that_has_reached_its_limit_goes_on_with_a_larger_one(
+    warm_parent: WarmParent, tmp_path: Path, kind: str
+) -> None:
+    options = {"kind": kind, "home": str(tmp_path), "resumes": False, "before": 0}
+    with FakeAgent(tmp_path, 1, first=9, lead=1, commit_target=1) as first:
+        (whole,) = kills.launch(warm_parent, 1, tmp_path, 9, options, first, SCRIPT).results()
+        assert first.committed == 9
+    for limit in (9, 12):
+        slots = {0: first.sealed[0, 9]}
+        with FakeAgent(tmp_path, 1, 2, base_step=9, base_slots=slots, commit_target=0) as second:
+            (result,) = kills.launch(warm_parent, 1, tmp_path, limit, options, second, SCRIPT).results()
+        assert (result["step"], result["digest"] == whole["digest"]) == (limit, limit == 9)
