@@ -913,7 +913,7 @@ async def test_a_stop_without_agreement_waits_for_what_was_committed(world: Worl
     assert plan is not None
     coordinator = next(agent for agent in world.team() if agent.node_id == plan.coordinator)
     world.kill_rank(coordinator)
-    await world.until(lambda: "waits until its last checkpoint" in world.job().reason)
+    await world.until(lambda: "waits for its last checkpoint" in world.job().reason)
     assert world.job().state == JobState.STOPPING
     # The ranks on the coordinator's node have ended, but the coordinator must still receive HaltRanks.
     assert coordinator.node_id in {node for node, message in world.said if isinstance(message, HaltRanks)}
