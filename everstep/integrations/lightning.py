@@ -38,40 +38,21 @@ from typing import Any, Final, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
     Callback,
     GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-    Timer,
     WeightAveraging,
 )
-from lightning.pytorch.core.optimizer import _MockOptimizer
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    DeepSpeedStrategy,
-    FSDPStrategy,
-    ModelParallelStrategy,
-    SingleDeviceStrategy,
-)
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 import everstep.training
 from everstep.integrations.base import (
     NoSession,
     StepBatches,
-    check_engine,
-    check_optimizer,
     is_alone,
     metrics_of,
     refuse,
 )
-from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.lightning_checks import check_data, check_trainer
 from everstep.integrations.lightning_loops import LightningLoopState
 from everstep.training import SessionMisuse, TrainingError, TrainingSession, rng
 from everstep.training.adapters.deepspeed import is_engine
@@ -79,23 +60,8 @@ from everstep.training.state import Stateful
 from everstep.training.versions import check_version
 
 logger = logging.getLogger("everstep.training")
-_STRATEGIES: Final = (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
-_PRECISIONS: Final = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
-"""Lightning's names of the precisions that Everstep accepts. Everstep's tests use each of them."""
 _GROUPS: Final = {"val_": "val", "test_": "test", "train_": "train"}
 """Group in which the job's Metrics page shows a logged value, by prefix of the value's name."""
-_CALLBACKS: Final = {
-    BaseFinetuning: ("it adds parameters to the optimizer during training", "Freeze the parameters in the module"),
-    BatchSizeFinder: ("it trains before the training", "Set the batch size that a separate run has found"),
-    LearningRateFinder: ("it trains before the training", "Set the learning rate that a separate run has found"),
-    ModelPruning: ("it replaces parameters during training", "Prune the model before the training"),
-    OnExceptionCheckpoint: (
-        "it makes fit() load its checkpoint, and Everstep names the step from which all ranks continue",
-        "Remove the callback: Everstep keeps every step",
-    ),
-    StochasticWeightAveraging: ("it replaces the schedule during training", "Use EMAWeightAveraging"),
-}
-"""Lightning's callbacks that prevent an exact resume, each with the reason and an alternative."""
 
 
 class EverstepCallback(Callback):
@@ -157,124 +123,12 @@ class EverstepCallback(Callback):
                     "fit() was already called with this EverstepCallback; create another trainer and callback in a job "
                     "of its own"
                 )
-            check_trainer(trainer, pl_module)
+            check_trainer(trainer, pl_module, EverstepCallback)
         except TrainingError as error:
             refuse(error)
             self._is_refused = True
             return
         self._attachment = LightningAttachment(trainer, self._extra, self._trusted)
-
-
-def check_trainer(trainer: Any, module: LightningModule) -> None:
-    """Check the options of a trainer.
-
-    Args:
-        trainer: the trainer, after Lightning has set up its callbacks and its strategy.
-        module: the module that the trainer trains.
-
-    Raises:
-        UnsupportedOption: an option prevents an exact resume.
-        UnsupportedVersion: Everstep is not tested with the installed version of DeepSpeed.
-        SessionMisuse: the trainer has two `EverstepCallback` objects.
-    """
-    if not _is_trainer(trainer):
-        raise UnsupportedOption(
-            type(trainer).__module__.split(".")[0],
-            "the trainer is not a lightning.pytorch.Trainer",
-            "Import Trainer from lightning.pytorch.",
-        )
-    if sum(isinstance(each, EverstepCallback) for each in trainer.callbacks) > 1:
-        raise SessionMisuse("the trainer has more than one EverstepCallback; pass one")
-    _check_strategy(trainer.strategy)
-    for callback in trainer.callbacks:
-        for kind, (reason, alternative) in _CALLBACKS.items():
-            if isinstance(callback, kind):
-                raise UnsupportedOption(type(callback).__name__, reason, f"{alternative}.")
-    if any(isinstance(each, Timer) and each.time_remaining() is not None for each in trainer.callbacks):
-        raise UnsupportedOption(
-            "Trainer(max_time=…)",
-            "a resumed run would end at another step",
-            "Set max_steps or max_epochs.",
-        )
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
-        raise UnsupportedOption(
-            "Trainer(val_check_interval=…)",
-            "a resumed run would validate at other steps",
-            "Set a number of batches instead of a time.",
-        )
-    if trainer.reload_dataloaders_every_n_epochs:
-        raise UnsupportedOption(
-            "Trainer(reload_dataloaders_every_n_epochs=…)",
-            "no snapshot contains the position in a loader that is created during training",
-            "Change the data in a sampler or a dataset with set_epoch.",
-        )
-    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        raise UnsupportedOption(
-            "training_step(dataloader_iter)",
-            "Everstep cannot see which batches belong to a step",
-            "Use training_step(batch, batch_idx).",
-        )
-
-
-def _is_trainer(value: object) -> bool:
-    """Return whether a value is a trainer of the package `lightning`, and not of the package `pytorch_lightning`."""
-    return isinstance(value, Trainer)
-
-
-def _check_strategy(strategy: Any) -> None:
-    name = type(strategy).__name__
-    if isinstance(strategy, FSDPStrategy):
-        raise UnsupportedOption(
-            name, "FSDP1 flattens parameters", "Use ModelParallelStrategy with fully_shard in configure_model."
-        )
-    if isinstance(strategy, DeepSpeedStrategy):
-        check_version("deepspeed")
-    if not isinstance(strategy, _STRATEGIES):
-        known = ", ".join(each.__name__ for each in _STRATEGIES)
-        raise UnsupportedOption(name, "Everstep has no tests with this strategy", f"Use one of {known}.")
-    if isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1:
-        raise UnsupportedOption(
-            f"{name}(tensor_parallel_size={strategy._tensor_parallel_size})",
-            "no test resumes tensor parallelism of Lightning",
-            "Set tensor_parallel_size=1, and data_parallel_size to the number of ranks.",
-        )
-    if (precision := strategy.precision_plugin.precision) not in _PRECISIONS:
-        raise UnsupportedOption(
-            f"Trainer(precision={precision!r})",
-            "no test resumes this precision with Lightning",
-            f"Use one of {', '.join(_PRECISIONS)}.",
-        )
-    if isinstance(strategy.launcher, _MultiProcessingLauncher):
-        raise UnsupportedOption(
-            f"{name}(start_method=…)",
-            "the script's process does not train itself",
-            'Use strategy="ddp": each rank is then a process of its own.',
-        )
-
-
-def _check_data(trainer: Any, combined: CombinedLoader) -> None:
-    """Check the options that have their final values only after the trainer has set up its strategy and data."""
-    if not trainer.strategy.optimizers or any(isinstance(each, _MockOptimizer) for each in trainer.strategy.optimizers):
-        raise UnsupportedOption(
-            "configure_optimizers", "it returns no optimizer, so no step ends", "Return the optimizers."
-        )
-    for optimizer in trainer.strategy.optimizers:
-        check_optimizer(optimizer)
-    if is_engine(trainer.strategy.model):
-        check_engine(trainer.strategy.model)
-    if len(combined.flattened) != 1:
-        raise UnsupportedOption(
-            f"{len(combined.flattened)} training loaders",
-            "Lightning starts the shorter ones anew during an epoch",
-            "Combine the datasets in one loader.",
-        )
-    assert combined.limits is not None
-    if math.isinf(combined.limits[0]):
-        raise UnsupportedOption(
-            "a training loader without a length",
-            "Lightning reads one batch ahead, and no snapshot contains this batch",
-            "Set Trainer(limit_train_batches=…) to a number of batches per epoch.",
-        )
 
 
 class TrainBatches(StepBatches):
@@ -359,7 +213,7 @@ class LightningAttachment:
         """
         combined: CombinedLoader = self._loop._combined_loader
         try:
-            _check_data(self._trainer, combined)
+            check_data(self._trainer, combined)
             assert combined.limits is not None
             (loader,), count = combined.flattened, int(combined.limits[0])
             state = self._state = LightningLoopState(self._trainer, count)

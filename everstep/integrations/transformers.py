@@ -40,7 +40,7 @@ from transformers.trainer import TRAINER_STATE_NAME, Trainer
 from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.trainer_utils import get_last_checkpoint, has_length
 
-from everstep.integrations import accelerate
+from everstep.integrations import accelerator
 from everstep.integrations.base import (
     NoSession,
     StepBatches,
@@ -152,7 +152,7 @@ def _check_options(trainer: Trainer) -> None:
             "DataParallel", f"one process trains on {args.n_gpu} GPUs", "Start one process per GPU, as Everstep does."
         )
     _check_class(trainer)
-    accelerate.check_accelerator(trainer.accelerator)
+    accelerator.check_accelerator(trainer.accelerator)
     check_optimizer(trainer.optimizer)
 
 
@@ -278,7 +278,7 @@ class TrainerAttachment:
         of_trainer = self._originals["_init_training_state"](max_steps, updates_per_epoch, epochs, resume, trial)
         self._model, loader = self._originals["_prepare_for_training"](max_steps, self._loader, None)
         try:
-            session = accelerate.keep(
+            session = accelerator.keep(
                 trainer.accelerator,
                 model=self._model,
                 optimizer=trainer.optimizer,

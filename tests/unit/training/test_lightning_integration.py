@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from everstep.integrations.base import metrics_of
 from everstep.integrations.errors import UnsupportedOption
-from everstep.integrations.lightning import EverstepCallback, check_trainer
+from everstep.integrations.lightning import EverstepCallback
+from everstep.integrations.lightning_checks import check_trainer
 from everstep.integrations.lightning_loops import LightningLoopState
 from everstep.training import CannotRelayout, SessionMisuse
 
@@ -121,7 +122,8 @@ def assert_refused(named: str, call: Callable[[], object]) -> None:
 )
 def test_a_callback_that_prevents_a_resume_is_refused_by_name(callback: Callback) -> None:
     assert_refused(
-        type(callback).__name__, lambda: check_trainer(trainer_with(callback, enable_checkpointing=True), Line())
+        type(callback).__name__,
+        lambda: check_trainer(trainer_with(callback, enable_checkpointing=True), Line(), EverstepCallback),
     )
 
 
@@ -137,7 +139,7 @@ def test_a_callback_that_prevents_a_resume_is_refused_by_name(callback: Callback
     ],
 )
 def test_an_option_that_prevents_a_resume_is_refused_by_name(options: dict[str, Any], named: str) -> None:
-    assert_refused(named, lambda: check_trainer(trainer_with(**options), Line()))
+    assert_refused(named, lambda: check_trainer(trainer_with(**options), Line(), EverstepCallback))
 
 
 class OtherStrategy:
@@ -155,16 +157,16 @@ class TwoTensorRanks(ModelParallelStrategy):  # type: ignore[misc]
 def test_a_strategy_without_tests_is_refused_by_name(strategy: Any) -> None:
     trainer: Any = trainer_with(kind=ReplacedStrategy)
     trainer.replacement = strategy
-    assert_refused(type(strategy).__name__, lambda: check_trainer(trainer, Line()))
+    assert_refused(type(strategy).__name__, lambda: check_trainer(trainer, Line(), EverstepCallback))
 
 
 def test_a_step_that_reads_batches_itself_is_refused() -> None:
-    assert_refused("dataloader_iter", lambda: check_trainer(trainer_with(), LineOfIterator()))
+    assert_refused("dataloader_iter", lambda: check_trainer(trainer_with(), LineOfIterator(), EverstepCallback))
 
 
 def test_a_trainer_of_another_package_is_refused() -> None:
     other = type("Trainer", (), {"__module__": "pytorch_lightning.trainer"})()
-    assert_refused("pytorch_lightning", lambda: check_trainer(other, Line()))
+    assert_refused("pytorch_lightning", lambda: check_trainer(other, Line(), EverstepCallback))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_calls_in_the_wrong_order_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SessionMisuse, match="no session"):
         assert callback.session
     with pytest.raises(SessionMisuse, match="more than one"):
-        check_trainer(trainer_with(EverstepCallback(), Other()), Line())
+        check_trainer(trainer_with(EverstepCallback(), Other()), Line(), EverstepCallback)
     trainer, module = trainer_with(callback), Line()
     trainer.fit(module, rows())
     assert callback.session.step == 5

@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState, TrainerControl, Train
 
 import everstep.integrations.transformers as integration
 from everstep.integrations import trainer_state
-from everstep.integrations.accelerate import keep
+from everstep.integrations.accelerator import keep
 from everstep.integrations.base import check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption, UnsupportedVersion
 from everstep.training import SessionMisuse, versions

@@ -1,0 +1,164 @@
+"""Checks an accelerator of Hugging Face accelerate, and creates the session for objects that it has prepared.
+
+The integrations of accelerate and of transformers use this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from accelerate.accelerator import Accelerator
+from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.utils.dataclasses import DistributedType, RNGType
+from accelerate.utils.random import synchronize_rng_state
+from torch.distributed.fsdp import CPUOffloadPolicy
+
+import everstep.training
+from everstep.integrations.base import check_engine, check_optimizer
+from everstep.integrations.errors import UnsupportedOption
+from everstep.training import TrainingSession
+from everstep.training.adapters.deepspeed import is_engine
+from everstep.training.versions import check_version
+
+TESTED_TYPES: Final = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.FSDP,
+    DistributedType.DEEPSPEED,
+)
+"""accelerate's distribution types that Everstep accepts. Everstep's tests use each of them, or a type that runs the
+same code on another device."""
+
+
+TESTED_PRECISIONS: Final = ("no", "bf16", "fp16")
+"""accelerate's names of the precisions that Everstep accepts. Everstep's tests use each of them."""
+
+
+def check_accelerator(accelerator: Accelerator) -> None:
+    """Check the options of an accelerator. The integration of transformers calls this, too.
+
+    Args:
+        accelerator: the accelerator whose options are checked.
+
+    Raises:
+        UnsupportedOption: rank 0 reads the batches of all ranks and sends them to the other ranks, or Everstep has no
+            tests with the accelerator's distribution type, parallelism or precision.
+        UnsupportedVersion: Everstep is not tested with the installed version of DeepSpeed.
+    """
+    if accelerator.dispatch_batches:
+        raise _dispatched()
+    kind = accelerator.distributed_type
+    if kind not in TESTED_TYPES:
+        raise UnsupportedOption(
+            f"distributed_type={kind.value}",
+            "Everstep has no tests with it",
+            "Use DDP, FSDP2 or DeepSpeed ZeRO.",
+        )
+    if kind is DistributedType.DEEPSPEED:
+        check_version("deepspeed")
+    plugin: Any = accelerator.state.fsdp_plugin if kind is DistributedType.FSDP else None
+    if plugin is not None and plugin.fsdp_version == 1:
+        raise UnsupportedOption(
+            "fsdp_version=1",
+            "Everstep does not know whether FSDP1 resumes bit for bit",
+            "Set it to 2; for a Trainer with fsdp_config={'version': 2}.",
+        )
+    if plugin is not None and isinstance(plugin.cpu_offload, CPUOffloadPolicy):
+        raise UnsupportedOption(
+            "fsdp_plugin.cpu_offload",
+            "Everstep has no tests with parameters that FSDP2 keeps in host memory",
+            "Set it to False; for a Trainer remove `offload` from `fsdp`.",
+        )
+    config = accelerator.parallelism_config
+    if config is not None and (
+        config.tp_enabled
+        or config.cp_enabled
+        or config.sp_enabled
+        or (config.dp_replicate_enabled and config.dp_shard_enabled)
+    ):
+        raise UnsupportedOption(
+            "parallelism_config",
+            "Everstep has no tests with tensor, context or sequence parallelism of accelerate, nor with HSDP",
+            "Use one of its data parallel sizes only, or call everstep.training.init() in a loop of your own.",
+        )
+    if accelerator.mixed_precision not in TESTED_PRECISIONS:
+        raise UnsupportedOption(
+            f"mixed_precision={accelerator.mixed_precision!r}", "Everstep has no tests with it", "Use 'bf16' or 'fp16'."
+        )
+
+
+def _dispatched() -> UnsupportedOption:
+    return UnsupportedOption(
+        "dispatch_batches",
+        "rank 0 reads the batches of all ranks",
+        "Set it to False: each rank then reads its own batches.",
+    )
+
+
+def keep(
+    accelerator: Accelerator,
+    *,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any,
+    data: Any,
+    extra: Mapping[str, Any],
+    trusted_optimizers: Sequence[type] = (),
+    tokenizer: Any = None,
+) -> TrainingSession:
+    """Create the session that keeps the state of objects that accelerate has prepared.
+
+    Args:
+        accelerator: the accelerator that prepared the objects.
+        model: the wrapped model, or the DeepSpeed engine.
+        optimizer: accelerate's wrapper or a torch optimizer. Unused with an engine, which has its own.
+        scheduler: accelerate's wrapper, a torch scheduler, or None.
+        data: accelerate's loader, or another loader of `everstep.training.data`.
+        extra: further objects with `state_dict` and `load_state_dict`, by name.
+        trusted_optimizers: as for `everstep.training.init`.
+        tokenizer: as for `everstep.training.init`.
+
+    Returns:
+        The session. It has not restored a step yet.
+
+    Raises:
+        CannotResume: an object cannot be restored. The error names it.
+        UnsupportedOption: rank 0 reads the batches of all ranks, the optimizer's step is compiled as one graph, or
+            Everstep has no tests with the ZeRO stage or with the offload of the engine.
+    """
+    check_optimizer(inside(optimizer, "optimizer"))
+    if isinstance(data, DataLoaderDispatcher) and accelerator.num_processes > 1:
+        # With a DataLoaderDispatcher, rank 0 reads the batches of all ranks. It is accelerate's default for an
+        # IterableDataset.
+        raise _dispatched()
+    shuffling = getattr(data, "synchronized_generator", None)
+    if shuffling is not None and accelerator.num_processes > 1:
+        # accelerate does this before each epoch, in the loader that the session does not use. Once is enough, because
+        # all ranks make the same draws, and a restored generator is the same on all ranks.
+        synchronize_rng_state(RNGType.GENERATOR, shuffling)
+    inner = inside(scheduler, "scheduler")
+    loader = inside(data, "base_dataloader")
+    objects = dict(extra)
+    others: dict[str, Any] = {"trusted_optimizers": trusted_optimizers, "tokenizer": tokenizer}
+    if accelerator.scaler is not None:
+        objects["scaler"] = accelerator.scaler
+    if is_engine(model):
+        check_engine(model)
+        if inner is not None and inner is not model.lr_scheduler:
+            objects["scheduler"] = inner
+        return everstep.training.init(engine=model, data=loader, extra=objects, **others)
+    return everstep.training.init(
+        model=model,
+        optimizer=inside(optimizer, "optimizer"),
+        scheduler=inner,
+        data=loader,
+        extra=objects,
+        **others,
+    )
+
+
+def inside(wrapper: Any, name: str) -> Any:
+    """Return the object inside accelerate's wrapper. Return an object without such a wrapper unchanged."""
+    return getattr(wrapper, name, wrapper) if type(wrapper).__module__.startswith("accelerate.") else wrapper
