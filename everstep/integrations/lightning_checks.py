@@ -144,7 +144,7 @@ def check_data(trainer: Any, combined: CombinedLoader) -> None:
 
     Args:
         trainer: the trainer, whose fit loop has set up its data.
-        combined: holds the training loaders.
+        combined: all training loaders with their limits of batches per epoch.
 
     Raises:
         UnsupportedOption: an optimizer or the data prevents an exact resume.
