@@ -17,8 +17,8 @@ OUTSIDE_PRODUCT = frozenset(
     {"awscli_initialize", "CheckpointManager", "CheckpointReader", "EverstepCallback", "LogExportRow", "session_of"}
 )
 """Names that only other programs use: the AWS CLI loads `everstep.aws_plugin`, scripts pass readers to DCP,
-torchtitan builds the checkpoint manager that a configuration names, scripts pass the callback to Lightning, callbacks of
-scripts ask for the session of a trainer, and servers of the version before write the rows of copied logs."""
+torchtitan builds the checkpoint manager that a configuration names, scripts pass the callback to Lightning, callbacks
+of scripts ask for the session of a trainer, and servers of the version before write the rows of copied logs."""
 
 
 def trees(packages: Iterable[str]) -> Iterator[tuple[str, ast.Module]]:
