@@ -46,7 +46,7 @@ class HeldTokens:
         self._held: dict[bytes, TokenRecord] = {}
         self._version: int | None = None
         self._look_ups = asyncio.Semaphore(LOOK_UPS)
-        self._running: dict[tuple[bytes, int | None], asyncio.Task[TokenRecord | None]] = {}
+        self._running: dict[tuple[bytes, int], asyncio.Task[TokenRecord | None]] = {}
         """Look-ups that run or wait, by the token's digest and the version of the database when they began."""
 
     async def find(self, token: str) -> TokenRecord | None:
@@ -71,9 +71,10 @@ class HeldTokens:
 
     async def _shared_look_up(self, token: str, digest: bytes, version: int | None) -> TokenRecord | None:
         """Look a token up. Requests with the same token share the look-up, unless a commit lies between them."""
+        if version is None:
+            return await self._limited_look_up(token)
         key = digest, version
-        running = None if version is None else self._running.get(key)
-        if running is None:
+        if (running := self._running.get(key)) is None:
             running = asyncio.create_task(self._limited_look_up(token))
             self._running[key] = running
             running.add_done_callback(lambda _: self._running.pop(key, None))
