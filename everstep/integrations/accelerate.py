@@ -85,8 +85,14 @@ class Prepared:
         """
         count = self.accelerator.gradient_accumulation_steps
         if isinstance(self.session, NoSession):
-            epochs = itertools.chain.from_iterable(itertools.repeat(self.data))
-            yield from itertools.islice(epochs, until_step * count)
+            left = until_step * count
+            while left > 0:
+                used = 0
+                for used, batch in enumerate(itertools.islice(self.data, left), 1):
+                    yield batch
+                if not used:
+                    raise SessionMisuse("the loader yields no batches")
+                left -= used
             return
         check_accelerator(self.accelerator)
         check_optimizer(inside(self.optimizer, "optimizer"))
