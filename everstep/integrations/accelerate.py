@@ -87,12 +87,12 @@ class Prepared:
         if isinstance(self.session, NoSession):
             left = until_step * count
             while left > 0:
-                used = 0
-                for used, batch in enumerate(itertools.islice(self.data, left), 1):
+                before = left
+                for batch in itertools.islice(self.data, left):
+                    left -= 1
                     yield batch
-                if not used:
+                if left == before:
                     raise SessionMisuse("the loader yields no batches")
-                left -= used
             return
         check_accelerator(self.accelerator)
         check_optimizer(inside(self.optimizer, "optimizer"))
