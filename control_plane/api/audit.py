@@ -113,7 +113,7 @@ async def _finish(services: Services, entry_id: int, resource: str, status: int,
             audit.finish(session, entry_id, status_code=status, error_code=code, resource=resource)
 
     try:
-        await services.caller_threads.run(write)
+        await services.caller_threads.finish(write)
     except Exception:
         log.exception("audit entry %d: could not store the outcome %d %s", entry_id, status, code)
 

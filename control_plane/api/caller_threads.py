@@ -114,12 +114,19 @@ class CallerThreads:
 
         Raises Throttled if too many calls of this token wait already.
         """
+        return await self._run(work, arguments, self._most_waiting)
+
+    async def finish(self, work: Callable[..., T]) -> T:
+        """Run what ends a call that `run` has admitted. The method never refuses it, however many calls wait."""
+        return await self._run(work, (), None)
+
+    async def _run(self, work: Callable[..., T], arguments: tuple[object, ...], most_waiting: int | None) -> T:
         project, token = CALLER.get()
         turns = []
         try:
             for key, limit in zip((("token", token), ("project", project)), reversed(self._limits), strict=True):
                 queue = self._turns.setdefault(key, _Turns(limit))
-                if token and key[0] == "token" and len(queue.waiting) >= self._most_waiting:
+                if most_waiting is not None and token and key[0] == "token" and len(queue.waiting) >= most_waiting:
                     raise Throttled("Too many requests of this token wait for an answer.", hint="Send fewer at a time.")
                 await queue.enter()
                 turns.append(key)

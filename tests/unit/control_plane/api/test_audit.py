@@ -201,13 +201,18 @@ def test_a_proxy_that_is_no_network_is_refused(tmp_path):
 def test_entries_are_written_in_the_turn_of_their_caller(client, monkeypatch):
     """The threads of the server's loops do not wait for callers whose calls are refused."""
     ran: list[str] = []
-    run = CallerThreads.run
+    run, finish = CallerThreads.run, CallerThreads.finish
 
     async def noted(threads, work, *arguments):
         ran.append(work.__name__)
         return await run(threads, work, *arguments)
 
+    async def finished(threads, work):
+        ran.append(work.__name__)
+        return await finish(threads, work)
+
     monkeypatch.setattr(CallerThreads, "run", noted)
+    monkeypatch.setattr(CallerThreads, "finish", finished)
     with refused("ResourceNotFoundException"):
         client.stop_training_job(TrainingJobName="gpx")
     assert (ran[0], ran[-1]) == ("_begin", "write")

@@ -181,6 +181,22 @@ def test_requests_without_a_token_wait_instead_of_being_refused() -> None:
     asyncio.run(play())
 
 
+async def test_the_outcome_of_an_admitted_call_is_never_refused() -> None:
+    threads = CallerThreads(threads=2, per_project=2, per_token=1, most_waiting=1)
+    CALLER.set(("one", "token"))
+    go = threading.Event()
+    calls = [asyncio.create_task(threads.run(go.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(Throttled):
+        await threads.run(go.wait)
+    outcome = asyncio.create_task(threads.finish(lambda: "stored"))
+    await asyncio.sleep(0)
+    go.set()
+    assert await outcome == "stored"
+    assert await asyncio.gather(*calls) == [True, True]
+    threads.close()
+
+
 async def test_who_pays_too_much_waits_for_the_excess() -> None:
     clock, waits = [100.0], []
 
