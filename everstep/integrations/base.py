@@ -123,7 +123,7 @@ def metrics_of(values: Mapping[str, Any], groups: Mapping[str, str], group: str)
 
     Args:
         values: names and values as the framework logs them. Values that are not numbers are left out.
-        groups: prefix of a framework's name → group, for example `{"eval_": "eval"}`: `eval_loss` becomes `eval/loss`.
+        groups: the group for each prefix of a framework's names. `{"eval_": "eval"}` makes `eval_loss` `eval/loss`.
         group: group of names without such a prefix.
 
     Returns:

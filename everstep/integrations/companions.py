@@ -90,7 +90,7 @@ class Companions:
         self._hidden = OF_MODULES | set(hidden)
         self._models: dict[str, _Model] = {}
         self._marks: dict[str, Tree] | None = None
-        """What shows whether a value has changed, by path; None until the first walk has ended."""
+        """Copy of each value at `attach`, by path. None until the first walk has ended."""
         self._marks = {path: _mark(place.value) for path, place in self._walk().places.items()}
         self._begun: _Found | None = None
         """The objects when the loop begins; None before."""
@@ -118,8 +118,8 @@ class Companions:
                     "training has created this object, so a restarted script has none that Everstep could restore. "
                     "Create it before training, or in the hook that runs when training begins",
                 )
-        # If training has created a file or the like, a flag of the same object tells that it exists. A restarted
-        # script must create it again.
+        # Training may open a file and set a flag of the same object, such as `is_open`. No snapshot contains the file,
+        # so leave out the flag, too: a restarted script then opens the file again.
         late = {path.rpartition(".")[0] for path in found.others - self._begun.others}
         flagged = [place for place in changed if not (place.owner in late and type(place.value) is bool)]
         values = {f"{place.owner}.{place.key}": _tree(place.value) for place in flagged}
@@ -289,7 +289,7 @@ def _tree(value: Any) -> Tree:
 
 
 def _mark(value: Any) -> Tree:
-    """Return what shows later whether a plain value has changed; `_LARGE` for a value that each snapshot contains."""
+    """Return a copy of a plain value for later comparisons. Return `_LARGE` instead of a copy of a large value."""
     tree = _tree(value)
     return copied(tree) if _size(tree) <= MAX_ITEMS else _LARGE
 

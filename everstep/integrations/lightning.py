@@ -187,7 +187,10 @@ class LightningAttachment:
         self.is_refused = False
         """True if the trainer trains without Everstep, because it runs outside Everstep and a job would refuse it."""
         self._loads: list[Callable[[], None]] = []
-        """The parts of Lightning's restore of `fit(ckpt_path=…)`, which wait until Everstep has named its own step."""
+        """Postponed calls that load Lightning's own checkpoint (`fit(ckpt_path=…)`).
+
+        They run only if Everstep has no step to restore.
+        """
         for name in ("_restore_modules_and_callbacks", "restore_training_state"):
             _replace(trainer._checkpoint_connector, name, self._postpone)
         _replace(self._loop, "_load_combined_loader_states", self._begin)

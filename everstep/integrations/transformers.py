@@ -292,7 +292,7 @@ class TrainerAttachment:
             refuse(error)
             self._detach()
             trainer._prepare_for_training = functools.partial(_given, (self._model, loader))
-            return of_trainer  # type: ignore[no-any-return]
+            return cast("tuple[int, int]", of_trainer)
         self.session = session
         (stream,) = session.data.values()
         stream.batches_per_step = trainer.args.gradient_accumulation_steps

@@ -1,4 +1,4 @@
-"""What a framework's objects change besides the trained model is in each snapshot, or is refused by name."""
+"""Snapshots contain what a framework's objects change besides the trained model, or an error names it."""
 
 from __future__ import annotations
 
