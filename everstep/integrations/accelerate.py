@@ -253,7 +253,7 @@ class AccelerateAttachment:
     """
 
     def __init__(self, accelerator: Any, others: Mapping[str, Any]) -> None:
-        self._accelerator = accelerator
+        self.accelerator = accelerator
         self._others = others
         self._prepare, self._end_training = accelerator.prepare, accelerator.end_training
         self._prepared: list[Any] = []
@@ -290,12 +290,12 @@ class AccelerateAttachment:
             objects = self._prepared
             try:
                 self.session = keep(
-                    self._accelerator,
+                    self.accelerator,
                     model=_only(objects, torch.nn.Module, "model"),
                     optimizer=_only(objects, torch.optim.Optimizer, "optimizer"),
                     scheduler=next((each for each in objects if isinstance(each, AcceleratedScheduler)), None),
                     data=loader.inner,
-                    **{**self._others, "extra": _registered(self._accelerator) | self._others["extra"]},
+                    **{**self._others, "extra": _registered(self.accelerator) | self._others["extra"]},
                 )
             except TrainingError as error:
                 refuse(error)
@@ -348,7 +348,7 @@ class EpochLoader:
         self._loops += 1
         if self._loops <= self._skipped:
             return
-        device = self._attachment._accelerator.device
+        device = self._attachment.accelerator.device
         for batch in self._batches:
             self._is_pending = True
             yield send_to_device(batch, device)
@@ -362,7 +362,7 @@ class EpochLoader:
 
     def end_step(self) -> bool:
         """Report the newest step to the session, unless it is reported already. Return whether training must stop."""
-        session, accelerator = self._attachment.session, self._attachment._accelerator
+        session, accelerator = self._attachment.session, self._attachment.accelerator
         assert session is not None
         if self._is_pending and accelerator.sync_gradients:
             self._is_pending = False
