@@ -266,10 +266,10 @@ class AccelerateAttachment:
     def prepare(self, *given: Any, **more: Any) -> Any:
         """Prepare objects as `Accelerator.prepare` does. Each loader is an `EpochLoader`."""
         made = self._prepare(*given, **more)
-        objects = made if isinstance(made, tuple) else (made,)
+        objects = made if isinstance(made, (tuple, list)) else (made,)  # a list with FSDP2
         self._prepared += objects
-        objects = tuple(EpochLoader(self, each) if isinstance(each, DataLoader) else each for each in objects)
-        return objects if isinstance(made, tuple) else objects[0]
+        wrapped = tuple(EpochLoader(self, each) if isinstance(each, DataLoader) else each for each in objects)
+        return wrapped if objects is made else wrapped[0]
 
     def end_training(self) -> None:
         """Report the last step and close the session, before the accelerator ends its trackers."""

@@ -72,16 +72,11 @@ def check_accelerator(accelerator: Accelerator) -> None:
             "Set it to False; for a Trainer remove `offload` from `fsdp`.",
         )
     config = accelerator.parallelism_config
-    if config is not None and (
-        config.tp_enabled
-        or config.cp_enabled
-        or config.sp_enabled
-        or (config.dp_replicate_enabled and config.dp_shard_enabled)
-    ):
+    if config is not None and (config.tp_enabled or config.cp_enabled or config.sp_enabled):
         raise UnsupportedOption(
             "parallelism_config",
-            "Everstep has no tests with tensor, context or sequence parallelism of accelerate, nor with HSDP",
-            "Use one of its data parallel sizes only, or call everstep.training.init() in a loop of your own.",
+            "Everstep has no tests with tensor, context or sequence parallelism of accelerate",
+            "Use dp_replicate_size and dp_shard_size only, or call everstep.training.init() in a loop of your own.",
         )
     if accelerator.mixed_precision not in TESTED_PRECISIONS:
         raise UnsupportedOption(

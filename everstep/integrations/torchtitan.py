@@ -38,7 +38,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from everstep.integrations.base import check_optimizer
+from everstep.integrations.base import NoSession, check_optimizer, refuse
 from everstep.integrations.errors import UnsupportedOption
 from everstep.training.versions import check_version
 
@@ -48,7 +48,7 @@ check_version("torchtitan")
 from torchtitan.components.checkpointer import BaseCheckpointManager, dcp  # noqa: E402
 
 import everstep.training  # noqa: E402
-from everstep.training import SessionMisuse, TrainingSession  # noqa: E402
+from everstep.training import SessionMisuse, TrainingError, TrainingSession  # noqa: E402
 
 _TRAINER: Final = "train_state"
 """Key under which torchtitan passes its trainer to a checkpoint manager."""
@@ -79,24 +79,6 @@ _ALWAYS: Final = {
 """Options for which Everstep accepts only one value: this value, the reason, and an alternative."""
 
 
-def _check_parallelism(trainer: Any) -> None:
-    dims = trainer.parallel_dims
-    refused = {
-        "parallelism.pipeline_parallel_degree": dims.pp_enabled,
-        "parallelism.context_parallel_degree": dims.cp_enabled,
-        "parallelism.expert_parallel_degree": dims.ep_enabled,
-        "parallelism.data_parallel_replicate_degree": dims.dp_replicate_enabled,
-        "training.enable_cpu_offload": trainer.config.training.enable_cpu_offload,
-    }
-    for option, is_used in refused.items():
-        if is_used:
-            raise UnsupportedOption(
-                option,
-                "no test resumes a trainer of torchtitan with it",
-                "Use FSDP and tensor parallelism, or torchtitan's own CheckpointManager.",
-            )
-
-
 class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     """A checkpoint manager of torchtitan that captures steps with Everstep, and resumes from them.
 
@@ -105,7 +87,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     Args:
         config: options of the manager, already checked.
         dataloader: the trainer's loader of training batches.
-        model_parts: the model, as the only item.
+        model_parts: the model, or the parts of this rank's pipeline stages.
         optimizers: torchtitan's container of this rank's optimizers.
         lr_schedulers: torchtitan's container of their schedulers.
         states: further objects with state by name. The trainer itself has the name `train_state`.
@@ -114,7 +96,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
     Raises:
         SessionMisuse: `states` contains no trainer.
-        UnsupportedOption: the trainer uses a kind of parallelism that no test resumes.
+        UnsupportedOption: the trainer keeps parameters in host memory.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -134,13 +116,15 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         """Everstep accepts only 1. With 1, torchtitan's loader records its position at every step."""
         async_mode: str = "disabled"
         """Everstep accepts only `disabled`."""
+        trusted_optimizers: tuple[type, ...] = ()
+        """As for `everstep.training.init`."""
 
         def __post_init__(self) -> None:
             """Check the options. torchtitan calls this again when it builds the manager."""
             BaseCheckpointManager.Config.__post_init__(self)
             for option, (value, reason, alternative) in _ALWAYS.items():
                 if getattr(self, option) != value:
-                    raise UnsupportedOption(f"checkpoint.{option}", reason, f"{alternative}.")
+                    refuse(UnsupportedOption(f"checkpoint.{option}", reason, f"{alternative}."))
 
     running: ClassVar[weakref.ref[CheckpointManager] | None] = None
     """The manager whose session runs in this process; None if no session runs."""
@@ -163,8 +147,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             return
         if not hasattr(states.get(_TRAINER), "should_continue_training"):
             raise SessionMisuse(f"torchtitan's trainer is not in states[{_TRAINER!r}]; use a subclass of its Trainer")
-        _check_parallelism(states[_TRAINER])
-        self.session: TrainingSession | None = None
+        self.session: TrainingSession | NoSession | None = None
         """The session, which `load` creates; None before."""
         self._config = config
         self._parts: dict[str, Any] = {
@@ -188,27 +171,39 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
                 if other is self
                 else "another trainer of this process already has a checkpoint manager of Everstep; close it before"
             )
+        try:
+            session = self.session = self._create_session()
+            CheckpointManager.running = weakref.ref(self)
+            self._ended_step = session.restore()
+            self._attach(session)
+        except TrainingError as error:
+            refuse(error)
+            self.session = NoSession()
+        if not self._ended_step and (self._config.initial_load_path or self._config.initial_load_in_hf):
+            self._torchtitans(folder=_NO_FOLDER).load()
+        return self._ended_step > 0
+
+    def _create_session(self) -> TrainingSession:
+        if self._trainer.config.training.enable_cpu_offload:
+            raise UnsupportedOption(
+                "training.enable_cpu_offload", "no test resumes parameters in host memory", "Set it to False."
+            )
         for optimizer in self._parts["optimizers"]:
             check_optimizer(optimizer)
-        CheckpointManager.running = weakref.ref(self)
-        extra: dict[str, Any] = {**self._states, _TRAINER: _TrainerState(self._trainer, lambda: self._ended_step)}
-        session = self.session = everstep.training.init(
-            model=self._parts["model_parts"][0],
+        session = everstep.training.init(
+            model=_named(self._parts["model_parts"]),
             optimizer=_named(self._parts["optimizers"]),
             scheduler=_named(self._parts["lr_schedulers"]),
             data=self._parts["dataloader"],
-            extra=extra,
+            extra={**self._states, _TRAINER: _TrainerState(self._trainer, lambda: self._ended_step)},
+            trusted_optimizers=self._config.trusted_optimizers,
         )
         session.set_target(self._trainer.config.training.steps)
-        self._ended_step = session.restore()
-        if not self._ended_step and (self._config.initial_load_path or self._config.initial_load_in_hf):
-            self._torchtitans(folder=_NO_FOLDER).load()
-        self._attach(session)
-        return self._ended_step > 0
+        return session
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         session = self._begun()
-        if curr_step != self._ended_step + 1:
+        if not isinstance(session, NoSession) and curr_step != self._ended_step + 1:
             raise SessionMisuse(
                 f"step {curr_step} is saved, and step {self._ended_step} is the last one that ended; train() must call "
                 "should_continue_training() after each step, as torchtitan's does"
@@ -231,7 +226,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             self.session.close()
             CheckpointManager.running = None
 
-    def _begun(self) -> TrainingSession:
+    def _begun(self) -> TrainingSession | NoSession:
         if self.session is None:
             raise SessionMisuse("train() must call load() before the first step, as torchtitan's does")
         return self.session

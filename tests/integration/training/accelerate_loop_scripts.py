@@ -10,25 +10,25 @@ from typing import Any
 
 import torch
 
+from tests.integration.training.accelerate_scripts import accelerator_for
 from tests.integration.training.scripts import digest
 from tests.integration.training.trainer_scripts import Samples, gpt2, mask
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
     """Train until a number of steps, with an evaluation after each epoch. Write the results."""
-    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1"}
     import torch.distributed as dist
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
-    from accelerate import Accelerator
-
     import everstep.integrations.accelerate
 
     torch.manual_seed(0)
     random.seed(300 + rank)
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=arguments["options"].get("accumulate", 1))
+    options = arguments["options"]
+    accelerator = accelerator_for(options, options.get("accumulate", 1))
     everstep.integrations.accelerate.attach(accelerator)
 
     def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -44,11 +44,12 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     model, optimizer, train, test, scheduler = accelerator.prepare(model, optimizer, train, test, scheduler)
     begun: list[int] = []
     losses: list[str] = []
-    states: Any = optimizer.optimizer.state
 
     def count() -> int:
         """Return the number of steps that the optimizer has made, which a restart restores."""
-        return max((int(each["step"]) for each in states.values()), default=0)
+        if hasattr(model, "global_steps"):
+            return int(model.global_steps)  # an engine of DeepSpeed
+        return max((int(each["step"]) for each in optimizer.optimizer.state.values()), default=0)
 
     while count() < arguments["until"]:
         model.train()

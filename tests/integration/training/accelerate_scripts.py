@@ -28,29 +28,21 @@ class Seen:
         self.count = state["count"]
 
 
-def run(directory: str, arguments: dict[str, Any]) -> int:
-    """Train, and write the losses, a digest of each tensor of the state, and the next random draws."""
-    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1"}
-    import torch.distributed as dist
+def accelerator_for(options: dict[str, Any], accumulate: int) -> Any:
+    """Return an accelerator of the kind `ddp`, `fsdp` or `zero`. With `copies`, FSDP2 keeps so many whole models."""
+    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin, ParallelismConfig
 
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
-    from accelerate import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
-
-    from everstep.integrations.accelerate import prepare
-    from tests.integration.training.scripts import digest
-
-    torch.use_deterministic_algorithms(True)
-    options = arguments.get("options", {})
-    accumulate = options.get("accumulate", 2)
-    divide_on_cpu(options.get("kind", "ddp"))
-    torch.manual_seed(0)
+    kind = options.get("kind", "ddp")
+    divide_on_cpu(kind)
     plugins: dict[str, Any] = {}
-    if options.get("kind") == "fsdp":
+    if copies := options.get("copies"):
+        shards = int(os.environ["WORLD_SIZE"]) // copies
+        plugins["parallelism_config"] = ParallelismConfig(dp_replicate_size=copies, dp_shard_size=shards)
+    if kind == "fsdp":
         plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["GPT2Block"]
         )
-    elif options.get("kind") == "zero":
+    elif kind == "zero":
         config = {
             "train_micro_batch_size_per_gpu": 2,
             "gradient_accumulation_steps": accumulate,
@@ -65,12 +57,29 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
             "zero_force_ds_cpu_optimizer": False,
         }
         plugins["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=config)
-    accelerator = Accelerator(
-        cpu=options.get("kind", "ddp") == "ddp",
+    return Accelerator(
+        cpu=kind == "ddp",
         gradient_accumulation_steps=accumulate,
         mixed_precision="bf16" if options.get("bf16") else "no",
         **plugins,
     )
+
+
+def run(directory: str, arguments: dict[str, Any]) -> int:
+    """Train, and write the losses, a digest of each tensor of the state, and the next random draws."""
+    os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1"}
+    import torch.distributed as dist
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
+    from everstep.integrations.accelerate import prepare
+    from tests.integration.training.scripts import digest
+
+    torch.use_deterministic_algorithms(True)
+    options = arguments.get("options", {})
+    accumulate = options.get("accumulate", 2)
+    torch.manual_seed(0)
+    accelerator = accelerator_for(options, accumulate)
     if options.get("fp16"):
         # The scale is so small that no step overflows. After an overflow, the scaler would skip the optimizer step, and
         # with it the guard's wait for the copy of the state.

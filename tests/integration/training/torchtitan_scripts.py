@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.utils.data import IterableDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples" / "torchtitan"))
@@ -29,7 +31,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.models.common.attention import GQAttention, ScaledDotProductAttention
-from torchtitan.models.llama3 import model_registry
+from torchtitan.models import llama3, qwen3
 from torchtitan.trainer import Trainer
 
 from everstep.integrations.torchtitan import CheckpointManager
@@ -76,6 +78,42 @@ class Draws(ParallelAwareDataloader):  # type: ignore[misc]
         super().__init__(Samples(dp_rank), dp_rank, dp_world_size, **options)
 
 
+class GatheredAttention(ScaledDotProductAttention):  # type: ignore[misc]
+    """Gathers all keys and values before attention, because torch's ring of ranks has no kernel for the CPU."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(ScaledDotProductAttention.Config):  # type: ignore[misc]
+        pass
+
+    def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
+        mesh = q.device_mesh
+        whole = [
+            each.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()]) for each in (k, v)
+        ]
+        attended = super().forward(q.to_local(), *whole, **options | {"is_causal": False})
+        return DTensor.from_local(attended, mesh, q.placements, run_check=False)
+
+
+def step_microbatches(
+    schedule: Any,
+    *,
+    arg_mbs: Any,
+    kwarg_mbs: Any,
+    target_mbs: Any,
+    losses: Any,
+    loss_kwargs: Any,
+    return_outputs: bool,
+) -> None:
+    """Run one step of a pipeline from microbatches, as torchtitan 0.3 requests it from a torch newer than 2.13."""
+    for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+        stage.has_backward = True
+        stage.clear_runtime_states()
+    schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)
+
+
+PipelineScheduleSingle.step = PipelineScheduleMulti.step = step_microbatches
+
+
 class NoTokenizer(BaseTokenizer):  # type: ignore[misc]
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):  # type: ignore[misc]
@@ -98,17 +136,19 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     """Train, and write the logged values, a digest of each tensor of the state, and the next random draws."""
     os.environ |= {"LOCAL_RANK": os.environ["RANK"], "MASTER_ADDR": "127.0.0.1"}
     rank, options = int(os.environ["RANK"]), arguments.get("options", {})
-    spec = model_registry("debugmodel")
-    spec.model.layers = spec.model.layers[:2]
+    spec = qwen3.model_registry("debugmodel_moe") if options.get("experts") else llama3.model_registry("debugmodel")
+    spec.model.layers = spec.model.layers[: options.get("layers", 2)]
+    is_divided = options.get("parallelism", {}).get("context_parallel_degree", 1) > 1
+    inner = GatheredAttention if is_divided else ScaledDotProductAttention
     for _, attention, _, _ in spec.model.traverse(GQAttention.Config):
-        attention.inner_attention = ScaledDotProductAttention.Config()
+        attention.inner_attention = inner.Config()
     config = Trainer.Config(
         model_spec=spec,
         loss=CrossEntropyLoss.Config(global_vocab_size=spec.model.vocab_size),
         optimizer=default_adamw(lr=1e-3),
         lr_scheduler=LRSchedulersContainer.Config(warmup_steps=4, total_steps=40, decay_type="cosine"),
         training=TrainingConfig(
-            local_batch_size=2,
+            local_batch_size=options.get("batch", 2),
             global_batch_size=options.get("global_batch", -1),
             seq_len=LENGTH,
             steps=arguments["until"],

@@ -60,23 +60,27 @@ class _Phase:
         self.calls.append(f"end {self.name}")
 
 
-KINDS = ("pp_enabled", "cp_enabled", "ep_enabled", "dp_replicate_enabled")
-
-
 class FakeTrainer:
     """A fake trainer with torchtitan's loop and the attributes that a manager reads."""
 
-    def __init__(self, calls: list[str], *, steps: int = 3, used: Sequence[str] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        calls: list[str],
+        *,
+        steps: int = 3,
+        used: Sequence[str] = (),
+        model_parts: Sequence[str] = ("model",),
+        **options: Any,
+    ) -> None:
         training = SimpleNamespace(steps=steps, enable_cpu_offload="enable_cpu_offload" in used)
         self.config = SimpleNamespace(training=training, validator=SimpleNamespace(enable=True))
-        self.parallel_dims = SimpleNamespace(**{name: name in used for name in KINDS})
         self.metrics_processor = SimpleNamespace(logger=SimpleNamespace(log=lambda *_: calls.append("logged")))
         self.validator = SimpleNamespace(validate=lambda step: calls.append(f"validated {step}"))
         self.step, self.dataloader = 0, "loader"
         self.optimizers: list[Any] = ["optimizer"]
         self.checkpointer = CheckpointManager.Config(**options).build(
             dataloader="loader",
-            model_parts=["model"],
+            model_parts=list(model_parts),
             optimizers=self.optimizers,
             lr_schedulers=["first", "second"],
             states={"train_state": self},
@@ -128,6 +132,12 @@ class Place:
         return FakeSession(self.calls, self.logged, self.restored, self.stop_at)
 
 
+@pytest.fixture(name="in_a_job")
+def made_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the integration refuse scripts, as in a job of Everstep."""
+    monkeypatch.setenv("EVERSTEP_AGENT_SOCKET", "/nowhere")
+
+
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(monkeypatch)
@@ -149,6 +159,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Place:
     ],
     ids=lambda options: "_".join(map(str, options.values())),
 )
+@pytest.mark.usefixtures("in_a_job")
 def test_a_conflicting_option_is_refused_by_name(options: dict[str, Any]) -> None:
     named = list(options)[-1]
     with pytest.raises(UnsupportedOption, match=rf"checkpoint\.{named}: ") as raised:
@@ -161,22 +172,25 @@ def test_a_conflicting_option_is_refused_by_name(options: dict[str, Any]) -> Non
         config.build(dataloader=None, model_parts=[], optimizers=[], lr_schedulers=[], states={}, sd_adapter=None)
 
 
-@pytest.mark.parametrize(
-    ("used", "option"),
-    [
-        ("pp_enabled", "parallelism.pipeline_parallel_degree"),
-        ("cp_enabled", "parallelism.context_parallel_degree"),
-        ("ep_enabled", "parallelism.expert_parallel_degree"),
-        ("dp_replicate_enabled", "parallelism.data_parallel_replicate_degree"),
-        ("enable_cpu_offload", "training.enable_cpu_offload"),
-    ],
-)
-def test_a_kind_of_parallelism_without_tests_is_refused_by_name(place: Place, used: str, option: str) -> None:
-    with pytest.raises(UnsupportedOption, match=rf"^{option}: .*\. Use FSDP") as raised:
-        place.trainer(used=[used])
-    assert raised.value.option == option
+@pytest.mark.usefixtures("in_a_job")
+def test_parameters_in_host_memory_are_refused_when_training_begins(place: Place) -> None:
+    with pytest.raises(UnsupportedOption, match=r"^training\.enable_cpu_offload: .*\. Set it to False"):
+        place.trainer(used=["enable_cpu_offload"]).train()
 
 
+def test_outside_a_job_a_refused_trainer_trains_without_everstep(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = place.trainer(steps=2, used=["enable_cpu_offload"], interval=500, initial_load_path="/weights")
+    trainer.train()
+    assert trainer.step == 2
+    assert not place.registered
+    assert place.calls[0] == "initial weights"
+    assert place.calls.count("final checkpoint 2 True") == 1
+    assert all(option in caplog.text for option in ("checkpoint.interval", "training.enable_cpu_offload"))
+
+
+@pytest.mark.usefixtures("in_a_job")
 def test_an_optimizer_of_one_graph_is_refused_when_training_begins(place: Place) -> None:
     trainer = place.trainer()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
@@ -208,6 +222,13 @@ def test_each_step_ends_after_its_validation_and_the_last_one_after_the_final_ch
     assert place.registered["optimizer"] == "optimizer"
     assert place.registered["scheduler"] == {"0": "first", "1": "second"}
     assert place.registered["data"] == "loader"
+    assert place.registered["trusted_optimizers"] == ()
+
+
+def test_a_pipeline_registers_all_stages_of_its_rank(place: Place) -> None:
+    trainer = place.trainer(model_parts=["first", "third"])
+    trainer.checkpointer.load()
+    assert place.registered["model"] == {"0": "first", "1": "third"}
 
 
 def test_all_ranks_stop_at_the_agreed_step(place: Place) -> None:
