@@ -5,7 +5,7 @@ Invariant: pure. A sentence about a running job contains no elapsed time, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, assert_never
 
 from control_plane.accounts import reasons as causes
@@ -23,6 +23,7 @@ from control_plane.core.observed.steps import HolderState
 from control_plane.core.queue import QueueSchedule
 from everstep.protocol.agent_messages import FIRST_STEP_PHASE, OutputCause
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, NodeId, RunId
+from everstep.protocol.options import KeptOption
 from everstep.protocol.rank_messages import UnkeptCause
 
 _TRAINS: Final = "trains; "
@@ -260,8 +261,20 @@ def message(of: reasons.Message) -> str:
             return "roll of the fleet"
         case reasons.RehearsalEnded():
             return rehearsals.ended(of.outcome)
+        case reasons.OptionsKept(options=options):
+            return kept_options(options)
         case _:
             assert_never(of)
+
+
+def kept_options(options: Sequence[KeptOption]) -> str:
+    """Return the event about options that a restored step replaced, and how to use the script's values instead."""
+    differing = ", ".join(f"{each.name} is {each.kept} (script: {each.script})" for each in options)
+    names = ", ".join(repr(name) for name in dict.fromkeys(each.name.rpartition(".")[2] for each in options))
+    return (
+        f"Training continues with options of the restored step that the script sets otherwise: {differing}. To use the "
+        f"script's values, pass options_from_script=[{names}] where the script calls Everstep"
+    )
 
 
 def queue_words(plan: QueueSchedule, run: RunId) -> str:

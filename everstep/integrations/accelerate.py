@@ -29,7 +29,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 import torch
 from accelerate.accelerator import Accelerator
@@ -39,6 +39,7 @@ from torch.utils.data import DataLoader
 
 from everstep.integrations.accelerator import check_accelerator, inside, keep
 from everstep.integrations.base import (
+    InitOptions,
     NoSession,
     StepBatches,
     check_optimizer,
@@ -114,8 +115,7 @@ def prepare(
     data: Any,
     scheduler: Any = None,
     extra: Mapping[str, Any] | None = None,
-    trusted_optimizers: Sequence[type] = (),
-    tokenizer: Any = None,
+    **options: Unpack[InitOptions],
 ) -> Prepared:
     """Prepare a script's objects for training, and keep their state at every step.
 
@@ -129,8 +129,7 @@ def prepare(
         data: a torch DataLoader over the whole dataset; accelerate divides its batches among the ranks.
         scheduler: a torch scheduler, accelerate's `DummyScheduler`, or None.
         extra: other objects with `state_dict` and `load_state_dict`, by name.
-        trusted_optimizers: as for `everstep.training.init`.
-        tokenizer: as for `everstep.training.init`.
+        **options: arguments of `everstep.training.init`: `trusted_optimizers`, `options_from_script`, `tokenizer`.
 
     Returns:
         The prepared objects with their session.
@@ -161,8 +160,7 @@ def prepare(
             scheduler=rest[0] if rest else None,
             data=loader,
             extra={**_registered(accelerator), **(extra or {})},
-            trusted_optimizers=trusted_optimizers,
-            tokenizer=tokenizer,
+            **options,
         )
     except TrainingError as error:
         refuse(error)
@@ -190,8 +188,7 @@ def attach(
     accelerator: Accelerator,
     *,
     extra: Mapping[str, Any] | None = None,
-    trusted_optimizers: Sequence[type] = (),
-    tokenizer: Any = None,
+    **options: Unpack[InitOptions],
 ) -> None:
     """Keep the steps of a script that keeps its own loop over epochs and batches.
 
@@ -202,8 +199,7 @@ def attach(
     Args:
         accelerator: the one accelerator of the script, which has prepared nothing yet.
         extra: other objects with `state_dict` and `load_state_dict`, by name.
-        trusted_optimizers: as for `everstep.training.init`.
-        tokenizer: as for `everstep.training.init`.
+        **options: arguments of `everstep.training.init`: `trusted_optimizers`, `options_from_script`, `tokenizer`.
 
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of accelerate.
@@ -218,8 +214,7 @@ def attach(
     except TrainingError as error:
         refuse(error)
         return
-    others = {"extra": dict(extra or {}), "trusted_optimizers": trusted_optimizers, "tokenizer": tokenizer}
-    setattr(accelerator, _PREPARED, AccelerateAttachment(accelerator, others))
+    setattr(accelerator, _PREPARED, AccelerateAttachment(accelerator, dict(extra or {}), options))
 
 
 def session_of(accelerator: Accelerator) -> TrainingSession:
@@ -249,12 +244,13 @@ class AccelerateAttachment:
 
     Args:
         accelerator: prepares the script's objects. It has prepared none yet.
-        others: further arguments of `keep`.
+        extra: other objects that the session registers, by name.
+        options: further arguments of `everstep.training.init`.
     """
 
-    def __init__(self, accelerator: Any, others: Mapping[str, Any]) -> None:
+    def __init__(self, accelerator: Any, extra: Mapping[str, Any], options: InitOptions) -> None:
         self.accelerator = accelerator
-        self._others = others
+        self._extra, self._options = extra, options
         self._prepare, self._end_training = accelerator.prepare, accelerator.end_training
         self._prepared: list[Any] = []
         self.session: TrainingSession | None = None
@@ -295,7 +291,8 @@ class AccelerateAttachment:
                     optimizer=_only(objects, torch.optim.Optimizer, "optimizer"),
                     scheduler=next((each for each in objects if isinstance(each, AcceleratedScheduler)), None),
                     data=loader.inner,
-                    **{**self._others, "extra": _registered(self.accelerator) | self._others["extra"]},
+                    extra={**_registered(self.accelerator), **self._extra},
+                    **self._options,
                 )
             except TrainingError as error:
                 refuse(error)

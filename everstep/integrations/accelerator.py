@@ -5,8 +5,8 @@ The integrations of accelerate and of transformers use this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, Unpack
 
 from accelerate.accelerator import Accelerator
 from accelerate.data_loader import DataLoaderDispatcher
@@ -15,7 +15,7 @@ from accelerate.utils.random import synchronize_rng_state
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import everstep.training
-from everstep.integrations.base import check_engine, check_optimizer
+from everstep.integrations.base import InitOptions, check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption
 from everstep.training import TrainingSession
 from everstep.training.adapters.deepspeed import is_engine
@@ -100,8 +100,7 @@ def keep(
     scheduler: Any,
     data: Any,
     extra: Mapping[str, Any],
-    trusted_optimizers: Sequence[type] = (),
-    tokenizer: Any = None,
+    **options: Unpack[InitOptions],
 ) -> TrainingSession:
     """Create the session that keeps the state of objects that accelerate has prepared.
 
@@ -112,8 +111,7 @@ def keep(
         scheduler: accelerate's wrapper, a torch scheduler, or None.
         data: accelerate's loader, or another loader of `everstep.training.data`.
         extra: further objects with `state_dict` and `load_state_dict`, by name.
-        trusted_optimizers: as for `everstep.training.init`.
-        tokenizer: as for `everstep.training.init`.
+        **options: further arguments of `everstep.training.init`.
 
     Returns:
         The session. It has not restored a step yet.
@@ -136,21 +134,20 @@ def keep(
     inner = inside(scheduler, "scheduler")
     loader = inside(data, "base_dataloader")
     objects = dict(extra)
-    others: dict[str, Any] = {"trusted_optimizers": trusted_optimizers, "tokenizer": tokenizer}
     if accelerator.scaler is not None:
         objects["scaler"] = accelerator.scaler
     if is_engine(model):
         check_engine(model)
         if inner is not None and inner is not model.lr_scheduler:
             objects["scheduler"] = inner
-        return everstep.training.init(engine=model, data=loader, extra=objects, **others)
+        return everstep.training.init(engine=model, data=loader, extra=objects, **options)
     return everstep.training.init(
         model=model,
         optimizer=inside(optimizer, "optimizer"),
         scheduler=inner,
         data=loader,
         extra=objects,
-        **others,
+        **options,
     )
 
 

@@ -21,8 +21,8 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
 
@@ -32,10 +32,18 @@ from everstep.protocol.plan import CHECK_VARIABLE
 from everstep.training import TrainingError, TrainingSession
 from everstep.training.script import Environment
 
-__all__ = ["Companions", "NoSession", "StepBatches", "UnsupportedOption", "metrics_of", "refuse"]
+__all__ = ["Companions", "InitOptions", "NoSession", "StepBatches", "UnsupportedOption", "metrics_of", "refuse"]
 
 _END = object()
 _logger = logging.getLogger("everstep.training")
+
+
+class InitOptions(TypedDict, total=False):
+    """Arguments that an integration passes to `everstep.training.init`, which describes them."""
+
+    trusted_optimizers: Sequence[type]
+    tokenizer: Any
+    options_from_script: Sequence[str]
 
 
 def is_alone() -> bool:

@@ -33,8 +33,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Unpack, cast
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
@@ -46,6 +46,7 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 import everstep.training
 from everstep.integrations.base import (
+    InitOptions,
     NoSession,
     StepBatches,
     is_alone,
@@ -69,16 +70,16 @@ class EverstepCallback(Callback):
 
     Args:
         extra: other objects with `state_dict` and `load_state_dict` by name, whose state every snapshot contains.
-        trusted_optimizers: as for `everstep.training.init`.
+        **options: arguments of `everstep.training.init`: `trusted_optimizers`, `options_from_script`, `tokenizer`.
 
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of Lightning.
     """
 
-    def __init__(self, extra: Mapping[str, Stateful] | None = None, *, trusted_optimizers: Sequence[type] = ()) -> None:
+    def __init__(self, extra: Mapping[str, Stateful] | None = None, **options: Unpack[InitOptions]) -> None:
         check_version("lightning")
         self._extra = dict(extra or {})
-        self._trusted = trusted_optimizers
+        self._options = options
         self._attachment: LightningAttachment | None = None
         self._is_refused = False
 
@@ -128,7 +129,7 @@ class EverstepCallback(Callback):
             refuse(error)
             self._is_refused = True
             return
-        self._attachment = LightningAttachment(trainer, self._extra, self._trusted)
+        self._attachment = LightningAttachment(trainer, self._extra, self._options)
 
 
 class TrainBatches(StepBatches):
@@ -169,12 +170,12 @@ class LightningAttachment:
     Args:
         trainer: the trainer, which has not trained yet.
         extra: other objects that the session registers, by name.
-        trusted_optimizers: as for `everstep.training.init`.
+        options: further arguments of `everstep.training.init`.
     """
 
-    def __init__(self, trainer: Any, extra: Mapping[str, Stateful], trusted_optimizers: Sequence[type] = ()) -> None:
+    def __init__(self, trainer: Any, extra: Mapping[str, Stateful], options: InitOptions) -> None:
         self._trainer = trainer
-        self._trusted = trusted_optimizers
+        self._options = options
         self._extra = extra
         self._loop = trainer.fit_loop
         self._batches: TrainBatches | None = None
@@ -250,25 +251,12 @@ class LightningAttachment:
         for number, average in enumerate(_averages(trainer)):
             extra[f"average/{number}"] = average
         schedulers = {str(number): each.scheduler for number, each in enumerate(strategy.lr_scheduler_configs)}
-        if is_engine(strategy.model):
-            return everstep.training.init(
-                engine=strategy.model,
-                scheduler=schedulers,
-                data=loader,
-                extra=extra,
-                trusted_optimizers=self._trusted,
-            )
-        optimizers = dict(enumerate(strategy.optimizers))
-        return everstep.training.init(
-            model=strategy.model,
-            optimizer={str(number): each for number, each in optimizers.items()}
-            if len(optimizers) > 1
-            else optimizers[0],
-            scheduler=schedulers,
-            data=loader,
-            extra=extra,
-            trusted_optimizers=self._trusted,
-        )
+        registered: dict[str, Any] = {"engine": strategy.model}
+        if not is_engine(strategy.model):
+            optimizers = {str(number): each for number, each in enumerate(strategy.optimizers)}
+            optimizer = optimizers if len(optimizers) > 1 else optimizers["0"]
+            registered = {"model": strategy.model, "optimizer": optimizer}
+        return everstep.training.init(**registered, scheduler=schedulers, data=loader, extra=extra, **self._options)
 
     def _run(self, run: Callable[[], None]) -> None:
         """Run the fit loop.

@@ -118,6 +118,8 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
         """Everstep accepts only `disabled`."""
         trusted_optimizers: tuple[type, ...] = ()
         """As for `everstep.training.init`."""
+        options_from_script: tuple[str, ...] = ()
+        """As for `everstep.training.init`."""
 
         def __post_init__(self) -> None:
             """Check the options. torchtitan calls this again when it builds the manager."""
@@ -197,6 +199,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             data=self._parts["dataloader"],
             extra={**self._states, _TRAINER: _TrainerState(self._trainer, lambda: self._ended_step)},
             trusted_optimizers=self._config.trusted_optimizers,
+            options_from_script=self._config.options_from_script,
         )
         session.set_target(self._trainer.config.training.steps)
         return session

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Unpack, cast
 
 import torch
 import transformers.trainer
@@ -42,6 +42,7 @@ from transformers.trainer_utils import get_last_checkpoint, has_length
 
 from everstep.integrations import accelerator
 from everstep.integrations.base import (
+    InitOptions,
     NoSession,
     StepBatches,
     check_optimizer,
@@ -67,13 +68,14 @@ _GROUPS: Final = {"eval_": "eval", "test_": "test", "train_": "train"}
 """Group in which the job's Metrics page shows a logged value, by the prefix of the value's name."""
 
 
-def attach(trainer: Trainer, *, trusted_optimizers: Sequence[type] = ()) -> None:
+def attach(trainer: Trainer, **options: Unpack[InitOptions]) -> None:
     """Make `trainer.train()` take snapshots and resume from them. Each rank calls this once for a new trainer.
 
     Args:
         trainer: a `Trainer` or an object of a subclass that does not replace the trainer's training loop, for example
             `Seq2SeqTrainer`. It has not trained yet.
-        trusted_optimizers: as for `everstep.training.init`.
+        **options: arguments of `everstep.training.init`: `trusted_optimizers`, `options_from_script`, and `tokenizer`
+            (default: the trainer's tokenizer or processor).
 
     Raises:
         UnsupportedVersion: Everstep is not tested with the installed version of transformers, accelerate, TRL, PEFT or
@@ -89,7 +91,7 @@ def attach(trainer: Trainer, *, trusted_optimizers: Sequence[type] = ()) -> None
         refuse(error)
         setattr(trainer, _ATTACHED, None)
         return
-    setattr(trainer, _ATTACHED, TrainerAttachment(trainer, trusted_optimizers))
+    setattr(trainer, _ATTACHED, TrainerAttachment(trainer, options))
 
 
 def _check(trainer: Trainer) -> None:
@@ -176,9 +178,9 @@ def _check_class(trainer: Trainer) -> None:
 class TrainerAttachment:
     """Replaces methods of one trainer, and owns the trainer's session."""
 
-    def __init__(self, trainer: Trainer, trusted_optimizers: Sequence[type]) -> None:
+    def __init__(self, trainer: Trainer, options: InitOptions) -> None:
         self._trainer: Any = trainer
-        self._trusted = trusted_optimizers
+        self._options = options
         self._model = trainer.model
         self._modules = _modules_of(trainer)
         self.session: TrainingSession | None = None
@@ -285,8 +287,7 @@ class TrainerAttachment:
                 scheduler=trainer.lr_scheduler,
                 data=loader,
                 extra={"trainer": self._loop},
-                trusted_optimizers=self._trusted,
-                tokenizer=_saved_with_model(trainer),
+                **{"tokenizer": _saved_with_model(trainer), **self._options},
             )
         except TrainingError as error:
             refuse(error)

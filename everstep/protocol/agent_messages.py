@@ -66,6 +66,7 @@ from everstep.protocol.limits import (
 )
 from everstep.protocol.log_chunks import LogLine
 from everstep.protocol.manifest import SharedObject
+from everstep.protocol.options import KeptOptions
 from everstep.protocol.plan import (
     GenerationPlan,
     ObjectReference,
@@ -235,6 +236,8 @@ class RankStatus(Message, frozen=True):
     """The rank's newest rehearsal in this generation."""
     resume_revision: Count = 0
     """How often the rank has changed so that its resume needs another proof (`RankHalf.resume_revision`)."""
+    kept_options: KeptOptions = ()
+    """Options that the script sets, and that the restored step of this generation replaced."""
 
 
 class RankStacks(Message, frozen=True):

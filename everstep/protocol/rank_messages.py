@@ -81,6 +81,7 @@ from everstep.protocol.limits import (
     Text,
     UnixSeconds,
 )
+from everstep.protocol.options import OptionsKept
 from everstep.protocol.rehearsals import Rehearsed
 
 RANK_WORD_BYTES = 4096
@@ -659,6 +660,7 @@ RankToAgent = (
     | Logged
     | RankFault
     | Rehearsed
+    | OptionsKept
 )
 AgentToRank = Arriving | Welcome | FetchedShard | SlotsGranted | SlotsRefused | WordChanged
 

@@ -31,6 +31,7 @@ from everstep.protocol.codec import LENGTH, Message, decode, frame, frame_length
 from everstep.protocol.errors import MalformedMessage, ProtocolError
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.limits import cut
+from everstep.protocol.options import OptionsKept
 from everstep.protocol.rank_messages import (
     MAX_LOGGED_BYTES,
     RANK_WORD_BYTES,
@@ -75,7 +76,7 @@ MAX_REASON_CHARACTERS = 4096
 A longer text would exceed the agent's message limit, and the agent would close the connection.
 """
 
-Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | RankFault | Rehearsed
+Sent = SlotsRequest | Captured | Abandoned | Boundary | IdleSpans | Logged | OptionsKept | RankFault | Rehearsed
 
 
 class AgentLink(Protocol):
@@ -266,6 +267,7 @@ class UnixAgentLink:
         self._profile: IdleSpans | None = None
         self._outcome: Captured | Abandoned | None = None
         self._rehearsed: Rehearsed | None = None
+        self._options: OptionsKept | None = None
         self._next_attempt = clock()
         self._is_closed = False
         _forget_in_children(self)
@@ -367,6 +369,8 @@ class UnixAgentLink:
                 self._outcome = message
             elif isinstance(message, Rehearsed):
                 self._rehearsed = message
+            elif isinstance(message, OptionsKept):
+                self._options = message
             if self._socket is not None:
                 self._outbox += self._held + frame(message)
                 self._held = b""
@@ -550,7 +554,9 @@ class UnixAgentLink:
         if self._half is not None:
             write_rank_half(self._page, self._half)
         again: list[Message] = [
-            message for message in (self._wanted, self._request, self._profile, self._rehearsed) if message is not None
+            message
+            for message in (self._wanted, self._request, self._profile, self._rehearsed, self._options)
+            if message is not None
         ]
         half = read_agent_half(self._page)
         if self._outcome is not None and half is not None and half.proposed == self._outcome.step != half.vote_step:

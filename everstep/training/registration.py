@@ -49,6 +49,7 @@ def init(
     guard: Literal["step", "forward"] = "step",
     trusted_optimizers: Sequence[type] = (),
     tokenizer: Any = None,
+    options_from_script: Sequence[str] = (),
 ) -> TrainingSession:
     """Register the objects whose state snapshots must contain, and return the session.
 
@@ -69,13 +70,16 @@ def init(
         trusted_optimizers: classes outside torch.optim that keep all their state in `state` and `param_groups`. Of
             other classes, `init` accepts those that continue bit for bit in a trial with small parameters.
         tokenizer: an object with `save_pretrained`, whose files an export writes beside the model.
+        options_from_script: names of options, such as `("lr", "weight_decay")`, whose values come from the script also
+            if a restored step has others. A learning rate is scaled at its place in the schedule.
 
     Returns:
         The session.
 
     Raises:
         CannotResume: a registered object cannot be restored. The error names the object.
-        SessionMisuse: the script passes neither a model nor an engine, or several ranks run without a process group.
+        SessionMisuse: the script passes neither a model nor an engine, several ranks run without a process group, or
+            `options_from_script` names an unknown option.
         AgentUnreachable: the agent at the socket named in the environment does not answer.
         StaleGeneration: the agent runs a different generation.
     """
@@ -112,7 +116,7 @@ def init(
             for stream in streams.values():
                 stream.check_elastic()
         pretrained = Pretrained({**_named(model), **_named(engine)}, tokenizer)
-        state = RankState(adapters, objects, streams, environment, pretrained)
+        state = RankState(adapters, objects, streams, environment, pretrained, options_from_script)
         session = TrainingSession(
             state,
             link,

@@ -42,6 +42,7 @@ import torch
 
 from everstep.protocol.ids import Step
 from everstep.protocol.limits import MAX_RANK_STEP
+from everstep.protocol.options import OptionsKept
 from everstep.protocol.rank_messages import (
     ECHO_UNABLE,
     ECHO_YES,
@@ -329,6 +330,7 @@ class TrainingSession:
             self._check.restored(self._boundary)
         self._rehearsal.restored(self._boundary)
         self._changes = ResumeChanges(self._state)
+        self._report_options()
         self._end_replay()
         return self._boundary
 
@@ -639,6 +641,15 @@ class TrainingSession:
         elif decision.capture_slot is not None:
             self._snapshotter.capture(self._boundary, decision.capture_slot)
         return decision
+
+    def _report_options(self) -> None:
+        options = self._state.options
+        if options is None or not options.kept:
+            return
+        for each in options.kept:
+            logger.warning("%s: the script sets %s, and training continues with %s", each.name, each.script, each.kept)
+        if self._environment.rank == 0:
+            self._link.send(OptionsKept(generation=self._link.generation, options=options.kept))
 
     def _answer_rehearsal(self, step: int, echo: int, steps: int) -> None:
         if echo == ECHO_YES and (reason := self._rehearsal_obstacle()):

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeGuard
 
 import msgspec
 import torch
-from torch.optim.lr_scheduler import LambdaLR, MultiplicativeLR
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, MultiplicativeLR, ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 
 from everstep.protocol.parts import TensorPart
@@ -31,6 +31,7 @@ from everstep.training.capture import StateTensor
 from everstep.training.data import DataStream
 from everstep.training.errors import CannotResume, TrainingError
 from everstep.training.module_tree import places_of
+from everstep.training.options import ScriptOptions
 from everstep.training.pretrained import Pretrained
 from everstep.training.restore import VALUE_PREFIX, Restorable, encode_facts
 from everstep.training.script import Environment
@@ -40,7 +41,7 @@ from everstep.training.step_watch import unfolded
 FORMAT = 8
 """Version of the values that adapters and sessions store in a slot.
 
-Developers must increase it whenever the form of these values changes. A restore rejects slots of other versions before
+Developers must increase it whenever the form of these values changes, except for an entry that readers may ignore. A restore rejects slots of other versions before
 it changes any object.
 """
 
@@ -89,6 +90,7 @@ class RankState:
         streams: the loaders, by name.
         environment: the rank's parsed environment variables.
         pretrained: the configurations and files of models from Hugging Face's libraries.
+        options_from_script: names of options of optimizers and schedulers that no restored step replaces.
 
     Raises:
         CannotResume: a part of the state cannot be restored.
@@ -101,6 +103,7 @@ class RankState:
         streams: Mapping[str, DataStream],
         environment: Environment,
         pretrained: Pretrained | None = None,
+        options_from_script: Sequence[str] = (),
     ) -> None:
         self.adapters = adapters
         self.objects = objects
@@ -133,7 +136,9 @@ class RankState:
         for adapter in adapters:
             self.facts |= adapter.facts()
         self._facts_data, self.layout_hash = encode_facts(self.facts)
+        self.options: ScriptOptions | None = None
         self.observe()
+        self.options = self._script_options(options_from_script)
 
     def optimizers(self) -> Sequence[Optimizer]:
         """Return every registered optimizer."""
@@ -223,6 +228,7 @@ class RankState:
         others = encode(
             {
                 "objects": {name: _state_of(name, item) for name, item in self.objects.items()},
+                "options": b"" if self.options is None else self.options.state,
                 **(self._kept or self._passing()),
             },
             "",
@@ -281,6 +287,8 @@ class RankState:
             if len(modules) == len(modes):
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
+        if self.options is not None and tree.get("options"):  # Earlier versions did not store it.
+            self.options.load(tree["options"])
         rng.restore(tree["rng"])  # Restore the generators last: `load_state_dict` may draw random numbers.
 
     def keep_passing(self) -> None:
@@ -328,6 +336,18 @@ class RankState:
         """
         counts = {count for adapter in self.adapters if (count := adapter.batches_per_step()) is not None}
         return counts.pop() if len(counts) == 1 and len(self.adapters) == 1 else accumulate
+
+    def _script_options(self, from_script: Sequence[str]) -> ScriptOptions:
+        named: dict[str, Optimizer] = {}
+        schedulers: dict[str, Any] = {}
+        for adapter in self.adapters:
+            for name, optimizer in adapter.optimizers().items():
+                named[f"optimizer/{name}" if name else "optimizer"] = optimizer
+            schedulers |= {f"engine.lr_scheduler{len(schedulers) or ''}": each for each in adapter.schedulers()}
+        for name, item in self.objects.items():
+            found = [each for each in unfolded([item]) if isinstance(each, (LRScheduler, ReduceLROnPlateau))]
+            schedulers |= {f"{name}[{number}]" if number else name: each for number, each in enumerate(found)}
+        return ScriptOptions(named, schedulers, from_script)
 
     def _follow_generators(self) -> None:
         """Use the random generators by which modules have replaced those of the last boundary.

@@ -229,6 +229,7 @@ class Member:
             server=lambda: self.server,
             faults=self.lines.faults,
             rehearsed=self.lines.rehearsed,
+            kept_options=self.lines.kept_options,
             stalls=self.uploads.stalls,
         )
 

@@ -18,6 +18,7 @@ from dataclasses import KW_ONLY, dataclass
 from everstep.protocol.agent_messages import MetricPoint
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Rank, RunId
+from everstep.protocol.options import KeptOption, OptionsKept
 from everstep.protocol.plan import GenerationPlan
 from everstep.protocol.rank_messages import (
     PERMANENT_RANK_FAULTS,
@@ -121,6 +122,8 @@ class RankLines:
         """The newest logged values of this node's ranks except rank 0."""
         self.rehearsed: dict[Rank, Rehearsed] = {}
         """The newest rehearsal of each rank. Ranks report it again to a restarted agent."""
+        self.kept_options: dict[Rank, tuple[KeptOption, ...]] = {}
+        """The options of each rank's script that the restored step replaced. Ranks repeat them to a restarted agent."""
         self.background = Background()
         """Background tasks that create slots, and that compute digests of captured steps."""
         self.slots = RankSlots(
@@ -266,6 +269,9 @@ class RankLines:
                 if self.rehearsed.get(rank) != message:
                     self.rehearsed[rank] = message
                     self.on_change()
+            case OptionsKept():
+                self.kept_options[rank] = message.options
+                self.on_change()
             case RankFault():
                 code = message.code if message.code in RANK_FAULTS else "training_error"
                 is_permanent = code in PERMANENT_RANK_FAULTS

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from everstep.protocol.agent_messages import FaultCode, NodeFault, RankStatus, RoundStatus, ShardProtection
 from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.options import KeptOption
 from everstep.protocol.plan import GenerationPlan, PlanNode
 from everstep.protocol.rehearsals import Rehearsed
 from worker.core.phases import PhaseClock
@@ -32,6 +33,7 @@ class MemberStatus:
         server: Callable[[], RoundServer | None],
         faults: ReportedFaults,
         rehearsed: Mapping[Rank, Rehearsed],
+        kept_options: Mapping[Rank, tuple[KeptOption, ...]],
         stalls: Callable[[float], tuple[NodeFault, ...]],
     ) -> None:
         """Create the object at the start of a generation.
@@ -44,6 +46,7 @@ class MemberStatus:
             server: returns the coordinator if it runs on this node; otherwise None.
             faults: the faults of this generation on this node.
             rehearsed: each rank's newest rehearsal.
+            kept_options: options of each rank's script that the restored step replaced.
             stalls: returns a fault for each upload without progress; its argument is the current time of the event
                 loop's clock.
         """
@@ -56,6 +59,7 @@ class MemberStatus:
         self._server = server
         self._faults = faults
         self._rehearsed = rehearsed
+        self._kept_options = kept_options
         self._stalls = stalls
         self._node_id = here.node_id
 
@@ -80,6 +84,7 @@ class MemberStatus:
                     first_passed_at_seconds=shard.first_passed_at,
                     rehearsed=self._rehearsed.get(shard.rank),
                     resume_revision=half.resume_revision,
+                    kept_options=self._kept_options.get(shard.rank, ()),
                 )
             )
         return tuple(statuses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import attrgetter
 
 from msgspec import structs
 
@@ -25,10 +26,11 @@ from control_plane.core.job.view import JobView, passed_by_all, with_record
 from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
-from control_plane.core.observed.reasons import OutputsLost
+from control_plane.core.observed.reasons import OptionsKept, OutputsLost
 from control_plane.core.states import IncidentEvent, IncidentState
 from everstep.protocol.agent_messages import ExitClass, MemberReport, OutputCause, OutputFailure
 from everstep.protocol.ids import Generation, Rank, Step
+from everstep.protocol.options import KeptOption
 
 SHOWN_OUTPUTS = 5
 """Maximum number of unstored outputs that an event names."""
@@ -69,6 +71,9 @@ def with_progress(view: JobView) -> JobView:
         stepped_at = view.now if base_passed_at is None else max(min(base_passed_at, view.now), record.created_at)
         if record.incident is None and not accounting.is_stepping(record):
             view = replace(view, record=accounting.recharge_first_step(record, stepped_at))
+        if kept := kept_options(view.reports.values()):
+            event = EventDraft(type="OptionsKept", message=OptionsKept(options=kept))
+            view = replace(view, events=(*view.events, event))
     is_safe = status is not None and status.committed > plan.base_step
     passed = passed_by_all(view)
     passed_trials = breakers.passed(record.trials, plan.generation, passed)
@@ -106,6 +111,12 @@ def with_progress(view: JobView) -> JobView:
     )
     view = replace(view, record=watched, events=(*view.events, *protection.events(view.seen.record, watched)))
     return with_unstored_outputs(view)
+
+
+def kept_options(reports: Iterable[MemberReport]) -> tuple[KeptOption, ...]:
+    """Return the options that the restored step replaced, as the lowest rank that reports any reports them."""
+    ranks = sorted((each for report in reports for each in report.ranks), key=attrgetter("rank"))
+    return next((each.kept_options for each in ranks if each.kept_options), ())
 
 
 def with_unstored_outputs(view: JobView) -> JobView:

@@ -22,6 +22,7 @@ from control_plane.core.observed.rehearsals import RehearsalOutcome
 from control_plane.core.observed.steps import NO_GENERATION, Lapse, RepeatedWork
 from everstep.protocol.agent_messages import OutputFailure
 from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.options import KeptOption
 
 JobFact = StrEnum(
     "JobFact",
@@ -259,6 +260,12 @@ class RepeatedStepDiffers(Value, frozen=True):
     rank: Rank
 
 
+class OptionsKept(Value, frozen=True):
+    """The script sets options that the restored step has replaced."""
+
+    options: tuple[KeptOption, ...]
+
+
 class RollEnded(Value, frozen=True):
     """A roll has replaced or rebooted all nodes of the fleet, or has stopped. The event's reason says which."""
 
@@ -275,6 +282,7 @@ Message: TypeAlias = (
     | Lapsed
     | RepeatedStepDiffers
     | RehearsalEnded
+    | OptionsKept
     | RollEnded
 )
 """The message of an event."""

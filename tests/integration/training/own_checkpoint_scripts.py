@@ -15,6 +15,7 @@ from tests.integration.training.trainer_scripts import Samples, gpt2
 
 BEFORE = 5
 """Number of steps that the framework's checkpoint contains."""
+LR = 1e-2
 
 
 def run(directory: str, arguments: dict[str, Any]) -> int:
@@ -25,10 +26,11 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     torch.manual_seed(0)
     train = {"trainer": _trainer, "lightning": _lightning}[options["kind"]]
     until = BEFORE if options.get("makes") else arguments["until"] + options.get("before", BEFORE)
-    begun, step, model = train(until, options)
+    begun, step, model, optimizer = train(until, options)
     result = {
         "begun": begun - options.get("before", BEFORE),
         "step": step,
+        "lr": optimizer.param_groups[0]["lr"],
         "digest": {name: digest_of(each) for name, each in model.state_dict().items()},
     }
     Path(directory, f"result-{os.environ['RANK']}.json").write_text(json.dumps(result))
@@ -40,7 +42,7 @@ def collate(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def _trainer(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.Module]:
+def _trainer(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.Module, torch.optim.Optimizer]:
     import transformers
 
     import everstep.integrations.transformers
@@ -57,18 +59,19 @@ def _trainer(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.Mo
         per_device_train_batch_size=4,
         save_strategy="steps" if options.get("makes") else "no",
         save_steps=BEFORE,
+        learning_rate=options.get("lr", LR),
         lr_scheduler_type="constant",
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
     )
     trainer = transformers.Trainer(gpt2(), args, collate, Samples(), callbacks=[Begin()])
-    everstep.integrations.transformers.attach(trainer)
+    everstep.integrations.transformers.attach(trainer, options_from_script=options.get("from_script", ()))
     trainer.train(resume_from_checkpoint=options["resumes"])
-    return begun[0], trainer.state.global_step, trainer.model
+    return begun[0], trainer.state.global_step, trainer.model, trainer.optimizer
 
 
-def _lightning(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.Module]:
+def _lightning(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.Module, torch.optim.Optimizer]:
     from lightning.pytorch import Callback, LightningModule, Trainer
 
     from everstep.integrations.lightning import EverstepCallback
@@ -85,7 +88,7 @@ def _lightning(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.
             return loss
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+            return torch.optim.AdamW(self.parameters(), lr=options.get("lr", LR))
 
     class Begin(Callback):
         def on_train_start(self, trainer: Trainer, *_: Any) -> None:
@@ -93,7 +96,7 @@ def _lightning(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.
 
     module, path = Module(), f"{options['home']}/line.ckpt"
     trainer = Trainer(
-        callbacks=[EverstepCallback(), Begin()],
+        callbacks=[EverstepCallback(options_from_script=options.get("from_script", ())), Begin()],
         max_steps=until,
         accelerator="cpu",
         devices=1,
@@ -106,4 +109,4 @@ def _lightning(until: int, options: dict[str, Any]) -> tuple[int, int, torch.nn.
     trainer.fit(module, loader, ckpt_path=path if options["resumes"] else None)
     if options.get("makes"):
         trainer.save_checkpoint(path)
-    return begun[0], trainer.global_step, module
+    return begun[0], trainer.global_step, module, trainer.optimizers[0]

@@ -376,12 +376,14 @@ def ddp_unused() -> Scenario:
     return Scenario({"model": model, "optimizer": optimizer, "data": loader()}, step, accumulate=2)
 
 
-def fsdp(dtype: str = "fp32") -> Scenario:
+def fsdp(dtype: str = "fp32", copies: int = 1) -> Scenario:
+    """Return a scenario whose parameters ranks divide. With two copies, two groups of ranks each hold a whole model."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model = network()
-    options: dict[str, Any] = {"mesh": init_device_mesh("cpu", (dist.get_world_size(),))}
+    mesh = init_device_mesh("cpu", (copies, dist.get_world_size() // copies), mesh_dim_names=("copies", "parts"))
+    options: dict[str, Any] = {"mesh": mesh if copies > 1 else mesh["parts"]}
     if dtype == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for module in model:

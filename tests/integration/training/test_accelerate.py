@@ -49,9 +49,7 @@ def test_a_loop_over_epochs_with_divided_parameters(
 
 @pytest.mark.long(keep=1)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_two_copies_of_a_model_divided_between_two_ranks(
-    warm_parent: WarmParent, tmp_path: Path, fault: str
-) -> None:
+def test_two_copies_of_a_model_divided_between_two_ranks(warm_parent: WarmParent, tmp_path: Path, fault: str) -> None:
     options = {"kind": "fsdp", "copies": 2}
     training = Training(warm_parent, tmp_path, "accelerate_scripts", 4, options)
     check_equal(training.resumed(fault), training.undisturbed())

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from everstep.protocol.options import OptionsKept
 from tests.integration.training import kills
 from tests.integration.training.fake_agent import FakeAgent
-from tests.integration.training.own_checkpoint_scripts import BEFORE
+from tests.integration.training.own_checkpoint_scripts import BEFORE, LR
 from tests.warm_parent import WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -46,3 +47,25 @@ def test_a_run_that_has_reached_its_limit_goes_on_with_a_larger_one(
         with FakeAgent(tmp_path, 1, 2, base_step=9, base_slots=slots, commit_target=0) as second:
             (result,) = kills.launch(warm_parent, 1, tmp_path, limit, options, second, SCRIPT).results()
         assert (result["step"], result["digest"] == whole["digest"]) == (limit, limit == 9)
+
+
+@pytest.mark.long(keep=2)
+@pytest.mark.parametrize("from_script", [[], ["lr"]], ids=["kept", "from_script"])
+@pytest.mark.parametrize("kind", ["trainer", "lightning"])
+def test_another_learning_rate_is_reported_or_used(
+    warm_parent: WarmParent, tmp_path: Path, kind: str, from_script: list[str]
+) -> None:
+    options: dict[str, Any] = {"kind": kind, "home": str(tmp_path), "resumes": False, "before": 0}
+    with FakeAgent(tmp_path, 1, first=4, lead=1, commit_target=1) as first:
+        kills.launch(warm_parent, 1, tmp_path, 5, options, first, SCRIPT).results()
+    base = first.committed
+    options |= {"lr": 5e-3, "from_script": from_script}
+    with FakeAgent(tmp_path, 1, 2, base_step=base, base_slots={0: first.sealed[0, base]}, commit_target=0) as second:
+        (result,) = kills.launch(warm_parent, 1, tmp_path, 8, options, second, SCRIPT).results()
+    reports = [message.options for _, message in second.of_kind(OptionsKept)]  # type: ignore[attr-defined]
+    if from_script:
+        assert (result["lr"], reports) == (5e-3, [])
+    else:
+        assert result["lr"] == LR
+        assert {(each.name, each.script, each.kept) for each in reports[0]} >= {("optimizer.lr", "0.005", "0.01")}
+        assert all(each.name.endswith(".lr") for each in reports[0])

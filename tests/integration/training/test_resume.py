@@ -156,6 +156,10 @@ def test_fsdp(scenarios: Scenarios, tmp_path: Path, dtype: str, world: int) -> N
     check(scenarios, tmp_path, "fsdp", world, dtype=dtype)
 
 
+def test_two_copies_of_a_model_divided_between_two_ranks(scenarios: Scenarios, tmp_path: Path) -> None:
+    check(scenarios, tmp_path, "fsdp", 4, copies=2)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_tensor_parallel(scenarios: Scenarios, tmp_path: Path, world: int) -> None:
     found = check(scenarios, tmp_path, "tensor_parallel", world, commits=4)

@@ -18,7 +18,7 @@ from everstep.protocol.slot import HEADER_BYTES, SlotIndex, TensorEntry, unpack_
 from tests.integration.training import kills
 from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.faults import FAULTS, UNTIL, Training, check_equal
-from tests.integration.training.test_matrix import zero
+from tests.integration.training.test_matrix import FSDP, zero
 from tests.integration.training.trainer_scripts import PREFERENCES, SIMPLE_TUNERS, TUNERS, UNTESTED_TUNERS
 from tests.warm_parent import WarmParent
 
@@ -71,6 +71,13 @@ VARIANTS = {
 def test_a_variant(warm_parent: WarmParent, tmp_path: Path, variant: str, fault: str) -> None:
     options = {"evaluates": variant != "epochs", **VARIANTS[variant]}
     check(Training(warm_parent, tmp_path, "trainer_scripts", 2, options), fault)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", FAULTS)
+def test_two_copies_of_a_model_divided_between_two_ranks(warm_parent: WarmParent, tmp_path: Path, fault: str) -> None:
+    options = {"copies": 2, "arguments": FSDP}
+    check(Training(warm_parent, tmp_path, "trainer_scripts", 4, options), fault)
 
 
 @pytest.mark.long(keep=1)

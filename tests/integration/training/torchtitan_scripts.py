@@ -30,8 +30,8 @@ from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
-from torchtitan.models.common.attention import GQAttention, ScaledDotProductAttention
 from torchtitan.models import llama3, qwen3
+from torchtitan.models.common.attention import GQAttention, ScaledDotProductAttention
 from torchtitan.trainer import Trainer
 
 from everstep.integrations.torchtitan import CheckpointManager
@@ -87,9 +87,7 @@ class GatheredAttention(ScaledDotProductAttention):  # type: ignore[misc]
 
     def forward(self, q: Any, k: Any, v: Any, **options: Any) -> Any:
         mesh = q.device_mesh
-        whole = [
-            each.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()]) for each in (k, v)
-        ]
+        whole = [each.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()]) for each in (k, v)]
         attended = super().forward(q.to_local(), *whole, **options | {"is_causal": False})
         return DTensor.from_local(attended, mesh, q.placements, run_check=False)
 

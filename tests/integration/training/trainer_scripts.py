@@ -146,8 +146,12 @@ def _with_tasks(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tenso
 
 def make_trainer(kind: str, args: dict[str, Any], options: dict[str, Any], callbacks: list[Any]) -> Any:
     """Create the trainer of one kind: `gpt2`, `t5`, `sft`, a key of `PREFERENCES`, or a type of adapters of PEFT."""
+    from accelerate import ParallelismConfig
     from transformers import Trainer, TrainingArguments
 
+    if copies := options.get("copies"):
+        shards = int(os.environ["WORLD_SIZE"]) // copies
+        args["parallelism_config"] = ParallelismConfig(dp_replicate_size=copies, dp_shard_size=shards)
     if kind == "sft":
         return _sft(args, options, callbacks)
     if "tuner" in options:

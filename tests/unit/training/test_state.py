@@ -109,7 +109,7 @@ def test_what_is_kept_is_of_its_format(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [set(tree) for tree in (plain, engine, others)] == [
         {"optimizers", "groups", "buffers", "gradients", "sparse_gradients", "requires_grad", "extra_states"},
         {"optimizer", "buffers", "extra_states", "engine", "zero", "scaler", "scheduler"},
-        {"objects", "data", "modes", "attributes", "generators", "rng"},
+        {"objects", "data", "modes", "attributes", "generators", "rng", "options"},
     ]
     assert [set(tree) for tree in (plain["buffers"], engine["optimizer"])] == [
         {"late", "ties", "device", "elsewhere"},

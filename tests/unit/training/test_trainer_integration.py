@@ -118,7 +118,6 @@ def check_alternative(error: UnsupportedOption) -> None:
         ({"distributed_type": DistributedType.FSDP, "cpu_offload": CPUOffloadPolicy()}, "cpu_offload"),
         ({"distributed_type": DistributedType.MEGATRON_LM}, "MEGATRON_LM"),
         ({"parallelism_config": ParallelismConfig(tp_size=2)}, "parallelism_config"),
-        ({"parallelism_config": ParallelismConfig(dp_replicate_size=2, dp_shard_size=2)}, "parallelism_config"),
         ({"mixed_precision": "fp8"}, "mixed_precision='fp8'"),
     ],
 )

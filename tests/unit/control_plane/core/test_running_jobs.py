@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from control_plane.accounts import jobs
 from control_plane.core.incidents import Fault
 from control_plane.core.job.progress import SHOWN_OUTPUTS, unstored_outputs, with_progress
 from control_plane.core.job.restart import with_incident
@@ -20,7 +21,7 @@ from control_plane.core.observed.facts import NOTHING
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, JobObserved, JobRecord, Trial
 from control_plane.core.observed.nodes import Cause, NodeObserved
-from control_plane.core.observed.reasons import OutputsLost
+from control_plane.core.observed.reasons import OptionsKept, OutputsLost
 from control_plane.core.observed.specs import Policy
 from control_plane.core.observed.steps import GenerationRecord, RefusedSource, SealedStates, StepStates
 from control_plane.core.states import IncidentState, JobState
@@ -37,6 +38,7 @@ from everstep.protocol.agent_messages import (
     ShardProtection,
 )
 from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, Step
+from everstep.protocol.options import KeptOption
 from tests.properties.control_plane.simulated import spec_of
 from tests.unit.worker.rank_plans import RUN, rank_plan
 
@@ -230,6 +232,34 @@ def test_the_newest_finished_step_has_the_time_of_the_first_rank(
     found = with_progress(view(JobState.RUNNING, stepping(0, 9, NOW - 2), stepping(1, 9, NOW - 3), **record)).record
     assert (found.boundary, found.boundary_at) == expected
     assert found.max_boundary == found.boundary
+
+
+OPTION = KeptOption(name="optimizer.lr", script="0.1", kept="0.2")
+
+
+@pytest.mark.parametrize(
+    ("boundary", "record", "count"),
+    [
+        pytest.param(0, {}, 0, id="before the first step"),
+        pytest.param(1, {}, 1, id="after the first step"),
+        pytest.param(2, {"stepped_at": NOW - 5, "boundary": Step(1)}, 0, id="later"),
+    ],
+)
+def test_each_launch_reports_the_options_that_its_restored_step_replaced(
+    boundary: int, record: dict[str, Any], count: int
+) -> None:
+    nodes = [stepping(rank, boundary, NOW - 1, NOW - 1) for rank in (0, 1)]
+    first = nodes[0].member
+    assert first is not None
+    status = structs.replace(first.ranks[0], kept_options=(OPTION,))
+    nodes[0] = replace(nodes[0], member=structs.replace(first, ranks=(status,)))
+    events = [
+        each for each in with_progress(view(JobState.RUNNING, *nodes, **record)).events if each.type == "OptionsKept"
+    ]
+    assert [each.message for each in events] == [OptionsKept(options=(OPTION,))] * count
+    for event in events:
+        assert "optimizer.lr is 0.2 (script: 0.1)" in jobs.message(event.message)
+        assert "options_from_script=['lr']" in jobs.message(event.message)
 
 
 def recovering(state: IncidentState, **changes: Any) -> IncidentRecord:

@@ -21,6 +21,7 @@ from everstep.protocol import slot
 from everstep.protocol.agent_messages import RankValues
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, NodeId, Rank, Step
+from everstep.protocol.options import KeptOption, OptionsKept
 from everstep.protocol.plan import GenerationPlan, ShardSource
 from everstep.protocol.rank_messages import (
     ECHO_YES,
@@ -1296,4 +1297,15 @@ async def test_the_newest_rehearsal_of_a_rank_is_reported_at_once(place: Place) 
     assert place.lines.rehearsed == {RANK: REHEARSED}
     place.lines.message(RANK, later)
     assert (place.lines.rehearsed, len(place.reports)) == ({RANK: later}, 2)
+    await place.lines.close()
+
+
+async def test_options_that_a_restore_replaced_are_reported_at_once(place: Place) -> None:
+    await begin(place)
+    place.reports.clear()
+    options = (KeptOption(name="optimizer.lr", script="0.1", kept="0.2"),)
+    place.lines.message(RANK, OptionsKept(generation=PLAN.generation, options=options))
+    assert (place.lines.kept_options, len(place.reports)) == ({RANK: options}, 1)
+    place.lines.message(RANK, OptionsKept(generation=Generation(PLAN.generation + 1), options=()))
+    assert place.lines.kept_options == {RANK: options}
     await place.lines.close()
