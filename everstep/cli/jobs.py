@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
-from everstep import sources
+from everstep import refusals, sources
 from everstep.cli import determinism, plans, steps, submission
 from everstep.cli import logs as lines
 from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, job_time
@@ -259,11 +259,16 @@ def submit(
     if list_source:
         return _source_of(directory)
     if directory is not None:
-        if left_out := sources.listing(Path(directory)).left_out:
+        files, left_out = sources.listing(Path(directory))
+        if left_out:
             say(
                 f"left out: {', '.join(f'{each.path} ({each.reason})' for each in left_out[:LEFT_OUT_SHOWN])}"
                 f"{' …' if len(left_out) > LEFT_OUT_SHOWN else ''}. --list-source shows all"
             )
+        given = [f"--{name}={value}" for name, value in request.get("HyperParameters", {}).items()]
+        paths = (path for path, _ in files)
+        for place, option, refusal in refusals.find(Path(directory), paths, [*given, *request.get("Arguments", ())]):
+            say(f"{place}: Everstep refuses {option} when training begins: {refusal.reason}. {refusal.alternative}")
         request["Source"] = service.upload_source(Directory=directory)
     name = request["TrainingJobName"]
     planned: Json = {}

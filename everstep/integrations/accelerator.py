@@ -17,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 import everstep.training
 from everstep.integrations.base import InitOptions, check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption
+from everstep.refusals import OPTIONS
 from everstep.training import TrainingSession
 from everstep.training.adapters.deepspeed import is_engine
 from everstep.training.versions import check_version
@@ -48,7 +49,7 @@ def check_accelerator(accelerator: Accelerator) -> None:
         UnsupportedVersion: Everstep is not tested with the installed version of DeepSpeed.
     """
     if accelerator.dispatch_batches:
-        raise _dispatched()
+        raise UnsupportedOption("dispatch_batches", *OPTIONS["dispatch_batches"])
     kind = accelerator.distributed_type
     if kind not in TESTED_TYPES:
         raise UnsupportedOption(
@@ -84,14 +85,6 @@ def check_accelerator(accelerator: Accelerator) -> None:
         )
 
 
-def _dispatched() -> UnsupportedOption:
-    return UnsupportedOption(
-        "dispatch_batches",
-        "rank 0 reads the batches of all ranks",
-        "Set it to False: each rank then reads its own batches.",
-    )
-
-
 def keep(
     accelerator: Accelerator,
     *,
@@ -125,7 +118,7 @@ def keep(
     if isinstance(data, DataLoaderDispatcher) and accelerator.num_processes > 1:
         # With a DataLoaderDispatcher, rank 0 reads the batches of all ranks. It is accelerate's default for an
         # IterableDataset.
-        raise _dispatched()
+        raise UnsupportedOption("dispatch_batches", *OPTIONS["dispatch_batches"])
     shuffling = getattr(data, "synchronized_generator", None)
     if shuffling is not None and accelerator.num_processes > 1:
         # accelerate does this before each epoch, in the loader that the session does not use. Once is enough, because

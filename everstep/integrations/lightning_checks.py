@@ -6,16 +6,7 @@ import math
 from typing import Any, Final
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    Callback,
-    LearningRateFinder,
-    ModelPruning,
-    OnExceptionCheckpoint,
-    StochasticWeightAveraging,
-    Timer,
-)
+from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -30,6 +21,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from everstep.integrations.base import check_engine, check_optimizer
 from everstep.integrations.errors import UnsupportedOption
+from everstep.refusals import CLASSES, OPTIONS
 from everstep.training import SessionMisuse
 from everstep.training.adapters.deepspeed import is_engine
 from everstep.training.versions import check_version
@@ -37,18 +29,6 @@ from everstep.training.versions import check_version
 _STRATEGIES: Final = (SingleDeviceStrategy, DDPStrategy, ModelParallelStrategy, DeepSpeedStrategy)
 _PRECISIONS: Final = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
 """Lightning's names of the precisions that Everstep accepts. Everstep's tests use each of them."""
-_CALLBACKS: Final = {
-    BaseFinetuning: ("it adds parameters to the optimizer during training", "Freeze the parameters in the module"),
-    BatchSizeFinder: ("it trains before the training", "Set the batch size that a separate run has found"),
-    LearningRateFinder: ("it trains before the training", "Set the learning rate that a separate run has found"),
-    ModelPruning: ("it replaces parameters during training", "Prune the model before the training"),
-    OnExceptionCheckpoint: (
-        "it makes fit() load its checkpoint, and Everstep names the step from which all ranks continue",
-        "Remove the callback: Everstep keeps every step",
-    ),
-    StochasticWeightAveraging: ("it replaces the schedule during training", "Use EMAWeightAveraging"),
-}
-"""Lightning's callbacks that prevent an exact resume, each with the reason and an alternative."""
 
 
 def check_trainer(trainer: Any, module: LightningModule, kind: type[Callback]) -> None:
@@ -74,15 +54,10 @@ def check_trainer(trainer: Any, module: LightningModule, kind: type[Callback]) -
         raise SessionMisuse("the trainer has more than one EverstepCallback; pass one")
     _check_strategy(trainer.strategy)
     for callback in trainer.callbacks:
-        for kind, (reason, alternative) in _CALLBACKS.items():
-            if isinstance(callback, kind):
-                raise UnsupportedOption(type(callback).__name__, reason, f"{alternative}.")
+        if known := CLASSES.keys() & {each.__name__ for each in type(callback).__mro__}:
+            raise UnsupportedOption(type(callback).__name__, *CLASSES[known.pop()])
     if any(isinstance(each, Timer) and each.time_remaining() is not None for each in trainer.callbacks):
-        raise UnsupportedOption(
-            "Trainer(max_time=…)",
-            "a resumed run would end at another step",
-            "Set max_steps or max_epochs.",
-        )
+        raise UnsupportedOption("Trainer(max_time=…)", *OPTIONS["max_time"])
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise UnsupportedOption(
             "Trainer(val_check_interval=…)",
@@ -90,11 +65,8 @@ def check_trainer(trainer: Any, module: LightningModule, kind: type[Callback]) -
             "Set a number of batches instead of a time.",
         )
     if trainer.reload_dataloaders_every_n_epochs:
-        raise UnsupportedOption(
-            "Trainer(reload_dataloaders_every_n_epochs=…)",
-            "no snapshot contains the position in a loader that is created during training",
-            "Change the data in a sampler or a dataset with set_epoch.",
-        )
+        option = "reload_dataloaders_every_n_epochs"
+        raise UnsupportedOption(f"Trainer({option}=…)", *OPTIONS[option])
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise UnsupportedOption(
             "training_step(dataloader_iter)",
@@ -111,9 +83,7 @@ def _is_trainer(value: object) -> bool:
 def _check_strategy(strategy: Any) -> None:
     name = type(strategy).__name__
     if isinstance(strategy, FSDPStrategy):
-        raise UnsupportedOption(
-            name, "FSDP1 flattens parameters", "Use ModelParallelStrategy with fully_shard in configure_model."
-        )
+        raise UnsupportedOption(name, *CLASSES["FSDPStrategy"])
     if isinstance(strategy, DeepSpeedStrategy):
         check_version("deepspeed")
     if not isinstance(strategy, _STRATEGIES):

@@ -40,6 +40,7 @@ import torch
 
 from everstep.integrations.base import NoSession, check_optimizer, refuse
 from everstep.integrations.errors import UnsupportedOption
+from everstep.refusals import OPTIONS
 from everstep.training.versions import check_version
 
 # Check the version before the imports below, because other versions may lack the imported modules.
@@ -187,9 +188,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
     def _create_session(self) -> TrainingSession:
         if self._trainer.config.training.enable_cpu_offload:
-            raise UnsupportedOption(
-                "training.enable_cpu_offload", "no test resumes parameters in host memory", "Set it to False."
-            )
+            raise UnsupportedOption("training.enable_cpu_offload", *OPTIONS["enable_cpu_offload"])
         for optimizer in self._parts["optimizers"]:
             check_optimizer(optimizer)
         session = everstep.training.init(

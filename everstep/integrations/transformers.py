@@ -53,6 +53,7 @@ from everstep.integrations.base import (
 )
 from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.trainer_state import TrainerLoopState, is_of
+from everstep.refusals import CLASSES, OPTIONS
 from everstep.training import SessionMisuse, TrainingError, TrainingSession, rng
 from everstep.training.versions import check_version
 
@@ -64,6 +65,8 @@ _RESUMED: Final = "everstep"
 The value need not name a directory, because `_run_epoch` only tests whether it is None.
 """
 logger = logging.getLogger("everstep.training")
+UNTESTED_TUNERS: Final = ("ADAMSS", "CPT", "SHADOW", "XLORA")
+"""Types of PEFT's tuners that no test resumes."""
 _GROUPS: Final = {"eval_": "eval", "test_": "test", "train_": "train"}
 """Group in which the job's Metrics page shows a logged value, by the prefix of the value's name."""
 
@@ -101,6 +104,9 @@ def _check(trainer: Trainer) -> None:
         check_version("trl")
     if is_of("peft", trainer.model):
         check_version("peft")
+        for config in getattr(trainer.model, "peft_config", {}).values():
+            if (kind := getattr(config.peft_type, "value", config.peft_type)) in UNTESTED_TUNERS:
+                raise UnsupportedOption(f"peft_type={kind}", "no test resumes it", "Use another tuner, such as LoRA.")
     if trainer.state.global_step:
         raise SessionMisuse(
             f"the trainer has already trained {trainer.state.global_step} steps. Call attach() before train(), or "
@@ -132,23 +138,9 @@ def session_of(trainer: Trainer) -> TrainingSession:
 
 def _check_options(trainer: Trainer) -> None:
     args = trainer.args
-    unsupported = {
-        "auto_find_batch_size": (
-            "a restart of the loop with another batch size changes the steps",
-            "Set per_device_train_batch_size to a size that fits",
-        ),
-        "ignore_data_skip": (
-            "a resumed run would repeat samples",
-            "Remove the option: Everstep continues at the next sample without reading the earlier ones",
-        ),
-        "enable_jit_checkpoint": (
-            "its signal handler replaces the agreed stop of all ranks",
-            "Remove the option: Everstep stores a checkpoint before an instance is reclaimed",
-        ),
-    }
-    for option, (reason, alternative) in unsupported.items():
+    for option in ("auto_find_batch_size", "ignore_data_skip", "enable_jit_checkpoint"):
         if getattr(args, option, False):
-            raise UnsupportedOption(f"TrainingArguments.{option}", reason, f"{alternative}.")
+            raise UnsupportedOption(f"TrainingArguments.{option}", *OPTIONS[option])
     if args.n_gpu > 1:
         raise UnsupportedOption(
             "DataParallel", f"one process trains on {args.n_gpu} GPUs", "Start one process per GPU, as Everstep does."
@@ -168,11 +160,7 @@ def _check_class(trainer: Trainer) -> None:
                 "Override training_step() or compute_loss(), or use a callback.",
             )
     if hasattr(trainer, "_buffered_inputs"):
-        raise UnsupportedOption(
-            kind.__name__,
-            "it trains several steps on samples that it has generated, and no snapshot contains them",
-            "Use a trainer that reads its samples from a dataset, such as SFTTrainer or DPOTrainer.",
-        )
+        raise UnsupportedOption(kind.__name__, *CLASSES["GRPOTrainer"])
 
 
 class TrainerAttachment:

@@ -41,8 +41,8 @@ from everstep.training.step_watch import unfolded
 FORMAT = 8
 """Version of the values that adapters and sessions store in a slot.
 
-Developers must increase it whenever the form of these values changes, except for an entry that readers may ignore. A restore rejects slots of other versions before
-it changes any object.
+Developers must increase it whenever the form of these values changes, unless readers may ignore the change. A restore
+rejects slots of other versions before it changes any object.
 """
 
 

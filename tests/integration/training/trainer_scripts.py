@@ -120,8 +120,6 @@ SIMPLE_TUNERS = (
     "VERA",
 )
 """Types of PEFT's tuners that need no options."""
-UNTESTED_TUNERS = ("ADAMSS", "CPT", "SHADOW", "XLORA")
-"""Tuners that do not train this model: they need another package, other data, another model, or other adapters."""
 
 
 def _with_tuner(kind: str) -> Any:

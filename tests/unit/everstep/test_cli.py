@@ -384,6 +384,17 @@ def test_submit_names_what_it_does_not_upload(run, tmp_path):
     assert (code, "needs --source-dir" in err) == (2, True)
 
 
+def test_submit_names_options_that_everstep_refuses(run, tmp_path):
+    (tmp_path / "code" / "train.py").write_text("import everstep.training\nTrainingArguments(ignore_data_skip=True)\n")
+    words = ("jobs", "submit", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "1")
+    options = ("--hyperparameter", "auto_find_batch_size=true")
+    code, _, err, calls = run(*words, *options, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert code == 0, err
+    assert "train.py:2: Everstep refuses ignore_data_skip when training begins: a resumed run would repeat" in err
+    assert "arguments: Everstep refuses auto_find_batch_size when training begins: " in err
+    assert [name for name, _ in calls][-1] == "create_training_job", "a warning stops nothing"
+
+
 def series(name: str, *values: float) -> dict:
     steps = list(range(len(values)))
     return {"MetricName": name, "Steps": steps, "LastSteps": steps, "Means": list(values), "LastValues": list(values)}

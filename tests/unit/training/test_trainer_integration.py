@@ -105,6 +105,20 @@ def test_an_option_that_prevents_a_resume_is_refused_by_name(options: dict[str, 
     check_alternative(raised.value)
 
 
+@pytest.mark.parametrize("kind", integration.UNTESTED_TUNERS)
+def test_a_tuner_without_a_test_is_refused_by_name(kind: str) -> None:
+    from peft import PeftModel, PeftType
+
+    trainer = FakeTrainer()
+    trainer.model.__class__ = type("Tuned", (torch.nn.Sequential,), {"__module__": PeftModel.__module__})
+    trainer.model.peft_config = {"default": SimpleNamespace(peft_type=PeftType(kind))}  # type: ignore[assignment]
+    with pytest.raises(UnsupportedOption, match=f"^peft_type={kind}: ") as raised:
+        integration.attach(trainer)
+    check_alternative(raised.value)
+    trainer.model.peft_config["default"].peft_type = PeftType.LORA  # type: ignore[index, union-attr]
+    integration.attach(trainer)
+
+
 def check_alternative(error: UnsupportedOption) -> None:
     """Check that the message ends with a sentence, which names an alternative."""
     assert re.search(r"\. [A-Z].*\.$", str(error))
