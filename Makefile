@@ -72,7 +72,7 @@ check: setup  ## lint, types, contracts, and that what is made from the API is c
 	@$(BIN)/ruff format --check --quiet . || { echo "formatting differs: run make fix"; exit 1; }
 	@$(BIN)/ruff check .
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync mypy pyright
-	@$(BIN)/pydoclint --quiet everstep control_plane worker infra
+	@$(BIN)/ruff check --preview --select DOC102,DOC202 everstep control_plane worker infra
 	@$(BIN)/python -m pytest -q --no-header --no-summary tests/tidy/test_public_docstrings.py -k raises
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m control_plane.contract --check

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 
 class Refusal(NamedTuple):
-    """Why a job cannot resume with an option or class, and what to do instead."""
+    """The reason why a job cannot resume with an option or class, and what to do instead."""
 
     reason: str
     alternative: str
@@ -85,8 +85,8 @@ def find(directory: Path, files: Iterable[str], arguments: Iterable[str] = ()) -
     """Yield refused options and classes that a source names, if a file of the source imports Everstep.
 
     Args:
-        directory: top of the source.
-        files: paths of its files, relative to the directory. Other files than readable Python are skipped.
+        directory: the source, whose files `files` names.
+        files: relative paths. Other files than readable Python are skipped.
         arguments: the script's command line: `--name`, `--name value` or `--name=value`.
 
     Yields:

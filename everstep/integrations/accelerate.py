@@ -9,16 +9,10 @@
             keep.optimizer.zero_grad()
     keep.close()
 
-`prepare` calls `accelerator.prepare` and creates a session that keeps the state of the returned objects. `batches`
-yields the batches of this rank on the accelerator's device, and ends a step after `gradient_accumulation_steps`
-batches.
-
-**Data.** The session reads the torch loader inside accelerate's loader. It does not use accelerate's loader, because
-that loader requests one batch ahead and, on a resume, skips samples without collating them. Random collators and random
-augmentation would then draw other numbers after a resume.
-
-With Everstep, the batches of one gradient accumulation may belong to two epochs. Without Everstep, accelerate ends an
-accumulation with the epoch.
+`prepare` calls `accelerator.prepare`; `attach` keeps the script's own loops instead. The session reads the torch loader
+inside accelerate's loader, which would request one batch ahead and, on a resume, skip samples without collating them:
+random collators and random augmentation would draw other numbers. The batches of one gradient accumulation may belong
+to two epochs; accelerate alone ends an accumulation with the epoch.
 
 Invariant: a run that was interrupted and resumed equals an uninterrupted run bit for bit.
 """
@@ -27,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Unpack, cast
 
@@ -71,18 +65,14 @@ class Prepared:
     """The loader that `accelerator.prepare` returned."""
 
     def batches(self, until_step: int) -> Iterator[Any]:
-        """Yield batches across epochs, on the accelerator's device, and end a step after each accumulation.
+        """Yield this rank's batches across epochs, on the accelerator's device, until `until_step` steps are finished.
 
-        Args:
-            until_step: number of finished steps at which the loop ends. Steps before a restart count.
-
-        Yields:
-            One batch of this rank.
+        A step ends after each accumulation. Steps before a restart count.
 
         Raises:
             SessionMisuse: the loader yields no batches, or the model was changed after `prepare`.
             RestoreMismatch: the snapshot does not fit this launch.
-            UnsupportedOption: the script changed an option after `prepare`, and the option prevents an exact resume.
+            UnsupportedOption: an option that the script changed after `prepare` prevents an exact resume.
         """
         count = self.accelerator.gradient_accumulation_steps
         if isinstance(self.session, NoSession):
@@ -141,43 +131,26 @@ def prepare(
         SessionMisuse: this is the second call for the accelerator, an object is prepared already, or the optimizer has
             made steps.
     """
-    objects = [model, optimizer, data, *([] if scheduler is None else [scheduler])]
+    objects = {"model": model, "optimizer": optimizer, "data": data, "scheduler": scheduler}
+    wrapped: dict[str, Any] = {}
     try:
         check_version("accelerate")
         check_accelerator(accelerator)
-        _check_unused(accelerator, {"model": model, "optimizer": optimizer, "data": data, "scheduler": scheduler})
+        _check_unused(accelerator, objects)
+        setattr(accelerator, _PREPARED, True)
+        wrapped = _wrapped(accelerator, objects)
+        session = keep(accelerator, **wrapped, extra={**_registered(accelerator), **(extra or {})}, **options)
     except TrainingError as error:
         refuse(error)
-        return _prepared(accelerator, accelerator.prepare(*objects), None)
-    setattr(accelerator, _PREPARED, True)
-    wrapped, wrapped_optimizer, loader, *rest = accelerator.prepare(*objects)
-    session: TrainingSession | None = None
-    try:
-        session = keep(
-            accelerator,
-            model=wrapped,
-            optimizer=wrapped_optimizer,
-            scheduler=rest[0] if rest else None,
-            data=loader,
-            extra={**_registered(accelerator), **(extra or {})},
-            **options,
-        )
-    except TrainingError as error:
-        refuse(error)
-    return _prepared(accelerator, (wrapped, wrapped_optimizer, loader, *rest), session)
+        session = cast(TrainingSession, NoSession())
+    wrapped = wrapped or _wrapped(accelerator, objects)
+    return Prepared(accelerator=accelerator, session=session, modules=modules_of(wrapped["model"]), **wrapped)
 
 
-def _prepared(accelerator: Accelerator, objects: Sequence[Any], session: TrainingSession | None) -> Prepared:
-    model, optimizer, loader, *rest = objects
-    return Prepared(
-        accelerator=accelerator,
-        model=model,
-        optimizer=optimizer,
-        scheduler=rest[0] if rest else None,
-        session=session or cast(TrainingSession, NoSession()),
-        modules=modules_of(model),
-        data=loader,
-    )
+def _wrapped(accelerator: Accelerator, objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Let the accelerator prepare the objects that are not None. Return all objects by the same names."""
+    given = {name: each for name, each in objects.items() if each is not None}
+    return {**objects, **dict(zip(given, accelerator.prepare(*given.values()), strict=True))}
 
 
 def _registered(accelerator: Any) -> dict[str, Any]:
@@ -192,9 +165,9 @@ def attach(
 ) -> None:
     """Keep the steps of a script that keeps its own loop over epochs and batches.
 
-    Every rank calls this once, before `accelerator.prepare`. The script must call `accelerator.end_training()` at its
-    end. After a restart, the loops of finished epochs yield no batch, and the loop of the newest epoch yields the
-    remaining ones. Code between these loops, such as an evaluation, runs again with the restored model.
+    Every rank calls this once, before `accelerator.prepare`, and calls `accelerator.end_training()` at its end. After a
+    restart, the loops of finished epochs yield no batch, and the loop of the newest epoch yields the remaining ones.
+    Code between these loops, such as an evaluation, runs again with the restored model.
 
     Args:
         accelerator: the one accelerator of the script, which has prepared nothing yet.
@@ -220,11 +193,7 @@ def attach(
 def session_of(accelerator: Accelerator) -> TrainingSession:
     """Return the session of an attached accelerator, for example for `session.log`.
 
-    Args:
-        accelerator: an attached accelerator whose training loop has begun.
-
-    Returns:
-        The session. If the script trains without Everstep, an object without effect.
+    If the script trains without Everstep, the result is an object without effect.
 
     Raises:
         SessionMisuse: the accelerator is not attached, or its training loop has not begun.
@@ -240,13 +209,7 @@ def session_of(accelerator: Accelerator) -> TrainingSession:
 
 
 class AccelerateAttachment:
-    """Replaces `prepare` and `end_training` of one accelerator, and owns its session.
-
-    Args:
-        accelerator: prepares the script's objects. It has prepared none yet.
-        extra: other objects that the session registers, by name.
-        options: further arguments of `everstep.training.init`.
-    """
+    """Replaces `prepare` and `end_training` of one accelerator, and owns its session."""
 
     def __init__(self, accelerator: Any, extra: Mapping[str, Any], options: InitOptions) -> None:
         self.accelerator = accelerator
@@ -314,9 +277,7 @@ def _only(objects: Iterable[Any], kind: type, name: str) -> Any:
 class EpochLoader:
     """A prepared loader. If its loop trains, it yields the batches that follow the restored position.
 
-    Args:
-        attachment: creates the session when the first loop that trains begins.
-        inner: the loader of accelerate, whose attributes are attributes of this object, too.
+    The attributes of accelerate's loader are attributes of this object.
     """
 
     def __init__(self, attachment: AccelerateAttachment, inner: Any) -> None:
@@ -370,7 +331,6 @@ class EpochLoader:
 
 
 def _check_unused(accelerator: Accelerator, objects: Mapping[str, Any]) -> None:
-    """Check that the accelerator has no session yet, and that no object was prepared or trained."""
     if hasattr(accelerator, _PREPARED):
         raise SessionMisuse(
             "prepare() was already called for this accelerator. Call it once, with all objects; pass further objects "

@@ -15,8 +15,7 @@ from accelerate.utils.random import synchronize_rng_state
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import everstep.training
-from everstep.integrations.base import InitOptions, check_engine, check_optimizer
-from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.base import InitOptions, UnsupportedOption, check_engine, check_optimizer
 from everstep.refusals import OPTIONS
 from everstep.training import TrainingSession
 from everstep.training.adapters.deepspeed import is_engine
@@ -38,10 +37,7 @@ TESTED_PRECISIONS: Final = ("no", "bf16", "fp16")
 
 
 def check_accelerator(accelerator: Accelerator) -> None:
-    """Check the options of an accelerator. The integration of transformers calls this, too.
-
-    Args:
-        accelerator: the accelerator whose options are checked.
+    """Check the options of an accelerator.
 
     Raises:
         UnsupportedOption: rank 0 reads the batches of all ranks and sends them to the other ranks, or Everstep has no
@@ -95,19 +91,9 @@ def keep(
     extra: Mapping[str, Any],
     **options: Unpack[InitOptions],
 ) -> TrainingSession:
-    """Create the session that keeps the state of objects that accelerate has prepared.
+    """Return the session that keeps the state of objects that accelerate has prepared. It has not restored a step.
 
-    Args:
-        accelerator: the accelerator that prepared the objects.
-        model: the wrapped model, or the DeepSpeed engine.
-        optimizer: accelerate's wrapper or a torch optimizer. Unused with an engine, which has its own.
-        scheduler: accelerate's wrapper, a torch scheduler, or None.
-        data: accelerate's loader, or another loader of `everstep.training.data`.
-        extra: further objects with `state_dict` and `load_state_dict`, by name.
-        **options: further arguments of `everstep.training.init`.
-
-    Returns:
-        The session. It has not restored a step yet.
+    `optimizer` is unused with an engine of DeepSpeed, which has its own.
 
     Raises:
         CannotResume: an object cannot be restored. The error names it.

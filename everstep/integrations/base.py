@@ -27,7 +27,6 @@ from typing import Any, TypedDict
 import torch
 
 from everstep.integrations.companions import Companions
-from everstep.integrations.errors import UnsupportedOption
 from everstep.protocol.plan import CHECK_VARIABLE
 from everstep.training import TrainingError, TrainingSession
 from everstep.training.script import Environment
@@ -36,6 +35,22 @@ __all__ = ["Companions", "InitOptions", "NoSession", "StepBatches", "Unsupported
 
 _END = object()
 _logger = logging.getLogger("everstep.training")
+
+
+class UnsupportedOption(TrainingError):
+    """An option or a value prevents an exact resume.
+
+    Args:
+        option: name of the option, as the user wrote it.
+        reason: why it prevents a resume.
+        alternative: what to do instead, as a sentence.
+    """
+
+    code = "unsupported_option"
+
+    def __init__(self, option: str, reason: str, alternative: str) -> None:
+        super().__init__(f"{option}: {reason}. {alternative}")
+        self.option = option
 
 
 class InitOptions(TypedDict, total=False):
@@ -156,17 +171,15 @@ def _grouped(name: str, groups: Mapping[str, str], group: str) -> str:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Check that Everstep's guard can run before the optimizer's step.
-
-    Args:
-        optimizer: an optimizer of torch without a framework's wrapper, or None.
+    """Check that Everstep's guard can run before the step of an optimizer without a framework's wrapper.
 
     Raises:
         UnsupportedOption: torch.compile compiles the step as one graph, so the guard, which is Python code, cannot run.
     """
     step = getattr(optimizer, "step", None)
-    cells = getattr(step, "__closure__", None) or ()
-    if hasattr(step, "_torchdynamo_orig_callable") and any(_is_full_graph(cell.cell_contents) for cell in cells):
+    contexts = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
+    is_full_graph = any(getattr(each, "fullgraph", False) is True for each in contexts)
+    if hasattr(step, "_torchdynamo_orig_callable") and is_full_graph:
         raise UnsupportedOption(
             "torch.compile(optimizer.step, fullgraph=True)",
             "Everstep waits before the update for the copy of the state, which is not possible inside one graph",
@@ -174,16 +187,8 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def _is_full_graph(context: object) -> bool:
-    """Return whether a context of torch.compile was made with `fullgraph=True`."""
-    return getattr(context, "fullgraph", False) is True
-
-
 def check_engine(engine: Any) -> None:
     """Check the offload of a DeepSpeed engine. `everstep.training.init` checks the engine's other options.
-
-    Args:
-        engine: the engine that the framework has created.
 
     Raises:
         UnsupportedOption: the engine keeps parameters in host memory. Everstep has no test that resumes such a job.

@@ -37,22 +37,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Unpack, cast
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    Callback,
-    GradientAccumulationScheduler,
-    WeightAveraging,
-)
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler, WeightAveraging
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 import everstep.training
-from everstep.integrations.base import (
-    InitOptions,
-    NoSession,
-    StepBatches,
-    is_alone,
-    metrics_of,
-    refuse,
-)
+from everstep.integrations.base import InitOptions, NoSession, StepBatches, is_alone, metrics_of, refuse
 from everstep.integrations.lightning_checks import check_data, check_trainer
 from everstep.integrations.lightning_loops import LightningLoopState
 from everstep.training import SessionMisuse, TrainingError, TrainingSession, rng
@@ -100,20 +89,12 @@ class EverstepCallback(Callback):
         return self._attachment.session
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Attach Everstep to the trainer if `stage` is `fit`.
-
-        Lightning calls this at the start of `fit`, `validate` and so on.
-
-        Args:
-            trainer: the trainer that has this callback.
-            pl_module: the module that the trainer trains.
-            stage: `fit`, `validate`, `test` or `predict`.
+        """Attach Everstep to the trainer if `stage` is `fit`. Lightning calls this.
 
         Raises:
             UnsupportedOption: an option of the trainer prevents an exact resume.
             UnsupportedVersion: Everstep is not tested with the installed version of Lightning or DeepSpeed.
-            SessionMisuse: the callback's trainer has trained already, or the trainer has two `EverstepCallback`
-                objects.
+            SessionMisuse: `fit` was called before, or the trainer has two `EverstepCallback` objects.
         """
         if stage != "fit":
             return
@@ -133,24 +114,10 @@ class EverstepCallback(Callback):
 
 
 class TrainBatches(StepBatches):
-    """The training loader of one fit loop.
+    """The training loader of one fit loop. The attributes of the loader that it reads are its attributes."""
 
-    Args:
-        session: the session, which has one loader.
-        end_step: reports the loop's newest step to the session, unless it is reported already. Returns whether training
-            must stop.
-        resume: sets those restored values again that Lightning's hooks may have changed. None without a restore.
-        loader: the loader that the session reads. Its attributes are attributes of this object, too.
-    """
-
-    def __init__(
-        self,
-        session: TrainingSession,
-        end_step: Callable[[], bool],
-        resume: Callable[[], object] | None,
-        loader: Any,
-    ) -> None:
-        super().__init__(session, end_step, resume)
+    def __init__(self, *given: Any, loader: Any) -> None:
+        super().__init__(*given)
         self._loader = loader
 
     def __len__(self) -> int:
@@ -165,13 +132,7 @@ class TrainBatches(StepBatches):
 
 
 class LightningAttachment:
-    """Replaces methods of one trainer and its loops, and owns the trainer's session.
-
-    Args:
-        trainer: the trainer, which has not trained yet.
-        extra: other objects that the session registers, by name.
-        options: further arguments of `everstep.training.init`.
-    """
+    """Replaces methods of one trainer and its loops, and owns the trainer's session."""
 
     def __init__(self, trainer: Any, extra: Mapping[str, Stateful], options: InitOptions) -> None:
         self._trainer = trainer
@@ -211,10 +172,7 @@ class LightningAttachment:
             load(*given)
 
     def _begin(self, load_data: Callable[[], None]) -> None:
-        """Create the session, restore the step that the agent names, and replace the training loader.
-
-        Lightning calls this after it has prepared the loader.
-        """
+        """Create the session, restore its step, and replace the training loader, which Lightning has prepared."""
         combined: CombinedLoader = self._loop._combined_loader
         try:
             check_data(self._trainer, combined)
@@ -240,7 +198,7 @@ class LightningAttachment:
         self._kept_count = self._count_steps()
         target = self._last_step(count)
         session.set_target(target and target - self._kept_count + restored_step)
-        self._batches = TrainBatches(session, self._end_step, resume, loader)
+        self._batches = TrainBatches(session, self._end_step, resume, loader=loader)
         combined.flattened = [self._batches]
 
     def _create_session(self, state: LightningLoopState, loader: Any) -> TrainingSession:
@@ -259,11 +217,7 @@ class LightningAttachment:
         return everstep.training.init(**registered, scheduler=schedulers, data=loader, extra=extra, **self._options)
 
     def _run(self, run: Callable[[], None]) -> None:
-        """Run the fit loop.
-
-        If the restored step is the last step, Lightning's loop returns at once without its final hooks, so this method
-        calls them.
-        """
+        """Run the fit loop. It returns at once if the last step was restored; then call the final hooks."""
         run()
         if self.session is None or self._is_over:
             return
@@ -318,7 +272,7 @@ class LightningAttachment:
         log(metrics, step)
 
     def _end_step(self) -> bool:
-        """Report the newest step to the session, unless it is reported already. Return whether the loop must end."""
+        """Report the newest step, unless it is reported already. Return whether the loop must end."""
         session = self.session
         assert session is not None
         if not self._is_over and (count := self._count_steps()) != self._kept_count:
@@ -334,14 +288,7 @@ class LightningAttachment:
         return int(model.global_steps if is_engine(model) else self._trainer.global_step)
 
     def _last_step(self, batch_count: int) -> int:
-        """Return the number of steps that the whole training makes, or 0 if the number is unknown.
-
-        Args:
-            batch_count: number of batches of one epoch on this rank.
-
-        Returns:
-            The number of optimizer steps, counted from the start of the first launch.
-        """
+        """Return the number of steps of the whole training, or 0 if it is unknown."""
         trainer = self._trainer
         if not trainer.lightning_module.automatic_optimization:
             return 0  # The number of steps is unknown: the module decides which batches form a step.

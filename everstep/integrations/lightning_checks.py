@@ -19,8 +19,7 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from everstep.integrations.base import check_engine, check_optimizer
-from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.base import UnsupportedOption, check_engine, check_optimizer
 from everstep.refusals import CLASSES, OPTIONS
 from everstep.training import SessionMisuse
 from everstep.training.adapters.deepspeed import is_engine
@@ -32,12 +31,7 @@ _PRECISIONS: Final = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
 
 
 def check_trainer(trainer: Any, module: LightningModule, kind: type[Callback]) -> None:
-    """Check the options of a trainer.
-
-    Args:
-        trainer: the trainer, after Lightning has set up its callbacks and its strategy.
-        module: the module that the trainer trains.
-        kind: class of Everstep's callback, of which a trainer has one.
+    """Check the options of a trainer whose callbacks and strategy are set up. `kind` is Everstep's callback.
 
     Raises:
         UnsupportedOption: an option prevents an exact resume.
@@ -111,10 +105,6 @@ def _check_strategy(strategy: Any) -> None:
 
 def check_data(trainer: Any, combined: CombinedLoader) -> None:
     """Check the options that have their final values only after the trainer has set up its strategy and data.
-
-    Args:
-        trainer: the trainer, whose fit loop has set up its data.
-        combined: all training loaders with their limits of batches per epoch.
 
     Raises:
         UnsupportedOption: an optimizer or the data prevents an exact resume.

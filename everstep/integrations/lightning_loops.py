@@ -34,8 +34,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from lightning_utilities.core.apply_func import apply_to_collection
 from torchmetrics import Metric
 
+from everstep.integrations.base import UnsupportedOption
 from everstep.integrations.companions import Companions
-from everstep.integrations.errors import UnsupportedOption
 from everstep.training import CannotRelayout
 from everstep.training.parts import is_class_of_script
 
@@ -67,7 +67,7 @@ _COUNTERS: Final = ("_computed", "_forward_cache", "_update_count")
 
 
 class LightningLoopState:
-    """The state of one trainer's loop. The session registers this object, so every snapshot contains the state.
+    """The state of one trainer's loop, which the session registers.
 
     Args:
         trainer: the trainer, whose data is set up.
@@ -95,10 +95,7 @@ class LightningLoopState:
         return self.state_dict() | {"companions": self.companions.compared_state()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loop's state.
-
-        Returns:
-            The state of loops, results, metrics and callbacks, by kind.
+        """Return the state of loops, results, metrics and callbacks, by kind.
 
         Raises:
             UnsupportedOption: the module logs a value with `sync_dist_group`, a process group that the script created.
@@ -133,15 +130,11 @@ class LightningLoopState:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Check that the restored state fits this launch, store it, and apply it to the loop.
 
-        Args:
-            state: result of `state_dict` in an earlier launch.
-
         Raises:
             CannotRelayout: an epoch of this launch has a different number of batches, or the batches of all ranks
                 together have a different number of samples.
         """
-        # Earlier versions did not store it.
-        was, now = state.get("samples_at_once", self.samples_at_once), self.samples_at_once
+        was, now = state["samples_at_once"], self.samples_at_once
         if was != now:
             raise CannotRelayout(
                 "trainer",
@@ -155,7 +148,7 @@ class LightningLoopState:
                 "counts batches. Use the earlier number of ranks, batch size and dataset",
             )
         self.restored = state
-        self.companions.load_state_dict(state.get("companions", {}))  # Earlier versions did not store it.
+        self.companions.load_state_dict(state["companions"])
         self.apply()
 
     def apply(self) -> None:
@@ -192,10 +185,7 @@ class LightningLoopState:
 
 
 def _continue(loop: _Loop) -> None:
-    """Make a loop and its inner loops continue from the restored counters.
-
-    Lightning's flags for a restart are cleared, because Lightning would otherwise reset some of the counters.
-    """
+    """Clear the flags of a restart in a loop and its inner loops, because Lightning then resets some counters."""
     loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
     for inner in vars(loop).values():
         if isinstance(inner, _Loop):

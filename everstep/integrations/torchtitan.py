@@ -38,8 +38,7 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from everstep.integrations.base import NoSession, check_optimizer, refuse
-from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.base import NoSession, UnsupportedOption, check_optimizer, refuse
 from everstep.refusals import OPTIONS
 from everstep.training.versions import check_version
 
@@ -83,21 +82,10 @@ _ALWAYS: Final = {
 class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
     """A checkpoint manager of torchtitan that captures steps with Everstep, and resumes from them.
 
-    The trainer builds it from `Config` and calls it on every rank. A script only names the configuration.
-
-    Args:
-        config: options of the manager, already checked.
-        dataloader: the trainer's loader of training batches.
-        model_parts: the model, or the parts of this rank's pipeline stages.
-        optimizers: torchtitan's container of this rank's optimizers.
-        lr_schedulers: torchtitan's container of their schedulers.
-        states: further objects with state by name. The trainer itself has the name `train_state`.
-        sd_adapter: converts weights to the layout of Hugging Face; None if the model has no such layout.
-        base_folder: the trainer's `dump_folder`.
+    A script only names `Config`. The trainer builds the manager with torchtitan's arguments, and calls it on each rank.
 
     Raises:
-        SessionMisuse: `states` contains no trainer.
-        UnsupportedOption: the trainer keeps parameters in host memory.
+        SessionMisuse: `states` contains no trainer with the name `train_state`.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -265,10 +253,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
             trainer.validator.validate = validate_in_phase
 
     def _end_step(self, session: TrainingSession) -> bool:
-        """Report the trainer's newest step to the session, unless it is reported already.
-
-        Return whether all ranks stop now.
-        """
+        """Report the newest step to the session, unless it is reported already. Return whether all ranks stop now."""
         if self._trainer.step == self._ended_step:
             return False
         self._ended_step += 1
@@ -276,12 +261,7 @@ class CheckpointManager(BaseCheckpointManager):  # type: ignore[misc]
 
 
 class _TrainerState:
-    """The trainer's counters. The session registers this object, so every snapshot contains them.
-
-    Args:
-        trainer: the trainer whose counters are kept.
-        ended_step: returns the newest step that ended.
-    """
+    """The trainer's counters, which every snapshot contains."""
 
     def __init__(self, trainer: Any, ended_step: Callable[[], int]) -> None:
         self._trainer = trainer
@@ -304,7 +284,7 @@ class _Logger:
         self._session = session
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
-        """Pass the metrics of a step to torchtitan's own logger, and those that are numbers also to the session."""
+        """Pass all metrics of a step to torchtitan's own logger, and the numbers to the session."""
         self._session.log(**{name: value for name, value in metrics.items() if isinstance(value, (int, float))})
         self._inner.log(metrics, step)
 
@@ -313,9 +293,6 @@ class _Logger:
 
 
 def _named(parts: Iterable[Any]) -> Any:
-    """Return the parts of a torchtitan container, such as its optimizers, in a dict with the keys "0", "1", ….
-
-    If the container has only one element, return the element itself.
-    """
+    """Return the parts of a torchtitan container in a dict with the keys "0", "1", …. Return a single part itself."""
     parts = list(parts)
     return parts[0] if len(parts) == 1 else {str(number): part for number, part in enumerate(parts)}

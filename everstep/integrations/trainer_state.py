@@ -16,20 +16,12 @@ import dataclasses
 import json
 import zlib
 from collections import Counter
-from typing import Any, Final
+from typing import Any
 
 from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
 
 from everstep.integrations.companions import Companions
 from everstep.training import CannotRelayout
-
-_EARLIER: Final = {
-    "loss": "_tr_loss",
-    "loss_sum": "_total_loss_scalar",
-    "logged_step": "_globalstep_last_logged",
-    "flos": "current_flos",
-}
-"""Names under which earlier versions stored attributes of the trainer, and these attributes."""
 
 
 class TrainerLoopState:
@@ -86,7 +78,7 @@ class TrainerLoopState:
         Raises:
             CannotRelayout: an epoch of this launch has a different number of optimizer steps.
         """
-        was = state.get("updates_per_epoch", 0)  # Earlier versions did not store it.
+        was = state["updates_per_epoch"]
         if was and self.updates_per_epoch and was != self.updates_per_epoch:
             raise CannotRelayout(
                 "trainer",
@@ -95,9 +87,7 @@ class TrainerLoopState:
                 "gradient_accumulation_steps=everstep.training.accumulation(global_batch, micro_batch)",
             )
         self.restored = state
-        of_trainer = {f"trainer.{name}": state[key] for key, name in _EARLIER.items() if key in state}
-        of_trainer["trainer._initial_global_step"] = 0
-        self._companions.load_state_dict(state.get("companions", of_trainer))
+        self._companions.load_state_dict(state["companions"])
 
     def trainer_state(self) -> TrainerState:
         """Return the restored `TrainerState`, with the options of this launch."""

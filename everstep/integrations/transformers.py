@@ -45,13 +45,13 @@ from everstep.integrations.base import (
     InitOptions,
     NoSession,
     StepBatches,
+    UnsupportedOption,
     check_optimizer,
     is_alone,
     metrics_of,
     modules_of,
     refuse,
 )
-from everstep.integrations.errors import UnsupportedOption
 from everstep.integrations.trainer_state import TrainerLoopState, is_of
 from everstep.refusals import CLASSES, OPTIONS
 from everstep.training import SessionMisuse, TrainingError, TrainingSession, rng
@@ -118,12 +118,7 @@ def _check(trainer: Trainer) -> None:
 def session_of(trainer: Trainer) -> TrainingSession:
     """Return the session of an attached trainer, for example for `session.phase` in one of the script's callbacks.
 
-    Args:
-        trainer: an attached trainer whose training has begun.
-
-    Returns:
-        The trainer's session. Every later call for this trainer returns the same session. If the trainer trains without
-        Everstep, an object without effect.
+    If the trainer trains without Everstep, the result is an object without effect.
 
     Raises:
         SessionMisuse: the trainer is not attached, or its training has not begun.
@@ -188,20 +183,11 @@ class TrainerAttachment:
         trainer.add_callback(self._callback)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *rest: Any, **more: Any) -> Any:
-        """Run `Trainer.train`. A second call raises an error.
-
-        Args:
-            resume_from_checkpoint: as for `Trainer.train`. Ignored if Everstep names a step from which all ranks
-                continue.
-            *rest: further positional arguments of `Trainer.train`.
-            **more: further named arguments of `Trainer.train`.
-
-        Returns:
-            The `TrainOutput` of the trainer.
+        """Run `Trainer.train`. `resume_from_checkpoint` is ignored if Everstep names a step to continue from.
 
         Raises:
-            UnsupportedOption: an argument of the trainer that the script has changed after `attach` prevents an exact
-                resume, or the trainer runs a search of hyperparameters.
+            UnsupportedOption: an argument that the script has changed after `attach` prevents an exact resume, or the
+                trainer runs a search of hyperparameters.
             SessionMisuse: the trainer has trained already, or its model was replaced or changed after `attach`.
         """
         given = (resume_from_checkpoint, *rest)
@@ -249,13 +235,6 @@ class TrainerAttachment:
         self, max_steps: int, updates_per_epoch: int, epochs: int, resume: object, trial: object
     ) -> tuple[int, int]:
         """Prepare model and optimizer, create the session, and restore the step that the agent names.
-
-        Args:
-            max_steps: number of optimizer steps at the end of training.
-            updates_per_epoch: number of optimizer steps of one epoch.
-            epochs: number of epochs of the whole training.
-            resume: the trainer's `resume_from_checkpoint`, which `train` has set to None.
-            trial: None, because `train` refuses the trials of a search.
 
         Returns:
             The number of finished epochs, and the number of batches that the current epoch has used.
@@ -336,10 +315,7 @@ class TrainerAttachment:
         """Do nothing. `_resume` sets the random generators."""
 
     def run_epoch(self, **given: Any) -> None:
-        """Run `Trainer._run_epoch` from the restored data position.
-
-        Does nothing if training had ended at the restored step.
-        """
+        """Run `Trainer._run_epoch` from the restored data position, unless training had ended there."""
         if self._loop.is_over:
             self._trainer.control.should_training_stop = True
             return
@@ -355,11 +331,11 @@ class TrainerAttachment:
         return self._originals["_finalize_training"](*given, **more)
 
     def evaluate(self, *given: Any, **more: Any) -> Any:
-        """Run `Trainer.evaluate`, and declare this time to the session as the phase `eval`."""
+        """Run `Trainer.evaluate` as the phase `eval`."""
         return self._in_phase("eval", self._originals["evaluate"], *given, **more)
 
     def save_checkpoint(self, *given: Any, **more: Any) -> Any:
-        """Run `Trainer._save_checkpoint`, and declare this time to the session as the phase `checkpoint`."""
+        """Run `Trainer._save_checkpoint` as the phase `checkpoint`."""
         return self._in_phase("checkpoint", self._originals["_save_checkpoint"], *given, **more)
 
     def _resume(self, generators: rng.RandomState | None) -> None:
@@ -383,10 +359,7 @@ class TrainerAttachment:
             return function(*given, **more)
 
     def _end_step(self) -> bool:
-        """Report the trainer's newest step to the session, unless it is reported already.
-
-        Return whether all ranks stop now.
-        """
+        """Report the newest step to the session, unless it is reported already. Return whether all ranks stop now."""
         trainer, session = self._trainer, self.session
         assert session is not None
         if trainer.state.global_step > self._kept_step:
@@ -415,10 +388,7 @@ def _given(result: Any, *_: object) -> Any:
 
 
 class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Reports each log entry to the trainer's `TrainerAttachment`.
-
-    The attachment connects the trainer with Everstep, and detects other events by replacing methods of the trainer.
-    """
+    """Reports each log entry to the trainer's `TrainerAttachment`."""
 
     def __init__(self, attachment: TrainerAttachment) -> None:
         self._attachment = attachment
@@ -432,10 +402,7 @@ _skip_first_batches = _trainer_module.skip_first_batches
 
 
 def _skip_nothing(loader: Any, count: int) -> Any:
-    """Skip no batches of a `StepBatches`, because it starts at the restored data position.
-
-    Skip `count` batches of any other loader.
-    """
+    """Skip `count` batches, but none of a `StepBatches`, which starts at the restored data position."""
     return loader if isinstance(loader, StepBatches) else _skip_first_batches(loader, count)
 
 

@@ -157,7 +157,7 @@ def is_protocol(owner: ast.ClassDef) -> bool:
 def test_every_public_function_documents_the_exceptions_that_it_raises(package: str) -> None:
     """Public functions document the exceptions that they raise themselves.
 
-    pydoclint's own rule also rejects exceptions of called functions, and skips docstrings of one line.
+    Other linters also reject exceptions of called functions, and skip docstrings of one line.
     """
     missing = [
         f"{path.relative_to(ROOT)}:{found.lineno} {found.name}: {name}"

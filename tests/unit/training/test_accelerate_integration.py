@@ -14,7 +14,7 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import DataLoader, TensorDataset
 
 from everstep.integrations.accelerate import Prepared, attach, prepare, session_of
-from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.base import UnsupportedOption
 from everstep.training import CannotResume, SessionMisuse
 
 

@@ -22,8 +22,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 from torch.utils.data import DataLoader, IterableDataset
 
-from everstep.integrations.base import metrics_of
-from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.base import UnsupportedOption, metrics_of
 from everstep.integrations.lightning import EverstepCallback
 from everstep.integrations.lightning_checks import check_trainer
 from everstep.integrations.lightning_loops import LightningLoopState

@@ -12,7 +12,7 @@ import torch
 
 import everstep.training
 from everstep.integrations import torchtitan as integration
-from everstep.integrations.errors import UnsupportedOption
+from everstep.integrations.base import UnsupportedOption
 from everstep.integrations.torchtitan import CheckpointManager
 from everstep.training import SessionMisuse
 
