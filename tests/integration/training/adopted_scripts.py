@@ -71,6 +71,14 @@ class Steps:
         self.begun = self.session.restore()
         return self.session
 
+    def reach(self, session: TrainingSession, loss: torch.Tensor) -> None:
+        """Record a finished step, which an integration reports when the loop requests the next batch."""
+        if not self.events.of:
+            self.session, self.begun = session, session.step - 1
+        self.events.of.append([session.step, float(loss.item()).hex()])
+        session.log(loss=loss)
+        reach(self.rank, session.step, self.points)
+
     def end(self, loss: torch.Tensor) -> None:
         """Report a finished step. Exit as the documented scripts do when the job stops, or after the last step."""
         step = self.session.step

@@ -1,4 +1,4 @@
-"""The scripts of docs/adopting.md resume bit-identically, and a rehearsal finds what the original scripts lose."""
+"""The scripts of docs/adopting.md and docs/adopting-frameworks.md resume bit-identically, and a rehearsal finds what the original scripts lose."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import pytest
 
 from everstep.determinism import Source
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
-from tests.integration.training.adopted_scripts import ADOPTED
+from tests.integration.training.adopted_frameworks import ADOPTED
 from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.faults import Training, check_equal
 from tests.warm_parent import Launch, WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
-WORLDS = {"nanogpt": 2, "imagenet": 2}
+WORLDS = {"nanogpt": 2, "imagenet": 2, "timm": 2, "composer": 2}
 """Ranks of the scripts that train with DDP. The other scripts have one rank."""
 REHEARSAL_STEPS = 400
 
 
 def started(parent: WarmParent, agent: FakeAgent, directory: Path, name: str, is_adopted: bool) -> Launch:
     return parent.fork(
-        "tests.integration.training.adopted_scripts:rehearse",
+        "tests.integration.training.adopted_frameworks:rehearse",
         name,
         str(directory),
         REHEARSAL_STEPS,
@@ -49,7 +49,7 @@ def test_an_adopted_script_resumes_bit_identically(
     warm_parent: WarmParent, tmp_path: Path, name: str, step: int
 ) -> None:
     options = {"name": name}
-    training = Training(warm_parent, tmp_path, "adopted_scripts", WORLDS.get(name, 1), options, first=step)
+    training = Training(warm_parent, tmp_path, "adopted_frameworks", WORLDS.get(name, 1), options, first=step)
     check_equal(training.resumed("kill_a_rank"), training.undisturbed())
 
 
