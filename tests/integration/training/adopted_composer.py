@@ -8,7 +8,6 @@ composer/trainer/trainer.py, `Timestamp` of composer/core/time.py, and `EMA` of 
 from __future__ import annotations
 
 import datetime
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -274,13 +273,12 @@ class EverstepBatches(Callback):
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.batches)
+        return itertools.islice(self.batches, len(self.loader) - self.state.timestamp.batch_in_epoch.value)
 
     def fit_start(self, state: State, logger: Any) -> None:
-        kept = {
-            type(each).__name__: Kept(functools.partial(lambda each: each, each))
-            for each in (*state.algorithms, *self.callbacks)
-        }
+        self.state = state
+        objects = (*state.algorithms, *self.callbacks)
+        kept = {type(each).__name__: Kept(lambda each=each: each) for each in objects}
         self.session = everstep.training.init(
             model=state.model,
             optimizer=state.optimizers[0],
@@ -288,23 +286,23 @@ class EverstepBatches(Callback):
             data=self.loader,
             extra={"timestamp": Kept(lambda: state.timestamp), **kept},
         )
-        self.batches = StepBatches(self.session, functools.partial(self.end_step, state), None)
+        self.batches = StepBatches(self.session, self.end_step, None)
         if self.session.restore() and state.timestamp.batch_in_epoch.value == 0:
             self.batches.begin_next_epoch()
         self.reported = state.timestamp.batch.value
 
-    def end_step(self, state: State) -> bool:
-        if state.timestamp.batch.value != self.reported:
-            self.reported = state.timestamp.batch.value
+    def end_step(self) -> bool:
+        if self.state.timestamp.batch.value != self.reported:
+            self.reported = self.state.timestamp.batch.value
             if self.session.boundary().stop:
                 sys.exit()
         return False
 
     def epoch_checkpoint(self, state: State, logger: Any) -> None:
-        self.end_step(state)
+        self.end_step()
 
     def fit_end(self, state: State, logger: Any) -> None:
-        self.end_step(state)
+        self.end_step()
         self.session.close()
 
 

@@ -188,7 +188,7 @@ def adopted_diffusers(steps: Steps) -> None:
         if epoch == num_epochs - 1:
             session.close()
         session.fence()
-        steps.events.of.append([session.step - 1, "images", this.save_images().sum().item().hex()])
+        steps.events.of.append([session.step, "images", this.save_images().sum().item().hex()])
     this.accelerator.end_training()
 
 

@@ -73,7 +73,7 @@ class Steps:
 
     def reach(self, session: TrainingSession, loss: torch.Tensor) -> None:
         """Record a finished step, which an integration reports when the loop requests the next batch."""
-        if not self.events.of:
+        if not hasattr(self, "session"):
             self.session, self.begun = session, session.step - 1
         self.events.of.append([session.step, float(loss.item()).hex()])
         session.log(loss=loss)
