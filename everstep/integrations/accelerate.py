@@ -259,7 +259,7 @@ class AccelerateAttachment:
                 )
             except TrainingError as error:
                 refuse(error)
-                self._loader = None
+                self._loader, self.session = None, cast(TrainingSession, NoSession())
                 return False
             loader.begin(self.session)
         return self._loader is loader and self.session is not None

@@ -132,3 +132,4 @@ def test_two_models_are_refused_by_name_when_the_loop_begins(monkeypatch: pytest
         next(iter(prepared[2]))
     monkeypatch.delenv("EVERSTEP_AGENT_SOCKET")
     assert len(list(prepared[2])) == len(prepared[2]) == 4, "outside a job, the loop trains without Everstep"
+    session_of(accelerator).fence()
