@@ -278,7 +278,7 @@ class EverstepBatches(Callback):
     def fit_start(self, state: State, logger: Any) -> None:
         self.state = state
         objects = (*state.algorithms, *self.callbacks)
-        kept = {type(each).__name__: Kept(lambda each=each: each) for each in objects}
+        kept = {type(each).__name__: Kept(itertools.repeat(each).__next__) for each in objects}
         self.session = everstep.training.init(
             model=state.model,
             optimizer=state.optimizers[0],
@@ -318,13 +318,13 @@ class Record(Callback):
 
     def batch_checkpoint(self, state: State, _logger: Any) -> None:
         assert self.session is not None
-        average = sum((each.double().sum() for each in self.ema.averages.values()), torch.zeros(()))
+        average = torch.stack([each.double().sum() for each in self.ema.averages.values()]).sum()
         rate = state.schedulers[0].get_last_lr()[0]
         counts = sum(getattr(state.timestamp, name) for name in COUNTS) + self.noise.epochs
         self.steps.reach(self.session(), state.total_loss + average + rate + counts + self.noise.level)
 
     def epoch_checkpoint(self, state: State, _logger: Any) -> None:
-        self.steps.events.of.append([int(state.timestamp.batch), "eval", state.total_loss.item().hex()])
+        self.steps.events.of.append([int(state.timestamp.batch), "eval", float(state.total_loss).hex()])
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]:

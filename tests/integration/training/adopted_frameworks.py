@@ -26,6 +26,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+import everstep.training
 from tests.integration.training import adopted_composer
 from tests.integration.training.adopted_scripts import EPOCHS, Augmented, Steps, adopted, original, rehearse, run
 
@@ -162,16 +163,17 @@ class Diffusers:
 
     def logs(self, loss: torch.Tensor, global_step: int) -> torch.Tensor:
         """Return the sum of what the script logs, and of the averages, so that the events of the test contain them."""
-        average = sum((each.double().sum() for each in self.ema_model.shadow_params), torch.zeros(()))
-        return loss + self.lr_scheduler.get_last_lr()[0] + (self.ema_model.cur_decay_value or 0) + average + global_step
+        average = torch.stack([each.double().sum() for each in self.ema_model.shadow_params]).sum()
+        rate, decay = self.lr_scheduler.get_last_lr()[0], self.ema_model.cur_decay_value or 0.0
+        return loss + average + float(rate + decay + global_step)
 
 
 @adopted
 def adopted_diffusers(steps: Steps) -> None:
     from everstep.integrations.accelerate import attach, session_of
 
-    this = Diffusers()
-    attach(this.accelerator, extra={"ema_model": this.ema_model})
+    this, finished = Diffusers(), everstep.training.counter()
+    attach(this.accelerator, extra={"ema_model": this.ema_model, "finished": finished})
     this.prepare()
     num_epochs = steps.until // STEPS_PER_EPOCH
     for epoch in range(num_epochs):
@@ -180,15 +182,16 @@ def adopted_diffusers(steps: Steps) -> None:
             loss = this.train(batch)
             if this.accelerator.sync_gradients:
                 this.ema_model.step(this.model.parameters())
-                global_step = session_of(this.accelerator).step
+                global_step = next(finished) + 1
                 steps.reach(session_of(this.accelerator), this.logs(loss, global_step))
-        session = session_of(this.accelerator)
-        if session.step - 1 != (epoch + 1) * len(this.train_dataloader) // 2:
+        if finished.value != (epoch + 1) * len(this.train_dataloader) // 2:
             continue
+        session = session_of(this.accelerator)
         if epoch == num_epochs - 1:
             session.close()
-        session.fence()
-        steps.events.of.append([session.step, "images", this.save_images().sum().item().hex()])
+        else:
+            session.fence()
+        steps.events.of.append([session.step, "images", float(this.save_images().sum()).hex()])
     this.accelerator.end_training()
 
 
@@ -379,16 +382,8 @@ class Timm:
     def observed(self, loss: torch.Tensor, losses_m: AverageMeter, num_updates: int) -> torch.Tensor:
         """Return the sum of the loop's values, so that the events of the test contain them."""
         saver, rate = self.saver, self.optimizer.param_groups[0]["lr"]
-        files = sum(metric for _, metric in saver.checkpoint_files)
-        return (
-            loss.double()
-            + losses_m.avg
-            + num_updates
-            + rate
-            + (saver.best_metric or 0.0)
-            + (saver.best_epoch or 0)
-            + files
-        )
+        best = (saver.best_metric or 0.0) + (saver.best_epoch or 0) + sum(each for _, each in saver.checkpoint_files)
+        return loss.double() + torch.tensor(losses_m.avg + num_updates + rate + best)
 
 
 @adopted

@@ -76,7 +76,6 @@ class Steps:
         if not hasattr(self, "session"):
             self.session, self.begun = session, session.step - 1
         self.events.of.append([session.step, float(loss.item()).hex()])
-        session.log(loss=loss)
         reach(self.rank, session.step, self.points)
 
     def end(self, loss: torch.Tensor) -> None:

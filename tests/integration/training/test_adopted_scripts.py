@@ -1,4 +1,7 @@
-"""The scripts of docs/adopting.md and docs/adopting-frameworks.md resume bit-identically, and a rehearsal finds what the original scripts lose."""
+"""The scripts of docs/adopting.md and docs/adopting-frameworks.md resume bit-identically.
+
+A rehearsal finds what the original scripts lose.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,8 @@ LOST = {
     "dcgan": (Source.PREFETCH, "original_dcgan.i"),
     "ppo": (Source.OPTIMIZER_SETTING, "update.next_obs"),
     "language_model": (Source.UNKEPT_STATE, "original_language_model.i"),
+    "diffusers": (Source.UNKEPT_STATE, "original_diffusers.this.ema_model.shadow_params.0"),
+    "timm": (Source.PREFETCH, "train_one_epoch.num_updates"),
     "simulator": (Source.UNKEPT_STATE, "update.next_obs"),
 }
 """The cause and a variable that the report about each original script must name."""
@@ -80,8 +85,9 @@ def test_the_original_script_differs(warm_parent: WarmParent, tmp_path: Path, na
         assert LOST[name][1] in report.difference.unkept, report
 
 
-def test_the_original_script_with_a_scheduler_is_refused(warm_parent: WarmParent, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["imagenet", "composer"])
+def test_the_original_script_with_a_scheduler_is_refused(warm_parent: WarmParent, tmp_path: Path, name: str) -> None:
     with FakeAgent(tmp_path, 2) as agent:
-        launch = started(warm_parent, agent, tmp_path, "imagenet", False)
+        launch = started(warm_parent, agent, tmp_path, name, False)
         assert launch.wait(until_one_fails=False) == [1, 1]
     assert "scheduler" in launch.log(0)
