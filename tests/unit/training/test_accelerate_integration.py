@@ -132,4 +132,13 @@ def test_two_models_are_refused_by_name_when_the_loop_begins(monkeypatch: pytest
         next(iter(prepared[2]))
     monkeypatch.delenv("EVERSTEP_AGENT_SOCKET")
     assert len(list(prepared[2])) == len(prepared[2]) == 4, "outside a job, the loop trains without Everstep"
+
+
+def test_a_script_that_a_job_refuses_has_a_session_without_effect_outside_a_job() -> None:
+    accelerator, objects = Accelerator(cpu=True), parts()
+    attach(accelerator)
+    prepared = accelerator.prepare(*objects.values(), torch.nn.Linear(1, 1))
+    for _ in prepared[2]:
+        session_of(accelerator).log(loss=1.0)
     session_of(accelerator).fence()
+    accelerator.end_training()
