@@ -250,17 +250,20 @@ class Trainer:
 
 
 class Kept:
-    """The state of an object of Composer, without what differs from run to run: durations and `repr`."""
+    """The state of an object of Composer, without what differs from run to run."""
 
-    def __init__(self, find: Callable[[], Any]) -> None:
-        self.find = find
+    def __init__(self, owner: Any, name: str = "") -> None:
+        self.owner, self.name = owner, name
+
+    def current(self) -> Any:
+        return getattr(self.owner, self.name) if self.name else self.owner
 
     def state_dict(self) -> dict[str, Any]:
-        state = self.find().state_dict().items()
-        return {name: value for name, value in state if not isinstance(value, (datetime.timedelta, str))}
+        state = self.current().state_dict().items()
+        return {key: each for key, each in state if key != "repr" and not isinstance(each, datetime.timedelta)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.find().load_state_dict(state)
+        self.current().load_state_dict(state)
 
 
 class EverstepBatches(Callback):
@@ -277,14 +280,13 @@ class EverstepBatches(Callback):
 
     def fit_start(self, state: State, logger: Any) -> None:
         self.state = state
-        objects = (*state.algorithms, *self.callbacks)
-        kept = {type(each).__name__: Kept(itertools.repeat(each).__next__) for each in objects}
+        kept = {f"kept/{number}": Kept(each) for number, each in enumerate((*state.algorithms, *self.callbacks))}
         self.session = everstep.training.init(
             model=state.model,
             optimizer=state.optimizers[0],
             scheduler={str(number): each for number, each in enumerate(state.schedulers)},
             data=self.loader,
-            extra={"timestamp": Kept(lambda: state.timestamp), **kept},
+            extra={"timestamp": Kept(state, "timestamp"), **kept},
         )
         self.batches = StepBatches(self.session, self.end_step, None)
         if self.session.restore() and state.timestamp.batch_in_epoch.value == 0:

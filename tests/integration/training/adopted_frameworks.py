@@ -264,13 +264,13 @@ class ClassificationTask(nn.Module):
         self.trainable_module_ema.update(cast(Any, self.trainable_module).module, step)
 
 
-class CosineLRScheduler:
-    """A scheduler of timm, which the loop calls with the number of updates. It is no scheduler of torch."""
+class PlateauLRScheduler:
+    """timm's scheduler with a state of its own. It is not a scheduler of torch, and ignores single updates."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self.base_values = [group["lr"] for group in optimizer.param_groups]
         self.metric: float | None = None
+        self.best = math.inf
 
     def state_dict(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "optimizer"}
@@ -278,13 +278,14 @@ class CosineLRScheduler:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         vars(self).update(state_dict)
 
-    def step(self, epoch: int, metric: float | None = None) -> None:
-        self.metric = metric
+    def step(self, epoch: int, metric: float) -> None:
+        if epoch > 0 and metric > self.best - 10.0:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 0.5
+        self.metric, self.best = metric, min(metric, self.best)
 
-    def step_update(self, num_updates: int, metric: float | None = None) -> None:
-        self.metric = metric
-        for group, base in zip(self.optimizer.param_groups, self.base_values, strict=True):
-            group["lr"] = 0.5 * base * (1 + math.cos(math.pi * num_updates / 1_000))
+    def step_update(self, num_updates: int, metric: float) -> None:
+        pass
 
 
 class AverageMeter:
@@ -339,7 +340,7 @@ class Timm:
         self.task = ClassificationTask()
         self.optimizer = torch.optim.SGD(self.task.trainable_module.parameters(), 0.1, momentum=0.9, nesterov=True)
         self.task.trainable_module = DistributedDataParallel(self.task.trainable_module)
-        self.mixup_fn, self.lr_scheduler, self.saver = Mixup(), CosineLRScheduler(self.optimizer), CheckpointSaver()
+        self.mixup_fn, self.lr_scheduler, self.saver = Mixup(), PlateauLRScheduler(self.optimizer), CheckpointSaver()
         train = Augmented(7 * BATCH * 2)
         sampler: DistributedSampler[Any] = DistributedSampler(train)
         self.loader_train = DataLoader(train, batch_size=BATCH, sampler=sampler, drop_last=True)
