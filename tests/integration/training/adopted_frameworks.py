@@ -215,7 +215,7 @@ def original_diffusers(steps: Steps) -> None:
     this.accelerator.end_training()
 
 
-# -- timm: accumulation within an epoch, Mixup, averaged weights, a scheduler per update, meters, synchronized batch norm
+# -- timm: accumulation within an epoch, Mixup, averages, a scheduler, meters, batch norm's means over all ranks
 
 BATCH, ACCUMULATE = 4, 2
 

@@ -5,16 +5,18 @@ A rehearsal finds what the original scripts lose.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from everstep.determinism import Source
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
+from tests.integration.training import adopted_composer
 from tests.integration.training.adopted_frameworks import ADOPTED
 from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.faults import Training, check_equal
-from tests.warm_parent import Launch, WarmParent
+from tests.warm_parent import ROOT, Launch, WarmParent
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -43,6 +45,13 @@ def rehearsed(parent: WarmParent, directory: Path, name: str, *, is_adopted: boo
         reports = agent.rehearse()
         launch.results()
         return reports
+
+
+def test_the_callback_of_the_document_is_the_tested_one() -> None:
+    page = (ROOT / "docs" / "adopting-frameworks.md").read_text()
+    found = re.search(r"```python\n.*?(class Kept.*?)```", page, re.DOTALL)
+    assert found is not None
+    assert found[1] in Path(adopted_composer.__file__).read_text()
 
 
 # An epoch has four steps. The scripts resume at the end of an epoch, and in the middle of the next one.
