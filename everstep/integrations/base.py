@@ -85,9 +85,6 @@ class NoSession:
     def log(self, **values: object) -> None:
         """Ignore values."""
 
-    def fence(self) -> None:
-        """Do nothing."""
-
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         """Return a context that declares nothing."""
         return contextlib.nullcontext()
