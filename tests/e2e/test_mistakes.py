@@ -42,11 +42,11 @@ MISTAKES = {
         status="Refused",
         says=("environment.yaml", "conda"),
     ),
-    "an editable install": Mistake(
+    "an editable install that needs a build": Mistake(
         script="pass\n",
-        files={"requirements.txt": "-e .\n"},
+        files={"requirements.txt": "-e .\n", "setup.py": "from setuptools import setup; setup()\n"},
         request={"Requirements": "requirements.txt"},
-        says=("editable install",),
+        says=("this node installs wheels only", "pyproject.toml", "--allow-builds"),
     ),
     "a file that only the laptop has": Mistake(
         script="open('/home/ann/data/train.bin')\n",

@@ -7,8 +7,8 @@
     <state>/packages/lock                    held during an installation; the kernel releases it at the process's end
 
 pip installs a package into the layer only if the node lacks the required version. Ranks run under the node's own
-Python, with the layer in their PYTHONPATH before the node's packages. Editable installs are refused, because they need
-more than a path.
+Python, with the layer in their PYTHONPATH before the node's packages. A package of the job's source (`.`, `-e .`) is
+copied into the layer (`own_packages`).
 
 The key is a digest of everything that determines a layer, including the project. Projects never share a layer. A layer
 receives its final name when it is complete and on disk.
@@ -43,7 +43,7 @@ import site
 import sys
 import sysconfig
 import venv
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -55,6 +55,7 @@ from worker.node.file_trees import folders_of, remove_tree
 from worker.node.full_disks import full_disk_of
 from worker.node.rank_user import RankUser, end_processes, give, make_way, take
 from worker.provisioning import pip_program
+from worker.provisioning.own_packages import copy_modules, expand
 from worker.ranks import contained_program as beside
 from worker.ranks.environment import Packages
 from worker.ranks.files import last_lines
@@ -81,14 +82,14 @@ _PASSED_ON = frozenset(
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"})
 _SETTING = "PIP_"
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
-_LOCAL = re.compile(r"^[ \t]*(-r|-c|--requirement|--constraint|\.)|/|\.whl", re.MULTILINE)
+_LOCAL = re.compile(r"^[ \t]*(-r|-c|-e|--requirement|--constraint|--editable|\.)|/|\.whl", re.MULTILINE)
 """Matches requirements that may name other files of the source archive.
 
 Packages that were installed for such requirements are used only by jobs with the same source archive. A false match,
 such as a URL, only prevents jobs with other archives from sharing the packages.
 """
 _ERROR = "ERROR: "
-_EDITABLE = re.compile(r"^[ \t]*(-e|--editable)\b", re.MULTILINE)
+_REQUIREMENTS = "requirements.txt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,13 +193,13 @@ class PackageLayers:
         work = scratch.with_name(f"{scratch.stem}.work.new")
         try:
             await asyncio.to_thread(_make_environment, scratch, order.user)
-            order = await asyncio.to_thread(_make_workplace, work, order, is_built=self.allows_builds)
+            order, folders = await asyncio.to_thread(_make_workplace, work, order, is_built=self.allows_builds)
             try:
                 await self._pip(scratch, work, order)
             finally:
                 await finish(asyncio.to_thread(_end_users, order.user))
             await asyncio.to_thread(self._bound, scratch, order)
-            await asyncio.to_thread(_seal, scratch, layer, order.user)
+            await asyncio.to_thread(_seal, scratch, layer, order.user, folders)
         except BaseException:
             remove_tree(scratch, ignore_errors=True)
             raise
@@ -226,7 +227,7 @@ class PackageLayers:
         with order.output.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-m", "worker.ranks.contained_program", beside.NONE, user),
-                *(str(folder / "bin" / "python"), "-I", *pip, *words, "-r", str(order.source / order.requirements)),
+                *(str(folder / "bin" / "python"), "-I", *pip, *words, "-r", str(work / _REQUIREMENTS)),
                 cwd=order.source if _names_files(order) else work / "empty",
                 env=_environment_in(work, order.environment),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -297,8 +298,6 @@ def read_requirements(order: InstallationOrder) -> bytes:
     if len(data) > MAX_REQUIREMENTS_BYTES:
         raise RequirementsRefused(f"{order.requirements} has more than {MAX_REQUIREMENTS_BYTES:,} bytes")
     text = data.decode(errors="replace")
-    if _EDITABLE.search(text):
-        raise RequirementsRefused(f"{order.requirements} has an editable install; name the folder without -e")
     if variable := _VARIABLE.search(text):
         raise RequirementsRefused(
             f"{order.requirements} names {variable[0]}, but pip receives no variables of the job: write the value"
@@ -334,8 +333,10 @@ def _make_environment(folder: Path, user: RankUser | None) -> None:
         give(folder, user)
 
 
-def _make_workplace(work: Path, order: InstallationOrder, *, is_built: bool) -> InstallationOrder:
-    """Create pip's work folder: an empty home, a temporary folder, an empty working directory and settings.
+def _make_workplace(
+    work: Path, order: InstallationOrder, *, is_built: bool
+) -> tuple[InstallationOrder, tuple[Path, ...]]:
+    """Create pip's work folder: an empty home, a temporary folder, an empty working directory, settings, requirements.
 
     Args:
         work: folder to create files in; receives mode 0700.
@@ -343,8 +344,8 @@ def _make_workplace(work: Path, order: InstallationOrder, *, is_built: bool) -> 
         is_built: True if pip may build packages.
 
     Returns:
-        The installation. If pip may build packages from the job's own source as another user, it names a copy of the
-        source that this user owns.
+        The installation, and the packages of the source that the agent copies. If pip may build packages from the
+        job's own source as another user, the installation names a copy of the source that this user owns.
     """
     for name in ("home", "temporary", "empty"):
         (work / name).mkdir(mode=0o700, parents=True)
@@ -353,14 +354,15 @@ def _make_workplace(work: Path, order: InstallationOrder, *, is_built: bool) -> 
     with (work / "pip.conf").open("x") as file:
         settings.write(file)
     work.chmod(0o700)
-    user = order.user
-    if user is None:
-        return order
-    if is_built and _names_files(order):
+    text = read_requirements(order).decode(errors="replace")
+    if is_built and order.user is not None and _names_files(order):
         shutil.copytree(order.source, work / "source", symlinks=True)
         order = replace(order, source=work / "source")
-    give(work, user)
-    return order
+    expanded = expand(order.source, order.source / order.requirements, text, is_built=is_built)
+    (work / _REQUIREMENTS).write_text(expanded.text)
+    if order.user is not None:
+        give(work, order.user)
+    return order, expanded.folders
 
 
 def pip_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -424,13 +426,17 @@ def _packages_of(folder: Path) -> Path:
     return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)}))
 
 
-def _seal(scratch: Path, layer: Path, user: RankUser | None) -> None:
+def _seal(scratch: Path, layer: Path, user: RankUser | None, folders: Sequence[Path]) -> None:
     """Take ownership of a finished package folder (layer), write its index, flush the disk, and rename it."""
     if user is not None:
         take(scratch)
     packages = _packages_of(scratch)
     if not packages.resolve().is_relative_to(scratch.resolve()):
         raise RequirementsRefused("a package has replaced its installation folder by a link")
+    if folders:
+        copy_modules(folders, packages)
+        if user is not None:
+            take(packages)
     (packages / "node.pth").unlink(missing_ok=True)
     (scratch / "installed.json").unlink(missing_ok=True)  # A package may have installed this file.
     with (scratch / "installed.json").open("xb") as file:

@@ -127,9 +127,9 @@ async def test_no_secret_of_a_url_is_printed_or_reported(
 @pytest.mark.parametrize(
     ("text", "path", "words"),
     [
-        ("-e .\n", "requirements.txt", "editable install; name the folder without -e"),
+        ("-e .\n", "requirements.txt", r"names \., and this node installs wheels only"),
         # Time that grows with the square of the blank lines would exceed the limit of the test.
-        pytest.param(f"{chr(10) * 250_000}-e .", "requirements.txt", "editable install", id="blank lines"),
+        pytest.param(f"{chr(10) * 250_000}-e .", "requirements.txt", "installs wheels only", id="blank lines"),
         pytest.param("x" * 300_000, "requirements.txt", "more than 262,144 bytes", id="large file"),
         ("x", "../requirements.txt", "is not a file of the source tree"),
         ("x", "none.txt", "is not a file of the source tree"),
@@ -142,6 +142,32 @@ async def test_what_a_layer_cannot_have_is_refused(
     (tmp_path / "requirements.txt").touch()
     with pytest.raises(RequirementsRefused, match=words):
         await PackageLayers(tmp_path).install(replace(order, requirements=path))
+
+
+PROJECT = """
+[project]
+name = "mine"
+version = "1"
+dependencies = ["everstep_example"]
+optional-dependencies = {more = ["pluggy==99.0"]}
+"""
+
+
+@pytest.mark.parametrize("line", ["-e .", ".", "--editable=./", "-e .[more]  # mine"])
+@pytest.mark.parametrize("layout", ["src/mine", "mine"])
+async def test_a_package_of_the_source_is_copied_with_its_dependencies(
+    tmp_path: Path, order: InstallationOrder, layout: str, line: str
+) -> None:
+    package = order.source / layout
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("VERSION = 'mine'")
+    (package / "inner" / "data.txt").write_text("text")
+    (order.source / "pyproject.toml").write_text(PROJECT)
+    (order.source / "requirements.txt").write_text(f"{OFFLINE}{line}\n")
+    found = await PackageLayers(tmp_path).install(order)
+    assert found.modules == ("everstep_example", "mine", *(("pluggy",) if "more" in line else ()))
+    assert imported(found.path, "__import__('mine').VERSION") == "mine"
+    assert (Path(found.path) / "mine" / "inner" / "data.txt").read_text() == "text"
 
 
 def test_a_layer_is_named_by_all_that_it_follows_from(order: InstallationOrder) -> None:

@@ -1,0 +1,114 @@
+"""Installs packages of a job's own source, such as `-e .`, on nodes that do not build packages.
+
+A package with static metadata needs no build: pip installs the dependencies that its `pyproject.toml` lists, and the
+agent copies its modules. No code of the package runs.
+
+    requirements.txt ──▶ `expand` ──▶ requirements for pip, and folders ──▶ `copy_modules` ──▶ layer
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from worker.errors import RequirementsRefused
+from worker.node.file_trees import remove_tree
+
+_EDITABLE = re.compile(r"[ \t]*(?:-e|--editable)(?:[ \t]+|=)(?P<rest>.*)")
+_FILE = re.compile(
+    r"[ \t]*(?P<option>-r|-c|-f|--requirement|--constraint|--find-links)(?:[ \t]+|=)(?P<path>[^\s#]+)[ \t]*(?:#.*)?"
+)
+_FOLDER = re.compile(r"[ \t]*(?P<path>\.{1,2}(?:/[^\s\[;#]*)?)(?:\[(?P<extras>[^\]]*)\])?[ \t]*(?:#.*)?")
+
+
+class Expanded(NamedTuple):
+    """A requirements file without editable installs."""
+
+    text: str
+    folders: tuple[Path, ...]
+    """Packages of the source whose modules the caller copies, as absolute paths."""
+
+
+def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Expanded:
+    """Replace packages of the source in a requirements file, and make its paths absolute.
+
+    Args:
+        source: root of the source tree.
+        requirements: the file with this text, to whose folder its `-r`, `-c` and `-f` are relative.
+        text: the file's content.
+        is_built: True if pip may build packages. pip then installs each folder itself.
+
+    Returns:
+        The requirements for pip, which may be stored anywhere.
+
+    Raises:
+        RequirementsRefused: an editable install names a folder that only a build can install.
+    """
+    lines: list[str] = []
+    folders: list[Path] = []
+    for line in text.splitlines():
+        editable = _EDITABLE.fullmatch(line)
+        wanted = line if editable is None else editable["rest"].strip()
+        if (named := _FILE.fullmatch(line)) is not None and "://" not in named["path"]:
+            lines.append(f"{named['option']} {requirements.parent / named['path']}")
+        elif (found := _FOLDER.fullmatch(wanted)) is None:
+            lines.append(wanted)
+        else:
+            folder = (source / found["path"]).resolve()
+            project = None if is_built or not folder.is_relative_to(source.resolve()) else _static(folder)
+            if project is None and editable is not None and not is_built:
+                raise RequirementsRefused(
+                    f"{requirements.name} names {wanted}, and this node installs wheels only. It copies a package that "
+                    "has no setup.py, and whose pyproject.toml has a [project] table with static dependencies. Add the "
+                    "table, or allow builds on the nodes (everstep agent --allow-builds)"
+                )
+            if project is None:
+                lines.append(f"{folder}[{found['extras']}]" if found["extras"] else str(folder))
+            else:
+                lines += _dependencies(project, found["extras"] or "")
+                folders.append(folder)
+    return Expanded("\n".join(lines) + "\n", tuple(folders))
+
+
+def copy_modules(folders: Sequence[Path], into: Path) -> None:
+    """Copy the modules of packages of the source into a layer's folder of packages, which the agent owns."""
+    for folder in folders:
+        for module in _modules(folder):
+            target = into / module.name
+            if target.is_symlink() or target.exists():
+                remove_tree(target)
+            if module.is_dir():
+                shutil.copytree(module, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copyfile(module, target)
+
+
+def _modules(folder: Path) -> Iterator[Path]:
+    """Yield the modules of a package: those in `src`, or else each folder with an `__init__.py`."""
+    if (inner := folder / "src").is_dir():
+        yield from (each for each in sorted(inner.iterdir()) if each.is_dir() or each.suffix == ".py")
+    else:
+        yield from (each.parent for each in sorted(folder.glob("*/__init__.py")))
+
+
+def _static(folder: Path) -> dict[str, Any] | None:
+    """Return the `[project]` table of a package that needs no build, or None."""
+    try:
+        project: Any = tomllib.loads((folder / "pyproject.toml").read_text()).get("project")
+    except (OSError, ValueError):
+        return None
+    if not isinstance(project, dict) or (folder / "setup.py").exists():
+        return None
+    dynamic = project.get("dynamic", ())
+    return None if "dependencies" in dynamic or "optional-dependencies" in dynamic else project
+
+
+def _dependencies(project: dict[str, Any], extras: str) -> list[str]:
+    optional = project.get("optional-dependencies", {})
+    chosen = [each.strip() for each in extras.split(",") if each.strip()]
+    groups = [project.get("dependencies", []), *(optional.get(each, []) for each in chosen)]
+    return [str(each) for group in groups for each in group]
