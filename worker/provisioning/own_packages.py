@@ -37,9 +37,8 @@ def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Ex
     """Replace packages of the source in a requirements file, and make its paths absolute.
 
     Args:
-        source: root of the source tree.
+        source: root of the source tree. Folders outside of it are left to pip.
         requirements: the file with this text, to whose folder its `-r`, `-c` and `-f` are relative.
-        text: the file's content.
         is_built: True if pip may build packages. pip then installs each folder itself.
 
     Returns:
