@@ -13,6 +13,8 @@ Invariant: the same script runs alone, under torchrun and under Everstep. Snapsh
 
 from __future__ import annotations
 
+import os
+
 from everstep.training.errors import (
     AgentUnreachable,
     CannotRelayout,
@@ -25,6 +27,7 @@ from everstep.training.errors import (
 from everstep.training.registration import init
 from everstep.training.script import accumulation, hyperparameters, input_dir, output_dir
 from everstep.training.session import Control, TrainingSession
+from everstep.training.submodules import import_on_use
 from everstep.training.values import counter
 
 __all__ = [
@@ -44,3 +47,6 @@ __all__ = [
     "input_dir",
     "output_dir",
 ]
+
+if "EVERSTEP_AGENT_SOCKET" in os.environ:
+    import_on_use()

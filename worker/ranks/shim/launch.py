@@ -137,6 +137,8 @@ def become(start: StartRank) -> NoReturn:
     time.tzset()
     processes.set_name(f"rank {start.rank}")
     processes.set_title(_command(start))
+    if (submodules := sys.modules.get("everstep.training.submodules")) is not None:
+        submodules.import_on_use()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     _forget_ourselves()
