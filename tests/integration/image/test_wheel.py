@@ -99,27 +99,44 @@ def test_a_server_of_the_wheel_migrates_and_serves_the_dashboard(
         assert stop(process) == 0
 
 
+def fresh(wheel: Path, installed: Path, folder: Path, extra: str) -> Path:
+    """Install the wheel with one extra into an environment of its own, from the package index. Return its `bin`."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    constraints = installed / "infra" / "image" / "constraints.txt"
+    install = ["install", "--constraint", str(constraints), f"{wheel}[{extra}]" if extra else str(wheel)]
+    subprocess.run([str(folder / "bin" / "python"), *PIP, *install], check=True)
+    return folder / "bin"
+
+
+def run(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True, env={**os.environ, **environment})
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_server_runs_in_a_fresh_environment_with_only_the_wheel_and_its_requirements(
+def test_client_server_and_worker_each_run_with_only_their_requirements(
     wheel: Path, installed: Path, tmp_path: Path, cloud: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pip downloads the requirements from the package index, in the versions of the wheel's constraints."""
-    environment = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    constraints = installed / "infra" / "image" / "constraints.txt"
-    install = ["install", "--constraint", str(constraints), f"{wheel}[server]"]
-    subprocess.run([str(environment / "bin" / "python"), *PIP, *install], check=True)
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
         monkeypatch.delenv(name, raising=False)
-    everstep = str(environment / "bin" / "everstep")
-    told = subprocess.run([everstep, "--help"], capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "server" in told.stdout
-    refused = subprocess.run([everstep, "local", "up"], capture_output=True, text=True, cwd=tmp_path)
+    server = fresh(wheel, installed, tmp_path / "server", "server") / "everstep"
+    assert "server" in run(server, "--help").stdout
+    refused = run(server, "local", "up")
     assert (refused.returncode, "pip install 'everstep[local]'" in refused.stderr) == (2, True), refused
-    process, ready = start(tmp_path, cloud, "--migrate", program=(everstep, "server"))
+    client = fresh(wheel, installed, tmp_path / "client", "")
+    assert run(client / "python", "-c", "import fastapi").returncode == 1
+    process, ready = start(tmp_path, cloud, "--migrate", program=(str(server), "server"))
     try:
         assert httpx.get(f"{ready['url']}/v1/health", trust_env=False, timeout=30).json()["Status"] == "ok"
         assert "<title>" in httpx.get(f"{ready['url']}/jobs", trust_env=False, timeout=30).text
+        token = Path(ready["admin_token_path"]).read_text().strip()
+        listed = run(client / "everstep", "jobs", "list", EVERSTEP_ENDPOINT_URL=ready["url"], EVERSTEP_TOKEN=token)
+        assert (listed.returncode, listed.stderr.partition(".")[0]) == (0, "No training jobs"), listed
     finally:
         assert stop(process) == 0
+    worker = fresh(wheel, installed, tmp_path / "worker", "worker") / "everstep"
+    checked = run(worker, "doctor", "--node")
+    assert "Traceback" not in checked.stderr, checked
+    assert "memory" in checked.stdout, checked
+    assert "--allow-builds" in run(worker, "agent", "--help").stdout
