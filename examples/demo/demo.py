@@ -341,6 +341,7 @@ class Steps:
 
 def main() -> int:
     """Run the demo and return the exit code of the process."""
+    exit_when_asked(with_parent=True)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     if any(part.is_alive for part in LocalCluster(HOME / "cluster").status()):
         console.print(f"[red bold]the demo is up already[/] in {HOME}: end it first (Ctrl-C where it runs)")
@@ -349,7 +350,6 @@ def main() -> int:
     HOME.mkdir(parents=True)
     cluster = LocalCluster(HOME / "cluster", progress=Steps(console))
     console.print(f"[bold]Everstep demo[/]: {NODES} nodes, {SPARES} spare, one training job, three failures")
-    exit_when_asked(with_parent=True)
     try:
         with cluster:
             cluster.up(ClusterOptions(nodes=NODES, spares=SPARES))
