@@ -7,6 +7,9 @@ uvicorn has no deadline for request headers, and no limit on connections per add
   accepts a new connection and closes the oldest counted connection of the address with the most counted connections.
 - After a request with a valid token, neither limit applies to the connection.
 - A connection that sends a request while an earlier one waits for its turn is closed, with or without a token.
+- A request whose body has many tiny chunks is answered with 400, because each chunk costs as much time as a large one.
+- A websocket is read only after its token is verified, and until then counts as a connection without a token. It is
+  closed if it sends more pings or fragments than an agent does.
 
 Slow and idle clients without a token therefore lose their connections once the limit is reached. A client that connects
 and sends its request without delay receives a response, because its connection is the newest. This holds even if
@@ -21,18 +24,30 @@ import asyncio
 import logging
 import resource
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
 
 log = logging.getLogger(__name__)
 
 HEADER_SECONDS: Final = 10.0
 HEADER_BYTES: Final = 64 * 1024
 MAX_STRANGERS: Final = 1024
+TINY_CHUNKS: Final = 256
+"""Number of chunks in one read of a socket from which on their average size counts."""
+TINY_CHUNK_BYTES: Final = 64
+FED_BYTES: Final = 8 * 1024
+"""Bytes of a websocket that are parsed at once: at most 1,365 frames, in about 10 ms."""
+EXTRA_FRAMES: Final = 128
+"""Number of pings, pongs and fragments that a websocket may send at once. An agent sends one ping per third of a lease,
+and answers the server's pings."""
+EXTRA_FRAMES_PER_SECOND: Final = 8.0
 OPEN_FILES: Final = 65_536
 """Limit of open files that the server requests from the kernel.
 
@@ -62,6 +77,10 @@ def raise_open_files() -> int:
 
 class Pipelined(Exception):
     """A connection has sent a request while an earlier one already waits for the end of another response."""
+
+
+class TinyChunks(Exception):
+    """A request's body has many chunks of a few bytes."""
 
 
 class Gate:
@@ -132,6 +151,8 @@ class GuardedHttp(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_body_whole = True
+        self._chunk_count = self._chunk_bytes = 0
+        """Number and size of the pieces of a body in the present read of the socket."""
 
     # uvicorn's base class has the same `type: ignore` for this method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -161,7 +182,20 @@ class GuardedHttp(HttpToolsProtocol):
                 self.transport.abort()
                 return
             self._header_bytes += len(data)
+        self._chunk_count = self._chunk_bytes = 0
         super().data_received(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Store a piece of a request's body. uvicorn's HTTP parser calls this method.
+
+        Raises:
+            TinyChunks: the present read has brought many chunks of a few bytes. uvicorn answers 400 and closes.
+        """
+        self._chunk_count += 1
+        self._chunk_bytes += len(body)
+        if self._chunk_count > TINY_CHUNKS and self._chunk_bytes < TINY_CHUNK_BYTES * self._chunk_count:
+            raise TinyChunks
+        super().on_body(body)
 
     def on_message_begin(self) -> None:
         """Start the deadline for headers. The parser calls this at a request's first byte.
@@ -201,12 +235,12 @@ class GuardedHttp(HttpToolsProtocol):
             self._expect_headers()
 
     def handle_websocket_upgrade(self) -> None:
-        """Exempt the connection from this gate's limits. Called by uvicorn.
+        """Give the connection to a `GuardedSocket`, and count it until the route has verified its token.
 
-        The websocket route verifies the token of such a connection itself.
+        Called by uvicorn.
         """
         self._forget_deadline()
-        self._gate.leave(self)
+        self.ws_protocol_class = partial(GuardedSocket, leave=partial(self._gate.leave, self))  # type: ignore[assignment]
         super().handle_websocket_upgrade()
 
     def _expect_headers(self) -> None:
@@ -229,3 +263,97 @@ class GuardedHttp(HttpToolsProtocol):
 
     def _address(self) -> str:
         return self.client[0] if self.client else "an unknown address"
+
+
+class GuardedSocket(WebSocketsSansIOProtocol):
+    """A websocket whose frames cost the event loop little time, whatever its client sends.
+
+    Args:
+        leave: ends the count of the connection as one without a valid token.
+        **of_uvicorn: the arguments of the base class.
+    """
+
+    def __init__(self, *, leave: Callable[[], None], **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._leave = leave
+        self._received = bytearray()
+        """Bytes that are not parsed yet."""
+        self._extra_frames = float(EXTRA_FRAMES)
+        self._counted_at = self.loop.time()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the count of the connection. Called by asyncio."""
+        self._leave()
+        self._received.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse received bytes in pieces, until the application must first handle a message. Called by asyncio."""
+        self._received += data
+        self._feed()
+        if not self.handshake_complete and not self.read_paused:
+            # Until the route has accepted the connection, the client may not send anything.
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    async def send(self, message: Any) -> None:
+        """Send a message of the application. Its `accept` lets the client send."""
+        await super().send(message)
+        if message["type"] == "websocket.accept":
+            self._leave()
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        """Return the next message, and parse bytes that have arrived behind it."""
+        is_paused = self.read_paused and self.handshake_complete
+        message = await super().receive()
+        if not self.handshake_complete and not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+        elif is_paused:
+            self._feed()
+        return message
+
+    def handle_ping(self) -> None:
+        """Answer a ping, unless the client does not read the answers."""
+        if not self.writable.is_set():
+            self._received.clear()
+            self.transport.abort()
+        if self._is_allowed():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        """Count a pong."""
+        if self._is_allowed():
+            super().handle_pong(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Count a fragment of a message."""
+        if self._is_allowed():
+            super().handle_cont(event)
+
+    def handle_parser_exception(self) -> None:
+        """Close a connection that is not a websocket. uvicorn requires a close frame, which may not exist yet."""
+        if self.conn.close_sent is None:
+            self.transport.abort()
+        else:
+            super().handle_parser_exception()
+
+    def _feed(self) -> None:
+        while self._received and not (self.read_paused and self.handshake_complete) and not self.transport.is_closing():
+            piece = bytes(self._received[:FED_BYTES])
+            del self._received[:FED_BYTES]
+            super().data_received(piece)
+
+    def _is_allowed(self) -> bool:
+        """Count a frame that is no whole message. Abort the connection, and return False, if there are too many."""
+        now = self.loop.time()
+        earned = (now - self._counted_at) * EXTRA_FRAMES_PER_SECOND
+        self._extra_frames = min(float(EXTRA_FRAMES), self._extra_frames + earned) - 1
+        self._counted_at = now
+        if self._extra_frames < 0 and not self.transport.is_closing():
+            log.info("a websocket sends too many pings or fragments: the server closes its connection")
+            self._received.clear()
+            self.transport.abort()
+        return not self.transport.is_closing()

@@ -782,7 +782,7 @@ class EventRow(Base):
     """
 
     __tablename__ = "event"
-    __table_args__ = ({"sqlite_autoincrement": True},)
+    __table_args__ = (Index("ix_event_project_id", "project", "id"), {"sqlite_autoincrement": True})
 
     id: Mapped[int] = mapped_column(_BigId, primary_key=True, autoincrement=True)
     at: Mapped[datetime]

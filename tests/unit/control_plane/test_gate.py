@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from control_plane import gate
 from control_plane.gate import HEADER_BYTES, Gate
@@ -136,3 +140,164 @@ def test_the_server_asks_for_as_many_descriptors_as_it_may_have(
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
     assert gate.raise_open_files() == expected
     assert asked == ([(expected, hard)] if is_set else [])
+
+
+@pytest.mark.parametrize("size", [1, gate.TINY_CHUNK_BYTES - 1])
+def test_a_body_of_tiny_chunks_ends_its_connection(tmp_path: Path, size: int) -> None:
+    """The parser's time is that of the chunks, and the refused request would bring them until its deadline."""
+    with served(tmp_path) as service, ExitStack() as stack:
+        chunk = f"{size:x}\r\n{'a' * size}\r\n".encode()
+        head = b"POST /v1/tokens HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        opened = connect(service, stack, head)
+        with suppress(ConnectionResetError, BrokenPipeError):
+            for _ in range(1_000):
+                opened.sendall(chunk * 1_000)
+            pytest.fail("the server has read a million chunks")
+        assert is_healthy(service)
+
+
+def test_a_body_of_larger_chunks_is_read_to_its_end(tmp_path: Path) -> None:
+    with served(tmp_path) as service:
+        pieces = (b" " * gate.TINY_CHUNK_BYTES for _ in range(20_000))
+        answer = httpx.post(f"http://{service.address}/v1/tokens", content=pieces, trust_env=False, timeout=30)
+        assert answer.status_code == 401
+
+
+class FakeTransport:
+    """A transport that records calls. It reads at once."""
+
+    def __init__(self) -> None:
+        self.is_reading = True
+        self.is_aborted = False
+        self.sent = b""
+
+    def get_extra_info(self, _: str) -> None:
+        return None
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def close(self) -> None:
+        self.is_aborted = True
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+
+UPGRADE = (
+    b"GET /v1/agents/connect HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+PING, PONG, FRAGMENT = (first + b"\x80\0\0\0\0" for first in (b"\x89", b"\x8a", b"\x00"))
+MESSAGE = b"\x82\x81\0\0\0\0a"
+
+
+class Socket:
+    """A `GuardedSocket` whose application waits until the test lets it continue."""
+
+    def __init__(self) -> None:
+        self.received: list[str] = []
+        self.left = 0
+        self.steps: asyncio.Queue[str] = asyncio.Queue()
+        self.transport = FakeTransport()
+        config = uvicorn.Config(self.run, interface="asgi3", ws="websockets-sansio", log_config=None)
+        config.load()
+        self.guarded = gate.GuardedSocket(leave=self.leave, config=config, server_state=ServerState(), app_state={})
+        self.guarded.connection_made(self.transport)  # type: ignore[arg-type]
+        self.guarded.data_received(UPGRADE)
+
+    def leave(self) -> None:
+        self.left += 1
+
+    async def run(self, _: object, receive: Any, send: Any) -> None:
+        while (step := await self.steps.get()) != "end":
+            if step == "receive":
+                self.received.append((await receive())["type"])
+            else:
+                await send({"type": step})
+            self.steps.task_done()
+        self.steps.task_done()
+
+    async def let(self, *steps: str) -> None:
+        for step in steps:
+            self.steps.put_nowait(step)
+        await self.steps.join()
+
+    async def accepted(self) -> Socket:
+        await self.let("receive", "websocket.accept")
+        return self
+
+
+async def test_a_websocket_is_read_only_after_the_route_has_accepted_it() -> None:
+    opened = Socket()
+    assert not opened.transport.is_reading
+    await opened.let("receive")
+    assert opened.received == ["websocket.connect"]
+    assert (opened.transport.is_reading, opened.left) == (False, 0)
+    await opened.let("websocket.accept")
+    assert (opened.transport.is_reading, opened.left) == (True, 1)
+    assert b"101 Switching Protocols" in opened.transport.sent
+    await opened.let("end")
+
+
+@pytest.mark.parametrize(
+    ("first", "frame"),
+    [(b"", PING), (b"", PONG), (b"\x02\x80\0\0\0\0", FRAGMENT)],
+    ids=["ping", "pong", "fragment"],
+)
+async def test_a_websocket_with_too_many_frames_besides_messages_is_aborted(first: bytes, frame: bytes) -> None:
+    opened = await Socket().accepted()
+    opened.guarded.data_received(first)
+    opened.guarded.data_received(frame * (gate.EXTRA_FRAMES - 1))
+    assert not opened.transport.is_aborted
+    opened.guarded.data_received(frame * 100_000)
+    assert opened.transport.is_aborted
+    await opened.let("end")
+
+
+async def test_pings_in_the_time_of_an_agent_are_answered() -> None:
+    opened = await Socket().accepted()
+    now = opened.guarded.loop.time()
+    with pytest.MonkeyPatch.context() as patched:
+        for number in range(1_000):
+            patched.setattr(opened.guarded.loop, "time", lambda at=now + number: at)
+            opened.guarded.data_received(PING)
+    assert opened.transport.sent.endswith(b"\x8a\x00" * 1_000)
+    await opened.let("end")
+
+
+async def test_a_client_that_does_not_read_pongs_is_aborted() -> None:
+    opened = await Socket().accepted()
+    opened.guarded.pause_writing()
+    opened.guarded.data_received(PING)
+    assert opened.transport.is_aborted
+    await opened.let("end")
+
+
+async def test_messages_are_parsed_in_pieces_when_the_route_reads_them() -> None:
+    opened = await Socket().accepted()
+    in_a_piece = gate.FED_BYTES // len(MESSAGE)
+    opened.guarded.data_received(MESSAGE * 3 * in_a_piece)
+    assert opened.guarded.queue.qsize() == in_a_piece
+    assert not opened.transport.is_reading
+    await opened.let(*["receive"] * 3 * in_a_piece)
+    assert opened.received[1:] == ["websocket.receive"] * 3 * in_a_piece
+    assert opened.transport.is_reading
+    await opened.let("end")
+
+
+async def test_a_message_of_many_pieces_is_whole() -> None:
+    opened = await Socket().accepted()
+    opened.guarded.data_received(b"\x82\xff" + (200_000).to_bytes(8, "big") + bytes(4) + b"a" * 150_000)
+    opened.guarded.data_received(b"a" * 50_000)
+    assert opened.guarded.queue.get_nowait() == {"type": "websocket.receive", "bytes": b"a" * 200_000}
+    await opened.let("end")
