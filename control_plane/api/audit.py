@@ -51,11 +51,13 @@ class AuditedRoute(JsonRoute):
         if operation is None or (self.methods or set()) <= READ_METHODS:
             return handle
         has_body = self.body_field is not None
+        # Other operations refuse DryRun, and a refused call has an entry.
+        has_dry_run = "DryRun" in _inputs_of(self)
 
         async def handle_audited(request: Request) -> Response:
             caller: Caller | None = getattr(request.state, "caller", None)
             sent = _object_in(await request.body() if has_body else b"")
-            if caller is None or _is_dry(request, sent):
+            if caller is None or (has_dry_run and _is_dry(request, sent)):
                 return await handle(request)
             services: Services = request.app.state.services
             entry = _entry(operation, request, sent, caller, services)
@@ -78,6 +80,16 @@ class AuditedRoute(JsonRoute):
             return response
 
         return handle_audited
+
+
+def _inputs_of(route: AuditedRoute) -> set[str]:
+    """Return the names of an operation's query parameters and of the fields of its body."""
+    dependant = route.dependant
+    names = {parameter.alias for parameter in dependant.query_params}
+    for body in dependant.body_params:
+        fields: Any = getattr(body.field_info.annotation, "model_fields", {})
+        names |= {str(field.alias) for field in fields.values()}
+    return names
 
 
 def _entry(

@@ -40,6 +40,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import is_supported
 from everstep.protocol.ids import FleetName, Generation, NodeId, RunId
+from everstep.protocol.pace import Pace
 
 QUEUE_LIMIT = 64
 """Limit of queued messages per agent. Above the limit, the registry drops the agent's oldest queued message.
@@ -48,6 +49,10 @@ The loops send a dropped message again if they still need it.
 """
 MAX_DEPARTED = 1000
 """Limit of ended nodes whose last report and number of rejected messages the registry still keeps."""
+
+
+BURST_SECONDS = 16.0
+"""Work of a node's messages without a wait after a long pause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +165,7 @@ class AgentRegistry:
         self._monotonic = monotonic
         self._unix = unix
         self._views: dict[NodeId, AgentView] = {}
+        self._paces: dict[NodeId, Pace] = {}
         self._departed: deque[NodeId] = deque()
         self._connections: dict[NodeId, AgentConnection] = {}
         self._refused: Counter[NodeId] = Counter()
@@ -176,6 +182,10 @@ class AgentRegistry:
         self._watched: frozenset[RunId] = frozenset()
         self._elsewhere: frozenset[FleetName] = frozenset()
         self._lost: deque[NodeId] = deque(maxlen=1024)
+
+    def pace_of(self, node_id: NodeId) -> Pace:
+        """Return the pace of a node's messages, which a new connection of the node does not begin anew."""
+        return self._paces.setdefault(node_id, Pace(BURST_SECONDS, self._monotonic))
 
     def accept(self, hello: Hello, fleet: FleetName) -> AgentConnection:
         """Register a new connection.
@@ -292,6 +302,7 @@ class AgentRegistry:
         if len(self._departed) > MAX_DEPARTED:
             longest_gone = self._departed.popleft()
             self._views.pop(longest_gone, None)
+            self._paces.pop(longest_gone, None)
             self._refused.pop(longest_gone, None)
 
     def refuse(self, node_id: NodeId) -> None:

@@ -99,7 +99,9 @@ def _model(base: Mapping[str, Any], adapter: Mapping[str, Any]) -> Any:
     if kind is None or not is_model or base["model_type"] not in CONFIG_MAPPING:
         raise CheckpointError(f"the installed transformers has no class {name}; install the version of the job")
     known = PEFT_TYPE_TO_CONFIG_MAPPING[adapter["peft_type"]]
-    config: Any = known(**{key: value for key, value in adapter.items() if key in known.__dataclass_fields__})
+    # The tensors come from the checkpoint. A configuration of the job must not make PEFT load texts or models by name.
+    fields = known.__dataclass_fields__.keys() - {"prompt_tuning_init", "tokenizer_name_or_path"}
+    config: Any = known(**{key: value for key, value in adapter.items() if key in fields})
     config.inference_mode = False  # PEFT would freeze the adapters.
     is_pruned = adapter["peft_type"] == "ADALORA"
     if is_pruned:  # AdaLoRA writes this pattern when it removes ranks. The new model has all ranks.

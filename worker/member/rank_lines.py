@@ -269,7 +269,7 @@ class RankLines:
                 if self.rehearsed.get(rank) != message:
                     self.rehearsed[rank] = message
                     self.on_change()
-            case OptionsKept():
+            case OptionsKept() if rank == 0:
                 self.kept_options[rank] = message.options
                 self.on_change()
             case RankFault():

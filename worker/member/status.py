@@ -5,16 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from msgspec import structs
+
 from everstep.protocol.agent_messages import FaultCode, NodeFault, RankStatus, RoundStatus, ShardProtection
 from everstep.protocol.ids import NodeId, Rank, Step
 from everstep.protocol.options import KeptOption
 from everstep.protocol.plan import GenerationPlan, PlanNode
-from everstep.protocol.rehearsals import Rehearsed
+from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
 from worker.core.phases import PhaseClock
 from worker.member.faults import ReportedFaults
 from worker.replication.coordinator import RoundServer
 from worker.replication.round_member import RoundMember
 from worker.shards.owned_shard import OwnedShard
+
+WORDED_RANKS = 2
+"""Number of ranks per verdict whose rehearsal a report contains with all its texts."""
 
 
 class MemberStatus:
@@ -69,6 +74,7 @@ class MemberStatus:
         Each call also updates `clocks`.
         """
         now, statuses = time.monotonic(), []
+        rehearsed = shortened(self._rehearsed)
         for shard in self._shards.values():
             half = shard.page.rank()
             shard.note_first(half)
@@ -82,7 +88,7 @@ class MemberStatus:
                     limit_seconds=clock.limit_seconds,
                     passed_at_seconds=shard.passed[1] if shard.passed[0] == half.boundary else 0.0,
                     first_passed_at_seconds=shard.first_passed_at,
-                    rehearsed=self._rehearsed.get(shard.rank),
+                    rehearsed=rehearsed.get(shard.rank),
                     resume_revision=half.resume_revision,
                     kept_options=self._kept_options.get(shard.rank, ()),
                 )
@@ -135,3 +141,26 @@ class MemberStatus:
     def round_status(self) -> RoundStatus | None:
         """Return the coordinator's state if it runs on this node; otherwise None."""
         return server.status() if (server := self._server()) is not None else None
+
+
+def shortened(reports: Mapping[Rank, Rehearsed]) -> dict[Rank, Rehearsed]:
+    """Return the rehearsals with the texts of a few ranks, because the texts of many would make a report too large.
+
+    The control plane uses the texts of the first difference only.
+    """
+    first = sorted(reports, key=lambda rank: (_first_step(reports[rank]), rank))
+    worded = {
+        rank
+        for verdict in RehearsalVerdict
+        for rank in [each for each in first if reports[each].verdict is verdict][:WORDED_RANKS]
+    }
+    return {rank: each if rank in worded else _without_texts(each) for rank, each in reports.items()}
+
+
+def _first_step(each: Rehearsed) -> int:
+    return each.step + each.steps if each.difference is None else each.difference.step
+
+
+def _without_texts(each: Rehearsed) -> Rehearsed:
+    difference = each.difference and structs.replace(each.difference, names=(), unkept=(), lines=())
+    return structs.replace(each, difference=difference, message="", advice="")

@@ -83,7 +83,6 @@ from everstep.protocol.codec import PROTOCOL_MINOR, decode, encode
 from everstep.protocol.errors import MalformedMessage, ProtocolError, UnknownVersion
 from everstep.protocol.ids import FleetName, NodeId
 from everstep.protocol.log_records import about
-from everstep.protocol.pace import Pace
 from everstep.protocol.shared_lists import SharedLists
 
 log = logging.getLogger(__name__)
@@ -114,7 +113,8 @@ MESSAGE_SECONDS = 1 / 128
 BYTES_PER_SECOND = 2 * 1024 * 1024
 SNAPSHOT_BYTES_PER_SECOND = 256 * 1024 * 1024
 """Like `BYTES_PER_SECOND`, for the bytes of snapshots, which decode 25 times faster (measured on an Intel Xeon)."""
-BURST_SECONDS = 16.0
+CONNECTION_SECONDS = 0.05
+"""What an agent pays (`Pace`) for a connection."""
 
 
 class _Refusal(Exception):
@@ -256,7 +256,8 @@ async def _read(
     admission: _Admission,
     admitted_at: datetime,
 ) -> None:
-    lists, node_id, pace = SharedLists(), hello.node_id, Pace(BURST_SECONDS)
+    lists, node_id, pace = SharedLists(), hello.node_id, services.registry.pace_of(hello.node_id)
+    await pace.pay(CONNECTION_SECONDS)
     is_joining = admission.is_join
     checked_at = certified_at = admitted_at
     patience = services.timeouts.lease_seconds * SILENT_LEASES

@@ -91,6 +91,13 @@ def test_a_dry_run_and_a_call_without_a_token_have_no_entry(service, client):
     assert entries(client) == []
 
 
+def test_a_refused_dry_run_of_an_operation_without_one_has_an_entry(service, client):
+    headers = {"authorization": f"Bearer {service.admin_token}"}
+    body = {"Role": "viewer", "DryRun": True}
+    assert httpx.post(f"http://{service.address}/v1/tokens", json=body, headers=headers).status_code == 400
+    assert [(entry["Operation"], entry["StatusCode"]) for entry in entries(client)] == [("CreateToken", 400)]
+
+
 def test_an_entry_is_stored_before_the_call_and_finished_after_it(service, client, monkeypatch):
     seen = []
 

@@ -128,6 +128,17 @@ async def test_a_newer_connection_ends_the_older_one(registry: AgentRegistry) ->
     assert registry.connected()[NODE].report is not None
 
 
+async def test_a_new_connection_does_not_renew_a_nodes_pace(registry: AgentRegistry) -> None:
+    pace = registry.pace_of(NODE)
+    accept(registry)
+    accept(registry)
+    assert registry.pace_of(NODE) is pace
+    forget_many(registry, MAX_DEPARTED)
+    registry.forget(NODE)
+    forget_many(registry, MAX_DEPARTED, first=MAX_DEPARTED)
+    assert registry.pace_of(NODE) is not pace, "a node that is long gone"
+
+
 async def test_a_reconnected_agent_keeps_its_word_a_restarted_one_has_said_nothing(registry: AgentRegistry) -> None:
     accept(registry).report(report(7))
     assert accept(registry).is_open

@@ -1309,3 +1309,11 @@ async def test_options_that_a_restore_replaced_are_reported_at_once(place: Place
     place.lines.message(RANK, OptionsKept(generation=Generation(PLAN.generation + 1), options=()))
     assert place.lines.kept_options == {RANK: options}
     await place.lines.close()
+
+
+async def test_only_rank_0_reports_options(place: Place) -> None:
+    other = Rank(RANK + 1)
+    place.lines.shards = {**place.lines.shards, other: place.lines.shards[RANK]}
+    place.lines.message(other, OptionsKept(generation=PLAN.generation, options=()))
+    assert place.lines.kept_options == {}
+    await place.lines.close()
