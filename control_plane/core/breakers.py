@@ -40,7 +40,12 @@ NO_PROGRESS_TIMES = 3
 
 Progress means that training reached a new highest step. The failures may differ from each other.
 """
-OF_THE_CODE = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
+OF_THE_CODE = frozenset(
+    {
+        *("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"),
+        *("CannotResume", "UnsupportedOption", "UnsupportedVersion"),
+    }
+)
 """Exceptions that a script raises again whenever it starts. Before the first step, the job fails at the first one."""
 UNCAUGHT = 1
 """Python's exit code after an exception that the script did not catch."""

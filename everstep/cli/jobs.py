@@ -71,8 +71,8 @@ class Stream(StrEnum):
     BOTH = "both"
 
 
-def _patterns(given: str | None) -> list[str] | None:
-    return None if given is None else given.split(",")
+def _patterns(given: list[str] | None) -> list[str] | None:
+    return None if given is None else [pattern for each in given for pattern in each.split(",")]
 
 
 class JobOptions:
@@ -191,9 +191,9 @@ class JobOptions:
     output_s3_path: str | None = sets(
         "OutputDataConfig.S3OutputPath", "s3://bucket/prefix for outputs; the service's bucket by default."
     )
-    keep: str | None = sets(
+    keep: list[str] | None = sets(
         "OutputDataConfig.Keep",
-        "Files that ranks write into the source directory and that become outputs: 'runs,*.pt'.",
+        "Files that ranks write into the source directory and that become outputs: 'runs,*.pt'; may be repeated.",
         callback=_patterns,
     )
     third_slot: bool = sets(

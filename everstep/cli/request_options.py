@@ -5,8 +5,8 @@
         third_slot: bool = sets("CheckpointConfig.ThirdSlot", "Keep a third slot per shard.")
 
 A command declares a parameter `fields: Annotated[Request, JobOptions]`, and receives the part of the request that the
-options set. An option that the user does not pass sets no field. A `bool` is a flag, a list is a map whose entries have
-the form `name=value`, and the value of an enumeration gets a capital letter, as in the API.
+options set. An option that the user does not pass sets no field. A `bool` is a flag, a list without a callback is a
+map whose entries have the form `name=value`, and the value of an enumeration gets a capital letter, as in the API.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def request_of(kind: type, given: Mapping[str, Any]) -> Request:
         given_value = given[name]
         if given_value is None or (annotation is bool and not given_value):
             continue
-        value: Any = pairs(_option(name), given_value) if annotation == list[str] | None else given_value
+        is_map = annotation == list[str] | None and "callback" not in getattr(kind, name).limits
+        value: Any = pairs(_option(name), given_value) if is_map else given_value
         if isinstance(value, Path):
             value = str(value)
         if isinstance(value, StrEnum):

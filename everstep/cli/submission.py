@@ -188,7 +188,13 @@ def of_command_line(words: Sequence[str]) -> Request:
 
 
 def named(request: Request) -> Request:
-    """Return the request. If it lacks a job name, add one: the script's name, the time and a random suffix."""
+    """Return the request. If it lacks a job name, add one: the script's name, the time and a random suffix.
+
+    YAML reads `On` and `Off` as booleans. The result contains the texts.
+    """
+    mode = request.get("Rehearsal", {}).get("Mode") if is_object(request.get("Rehearsal", {})) else None
+    if isinstance(mode, bool):
+        request = joined(request, {"Rehearsal": {"Mode": "On" if mode else "Off"}})
     if request.get("TrainingJobName"):
         return request
     program = str(request.get("EntryPoint") or request.get("Module") or "job")

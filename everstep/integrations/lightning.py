@@ -191,7 +191,7 @@ class LightningAttachment:
         state.samples_at_once = 0 if order is None else order.batch * order.replicas
         restored_step = session.restore()
         if self._loads and restored_step:
-            logger.info("fit(ckpt_path=…) is ignored: Everstep continues after step %d", restored_step)
+            logger.warning("fit(ckpt_path=…) is ignored: Everstep continues after step %d", restored_step)
         for load in () if restored_step else self._loads:
             load()
         resume = functools.partial(_resume, state, rng.observe() if restored_step else None)

@@ -279,7 +279,7 @@ class TrainerAttachment:
         if not self._kept_step:
             return 0, 0
         if restored_step and self._checkpoint:
-            logger.info("resume_from_checkpoint is ignored: Everstep continues after step %d", self._kept_step)
+            logger.warning("resume_from_checkpoint is ignored: Everstep continues after step %d", self._kept_step)
         trainer.state.init_training_references(trainer, max_steps, epochs, None)
         # Do not repeat the evaluation that precedes the first step, because the first launch has already made it.
         trainer.args.eval_on_start = trainer.args.eval_on_start and not restored_step

@@ -341,10 +341,10 @@ def test_submit_takes_a_command_line_as_it_is(run, words, program, arguments):
 
 def test_submit_keeps_files_by_pattern(run):
     words = ("jobs", "submit", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "1")
-    kept = ("--keep", "runs/*,*.pt")
-    code, _, err, calls = run(*words, *kept, upload_source={"SourceId": "s"}, create_training_job=planned)
-    assert code == 0, err
-    assert calls[-1][1]["OutputDataConfig"] == {"Keep": ["runs/*", "*.pt"]}
+    for kept in (("--keep", "runs/*,*.pt"), ("--keep", "runs/*", "--keep", "*.pt")):
+        code, _, err, calls = run(*words, *kept, upload_source={"SourceId": "s"}, create_training_job=planned)
+        assert code == 0, err
+        assert calls[-1][1]["OutputDataConfig"] == {"Keep": ["runs/*", "*.pt"]}
 
 
 @pytest.mark.parametrize(
@@ -382,6 +382,15 @@ def test_submit_names_what_it_does_not_upload(run, tmp_path):
     assert {"Path": ".env", "Reason": "may contain secrets"} in json.loads(out)["LeftOut"]
     code, _, err, _ = run("jobs", "submit", "--list-source")
     assert (code, "needs --source-dir" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("written", "mode"), [("On", "On"), ("Off", "Off"), ("Auto", "Auto")])
+def test_submit_accepts_the_documented_mode_of_rehearsals(run, written, mode):
+    words = ("jobs", "submit", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "1")
+    options = ("--set", f"Rehearsal.Mode={written}")
+    code, _, err, calls = run(*words, *options, upload_source={"SourceId": "s"}, create_training_job=planned)
+    assert code == 0, err
+    assert calls[-1][1]["Rehearsal"] == {"Mode": mode}
 
 
 def test_submit_names_options_that_everstep_refuses(run, tmp_path):

@@ -157,6 +157,7 @@ def test_a_loop_without_progress_says_since_when_and_how_many_of_the_last_were_a
     [
         ("ModuleNotFoundError: No module named 'yaml'", 0, BreakerCourse.GIVE_UP),
         ("SyntaxError: invalid syntax", -1, BreakerCourse.GIVE_UP),
+        ("everstep.integrations.base.UnsupportedOption: ignore_data_skip: no", 0, BreakerCourse.GIVE_UP),
         ("ModuleNotFoundError: No module named 'yaml'", 1, BreakerCourse.AGAIN),
         ("ValueError: no", 0, BreakerCourse.AGAIN),
         (None, 0, BreakerCourse.AGAIN),
@@ -168,7 +169,11 @@ def test_an_import_that_fails_at_the_start_is_not_repeated(error: str | None, st
     assert ruling.course is course
     assert ruling.why is None or repeated(ruling.why).splitlines()[0] == (
         f"the job failed before its first step: rank 0 on i-1 ended first, with exit code 1: {error} (train.py:3)"
-        + (". Name missing packages in a requirements file of the source (--requirements)" if step == 0 else "")
+        + (
+            ". Name missing packages in a requirements file of the source (--requirements)"
+            if step == 0 and "Module" in (error or "")
+            else ""
+        )
     )
 
 
