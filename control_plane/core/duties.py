@@ -457,7 +457,8 @@ def _of_progress(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
 def _of_training(facts: JobFacts, now: float) -> Iterator[PersonDuty]:
     see, found = ActionKind.SHOW_PROTECTION, facts.protection
     if found is not None and found.state is ProtectionState.UNPROTECTED:
-        if facts.record.boundary > FIRST_STEPS:
+        # A launch that continues at a later step has kept none of its own steps yet.
+        if facts.record.boundary - max(0, facts.record.base_step) > FIRST_STEPS:
             yield _duty(DutyKind.PROTECTION_LOST, Urgency.NOW, see, since=found.changed_at)
     elif found is not None and found.state is ProtectionState.DEGRADED:
         since = max(facts.record.state_since, found.changed_at or facts.record.state_since)

@@ -21,17 +21,10 @@ from everstep.training import TrainingSession
 from everstep.training.adapters.deepspeed import is_engine
 from everstep.training.versions import check_version
 
-TESTED_TYPES: Final = (
-    DistributedType.NO,
-    DistributedType.MULTI_CPU,
-    DistributedType.MULTI_GPU,
-    DistributedType.FSDP,
-    DistributedType.DEEPSPEED,
-)
+_DDP: Final = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+TESTED_TYPES: Final = (*_DDP, DistributedType.FSDP, DistributedType.DEEPSPEED)
 """accelerate's distribution types that Everstep accepts. Everstep's tests use each of them, or a type that runs the
 same code on another device."""
-
-
 TESTED_PRECISIONS: Final = ("no", "bf16", "fp16")
 """accelerate's names of the precisions that Everstep accepts. Everstep's tests use each of them."""
 

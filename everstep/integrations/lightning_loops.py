@@ -85,14 +85,14 @@ class LightningLoopState:
         self.companions = Companions(self._roots, lambda: kept, (), hidden=vars(LightningModule()))
 
     def _roots(self) -> dict[str, object]:
-        """Return the module and the script's callbacks, whose attributes can change besides their `state_dict`."""
         own = [each for each in self._trainer.callbacks if is_class_of_script(type(each))]
         named = {f"{type(each).__name__}{number}": each for number, each in enumerate(own)}
         return {"module": self._trainer.lightning_module, **named}
 
     def compared_state(self) -> dict[str, Any]:
-        """Return the part of the state that a rehearsal compares."""
-        return self.state_dict() | {"companions": self.companions.compared_state()}
+        """Return the part of the state that a rehearsal compares, without directories, which each launch chooses."""
+        state = self.state_dict() | {"companions": self.companions.compared_state()}
+        return state | {"callbacks": self._with_directories(state["callbacks"], lambda _: "")}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of loops, results, metrics and callbacks, by kind.
@@ -179,9 +179,15 @@ class LightningLoopState:
         logger._current_fx, logger._first_loop_iter = logged["function"], logged["is_first"]
         if loop._data_fetcher is not None:  # The fetcher is None until Lightning has set up the data.
             loop._data_fetcher.fetched = loop.epoch_loop.batch_progress.current.ready
-        _call_callbacks_load_state_dict(trainer, {"callbacks": state["callbacks"]})
+        # With another directory, a ModelCheckpoint would forget its best models.
+        callbacks = self._with_directories(state["callbacks"], lambda each: each.dirpath)
+        _call_callbacks_load_state_dict(trainer, {"callbacks": callbacks})
         if trainer.datamodule is not None and state["datamodule"]:
             trainer.datamodule.load_state_dict(state["datamodule"])
+
+    def _with_directories(self, states: Mapping[str, Any], directory: Callable[[Any], Any]) -> dict[str, Any]:
+        found = {each.state_key: directory(each) for each in self._trainer.checkpoint_callbacks}
+        return {key: {**each, "dirpath": found[key]} if key in found else each for key, each in states.items()}
 
 
 def _continue(loop: _Loop) -> None:

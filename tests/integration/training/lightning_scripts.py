@@ -55,7 +55,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{directory}/store", rank=rank, world_size=world)
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging
+    from lightning.pytorch.callbacks import Callback, EarlyStopping, EMAWeightAveraging, ModelCheckpoint
     from lightning.pytorch.loggers.logger import Logger
     from torchmetrics import MeanMetric
 
@@ -177,6 +177,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         callbacks.append(EarlyStopping("val_loss", patience=1_000, check_on_train_epoch_end=False))
     if options.get("averages"):
         callbacks.append(EMAWeightAveraging(decay=0.9))
+    if options.get("saves"):
+        callbacks.append(ModelCheckpoint(f"{directory}/saved", monitor="val_loss", mode="max", save_top_k=2))
     trainer = Trainer(
         **strategy_of(kind, world, options),
         **precision_of(options.get("precision", "32-true")),
@@ -189,7 +191,7 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         limit_train_batches=options.get("limit", 1.0),
         callbacks=callbacks,
         logger=Log() if options.get("validates") else False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(options.get("saves")),
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=directory,
@@ -209,6 +211,8 @@ def run(directory: str, arguments: dict[str, Any]) -> int:
         "digest": digest(keep.session),
         "draws": [torch.rand(()).item().hex(), float(np.random.rand()).hex(), random.random().hex()],
     }
+    for each in trainer.checkpoint_callbacks:
+        result["best"] = sorted(float(score).hex() for score in each.best_k_models.values())
     Path(directory, f"result-{rank}.json").write_text(json.dumps(result))
     if world > 1:
         dist.destroy_process_group()

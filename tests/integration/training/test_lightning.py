@@ -101,3 +101,19 @@ def test_strategies(
     # DeepSpeed, this step also takes the first batch of the next epoch.
     options = {**options, "precision": precision, "accumulate": accumulate, "validates": validates}
     check_lightning(warm_parent, tmp_path, 2, commits=INSIDE, **options)
+
+
+def test_a_model_checkpoint_keeps_its_best_scores_in_another_directory(warm_parent: WarmParent, tmp_path: Path) -> None:
+    """Lightning's default directory has a new number in each launch."""
+    options = {"validates": True, "saves": True}
+    script = "lightning_scripts"
+    with FakeAgent(tmp_path, 1, first=9, lead=1, commit_target=1) as first:
+        launch(warm_parent, 1, tmp_path, 10, options, first, script).results()
+    base = first.committed
+    slots = {0: first.sealed[0, base]}
+    with FakeAgent(tmp_path, 1, 2, base_step=base, base_slots=slots, commit_target=0) as second:
+        (resumed,) = launch(warm_parent, 1, tmp_path, 20, options, second, script).results()
+    (whole,) = launch(warm_parent, 1, tmp_path, 20, options, script=script).results()
+    assert resumed["begun"] == base
+    assert resumed["best"] == whole["best"]
+    assert len(whole["best"]) == 2

@@ -238,6 +238,7 @@ def test_a_running_job_without_a_step_in_memory_is_urgent_after_its_first_steps(
     lost = protected(state=ProtectionState.UNPROTECTED)
     assert duty(protection=lost) == (DutyKind.PROTECTION_LOST, Urgency.NOW)
     assert duty(protection=lost, boundary=Step(3)) == (DutyKind.NOTHING, Urgency.NONE)
+    assert duty(protection=lost, boundary=Step(612), base_step=Step(609)) == (DutyKind.NOTHING, Urgency.NONE)
 
 
 def test_a_degraded_job_never_has_nothing_to_do() -> None:
