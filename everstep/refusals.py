@@ -13,61 +13,63 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 
-class Refusal(NamedTuple):
+class RefusedUse(NamedTuple):
     """The reason why a job cannot resume with an option or class, and what to do instead."""
 
     reason: str
     alternative: str
 
 
-OPTIONS: Final[Mapping[str, Refusal]] = {
-    "auto_find_batch_size": Refusal(
+OPTIONS: Final[Mapping[str, RefusedUse]] = {
+    "auto_find_batch_size": RefusedUse(
         "a restart of the loop with another batch size changes the steps",
         "Set per_device_train_batch_size to a size that fits.",
     ),
-    "ignore_data_skip": Refusal(
+    "ignore_data_skip": RefusedUse(
         "a resumed run would repeat samples",
         "Remove the option: Everstep continues at the next sample without reading the earlier ones.",
     ),
-    "enable_jit_checkpoint": Refusal(
+    "enable_jit_checkpoint": RefusedUse(
         "its signal handler replaces the agreed stop of all ranks",
         "Remove the option: Everstep stores a checkpoint before an instance is reclaimed.",
     ),
-    "dispatch_batches": Refusal(
+    "dispatch_batches": RefusedUse(
         "rank 0 reads the batches of all ranks", "Set it to False: each rank then reads its own batches."
     ),
-    "enable_cpu_offload": Refusal("no test resumes parameters in host memory", "Set it to False."),
-    "max_time": Refusal("a resumed run would end at another step", "Set max_steps or max_epochs."),
-    "reload_dataloaders_every_n_epochs": Refusal(
+    "enable_cpu_offload": RefusedUse("no test resumes parameters in host memory", "Set it to False."),
+    "max_time": RefusedUse("a resumed run would end at another step", "Set max_steps or max_epochs."),
+    "reload_dataloaders_every_n_epochs": RefusedUse(
         "no snapshot contains the position in a loader that is created during training",
         "Change the data in a sampler or a dataset with set_epoch.",
     ),
 }
 """Options that prevent an exact resume unless their value is false, by name."""
-_GENERATING: Final = Refusal(
+_GENERATING: Final = RefusedUse(
     "it trains several steps on samples that it has generated, and no snapshot contains them",
     "Use a trainer that reads its samples from a dataset, such as SFTTrainer or DPOTrainer.",
 )
 _SEARCHING: Final = "it trains before the training"
-CLASSES: Final[Mapping[str, Refusal]] = {
+CLASSES: Final[Mapping[str, RefusedUse]] = {
     "GRPOTrainer": _GENERATING,
     "RLOOTrainer": _GENERATING,
-    "BaseFinetuning": Refusal(
+    "BaseFinetuning": RefusedUse(
         "it adds parameters to the optimizer during training", "Freeze the parameters in the module."
     ),
-    "BatchSizeFinder": Refusal(_SEARCHING, "Set the batch size that a separate run has found."),
-    "LearningRateFinder": Refusal(_SEARCHING, "Set the learning rate that a separate run has found."),
-    "ModelPruning": Refusal("it replaces parameters during training", "Prune the model before the training."),
-    "OnExceptionCheckpoint": Refusal(
+    "BatchSizeFinder": RefusedUse(_SEARCHING, "Set the batch size that a separate run has found."),
+    "LearningRateFinder": RefusedUse(_SEARCHING, "Set the learning rate that a separate run has found."),
+    "ModelPruning": RefusedUse("it replaces parameters during training", "Prune the model before the training."),
+    "OnExceptionCheckpoint": RefusedUse(
         "it makes fit() load its checkpoint, and Everstep names the step from which all ranks continue",
         "Remove the callback: Everstep keeps every step.",
     ),
-    "StochasticWeightAveraging": Refusal("it replaces the schedule during training", "Use EMAWeightAveraging."),
-    "FSDPStrategy": Refusal(
+    "StochasticWeightAveraging": RefusedUse("it replaces the schedule during training", "Use EMAWeightAveraging."),
+    "FSDPStrategy": RefusedUse(
         "FSDP1 flattens parameters", "Use ModelParallelStrategy with fully_shard in configure_model."
     ),
-    "FullyShardedDataParallel": Refusal("FSDP1 flattens parameters", "Use torch.distributed.fsdp.fully_shard or DDP."),
-    "DataParallel": Refusal("one process trains on all GPUs", "Use DDP: Everstep starts one process per GPU."),
+    "FullyShardedDataParallel": RefusedUse(
+        "FSDP1 flattens parameters", "Use torch.distributed.fsdp.fully_shard or DDP."
+    ),
+    "DataParallel": RefusedUse("one process trains on all GPUs", "Use DDP: Everstep starts one process per GPU."),
 }
 """Classes whose objects prevent an exact resume, by name."""
 
@@ -78,7 +80,7 @@ class Found(NamedTuple):
     place: str
     """`file:line`, or `arguments`."""
     name: str
-    refusal: Refusal
+    refusal: RefusedUse
 
 
 def find(directory: Path, files: Iterable[str], arguments: Iterable[str] = ()) -> Iterator[Found]:

@@ -261,7 +261,7 @@ def message(of: reasons.Message) -> str:
             return "roll of the fleet"
         case reasons.RehearsalEnded():
             return rehearsals.ended(of.outcome)
-        case reasons.OptionsKept(options=options):
+        case reasons.ReplacedOptions(options=options):
             return kept_options(options)
         case _:
             assert_never(of)

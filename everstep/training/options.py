@@ -44,7 +44,7 @@ class ScriptOptions:
         self, optimizers: Mapping[str, Optimizer], schedulers: Mapping[str, Any], from_script: Sequence[str] = ()
     ) -> None:
         self._optimizers = optimizers
-        self._schedulers = schedulers
+        self._schedules = schedulers
         self._from_script = frozenset(from_script)
         self._script = dict(self._read())
         self._base_lrs = {name: list(getattr(each, "base_lrs", ())) for name, each in schedulers.items()}
@@ -84,7 +84,7 @@ class ScriptOptions:
                 value = group.get("initial_lr", value) if option == "lr" else value
                 if option not in _HIDDEN and (plain := _plain(value)) is not _NOT_PLAIN:
                     yield f"{name}.{option}", plain
-        for name, scheduler in self._schedulers.items():
+        for name, scheduler in self._schedules.items():
             settings = scheduler.state_dict()
             for option, value in settings.items() if isinstance(settings, Mapping) else ():
                 is_hidden = option in _HIDDEN or str(option).startswith("_")
@@ -101,8 +101,8 @@ class ScriptOptions:
 
     def _apply(self, path: str, base: Any, script: Any, rates: Mapping[str, float]) -> None:
         owner, _, option = path.rpartition(".")
-        if owner in self._schedulers:
-            setattr(self._schedulers[owner], option, script)
+        if owner in self._schedules:
+            setattr(self._schedules[owner], option, script)
         elif (group := self._groups().get(owner)) is not None:
             if option == "lr":
                 self._set_lr(group, rates[owner], base, script)
@@ -114,7 +114,7 @@ class ScriptOptions:
         _set(group, "lr", script if now == base or not base else now * (script / base))
         if "initial_lr" in group:
             _set(group, "initial_lr", script)
-        for name, scheduler in self._schedulers.items():
+        for name, scheduler in self._schedules.items():
             if self._base_lrs[name]:
                 scheduler.base_lrs = list(self._base_lrs[name])
             if hasattr(scheduler, "_last_lr") and isinstance(getattr(scheduler, "optimizer", None), Optimizer):

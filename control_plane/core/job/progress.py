@@ -26,7 +26,7 @@ from control_plane.core.job.view import JobView, passed_by_all, with_record
 from control_plane.core.observed.facts import FailedAlike
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, Trial, UnstoredOutputs
 from control_plane.core.observed.nodes import Cause, Implication, Remedy
-from control_plane.core.observed.reasons import OptionsKept, OutputsLost
+from control_plane.core.observed.reasons import OutputsLost, ReplacedOptions
 from control_plane.core.states import IncidentEvent, IncidentState
 from everstep.protocol.agent_messages import ExitClass, MemberReport, OutputCause, OutputFailure
 from everstep.protocol.ids import Generation, Rank, Step
@@ -72,7 +72,7 @@ def with_progress(view: JobView) -> JobView:
         if record.incident is None and not accounting.is_stepping(record):
             view = replace(view, record=accounting.recharge_first_step(record, stepped_at))
         if kept := kept_options(view.reports.values()):
-            event = EventDraft(type="OptionsKept", message=OptionsKept(options=kept))
+            event = EventDraft(type="OptionsKept", message=ReplacedOptions(options=kept))
             view = replace(view, events=(*view.events, event))
     is_safe = status is not None and status.committed > plan.base_step
     passed = passed_by_all(view)

@@ -260,7 +260,7 @@ class RepeatedStepDiffers(Value, frozen=True):
     rank: Rank
 
 
-class OptionsKept(Value, frozen=True):
+class ReplacedOptions(Value, frozen=True):
     """The script sets options that the restored step has replaced."""
 
     options: tuple[KeptOption, ...]
@@ -282,7 +282,7 @@ Message: TypeAlias = (
     | Lapsed
     | RepeatedStepDiffers
     | RehearsalEnded
-    | OptionsKept
+    | ReplacedOptions
     | RollEnded
 )
 """The message of an event."""

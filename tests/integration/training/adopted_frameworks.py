@@ -2,7 +2,7 @@
 
 Each script has the loop and the state of its original:
 
-    diffusers  huggingface/diffusers examples/unconditional_image_generation/train_unconditional.py, commit 58eb52c
+    diffusers  train_unconditional.py of huggingface/diffusers, commit 58eb52c
     timm       huggingface/pytorch-image-models train.py, commit aa4b585
     composer   mosaicml/composer 0.32.1, in `adopted_composer`
 

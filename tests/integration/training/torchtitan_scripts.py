@@ -103,7 +103,7 @@ def step_microbatches(
     return_outputs: bool,
 ) -> None:
     """Run one step of a pipeline from microbatches, as torchtitan 0.3 requests it from a torch newer than 2.13."""
-    for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+    for stage in vars(schedule).get("_stages") or [vars(schedule)["_stage"]]:
         stage.has_backward = True
         stage.clear_runtime_states()
     schedule._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, loss_kwargs=loss_kwargs)

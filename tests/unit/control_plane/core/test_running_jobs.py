@@ -21,7 +21,7 @@ from control_plane.core.observed.facts import NOTHING
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord, RestartsRanks
 from control_plane.core.observed.jobs import MAX_NAMED_OUTPUTS, JobObserved, JobRecord, Trial
 from control_plane.core.observed.nodes import Cause, NodeObserved
-from control_plane.core.observed.reasons import OptionsKept, OutputsLost
+from control_plane.core.observed.reasons import OutputsLost, ReplacedOptions
 from control_plane.core.observed.specs import Policy
 from control_plane.core.observed.steps import GenerationRecord, RefusedSource, SealedStates, StepStates
 from control_plane.core.states import IncidentState, JobState
@@ -256,7 +256,7 @@ def test_each_launch_reports_the_options_that_its_restored_step_replaced(
     events = [
         each for each in with_progress(view(JobState.RUNNING, *nodes, **record)).events if each.type == "OptionsKept"
     ]
-    assert [each.message for each in events] == [OptionsKept(options=(OPTION,))] * count
+    assert [each.message for each in events] == [ReplacedOptions(options=(OPTION,))] * count
     for event in events:
         assert "optimizer.lr is 0.2 (script: 0.1)" in jobs.message(event.message)
         assert "options_from_script=['lr']" in jobs.message(event.message)
