@@ -17,10 +17,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COMMIT_VARIABLE = "EVERSTEP_EARLIER_COMMIT"
 """Environment variable with another earlier commit or a tag, for example the newest release."""
-COMMIT = "8081a3bec4604b02b2aed29d36a612b347d6d5f0"
-"""The first commit whose protocol the later commits of the same protocol version promise to support.
+COMMIT = "0705e51e33522170f6df30b939debb2e6ce0dcfc"
+"""A commit whose agents, ranks and servers the later commits promise to support.
 
-No release has a tag yet. Since this commit, five later commits have added or changed fields of messages.
+No release has a tag yet. Earlier commits hand slots to ranks as paths, and know no rehearsals.
 """
 VERSION = "0.0.9"
 """Version of the earlier commit's wheel, which distinguishes its processes from those of the tests' own version."""
