@@ -52,7 +52,10 @@ def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Ex
     for line in text.splitlines():
         editable = _EDITABLE.fullmatch(line)
         wanted = line if editable is None else editable["rest"].strip()
-        if (named := _FILE.fullmatch(line)) is not None and "://" not in named["path"]:
+        if editable is not None and not wanted.startswith(".") and ":" not in wanted:
+            # pip takes the target of -e for a folder, and without -e for a package of the index.
+            wanted = f"./{wanted}"
+        if (named := _FILE.fullmatch(line)) is not None and (requirements.parent / named["path"]).exists():
             lines.append(f"{named['option']} {requirements.parent / named['path']}")
         elif (found := _FOLDER.fullmatch(wanted)) is None:
             lines.append(wanted)

@@ -198,7 +198,7 @@ class PackageLayers:
                 await self._pip(scratch, work, order)
             finally:
                 await finish(asyncio.to_thread(_end_users, order.user))
-            await asyncio.to_thread(self._bound, scratch, order)
+            await asyncio.to_thread(self._bound, [scratch, *folders], order)
             await asyncio.to_thread(_seal, scratch, layer, order.user, folders)
         except BaseException:
             remove_tree(scratch, ignore_errors=True)
@@ -253,13 +253,13 @@ class PackageLayers:
         for layer in layers[: max(0, len(layers) - MAX_LAYERS + 1)]:
             remove_tree(layer, ignore_errors=True)
 
-    def _bound(self, scratch: Path, order: InstallationOrder) -> None:
-        """Delete the least recently used package folders (layers) until the new layer fits the size limit."""
+    def _bound(self, content: Sequence[Path], order: InstallationOrder) -> None:
+        """Delete the least recently used package folders (layers) until a layer with this content fits the limit."""
         limit_bytes = self.limit_bytes
         if limit_bytes is None:
             disk = os.statvfs(self._folder)
             limit_bytes = int(LAYERS_PART * disk.f_blocks * disk.f_frsize)
-        needed = _bytes_of(scratch)
+        needed = sum(map(_bytes_of, content))
         if needed > limit_bytes:
             raise RequirementsRefused(
                 f"{order.requirements} needs {needed:,} bytes, but packages may use only {limit_bytes:,} bytes of "

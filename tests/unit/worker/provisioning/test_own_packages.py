@@ -24,17 +24,33 @@ def expanded(
     [
         ("numpy\n# -e .\n", "numpy\n# -e .\n"),
         ("-r more.txt\n--constraint=c.txt # why", "-r SOURCE/more.txt\n--constraint SOURCE/c.txt\n"),
+        ("-f elsewhere", "-f elsewhere\n"),
         ("--find-links ./wheels\n-f https://h/wheels", "--find-links SOURCE/wheels\n-f https://h/wheels\n"),
         ("-e git+https://h/a.git#egg=a", "git+https://h/a.git#egg=a\n"),
         ("./a.whl\nwheels/b.whl", "SOURCE/a.whl\nwheels/b.whl\n"),
     ],
 )
 def test_other_lines_keep_their_meaning(tmp_path: Path, text: str, lines: str) -> None:
+    for name in ("more.txt", "c.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "wheels").mkdir()
     assert expanded(tmp_path, text) == (lines, [])
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "more.txt").touch()
     assert expanded(tmp_path, "-r more.txt", name="inner/r.txt") == ("-r SOURCE/inner/more.txt\n", [])
+
+
+@pytest.mark.security
+def test_the_folder_of_an_editable_install_never_becomes_a_package_of_the_index(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(RequirementsRefused, match=r"names \./mine, and"):
+        expanded(tmp_path, "-e mine")
+    (tmp_path / "mine" / "pyproject.toml").write_text(STATIC)
+    assert expanded(tmp_path, "-e mine") == ("numpy>=1\na @ https://h/a.whl\n", ["mine"])
+    assert expanded(tmp_path, "-e mine", is_built=True) == ("SOURCE/mine\n", [])
 
 
 def test_a_static_package_becomes_its_dependencies(tmp_path: Path) -> None:
