@@ -291,28 +291,20 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         """Parse received bytes in pieces, until the application must first handle a message. Called by asyncio."""
         self._received += data
         self._feed()
-        if not self.handshake_complete and not self.read_paused:
-            # Until the route has accepted the connection, the client may not send anything.
-            self.read_paused = True
-            self.transport.pause_reading()
+        if not self.handshake_complete:
+            self.transport.pause_reading()  # until `websocket.accept`
 
     async def send(self, message: Any) -> None:
         """Send a message of the application. Its `accept` lets the client send."""
         await super().send(message)
         if message["type"] == "websocket.accept":
             self._leave()
-            self.read_paused = False
             self.transport.resume_reading()
 
     async def receive(self) -> Any:
         """Return the next message, and parse bytes that have arrived behind it."""
-        is_paused = self.read_paused and self.handshake_complete
         message = await super().receive()
-        if not self.handshake_complete and not self.read_paused:
-            self.read_paused = True
-            self.transport.pause_reading()
-        elif is_paused:
-            self._feed()
+        self._feed()
         return message
 
     def handle_ping(self) -> None:
@@ -341,7 +333,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             super().handle_parser_exception()
 
     def _feed(self) -> None:
-        while self._received and not (self.read_paused and self.handshake_complete) and not self.transport.is_closing():
+        while self._received and not self.read_paused and not self.transport.is_closing():
             piece = bytes(self._received[:FED_BYTES])
             del self._received[:FED_BYTES]
             super().data_received(piece)
