@@ -294,7 +294,7 @@ def _combined(news: Mapping[Rank, Rehearsed], world_size: int, now: float) -> Re
     differing = [each for each in imperfect if each[1].verdict is not RehearsalVerdict.UNPROVEN]
     slowest = max(each.seconds for each in news.values())
     candidates = refused or differing or imperfect or [*news.items()]
-    rank, first = min(candidates, key=lambda each: (_first_step(each[1]), each[0]))
+    rank, first = min(candidates, key=lambda each: (each[1].first_step, each[0]))
     return RehearsalOutcome(
         verdict=first.verdict,
         step=first.step,
@@ -306,7 +306,3 @@ def _combined(news: Mapping[Rank, Rehearsed], world_size: int, now: float) -> Re
         message=first.message,
         advice=first.advice,
     )
-
-
-def _first_step(each: Rehearsed) -> int:
-    return each.step + each.steps if each.difference is None else each.difference.step

@@ -93,3 +93,8 @@ class Rehearsed(Message, frozen=True):
     """For people: the difference, or the reason of the refusal."""
     advice: RehearsalText = ""
     """For people: what to change in the script."""
+
+    @property
+    def first_step(self) -> int:
+        """The first repeated step that differs; without a difference, the last repeated step."""
+        return self.step + self.steps if self.difference is None else self.difference.step

@@ -643,13 +643,11 @@ class TrainingSession:
         return decision
 
     def _report_options(self) -> None:
-        options = self._state.options
-        if options is None or not options.kept:
-            return
-        for each in options.kept:
+        kept = self._state.options.kept
+        for each in kept:
             logger.warning("%s: the script sets %s, and training continues with %s", each.name, each.script, each.kept)
-        if self._environment.rank == 0:
-            self._link.send(OptionsKept(generation=self._link.generation, options=options.kept))
+        if kept and self._environment.rank == 0:
+            self._link.send(OptionsKept(generation=self._link.generation, options=kept))
 
     def _answer_rehearsal(self, step: int, echo: int, steps: int) -> None:
         if echo == ECHO_YES and (reason := self._rehearsal_obstacle()):

@@ -136,7 +136,7 @@ class RankState:
         for adapter in adapters:
             self.facts |= adapter.facts()
         self._facts_data, self.layout_hash = encode_facts(self.facts)
-        self.options: ScriptOptions | None = None
+        self.options = ScriptOptions({}, {})  # until `observe` has checked the schedulers
         self.observe()
         self.options = self._script_options(options_from_script)
 
@@ -228,7 +228,7 @@ class RankState:
         others = encode(
             {
                 "objects": {name: _state_of(name, item) for name, item in self.objects.items()},
-                "options": b"" if self.options is None else self.options.state,
+                "options": self.options.state,
                 **(self._kept or self._passing()),
             },
             "",
@@ -287,7 +287,7 @@ class RankState:
             if len(modules) == len(modes):
                 for module, mode in zip(modules, modes, strict=True):
                     module.training = bool(mode)
-        if self.options is not None and tree.get("options"):  # Earlier versions did not store it.
+        if "options" in tree:  # Earlier versions did not store it.
             self.options.load(tree["options"])
         rng.restore(tree["rng"])  # Restore the generators last: `load_state_dict` may draw random numbers.
 

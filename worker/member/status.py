@@ -148,17 +148,10 @@ def shortened(reports: Mapping[Rank, Rehearsed]) -> dict[Rank, Rehearsed]:
 
     The control plane uses the texts of the first difference only.
     """
-    first = sorted(reports, key=lambda rank: (_first_step(reports[rank]), rank))
-    worded = {
-        rank
-        for verdict in RehearsalVerdict
-        for rank in [each for each in first if reports[each].verdict is verdict][:WORDED_RANKS]
-    }
+    first = sorted(reports, key=lambda rank: (reports[rank].first_step, rank))
+    by_verdict = ([rank for rank in first if reports[rank].verdict is verdict] for verdict in RehearsalVerdict)
+    worded = {rank for ranks in by_verdict for rank in ranks[:WORDED_RANKS]}
     return {rank: each if rank in worded else _without_texts(each) for rank, each in reports.items()}
-
-
-def _first_step(each: Rehearsed) -> int:
-    return each.step + each.steps if each.difference is None else each.difference.step
 
 
 def _without_texts(each: Rehearsed) -> Rehearsed:
