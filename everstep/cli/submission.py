@@ -35,6 +35,8 @@ STDIN: Final = Path("-")
 
 TEXTS: Final = ("HyperParameters", "Environment", "Secrets", "Tags")
 """Fields whose values stay text, even if YAML would parse them as numbers or booleans."""
+_MODE: Final = ["Rehearsal", "Mode"]
+"""A field with the values `On` and `Off`, which YAML would parse as booleans."""
 _ABOUT_THE_REQUEST: Final = ("TrainingJobName", "ClientRequestToken", "DryRun")
 LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 """Modules that start ranks themselves."""
@@ -100,7 +102,8 @@ def changed(request: Request, changes: Sequence[str]) -> Request:
                 f"--set {change!r} is not of the form Field=value, such as --set NodeCount=8 or --set "
                 "HyperParameters.lr=1e-3."
             )
-        value: Any = text if names[0] in TEXTS and len(names) > 1 else _parsed(text, f"--set {path}")
+        is_text = (names[0] in TEXTS and len(names) > 1) or names == _MODE
+        value: Any = text if is_text else _parsed(text, f"--set {path}")
         for name in reversed(names):
             value = {name: value}
         merged = joined(merged, value)
@@ -188,13 +191,7 @@ def of_command_line(words: Sequence[str]) -> Request:
 
 
 def named(request: Request) -> Request:
-    """Return the request. If it lacks a job name, add one: the script's name, the time and a random suffix.
-
-    YAML reads `On` and `Off` as booleans. The result contains the texts.
-    """
-    mode = request.get("Rehearsal", {}).get("Mode") if is_object(request.get("Rehearsal", {})) else None
-    if isinstance(mode, bool):
-        request = joined(request, {"Rehearsal": {"Mode": "On" if mode else "Off"}})
+    """Return the request. If it lacks a job name, add one: the script's name, the time and a random suffix."""
     if request.get("TrainingJobName"):
         return request
     program = str(request.get("EntryPoint") or request.get("Module") or "job")
@@ -280,6 +277,9 @@ def _parsed(text: str, where: str) -> Any:
         value, written = _of_yaml(text, where)
     if is_object(value) and is_object(written):
         value.update({name: written[name] for name in TEXTS if name in written})
+        field, inner = _MODE
+        if is_object(value.get(field)) and inner in value[field]:
+            value[field][inner] = written[field][inner]
     return value
 
 

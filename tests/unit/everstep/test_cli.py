@@ -385,12 +385,13 @@ def test_submit_names_what_it_does_not_upload(run, tmp_path):
 
 
 @pytest.mark.parametrize(("written", "mode"), [("On", "On"), ("Off", "Off"), ("Auto", "Auto")])
-def test_submit_accepts_the_documented_mode_of_rehearsals(run, written, mode):
+def test_submit_accepts_the_documented_mode_of_rehearsals(run, tmp_path, written, mode):
     words = ("jobs", "submit", "--source-dir", "code", "--entry-point", "train.py", "--node-count", "1")
-    options = ("--set", f"Rehearsal.Mode={written}")
-    code, _, err, calls = run(*words, *options, upload_source={"SourceId": "s"}, create_training_job=planned)
-    assert code == 0, err
-    assert calls[-1][1]["Rehearsal"] == {"Mode": mode}
+    (tmp_path / "job.yaml").write_text(f"Rehearsal: {{Mode: {written}, AtStep: 3}}\n")
+    for options, more in ((("--set", f"Rehearsal.Mode={written}"), {}), (("--file", "job.yaml"), {"AtStep": 3})):
+        code, _, err, calls = run(*words, *options, upload_source={"SourceId": "s"}, create_training_job=planned)
+        assert code == 0, err
+        assert calls[-1][1]["Rehearsal"] == {"Mode": mode, **more}
 
 
 def test_submit_names_options_that_everstep_refuses(run, tmp_path):
