@@ -45,8 +45,10 @@ TINY_CHUNK_BYTES: Final = 64
 FED_BYTES: Final = 8 * 1024
 """Bytes of a websocket that are parsed at once: at most 1,365 frames, in about 10 ms."""
 EXTRA_FRAMES: Final = 128
-"""Number of pings, pongs and fragments that a websocket may send at once. An agent sends one ping per third of a lease,
-and answers the server's pings."""
+"""Number of pings, pongs and fragments that a websocket may send at once.
+
+An agent sends one ping per third of a lease, and answers the server's pings.
+"""
 EXTRA_FRAMES_PER_SECOND: Final = 8.0
 OPEN_FILES: Final = 65_536
 """Limit of open files that the server requests from the kernel.

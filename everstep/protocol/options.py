@@ -1,4 +1,4 @@
-"""What a rank reports about options of its optimizers and schedulers that a restored step has replaced."""
+"""A rank's report that a restored step has replaced options of its optimizers and schedulers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KeptOption(Message, frozen=True):
     """An option that the script sets to one value, while training continues with another one."""
 
     name: OptionText
-    """Where the option is, such as `optimizer.lr` or `scheduler.T_max`; `optimizer[1].lr` in the second group."""
+    """Path of the option, such as `scheduler.T_max`, or `optimizer[1].lr` for the second parameter group."""
     script: OptionText
     """The script's value."""
     kept: OptionText

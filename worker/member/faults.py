@@ -9,7 +9,7 @@ from everstep.protocol.ids import Rank
 from everstep.protocol.limits import MAX_FAULTS, MAX_TEXT_CHARACTERS, cut
 
 MAX_FAULTS_CHARACTERS = 64 * 1024
-"""Characters of all messages together from which on a further message is cut to `SHORT_CHARACTERS`."""
+"""Total length of the messages above which a further message is cut to `SHORT_CHARACTERS`."""
 SHORT_CHARACTERS = 200
 
 
@@ -48,11 +48,11 @@ class ReportedFaults:
                 faults.
             output: the output file that is not in S3. None for other faults.
         """
-        spent = sum(len(each.message) for each in self._faults.values())
-        message = cut(message, MAX_TEXT_CHARACTERS if spent < MAX_FAULTS_CHARACTERS else SHORT_CHARACTERS)
-        key = f"{code} {message if subject is None else subject}"
+        key = f"{code} {cut(message) if subject is None else subject}"
         if key not in self._faults and len(self._faults) >= MAX_FAULTS:
             return  # A rank sends ever new errors. The oldest ones suffice.
+        spent = sum(len(fault.message) for other, fault in self._faults.items() if other != key)
+        message = cut(message, MAX_TEXT_CHARACTERS if spent < MAX_FAULTS_CHARACTERS else SHORT_CHARACTERS)
         self._faults[key] = NodeFault(code=code, message=message, is_permanent=is_permanent, shard=shard, output=output)
         self._on_change()
 

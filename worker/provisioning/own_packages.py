@@ -3,7 +3,8 @@
 A package with static metadata needs no build: pip installs the dependencies that its `pyproject.toml` lists, and the
 agent copies its modules. No code of the package runs.
 
-    requirements.txt ──▶ `expand` ──▶ requirements for pip, and folders ──▶ `copy_modules` ──▶ layer
+    expand         replaces such packages in a requirements file by their dependencies, which pip installs
+    copy_modules   copies their modules into the layer
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ BYTES_PER_SECOND = 2 * 1024 * 1024
 SNAPSHOT_BYTES_PER_SECOND = 256 * 1024 * 1024
 """Like `BYTES_PER_SECOND`, for the bytes of snapshots, which decode 25 times faster (measured on an Intel Xeon)."""
 CONNECTION_SECONDS = 0.05
-"""What an agent pays (`Pace`) for a connection."""
+"""Seconds that a new connection costs an agent (`Pace`)."""
 
 
 class _Refusal(Exception):

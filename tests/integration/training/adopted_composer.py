@@ -67,7 +67,7 @@ class Timestamp:
 
 @dataclass
 class State:
-    """What Composer's events receive."""
+    """The state that Composer passes to each callback."""
 
     model: Any
     optimizers: Sequence[torch.optim.Optimizer]

@@ -28,7 +28,16 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import everstep.training
 from tests.integration.training import adopted_composer
-from tests.integration.training.adopted_scripts import EPOCHS, Augmented, Steps, adopted, original, rehearse, run
+from tests.integration.training.adopted_scripts import (
+    EPOCHS,
+    Augmented,
+    AverageMeter,
+    Steps,
+    adopted,
+    original,
+    rehearse,
+    run,
+)
 
 __all__ = ["ADOPTED", "rehearse", "run"]
 
@@ -286,17 +295,6 @@ class PlateauLRScheduler:
 
     def step_update(self, num_updates: int, metric: float) -> None:
         pass
-
-
-class AverageMeter:
-    def __init__(self) -> None:
-        self.val = self.avg = self.sum = self.count = 0.0
-
-    def update(self, val: float, n: int) -> None:
-        self.val = val
-        self.sum += val * n
-        self.count += n
-        self.avg = self.sum / self.count
 
 
 class CheckpointSaver:

@@ -52,3 +52,6 @@ def test_the_messages_of_many_faults_are_short() -> None:
     total = sum(len(each.message) for each in faults.present)
     assert total < MAX_FAULTS_CHARACTERS + MAX_TEXT_CHARACTERS + MAX_FAULTS * (SHORT_CHARACTERS + 10)
     assert len(faults.present[0].message) > SHORT_CHARACTERS
+    before = faults.present
+    faults.report("training_error", f"{0:08} {'x' * MAX_TEXT_CHARACTERS}")
+    assert [each.message[:8] for each in faults.present] == [each.message[:8] for each in before], "known already"
