@@ -224,7 +224,8 @@ def _shrinks(run: Run) -> str | None:
 def _rehearsals(run: Run) -> str | None:
     """Return the table of rehearsals, with one line per job and kind; None without a rehearsal."""
     body = []
-    for job, is_first in sorted({(each.job, each.is_first) for each in run.rehearsals}, key=lambda kind: not kind[1]):
+    kinds = {(each.job, each.is_first) for each in run.rehearsals}
+    for job, is_first in sorted(kinds, key=lambda kind: (not kind[1], kind[0])):
         found = [each for each in run.rehearsals if (each.job, each.is_first) == (job, is_first)]
         seconds, steps = statistics.median(each.seconds for each in found), found[0].steps
         start, hours = seconds - steps * STEP_SECONDS, seconds / REHEARSAL_SHARE / 3600
