@@ -573,11 +573,15 @@ class ReplayLink(UnixAgentLink):
         hello: identity of this rank.
         welcome_seconds: as in `UnixAgentLink`.
         kept: the rank's own snapshot, from which the replay begins.
+        is_child: whether the rank itself waits for this process, which then never talks to the agent.
     """
 
-    def __init__(self, path: Path, hello: RankHello, welcome_seconds: float, kept: Welcome) -> None:
+    def __init__(
+        self, path: Path, hello: RankHello, welcome_seconds: float, kept: Welcome, *, is_child: bool = False
+    ) -> None:
         super().__init__(path, hello, welcome_seconds)
         self._kept = kept
+        self._is_child = is_child
         self._has_ended = threading.Event()
 
     def end_replay(self) -> Welcome:
@@ -594,7 +598,7 @@ class ReplayLink(UnixAgentLink):
         return super().poll() if self._has_ended.is_set() else None
 
     def send(self, message: Sent) -> None:
-        if isinstance(message, RankFault):
+        if isinstance(message, RankFault) and not self._is_child:
             self.end_replay()  # the agent must know the error that ends this rank
         if self._has_ended.is_set() or isinstance(message, SlotsRequest):
             super().send(message)

@@ -176,7 +176,8 @@ def _link(environment: Environment, replay: Replay | None) -> AgentLink:
         pid=os.getpid(),
     )
     if replay is not None:
-        return ReplayLink(environment.agent_socket, hello, environment.welcome_seconds, replay.base)
+        seconds, is_child = environment.welcome_seconds, replay.is_child
+        return ReplayLink(environment.agent_socket, hello, seconds, replay.base, is_child=is_child)
     return UnixAgentLink(environment.agent_socket, hello, environment.welcome_seconds)
 
 

@@ -1,19 +1,28 @@
 """Proves while a job trains that a restart repeats its steps bit for bit.
 
-    training ─ b ─ records n steps ─ S │ exec: restore b, repeat n steps, compare ─┬─ equal: training after S
-               keeps b        keeps S │                                           └─ different: repeat once more, then
-                                                                                     exec: restore S, training after S
+    training ─ b ─ records n steps ─ S │ waits ──────────────────────────────────┬─ training after S
+               keeps b        keeps S │                                         │
+                                      └ child: restore b, repeat n steps, compare, and once more if they differ
 
 All ranks agree on S with the coordinator of the generation (`everstep.training.step_rules`). They keep their states at
-b = S - n and at S in files in memory, which survive the exec. During the replay, a rank does not talk to its agent.
+b = S - n and at S in files in memory. A replay does not talk to the agent.
+
+If a node or a GPU has no memory for a second process of each rank, the ranks replace themselves by exec instead:
+
+    training ─ b ─ S │ exec: as the child ─┬─ equal: training after S
+                                           └─ different, and once more: exec: restore S, training after S
 
 Invariant: after the rehearsal, the state is that of the undisturbed training after S, whatever the replay computed.
+With a child, this is also true of all that no snapshot contains.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
+import signal
+import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,6 +60,8 @@ FUNCTIONS_EVERY = 50
 """Number of steps between two looks at hooks and functions, because a look takes a millisecond for 1,000 modules."""
 LIMIT_SECONDS = 300
 """Seconds that a rehearsal may take, besides thirty times the seconds from `init` to the first step."""
+_CHILD_SHARE = 0.8
+"""Share of this time after which a rank ends its child, and trains on."""
 RETURN = 4
 _RECORDS = msgspec.json.Decoder(Record)
 
@@ -70,12 +81,14 @@ class Replay(msgspec.Struct, frozen=True):
     records: str
     """File with one line per process that recorded the steps: its `Record` as JSON."""
     output: str
-    """The script's stdout, which a replay does not use."""
+    """The script's stdout, which a replay does not use. In a child: a socket that receives the child's report."""
+    is_child: bool
+    """Whether the process that trains waits for this one."""
     began_at: float
     """Monotonic seconds at which the rank left training."""
-    first_passed: int
+    first_passed: int = 0
     """`RankHalf.first_passed` of the training process."""
-    resume_revision: int
+    resume_revision: int = 0
     """`RankHalf.resume_revision` of the training process."""
     report: Rehearsed | None = None
 
@@ -90,6 +103,11 @@ class Replay(msgspec.Struct, frozen=True):
         """The files that the processes share."""
         return list(map(Path, (*self.kept, self.records, self.output)))
 
+    @property
+    def text(self) -> str:
+        """The replay as JSON."""
+        return msgspec.json.encode(self).decode()
+
     @classmethod
     def read(cls) -> Replay | None:
         """Take this process's replay out of the environment. None if the process trains from its start."""
@@ -103,10 +121,16 @@ class Replay(msgspec.Struct, frozen=True):
 
     def restart(self) -> NoReturn:
         """Start the script anew in this process. Collective."""
-        passes.restart({REPLAY_VARIABLE: msgspec.json.encode(self).decode()}, self.files)
+        passes.restart({REPLAY_VARIABLE: self.text}, self.files)
 
 
 _REPLAYS = msgspec.json.Decoder(Replay)
+
+
+_REPORTS = msgspec.json.Decoder(Rehearsed)
+
+
+ENDED_EARLY = "the second process of the rank ended before it had repeated the steps; the rank's output has its error"
 
 
 class ResumeChanges:
@@ -253,6 +277,34 @@ class Rehearsal:
                 os.close(int(file.name))
             self._files, self.kept_step = [], 0
 
+    def repeat_beside(self, step: int) -> Rehearsed | None:
+        """Repeat the recorded steps in a child process, while this process waits at step S. Collective.
+
+        Returns:
+            The report; None if a rank has no memory for a child.
+        """
+        if not self._is_true_everywhere(self._has_room()):
+            return None
+        began_at, limit = time.monotonic(), _CHILD_SHARE * self.limit_seconds
+        first, line, reason = self.kept_step, b"", ENDED_EARLY
+        ours, theirs = socket.socketpair()
+        ours.settimeout(limit)
+        replay = self._first_replay(step, theirs.fileno(), is_child=True)
+        with ours, theirs, contextlib.ExitStack() as child:
+            try:
+                child.enter_context(passes.beside({REPLAY_VARIABLE: replay.text}, replay.files))
+                theirs.close()
+                line = ours.makefile("rb").readline()
+            except TimeoutError:
+                reason = f"the second process of the rank did not repeat the steps within {limit:.0f} s"
+            except OSError as error:
+                reason = str(error)
+            self._is_true_everywhere(bool(line))  # because a child may still talk to the others when it has reported
+        self.cancel()
+        if not line:
+            return self.refusal(first, step - first, reason)
+        return msgspec.structs.replace(_REPORTS.decode(line), seconds=time.monotonic() - began_at)
+
     def restart(self, step: int, first_passed: int, resume_revision: int) -> NoReturn:
         """Replace this process by the first replay. Collective.
 
@@ -261,14 +313,17 @@ class Rehearsal:
             first_passed: `RankHalf.first_passed`, which the rank publishes again when it returns.
             resume_revision: `RankHalf.resume_revision`, for the same purpose.
         """
-        began_at = time.monotonic()
-        kept, records, last = self._files
         sys.stdout.flush()
         output = os.dup(1)
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), 1)
+        replay = self._first_replay(step, output, is_child=False)
+        msgspec.structs.replace(replay, first_passed=first_passed, resume_revision=resume_revision).restart()
+
+    def _first_replay(self, step: int, output: int, *, is_child: bool) -> Replay:
+        kept, records, last = self._files
         self._write(records)
-        Replay(
+        return Replay(
             number=2,
             generation=self._environment.generation,
             first=Step(self.kept_step),
@@ -276,10 +331,18 @@ class Rehearsal:
             kept=(str(kept), str(last)),
             records=str(records),
             output=str(kept.parent / str(output)),
-            began_at=began_at,
-            first_passed=first_passed,
-            resume_revision=resume_revision,
-        ).restart()
+            is_child=is_child,
+            began_at=time.monotonic(),
+        )
+
+    def _has_room(self) -> bool:
+        """Return whether the memory of the node and its GPUs suffices for a second process of each rank."""
+        lines = Path("/proc/self/status").read_text().splitlines()
+        own = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+        if own * self._environment.ranks_per_node > MEMORY_SHARE * _available_bytes():
+            return False
+        devices = {item.tensor.device for item in self._state.observe().tensors if item.tensor.is_cuda}
+        return all(2 * free >= total for free, total in map(torch.cuda.mem_get_info, devices))
 
     def is_over(self, step: int) -> bool:
         """Compare the replay with the training at the end of the rehearsal.
@@ -303,14 +366,29 @@ class Rehearsal:
         is_last = len(records) > 2
         # The second replay shows which values differ in every run, such as times. If only plain values differ after
         # it, the state is that of the training, and the rank need not return to it.
-        if self._is_none_anywhere(None if is_last and finding and finding.kind is Kind.PLAIN else finding):
+        if self._is_true_everywhere(finding is None or (is_last and finding.kind is Kind.PLAIN)):
             self.replay = msgspec.structs.replace(replay, report=self._report(replay, finding, records))
+            if replay.is_child:
+                self._leave(self.replay)
             return True
-        report = self._report(replay, finding, records) if is_last else None
-        msgspec.structs.replace(replay, number=3 if report is None else RETURN, report=report).restart()
+        if not is_last:
+            msgspec.structs.replace(replay, number=3).restart()
+        self._leave(msgspec.structs.replace(replay, number=RETURN, report=self._report(replay, finding, records)))
+
+    def _leave(self, replay: Replay) -> NoReturn:
+        """Return to the kept state after S. A child reports instead, and waits for its end."""
+        if not replay.is_child:
+            replay.restart()
+        passes.end_children()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        with os.fdopen(int(Path(replay.output).name), "wb") as parent:
+            parent.write(msgspec.json.encode(replay.report) + b"\n")
+        while True:
+            signal.pause()
 
     def closed(self, step: int) -> None:
-        """Return to the kept state after S, if the script ends in a replay. The call then does not return.
+        """End the rehearsal if the script ends in a replay. The call then does not return.
 
         Without this, the job would count as completed. Collective, as every restart.
 
@@ -326,7 +404,7 @@ class Rehearsal:
         if finding is None or finding.step > step or finding.kind is Kind.PLAIN:
             finding = Finding(self._environment.rank, step + 1, Kind.END, Pattern.RESTART, Source.UNKEPT_STATE, ())
         report = self._report(replay, finding, [*records, records[-1]][:3])
-        msgspec.structs.replace(replay, number=RETURN, report=report).restart()
+        self._leave(msgspec.structs.replace(replay, number=RETURN, report=report))
 
     def end(self) -> Rehearsed:
         """Return the report of this replay, and let the process train.
@@ -392,14 +470,14 @@ class Rehearsal:
             file.write(msgspec.json.encode(self._recorder.record) + b"\n")
         return [_RECORDS.decode(line) for line in records.read_bytes().splitlines()]
 
-    def _is_none_anywhere(self, finding: Finding | None) -> bool:
-        """Return whether no rank has a finding. Collective."""
-        findings: list[bool] = [finding is None]
+    def _is_true_everywhere(self, value: bool) -> bool:
+        """Return whether the value is true on all ranks. Collective."""
+        values = [value]
         if passes.has_peers():
-            findings = [False] * dist.get_world_size()
+            values = [False] * dist.get_world_size()
             with self._state.on_device():
-                dist.all_gather_object(findings, finding is None)
-        return all(findings)
+                dist.all_gather_object(values, value)
+        return all(values)
 
     def _report(self, replay: Replay, finding: Finding | None, records: Sequence[Record]) -> Rehearsed:
         report = Rehearsed(

@@ -683,10 +683,16 @@ class TrainingSession:
             self._nudge()
 
     def _rehearse(self) -> None:
-        """Leave this process for the replay of the recorded steps. All ranks wait at this step."""
+        """Repeat the recorded steps, in a child if there is room, else in this process. All ranks wait at this step."""
         self._guard.reach()
         self._publish(phase=Phase.REHEARSE, limit=self._rehearsal.limit_seconds)
         self._nudge()
+        report = self._rehearsal.repeat_beside(self._boundary)
+        if report is not None:
+            self._rehearsed = self._boundary
+            self._publish(phase=Phase.TRAIN, limit=0)
+            self._link.send(report)
+            return
         if self._profiler is not None:
             self._profiler.close()
         self._ring.flush()

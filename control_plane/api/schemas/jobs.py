@@ -275,8 +275,8 @@ class RetryStrategy(Request):
 class RehearsalConfig(Request):
     """The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit.
 
-    In a rehearsal, all ranks restart from a recent step without a loss of progress, repeat the following steps, and
-    compare them with the steps that the job made.
+    In a rehearsal, a second process of each rank starts from a recent step, repeats the following steps, and compares
+    them with the steps that the job made.
     """
 
     mode: Literal["Auto", "On", "Off"] = "Auto"

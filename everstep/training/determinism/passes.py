@@ -15,9 +15,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -107,7 +108,7 @@ def restart(variables: Mapping[str, str], kept: Iterable[Path]) -> NoReturn:
         variables: added to the environment of the new process.
         kept: the files in memory (`create_file`) that the new process inherits.
     """
-    variables = {**os.environ, **variables, **_new_rendezvous()}
+    variables = {**os.environ, **variables, **new_rendezvous()}
     end_children()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -117,7 +118,30 @@ def restart(variables: Mapping[str, str], kept: Iterable[Path]) -> NoReturn:
         # GPU device would keep its memory allocated.
         if int(name) > 2 and (_DESCRIPTORS / name).is_symlink():
             os.set_inheritable(int(name), name in names)
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], variables)
+    os.execve(sys.executable, _command(), variables)
+
+
+@contextmanager
+def beside(variables: Mapping[str, str], kept: Iterable[Path]) -> Generator[None]:
+    """Run the script from its beginning in a child process, which is killed at the end of this context.
+
+    Collective, with the arguments of `restart`. The child's stdout is dropped.
+    """
+    variables = {**os.environ, **variables, **new_rendezvous()}
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    inherited = [int(path.name) for path in kept]
+    nothing = subprocess.DEVNULL
+    child = subprocess.Popen(_command(), env=variables, pass_fds=inherited, stdin=nothing, stdout=nothing)
+    try:
+        yield
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _command() -> list[str]:
+    return [sys.executable, *sys.orig_argv[1:]]
 
 
 def end_children() -> None:
@@ -137,9 +161,9 @@ def create_file(name: str) -> Path:
     return _DESCRIPTORS / str(os.memfd_create(f"everstep-check-{name}"))
 
 
-def _new_rendezvous() -> dict[str, str]:
+def new_rendezvous() -> dict[str, str]:
     """Return the environment variables with which the ranks of the next pass form a process group."""
-    if not has_peers():
+    if not (dist.is_available() and dist.is_initialized()):
         return {}
     with closing(socket.create_server(("", 0))) as free:
         port = torch.tensor([free.getsockname()[1] if dist.get_rank() == 0 else 0], dtype=torch.int64, device=_device())

@@ -10,6 +10,7 @@ import pytest
 from everstep.determinism import Source
 from everstep.protocol.rank_messages import StopState
 from everstep.protocol.rehearsals import RehearsalVerdict, Rehearsed
+from everstep.training import rehearsal
 from tests.integration.training import unkept_scripts
 from tests.integration.training.fake_agent import FakeAgent
 from tests.integration.training.unkept_scripts import STEPS, UNKEPT
@@ -18,40 +19,48 @@ from tests.warm_parent import Launch, WarmParent
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
 
-def started(parent: WarmParent, agent: FakeAgent, directory: Path, name: str, *, world: int = 1) -> Launch:
+BOTH = pytest.mark.parametrize("has_room", [True, False], ids=["beside", "exec"])
+"""The replay runs in a child of the rank, or without memory for one in the rank itself."""
+
+
+def started(
+    parent: WarmParent, agent: FakeAgent, directory: Path, name: str, *, world: int = 1, has_room: bool = True
+) -> Launch:
     return parent.fork(
         "tests.integration.training.unkept_scripts:run",
         name,
         str(directory),
         world=world,
         directory=directory,
-        environment=agent.environment,
+        environment=agent.environment | ({} if has_room else {unkept_scripts.NO_ROOM: "1"}),
         result="result-{rank}.json",
     )
 
 
-def rehearsed(parent: WarmParent, directory: Path, name: str, *, world: int = 1) -> tuple[list[Rehearsed], list[Any]]:
+def rehearsed(
+    parent: WarmParent, directory: Path, name: str, *, world: int = 1, has_room: bool = True
+) -> tuple[list[Rehearsed], list[Any]]:
     """Run a script that rehearses once. Return each rank's report and result."""
     with FakeAgent(directory, world) as agent:
-        launch = started(parent, agent, directory, name, world=world)
+        launch = started(parent, agent, directory, name, world=world, has_room=has_room)
         reports = agent.rehearse()
         return reports, launch.results()
 
 
-def undisturbed(parent: WarmParent, directory: Path, world: int) -> list[Any]:
-    """Return the weights of a run without a rehearsal."""
+def undisturbed(parent: WarmParent, directory: Path, world: int, name: str = "plain") -> list[Any]:
+    """Return the results of a run without a rehearsal."""
     own = directory / "undisturbed"
     own.mkdir()
     launch = parent.fork(
         "tests.integration.training.unkept_scripts:run",
-        "plain",
+        name,
         str(own),
         world=world,
         directory=own,
         environment={"EVERSTEP_GENERATION": "1"},
         result="result-{rank}.json",
     )
-    return [result["weights"] for result in launch.results()]
+    return launch.results()
 
 
 def test_a_withdrawn_rehearsal_changes_nothing(warm_parent: WarmParent, tmp_path: Path) -> None:
@@ -63,7 +72,7 @@ def test_a_withdrawn_rehearsal_changes_nothing(warm_parent: WarmParent, tmp_path
         (result,) = launch.results()
     assert len(result["losses"]) == STEPS
     assert agent.of_kind(Rehearsed) == []
-    assert [result["weights"]] == undisturbed(warm_parent, tmp_path, 1)
+    assert [result] == undisturbed(warm_parent, tmp_path, 1)
 
 
 def test_a_rank_without_memory_for_its_state_says_so_and_trains_on(warm_parent: WarmParent, tmp_path: Path) -> None:
@@ -82,35 +91,70 @@ def test_a_state_that_cannot_be_kept_ends_the_rehearsal_and_not_the_training(
     assert len(result["losses"]) == STEPS
 
 
-def test_a_script_that_cannot_start_again_fails_with_its_own_error(warm_parent: WarmParent, tmp_path: Path) -> None:
+def test_a_script_that_cannot_start_again_trains_on(warm_parent: WarmParent, tmp_path: Path) -> None:
     with FakeAgent(tmp_path, 1) as agent:
         launch = started(warm_parent, agent, tmp_path, "starts_once")
+        (report,), (result,) = agent.rehearse(), launch.results()
+    assert (report.verdict, report.message) == (RehearsalVerdict.REFUSED, rehearsal.ENDED_EARLY)
+    assert "the script starts only once" in launch.log(0)
+    assert len(result["losses"]) == STEPS
+
+
+def test_a_replay_that_does_not_end_is_killed_and_the_rank_trains_on(warm_parent: WarmParent, tmp_path: Path) -> None:
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, "hangs_in_a_replay")
+    assert report.verdict is RehearsalVerdict.REFUSED
+    assert "within" in report.message
+    assert len(result["losses"]) == STEPS
+
+
+def test_without_memory_for_a_child_a_script_that_cannot_start_again_fails_with_its_own_error(
+    warm_parent: WarmParent, tmp_path: Path
+) -> None:
+    with FakeAgent(tmp_path, 1) as agent:
+        launch = started(warm_parent, agent, tmp_path, "starts_once", has_room=False)
         step = agent.announce_rehearsal()
         agent.confirm_rehearsal(step)
         assert launch.wait() == [1]
     assert "the script starts only once" in launch.log(0)
 
 
+@BOTH
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_script_that_ends_in_a_replay_differs_and_trains_on(
-    warm_parent: WarmParent, tmp_path: Path, world: int
+    warm_parent: WarmParent, tmp_path: Path, world: int, has_room: bool
 ) -> None:
-    reports, results = rehearsed(warm_parent, tmp_path, "ends_in_a_replay", world=world)
+    reports, results = rehearsed(warm_parent, tmp_path, "ends_in_a_replay", world=world, has_room=has_room)
     assert [report.verdict for report in reports] == [RehearsalVerdict.DIFFERS] * world, reports
     assert [(each.difference.step, each.difference.kind) for each in reports if each.difference] == [(4, "end")] * world
-    assert [min(map(int, result["losses"])) for result in results] == [reports[0].step + reports[0].steps + 1] * world
+    first = 1 if has_room else reports[0].step + reports[0].steps + 1
+    assert [min(map(int, result["losses"])) for result in results] == [first] * world
 
 
+@BOTH
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_job_that_repeats_its_steps_is_proven(warm_parent: WarmParent, tmp_path: Path, world: int) -> None:
+def test_a_job_that_repeats_its_steps_is_proven(
+    warm_parent: WarmParent, tmp_path: Path, world: int, has_room: bool
+) -> None:
     with FakeAgent(tmp_path, world) as agent:
-        launch = started(warm_parent, agent, tmp_path, "plain", world=world)
+        launch = started(warm_parent, agent, tmp_path, "plain", world=world, has_room=has_room)
         agent.wait_for(lambda: any(half.resume_revision for half in agent.rank_halves()))
         reports, results = agent.rehearse(), launch.results()
         revisions = [half.resume_revision for half in agent.rank_halves()]
     assert revisions == [1] * world, "the end of the first pass over the data, also through the rehearsal"
     assert [report.verdict for report in reports] == [RehearsalVerdict.PROVEN] * world, reports
-    assert [result["weights"] for result in results] == undisturbed(warm_parent, tmp_path, world)
+    weights = [result["weights"] for result in undisturbed(warm_parent, tmp_path, world)]
+    assert [result["weights"] for result in results] == weights
+
+
+def test_a_job_rehearses_twice_and_its_result_stays_that_of_an_undisturbed_run(
+    warm_parent: WarmParent, tmp_path: Path
+) -> None:
+    with FakeAgent(tmp_path, 2) as agent:
+        launch = started(warm_parent, agent, tmp_path, "running_mean", world=2)
+        verdicts = [report.verdict for _ in range(2) for report in agent.rehearse()]
+        results = launch.results()
+    assert verdicts == [RehearsalVerdict.DIFFERS] * 4
+    assert results == undisturbed(warm_parent, tmp_path, 2, "running_mean")
 
 
 NAMED = {
@@ -136,12 +180,13 @@ NAMED = {
 """A part of the name of the variable that the report must name. Caches and iterators cannot be named."""
 
 
-@pytest.mark.long(keep=4)
+@pytest.mark.long(keep=6)
+@BOTH
 @pytest.mark.parametrize("name", [*UNKEPT, "prefetched_draw"])
 def test_the_rehearsal_finds_state_that_a_restart_would_lose(
-    warm_parent: WarmParent, tmp_path: Path, name: str
+    warm_parent: WarmParent, tmp_path: Path, name: str, has_room: bool
 ) -> None:
-    (report,), (result,) = rehearsed(warm_parent, tmp_path, name)
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, name, has_room=has_room)
     assert report.verdict is RehearsalVerdict.DIFFERS, report
     assert report.difference is not None
     later = {"changed_after_some_steps": report.difference.step, "averaged_weights_beside": report.step + report.steps}
@@ -150,7 +195,10 @@ def test_the_rehearsal_finds_state_that_a_restart_would_lose(
         assert any(NAMED[name] in variable for variable in report.difference.unkept), report.difference.unkept
     expected = Source.OPTIMIZER_SETTING if name == "loop_counter" else Source.UNKEPT_STATE
     assert report.difference.source == expected
-    assert min(map(int, result["losses"])) == report.step + report.steps + 1  # the job went on from its own state
+    if has_room:
+        assert [result] == undisturbed(warm_parent, tmp_path, 1, name)
+    else:
+        assert min(map(int, result["losses"])) == report.step + report.steps + 1  # it went on from its own state
 
 
 CHANGED = {
@@ -179,14 +227,15 @@ def test_a_difference_names_the_line_that_sets_or_fetches_what_differs(
     assert any(line.startswith(CHANGED[name]) for line in code_of(report)), code_of(report)
 
 
+@BOTH
 @pytest.mark.parametrize(
     ("name", "variable"),
     [("ends_by_a_counter", "Loop.iter_num"), ("best_value", "best"), ("list_of_losses", "history")],
 )
 def test_a_value_that_no_repeated_step_uses_is_not_proven(
-    warm_parent: WarmParent, tmp_path: Path, name: str, variable: str
+    warm_parent: WarmParent, tmp_path: Path, name: str, variable: str, has_room: bool
 ) -> None:
-    (report,), (result,) = rehearsed(warm_parent, tmp_path, name)
+    (report,), (result,) = rehearsed(warm_parent, tmp_path, name, has_room=has_room)
     assert report.verdict is RehearsalVerdict.UNPROVEN, report
     assert report.difference is not None
     assert report.difference.source == Source.UNKEPT_VALUE
@@ -196,7 +245,8 @@ def test_a_value_that_no_repeated_step_uses_is_not_proven(
     (line,) = code_of(report)
     assert line.startswith(CHANGED[name])
     assert f"{named} ({report.difference.lines[0].file}:{report.difference.lines[0].line})" in report.message
-    assert min(map(int, result["losses"])) == report.step + 1, "equal steps are not repeated from the kept state"
+    first = 1 if has_room else report.step + 1
+    assert min(map(int, result["losses"])) == first, "equal steps are not repeated from the kept state"
 
 
 def test_times_and_values_that_follow_from_the_restored_step_are_proven(
@@ -235,9 +285,11 @@ def test_a_logged_time_is_no_difference(warm_parent: WarmParent, tmp_path: Path)
     assert report.verdict is RehearsalVerdict.PROVEN
 
 
+@BOTH
 def test_one_rank_with_a_difference_returns_all_ranks_to_their_own_state(
-    warm_parent: WarmParent, tmp_path: Path
+    warm_parent: WarmParent, tmp_path: Path, has_room: bool
 ) -> None:
-    reports, results = rehearsed(warm_parent, tmp_path, "generator_of_the_last_rank", world=2)
+    reports, results = rehearsed(warm_parent, tmp_path, "generator_of_the_last_rank", world=2, has_room=has_room)
     assert {report.verdict for report in reports} == {RehearsalVerdict.DIFFERS}
-    assert [min(map(int, result["losses"])) for result in results] == [reports[0].step + reports[0].steps + 1] * 2
+    first = 1 if has_room else reports[0].step + reports[0].steps + 1
+    assert [min(map(int, result["losses"])) for result in results] == [first] * 2
