@@ -19,14 +19,12 @@ With a child, this is also true of all that no snapshot contains.
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,7 +41,6 @@ from everstep.protocol.rehearsals import (
     RehearsalVerdict,
     Rehearsed,
 )
-from everstep.training.attributes import functions_of
 from everstep.training.determinism import passes
 from everstep.training.determinism.replays import compare_replays, differing
 from everstep.training.determinism.script_lines import caller
@@ -56,8 +53,6 @@ from everstep.training.state import RankState
 REPLAY_VARIABLE = "EVERSTEP_REPLAY"
 MEMORY_SHARE = 0.5
 """Highest share of the node's available memory that the kept states of its ranks may take."""
-FUNCTIONS_EVERY = 50
-"""Number of steps between two looks at hooks and functions, because a look takes a millisecond for 1,000 modules."""
 LIMIT_SECONDS = 300
 """Seconds that a rehearsal may take, besides thirty times the seconds from `init` to the first step."""
 _CHILD_SHARE = 0.8
@@ -131,44 +126,6 @@ _REPORTS = msgspec.json.Decoder(Rehearsed)
 
 
 ENDED_EARLY = "the second process of the rank ended before it had repeated the steps; the rank's output has its error"
-
-
-class ResumeChanges:
-    """Counts the changes after which a job must prove its resume again (`RankHalf.resume_revision`).
-
-    Args:
-        state: the rank's complete state, after the restore.
-        count: result of the last `look` before a rehearsal, if this process ends one.
-    """
-
-    def __init__(self, state: RankState, count: int = 0) -> None:
-        self._state = state
-        self._passed_count, self._modules, self._groups = self._now()
-        self.count = count
-        self._looks = 0
-        self._functions: list[object] = []
-        """Hooks and functions of the modules at the last look at them, first after the first step of this process."""
-
-    def look(self) -> int:
-        """Return the number of changes so far. The session calls this after every step."""
-        passed_count, modules, groups = self._now()
-        is_same = len(modules) == len(self._modules) and all(map(operator.is_, modules, self._modules))
-        if self._looks % FUNCTIONS_EVERY == 0:
-            functions = functions_of(chain.from_iterable(modules))
-            is_same = is_same and (self._looks == 0 or functions == self._functions)
-            self._functions = functions
-        self._looks += 1
-        self.count += (passed_count > self._passed_count) + (not is_same or groups != self._groups)
-        self._passed_count, self._modules, self._groups = passed_count, modules, groups
-        return self.count
-
-    def _now(self) -> tuple[int, list[Sequence[torch.nn.Module]], list[int]]:
-        """Return the number of loaders read once, the present modules, and the size of each parameter group."""
-        return (
-            sum(stream.epoch > 0 for stream in self._state.streams.values()),
-            [of_root for adapter in self._state.adapters for of_root in adapter.trees()],
-            [len(group["params"]) for optimizer in self._state.optimizers() for group in optimizer.param_groups],
-        )
 
 
 class Rehearsal:
@@ -283,7 +240,7 @@ class Rehearsal:
         Returns:
             The report; None if a rank has no memory for a child.
         """
-        if not self._is_true_everywhere(self._has_room()):
+        if not self._is_true_everywhere(has_room(self._state, self._environment)):
             return None
         began_at, limit = time.monotonic(), _CHILD_SHARE * self.limit_seconds
         first, line, reason = self.kept_step, b"", ENDED_EARLY
@@ -334,15 +291,6 @@ class Rehearsal:
             is_child=is_child,
             began_at=time.monotonic(),
         )
-
-    def _has_room(self) -> bool:
-        """Return whether the memory of the node and its GPUs suffices for a second process of each rank."""
-        lines = Path("/proc/self/status").read_text().splitlines()
-        own = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
-        if own * self._environment.ranks_per_node > MEMORY_SHARE * _available_bytes():
-            return False
-        devices = {item.tensor.device for item in self._state.observe().tensors if item.tensor.is_cuda}
-        return all(2 * free >= total for free, total in map(torch.cuda.mem_get_info, devices))
 
     def is_over(self, step: int) -> bool:
         """Compare the replay with the training at the end of the rehearsal.
@@ -488,6 +436,16 @@ class Rehearsal:
             verdict=RehearsalVerdict.PROVEN,
         )
         return report if finding is None else differing(report, finding, records)
+
+
+def has_room(state: RankState, environment: Environment) -> bool:
+    """Return whether the memory of the node and its GPUs suffices for a second process of each rank."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    own = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+    if own * environment.ranks_per_node > MEMORY_SHARE * _available_bytes():
+        return False
+    devices = {item.tensor.device for item in state.observe().tensors if item.tensor.is_cuda}
+    return all(2 * free >= total for free, total in map(torch.cuda.mem_get_info, devices))
 
 
 def _registered(state: RankState) -> list[object]:

@@ -72,7 +72,7 @@ from everstep.training.gloo_threads import settle_gloo_threads_at_exit
 from everstep.training.guard import Guard
 from everstep.training.metrics import MetricRing, check_values
 from everstep.training.profile import NetworkProfiler, TorchTrace
-from everstep.training.rehearsal import Rehearsal, Replay, ResumeChanges
+from everstep.training.rehearsal import Rehearsal, Replay
 from everstep.training.relayout import read_earlier
 from everstep.training.restore import (
     Arrival,
@@ -85,6 +85,7 @@ from everstep.training.restore import (
     map_ahead,
     read_snapshot,
 )
+from everstep.training.resume_changes import ResumeChanges
 from everstep.training.script import Environment, input_dir
 from everstep.training.snapshots import Snapshotter
 from everstep.training.state import RankState

@@ -7,6 +7,7 @@
 - On SIGTERM, it kills all descendants, removes the folder for sockets and the cgroups of its ranks, and exits.
 - It keeps running after the user data has ended, as a real machine does.
 - With a network namespace, the whole instance runs inside it.
+- Where the kernel allows it, the instance has shared memory of its own (`infra.local_cloud.own_memory`).
 
 The process uses the standard library only. It has one thread and no signal handlers. It blocks its signals and waits
 for them.
@@ -23,6 +24,7 @@ import sys
 from pathlib import Path
 
 from infra.local_cloud.network import enter
+from infra.local_cloud.own_memory import make_own_memory
 from infra.local_cloud.processes import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, kill_descendants
 
 AWAITED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
@@ -33,9 +35,18 @@ def memory_directory(instance_id: str) -> Path:
     return Path(f"/dev/shm/everstep-{os.getuid()}-{instance_id}")
 
 
-def remove_memory(instance_id: str) -> None:
-    """Remove an instance's folder for sockets. The memory of its slots has ended with its processes."""
-    remove_tree(memory_directory(instance_id))
+def remove_memory(instance_id: str, outer: int | None = None) -> None:
+    """Remove an instance's folder for sockets. The memory of its slots has ended with its processes.
+
+    Args:
+        instance_id: in the name of the folder.
+        outer: result of `make_own_memory` in the instance, where the folder itself is a mount that cannot be removed.
+    """
+    folder = memory_directory(instance_id)
+    remove_tree(folder)
+    if outer is not None:
+        with contextlib.suppress(OSError):
+            os.rmdir(folder.name, dir_fd=outer)
 
 
 def remove_tree(folder: Path) -> None:
@@ -72,11 +83,13 @@ def main(arguments: list[str]) -> int:
     for namespace in arguments[3:]:
         enter(Path(namespace))
     signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
+    outer = make_own_memory(memory_directory(instance_id))
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in ((PR_SET_CHILD_SUBREAPER, 1), (PR_SET_PDEATHSIG, signal.SIGTERM)):
         if libc.prctl(option, int(value), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"prctl({option})")
     if os.getppid() != parent_pid:
+        remove_memory(instance_id, outer)
         return 1  # The local cloud died before the prctl call, so the kernel will send no signal.
     user_data_pid = os.posix_spawn(script, [script], os.environ, setsigmask=[], setsigdef=AWAITED)
     while signal.sigwait(AWAITED) == signal.SIGCHLD:
@@ -84,7 +97,7 @@ def main(arguments: list[str]) -> int:
     kill_descendants(os.getpid())
     # The instance ends while the user data script may still run, so this call stores no exit code for the script.
     _reap(user_data_pid, exit_code_file=None)
-    remove_memory(instance_id)
+    remove_memory(instance_id, outer)
     remove_cgroups(instance_id)
     return 0
 

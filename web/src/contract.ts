@@ -1722,7 +1722,7 @@ export interface RecoveryOdds {
   Probability: number
 }
 
-/** The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit. In a rehearsal, all ranks restart from a recent step without a loss of progress, repeat the following steps, and compare them with the steps that the job made. */
+/** The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit. In a rehearsal, a second process of each rank starts from a recent step, repeats the following steps, and compares them with the steps that the job made. */
 export interface RehearsalConfig {
   /** Auto: if all rehearsals together cost at most 0.1 % of the expected run. On: at any cost. Off: never. Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit. A job rehearses soon after its start, after the first pass over its data ends, and after the set of its modules, parameters or parameter groups changes. It does so at most three times, and not after a difference. RehearseTrainingJob requests further rehearsals. "Auto" unless given. */
   Mode?: 'Auto' | 'On' | 'Off'

@@ -359,6 +359,20 @@ def clear(user: RankUser, folders: Iterable[Path] = COMMON) -> None:
                         remove_tree(Path(entry.path), ignore_errors=True)
 
 
+def clear_own_memory(sockets: Path) -> None:
+    """Remove the shared memory that ranks left on an instance of a local cluster, where they have the agent's user.
+
+    Args:
+        sockets: the agent's folder for sockets in /dev/shm. If it is no mount, nothing is removed, because other
+            programs of this user may use the same /dev/shm (`infra.local_cloud.own_memory`).
+    """
+    if sockets.is_mount():
+        end_memory(RankUser(os.getuid(), os.getgid()))
+        for path in list(sockets.parent.iterdir()):
+            if path != sockets:
+                remove_tree(path, ignore_errors=True)
+
+
 def closed_to(user: RankUser, paths: Iterable[Path]) -> str:
     """Test whether `user` can run this Python interpreter and reach the given paths.
 

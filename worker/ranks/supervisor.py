@@ -50,7 +50,7 @@ from worker.errors import RanksNotGone, ShimUnavailable
 from worker.node.health import memory
 from worker.node.health.memory import ProcessMemory
 from worker.node.network_cards import card_of
-from worker.node.rank_user import IN_MEMORY, RankUser, clear, end_processes, make_way, user_of
+from worker.node.rank_user import IN_MEMORY, RankUser, clear, clear_own_memory, end_processes, make_way, user_of
 from worker.ranks import build_locks
 from worker.ranks.environment import (
     RankPaths,
@@ -498,7 +498,8 @@ class Supervisor:
 
         If ranks run as separate users, the method then kills the remaining processes of these users outside of any
         rank's cgroup, for example processes of pip, and removes the users' shared memory: a library with fixed names
-        could not create it again. The caller must ensure that this node has no rank of another run.
+        could not create it again. An instance of a local cluster whose /dev/shm is its own removes all in it. The
+        caller must ensure that this node has no rank of another run.
 
         Args:
             run: the run to check; None for all runs.
@@ -529,6 +530,8 @@ class Supervisor:
             raise RanksNotGone(f"processes remain after {self.gone_seconds} s: {left_behind}")
         if self._user is not None:
             await asyncio.to_thread(clear, self._user, IN_MEMORY)
+        else:
+            await asyncio.to_thread(clear_own_memory, self._socket.parent)
 
     async def _until_empty(self, run: RunId | None) -> None:
         """Kill the processes in the cgroups of ended ranks until the cgroups are empty."""

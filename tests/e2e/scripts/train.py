@@ -45,6 +45,11 @@ GENERATION = int(os.environ.get("EVERSTEP_GENERATION", "0"))
 TOKENS, LENGTH, WIDTH = 29, 6, settings.width
 
 
+if "EVERSTEP_AGENT_SOCKET" in os.environ and Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent.is_mount():
+    # As a library with fixed names: the instance has shared memory of its own, and its agent removes what ranks leave.
+    os.close(os.open(f"/dev/shm/of-rank-{os.environ['RANK']}", os.O_CREAT | os.O_EXCL))
+
+
 class Sentences(Dataset):
     """Random tokens. The target is a function of the tokens."""
 

@@ -200,11 +200,12 @@ class FakeAgent:
 
     def rehearse(self) -> list[Rehearsed]:
         """Let all ranks rehearse at an agreed step, and return their reports in order of rank."""
+        earlier = len(self.of_kind(Rehearsed))
         step = self.announce_rehearsal()
         if {half.rehearsal_echo for half in self.rank_halves()} == {ECHO_YES}:
             self.confirm_rehearsal(step)
-        self.wait_for(lambda: len({rank for rank, _ in self.of_kind(Rehearsed)}) == len(self.lines), 120)
-        newest = dict(self.of_kind(Rehearsed))
+        self.wait_for(lambda: len(dict(self.of_kind(Rehearsed)[earlier:])) == len(self.lines), 120)
+        newest = dict(self.of_kind(Rehearsed)[earlier:])
         self.say_rehearsal(step, StopState.NONE)
         return [newest[line.rank] for line in self.lines]  # type: ignore[misc]
 

@@ -19,6 +19,7 @@ from infra.local_cloud.instances import InstanceRunner, RunningInstance
 from infra.local_cloud.processes import descendants, identify
 from tests.unit.local_cloud.served import eventually
 from tests.unit.worker.node.test_file_trees import nest
+from worker.node.rank_user import clear_own_memory
 
 DAEMON = b"#!/bin/sh\n(setsid sh -c 'setsid sleep 1000 & sleep 1000' &)\necho ready\nexec sleep 1000\n"
 
@@ -51,7 +52,7 @@ def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_p
     eventually(lambda: len(descendants(pid)) == 4)
     below = [*descendants(pid), identify(pid)]
     memory = memory_directory(wanted.instance_id)
-    memory.mkdir()
+    memory.mkdir(exist_ok=True)
     (memory / "ranks.sock").touch()
     runner.reconcile([wanted])
     assert runner.pids() == {wanted.instance_id: pid}, "what runs is left alone"
@@ -59,6 +60,58 @@ def test_everything_below_an_instance_goes_with_it(runner: InstanceRunner, tmp_p
     assert not any(process and process.is_alive for process in below)
     assert not memory.exists()
     assert runner.pids() == {}
+
+
+OWN = """
+import ctypes, os, sys
+from pathlib import Path
+from infra.local_cloud.own_memory import make_own_memory
+from worker.node.rank_user import clear_own_memory
+uid, sockets = int(sys.argv[1]), Path(sys.argv[2])
+if uid != os.getuid():
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: as a process that began as this user
+if make_own_memory(sockets) is None:
+    sys.exit("refused")
+Path(f"{sockets}-left").touch()
+(sockets / "here").touch()
+print(*sorted(path.name for path in sockets.parent.iterdir()), sockets.is_mount())
+libc = ctypes.CDLL(None)
+libc.shmget(7, 4096, 0o1600)  # IPC_CREAT
+clear_own_memory(sockets)
+print(*sorted(path.name for path in sockets.parent.iterdir()), libc.shmget(7, 4096, 0), sockets.joinpath("here").exists())
+"""
+
+
+@pytest.mark.parametrize("uid", [os.getuid(), 65_534])
+def test_an_instance_has_shared_memory_of_its_own_and_a_folder_for_sockets_that_others_see(uid: int) -> None:
+    """A user without privileges has it in a user namespace, where the kernel allows these."""
+    if uid != os.getuid() and os.getuid():
+        pytest.skip("needs root, to become another user")
+    sockets = Path("/dev/shm", f"everstep-test-{uuid.uuid4().hex}")
+    root = Path(__file__).parents[3]
+    try:
+        command = [sys.executable, "-c", OWN, str(uid), str(sockets)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root)
+        if done.stderr == "refused\n":
+            assert not Path(f"{sockets}-left").exists()
+            pytest.skip("this kernel gives the user no namespaces")
+        before, after = done.stdout.splitlines() or ("", done.stderr)
+        assert before.split() == [sockets.name, f"{sockets.name}-left", "True"]
+        assert after.split() == [sockets.name, "-1", "True"], "what ranks left is gone"
+        assert (sockets / "here").exists()
+        assert not Path(f"{sockets}-left").exists()
+    finally:
+        remove_tree(sockets)
+
+
+def test_an_agent_removes_nothing_from_a_shared_memory_that_other_programs_use(tmp_path: Path) -> None:
+    (tmp_path / "sockets").mkdir()
+    (tmp_path / "of-another-program").touch()
+    clear_own_memory(tmp_path / "sockets")
+    assert (tmp_path / "of-another-program").exists()
 
 
 def test_another_boot_is_another_machine(runner: InstanceRunner, tmp_path: Path) -> None:
@@ -136,7 +189,7 @@ def test_instances_follow_a_dead_cloud(tmp_path: Path, number: signal.Signals) -
         pid = int(cloud.stdout.readline())
         eventually(lambda: len(descendants(pid)) == 4)
         left = [*descendants(pid), identify(pid)]
-        memory_directory(wanted.instance_id).mkdir()
+        memory_directory(wanted.instance_id).mkdir(exist_ok=True)
         cloud.send_signal(number)
         cloud.wait()
     eventually(lambda: not any(process and process.is_alive for process in left))

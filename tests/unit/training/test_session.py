@@ -20,7 +20,7 @@ from everstep.training.data import DataStream
 from everstep.training.errors import CannotResume, SessionMisuse
 from everstep.training.gloo_threads import settle_gloo_threads
 from everstep.training.guard import Guard
-from everstep.training.rehearsal import FUNCTIONS_EVERY
+from everstep.training.resume_changes import FUNCTIONS_EVERY
 from everstep.training.script import Environment
 from everstep.training.session import TrainingSession
 from everstep.training.state import RankState
