@@ -10,6 +10,8 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 - A request whose body has many tiny chunks is answered with 400, because each chunk costs as much time as a large one.
 - A websocket is read only after its token is verified, and until then counts as a connection without a token. It is
   closed if it sends more pings or fragments than an agent does.
+- A response that its client does not read is given up after `UNREAD_SECONDS`. The unread responses of one token, and of
+  all clients without a token together, are limited to `MAX_UNREAD_BYTES`.
 
 Slow and idle clients without a token therefore lose their connections once the limit is reached. A client that connects
 and sends its request without delay receives a response, because its connection is the newest. This holds even if
@@ -50,6 +52,10 @@ EXTRA_FRAMES: Final = 128
 An agent sends one ping per third of a lease, and answers the server's pings.
 """
 EXTRA_FRAMES_PER_SECOND: Final = 8.0
+UNREAD_SECONDS: Final = 20.0
+"""Time in which a client must read `LEAST_READ_BYTES` of a complete response, or its rest."""
+LEAST_READ_BYTES: Final = 512 * 1024
+MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
 OPEN_FILES: Final = 65_536
 """Limit of open files that the server requests from the kernel.
 
@@ -58,7 +64,7 @@ Each connection of an agent, browser or API client needs one.
 TRUST: Final = "everstep.trust"
 """Key in a request's ASGI state. The value is a function that exempts the request's connection from the limits.
 
-The API calls the function, without arguments, once it has verified the request's token.
+The API calls the function once it has verified the request's token, with a name for all connections of this token.
 """
 
 
@@ -90,15 +96,23 @@ class Gate:
 
     Used on the server's event loop only.
 
-    `max_strangers` limits the open connections without a valid token, and `header_seconds` the time for the headers of
-    a request.
+    `max_strangers` limits the open connections without a valid token, `header_seconds` the time for the headers of a
+    request, and `unread_seconds` the time in which a client must read a part of a complete response.
     """
 
-    def __init__(self, max_strangers: int = MAX_STRANGERS, header_seconds: float = HEADER_SECONDS) -> None:
+    def __init__(
+        self,
+        max_strangers: int = MAX_STRANGERS,
+        header_seconds: float = HEADER_SECONDS,
+        unread_seconds: float = UNREAD_SECONDS,
+    ) -> None:
         self.header_seconds = header_seconds
+        self._unread_seconds = unread_seconds
         self._max_strangers = max_strangers
         self._strangers: dict[GuardedHttp, str] = {}
         """Remote address of each counted connection, oldest first."""
+        self._unread: dict[GuardedHttp, asyncio.TimerHandle] = {}
+        """Next look at each connection whose client has not read a complete response yet, oldest first."""
 
     def protocol(self) -> Any:
         """Return the protocol factory to pass to `uvicorn.Config` as `http`."""
@@ -127,6 +141,40 @@ class Gate:
         """Stop counting a connection as one without a valid token: it ended, or has sent a valid token. Idempotent."""
         self._strangers.pop(connection, None)
 
+    def hold(self, connection: GuardedHttp) -> None:
+        """Watch how the client reads its complete response, and limit the unread responses of its token."""
+        self.release(connection)
+        if connection.unread_bytes:
+            self._look_later(connection)
+        held = [each for each in self._unread if each.owner == connection.owner]
+        total = sum(each.unread_bytes for each in held)
+        for oldest in held:
+            if total <= MAX_UNREAD_BYTES:
+                break
+            total -= oldest.unread_bytes
+            self._give_up(oldest)
+
+    def release(self, connection: GuardedHttp) -> None:
+        """Stop watching a connection. Idempotent."""
+        if (timer := self._unread.pop(connection, None)) is not None:
+            timer.cancel()
+
+    def _look_later(self, connection: GuardedHttp) -> None:
+        look = partial(self._look, connection, connection.unread_bytes)
+        self._unread[connection] = connection.loop.call_later(self._unread_seconds, look)
+
+    def _look(self, connection: GuardedHttp, before: int) -> None:
+        del self._unread[connection]
+        if connection.unread_bytes and before - connection.unread_bytes < LEAST_READ_BYTES:
+            self._give_up(connection)
+        elif connection.unread_bytes:
+            self._look_later(connection)
+
+    def _give_up(self, connection: GuardedHttp) -> None:
+        log.info("a client does not read %d bytes: the server closes its connection", connection.unread_bytes)
+        self.release(connection)
+        connection.transport.abort()
+
 
 class GuardedHttp(HttpToolsProtocol):
     """An HTTP connection that a `Gate` counts. uvicorn creates one per connection.
@@ -150,6 +198,8 @@ class GuardedHttp(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._gate = gate
+        self.owner = ""
+        """Name of the token whose requests this connection has sent. Empty without a valid token."""
         self._deadline: asyncio.TimerHandle | None = None
         self._header_bytes = 0
         self._is_body_whole = True
@@ -167,7 +217,13 @@ class GuardedHttp(HttpToolsProtocol):
         """Stop counting the connection, which has ended. Called by asyncio."""
         self._forget_deadline()
         self._gate.leave(self)
+        self._gate.release(self)
         super().connection_lost(exc)
+
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of responses that the client has not read, as far as the kernel did not take them."""
+        return self.transport.get_write_buffer_size()
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes, or abort the connection when its headers are too long.
@@ -211,8 +267,10 @@ class GuardedHttp(HttpToolsProtocol):
             # a client may have the whole body of a response before the server has ended the response.
             raise Pipelined
         self._expect_headers()
+        if not self.unread_bytes:
+            self._gate.release(self)
         super().on_message_begin()
-        self.scope["state"][TRUST] = partial(self._gate.leave, self)
+        self.scope["state"][TRUST] = self._trust
 
     def on_headers_complete(self) -> None:
         """Cancel the deadline for headers and start the response. uvicorn's HTTP parser calls this method."""
@@ -233,6 +291,7 @@ class GuardedHttp(HttpToolsProtocol):
         Called by uvicorn.
         """
         super().on_response_complete()
+        self._gate.hold(self)
         if not self._is_body_whole:
             self._expect_headers()
 
@@ -244,6 +303,10 @@ class GuardedHttp(HttpToolsProtocol):
         self._forget_deadline()
         self.ws_protocol_class = partial(GuardedSocket, leave=partial(self._gate.leave, self))  # type: ignore[assignment]
         super().handle_websocket_upgrade()
+
+    def _trust(self, owner: str) -> None:
+        self.owner = owner
+        self._gate.leave(self)
 
     def _expect_headers(self) -> None:
         if self._deadline is None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from fastapi import Request, Response
 
-from control_plane.api import errors
+from control_plane.api import errors, json_body
 from control_plane.api.json_body import JsonRoute
 from control_plane.db import audit
 from control_plane.db.audit import NewAuditEntry
@@ -56,7 +56,8 @@ class AuditedRoute(JsonRoute):
 
         async def handle_audited(request: Request) -> Response:
             caller: Caller | None = getattr(request.state, "caller", None)
-            sent = _object_in(await request.body() if has_body else b"")
+            sent = (await json_body.parsed(request))[0] if has_body and await request.body() else {}
+            sent = sent if isinstance(sent, dict) else {}
             if caller is None or (has_dry_run and _is_dry(request, sent)):
                 return await handle(request)
             services: Services = request.app.state.services

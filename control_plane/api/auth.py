@@ -25,25 +25,31 @@ from datetime import datetime
 from typing import Annotated, Final
 
 from fastapi import Depends, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api import sessions
 from control_plane.api.caller_threads import CALLER, STRANGER_SECONDS
 from control_plane.api.deps import Services, ServicesDep
-from control_plane.api.errors import Forbidden, NotFound, Unauthenticated, response
+from control_plane.api.envelope import announced_bytes
+from control_plane.api.errors import Forbidden, NotFound, TooLarge, Unauthenticated, response
 from control_plane.db import tokens
 from control_plane.db.tokens import Role, TokenKind, TokenRecord
 from control_plane.gate import TRUST
+from everstep.protocol.pace import Pace
 
 DEFAULT_PROJECT = "default"
+OPENAPI_PATH: Final = "/v1/openapi.json"
 OPEN_PATHS: Final = frozenset(
-    {"/v1/health", "/v1/ready", "/v1/openapi.json", "/v1/session", "/v1/agents/nonce", "/v1/agents/session"}
+    {"/v1/health", "/v1/ready", OPENAPI_PATH, "/v1/session", "/v1/agents/nonce", "/v1/agents/session"}
 )
 """Paths that need no bearer token.
 
 They serve health checks, the OpenAPI document, the sign-in of browsers, and agents that prove the identity of their
 instance through STS.
 """
+CHECKED_PATHS: Final = frozenset({"/v1/health", "/v1/ready"})
+"""Open paths whose answers no flood of other strangers may delay: a load balancer decides by them."""
+MAX_OPEN_BODY_BYTES: Final = 16 * 1024
 MAX_TOKEN_LENGTH = 512
 
 
@@ -183,6 +189,7 @@ class Authenticated:
     """ASGI middleware that authenticates requests before FastAPI reads and parses their body.
 
     The inner application receives requests below `/v1/` from authenticated callers only, except those to `OPEN_PATHS`.
+    The strangers of one address share a turn per open path (`CallerThreads`), and all of them pay for refused requests.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -190,16 +197,40 @@ class Authenticated:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request. The HTTP server calls this method for each request."""
-        if scope["type"] == "http" and scope["path"].startswith("/v1/") and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] in OPEN_PATHS:
+            send = await self._opened(scope, send)
+            if (announced := announced_bytes(scope)) is None or announced > MAX_OPEN_BODY_BYTES:
+                refused = TooLarge(f"The body is longer than {MAX_OPEN_BODY_BYTES} bytes, or has no Content-Length.")
+                await response(refused, scope["state"]["request_id"])(scope, receive, send)
+                return
+        elif scope["type"] == "http" and scope["path"].startswith("/v1/"):
             try:
                 await _identify(Request(scope), scope["app"].state.services)
             except Forbidden as refusal:
                 await response(refusal, scope["state"]["request_id"])(scope, receive, send)
                 return
-            trust: Callable[[], None] | None = scope["state"].get(TRUST)
+            trust: Callable[[str], None] | None = scope["state"].get(TRUST)
             if trust is not None:
-                trust()
+                trust(scope["state"]["token_id"])
         await self._app(scope, receive, send)
+
+    @staticmethod
+    async def _opened(scope: Scope, send: Send) -> Send:
+        """Give a request to an open path its turn. Return the function that sends its response, or delays a refusal."""
+        path, address = scope["path"], scope["client"][0] if scope["client"] else ""
+        strangers: Pace = scope["app"].state.services.strangers
+        CALLER.set((f"without a token: {path}", f"{path} from {address}"))
+        if path in CHECKED_PATHS:
+            return send
+        if path == OPENAPI_PATH:
+            await strangers.pay(STRANGER_SECONDS)
+
+        async def send_paid(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                await strangers.pay(STRANGER_SECONDS)
+            await send(message)
+
+        return send_paid
 
 
 def require_user(record: TokenRecord | None) -> TokenRecord:

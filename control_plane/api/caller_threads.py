@@ -5,7 +5,7 @@
 
 A request holds a thread while S3 or the database is slow. Without shares, the requests of one caller would hold all
 threads, and the others would wait. Background loops and agents' connections use other threads. Requests without a
-token, such as those of agents that prove their instance, share one turn; `Gate` limits how many of them wait.
+token, such as those of agents that prove their instance, share a turn per address and path (`api.auth`).
 
 Invariant: the calls of a token, of a project and of all callers never exceed their limits, even if callers disconnect.
 A call whose caller disconnects before its turn never starts.
@@ -45,7 +45,11 @@ UPLOAD_BURST_SECONDS: Final = 1.0
 SPOOLED_BODIES: Final = 8
 """Largest number of bodies of the largest size that a server holds on its disk."""
 CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar("caller", default=("", ""))
-"""Project and token of the request that runs. Requests without a token share one pair. `api.auth` sets it."""
+"""Project and token of the request that runs, or a pair of the same kind for a request without a token. `api.auth` sets
+it.
+"""
+OPEN_DOWNLOADS: Final = 16
+"""Largest number of downloads of one token that a server sends at the same time. Each holds up to 3 MiB."""
 
 
 class _Turns:
@@ -72,7 +76,7 @@ class _Turns:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave()
-            else:
+            elif turn in self.waiting:  # `leave` may have taken a cancelled turn out already
                 self.waiting.remove(turn)
             raise
 
@@ -127,7 +131,9 @@ class CallerThreads:
             for key, limit in zip((("token", token), ("project", project)), reversed(self._limits), strict=True):
                 queue = self._turns.setdefault(key, _Turns(limit))
                 if most_waiting is not None and token and key[0] == "token" and len(queue.waiting) >= most_waiting:
-                    raise Throttled("Too many requests of this token wait for an answer.", hint="Send fewer at a time.")
+                    raise Throttled(
+                        "Too many requests of this caller wait for an answer.", hint="Send fewer at a time."
+                    )
                 await queue.enter()
                 turns.append(key)
             future = self._pool.submit(contextvars.copy_context().run, work, *arguments)

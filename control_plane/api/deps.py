@@ -6,6 +6,7 @@ Invariant: a route with a `Caller` parameter runs only with a valid token.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -104,6 +105,8 @@ class Services:
     """Slows the reading of source archives, together."""
     strangers: Pace = field(default_factory=lambda: Pace(STRANGER_BURST_SECONDS))
     """Slows the responses to requests without a valid token, together."""
+    downloads: Counter[str] = field(default_factory=Counter)
+    """Number of open downloads by token. Used on the event loop only."""
     spool_room: SpoolRoom = field(default_factory=SpoolRoom)
     log_pauses: LogPauses = field(default_factory=LogPauses)
     metric_samples: MetricSamples = field(default_factory=MetricSamples)

@@ -25,12 +25,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from control_plane.api.caller_threads import UPLOAD_BURST_SECONDS, UPLOAD_BYTES_PER_SECOND
-from control_plane.api.errors import TooLarge, response, unexpected
+from control_plane.api.errors import InvalidRequest, TooLarge, response, unexpected
 from control_plane.api.peers import FORWARDED
 from everstep.protocol.pace import Pace
 
 log = logging.getLogger(__name__)
 
+MAX_QUERY_FIELDS: Final = 1_000
 STREAMED_PREFIX = "/v1/sources/"
 UNKNOWN_BYTES = 1 << 20
 """Assumed length of a body whose request does not state its length."""
@@ -145,7 +146,7 @@ class Envelope:
 
         is_streamed = scope["method"] == "PUT" and scope["path"].startswith(STREAMED_PREFIX)
         whole_seconds = UPLOAD_SECONDS if is_streamed else self._body_seconds
-        announced, limit = _announced(scope), None if is_streamed else self._max_body_bytes
+        announced, limit = announced_bytes(scope), None if is_streamed else self._max_body_bytes
         body = _Body(receive, self._silent_seconds, whole_seconds, announced, limit)
 
         async def send_with_id(message: Message) -> None:
@@ -165,6 +166,10 @@ class Envelope:
             except TimeoutError:
                 raise _NotRead from None
 
+        if scope.get("query_string", b"").count(b"&") >= MAX_QUERY_FIELDS:
+            refused = InvalidRequest(f"The query has more than {MAX_QUERY_FIELDS} fields.")
+            await response(refused, request_id)(scope, body.receive, send_with_id)
+            return
         if limit is not None and announced is not None and announced > limit:
             await response(TooLarge(_too_long(limit)), request_id)(scope, body.receive, send_with_id)
             return
@@ -208,7 +213,8 @@ def _given_id(scope: Scope) -> str:
     return given if _ID.fullmatch(given) else ""
 
 
-def _announced(scope: Scope) -> int | None:
+def announced_bytes(scope: Scope) -> int | None:
+    """Return the value of a request's Content-Length, 0 without a body, or None for a body of unknown length."""
     headers = Headers(scope=scope)
     if "transfer-encoding" in headers:
         return None

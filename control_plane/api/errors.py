@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
@@ -38,6 +39,8 @@ from everstep.protocol import constraints
 
 log = logging.getLogger(__name__)
 
+MAX_FIELDS = 100
+"""Maximum number of invalid fields that one response lists, although a request can have thousands."""
 _KINDS = {
     "int_": "integer",
     "float_": "double",
@@ -62,7 +65,7 @@ class ApiError(Exception):
     Args:
         message: a sentence for the caller that contains the affected names and values.
         hint: how to correct the problem; may be empty.
-        fields: one pair per invalid field: its path, and the problem.
+        fields: one pair per invalid field: its path, and the problem. Only the first `MAX_FIELDS` are kept.
     """
 
     status: ClassVar[int] = 500
@@ -73,7 +76,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.fields = tuple(FieldError(field=field, message=problem) for field, problem in fields)
+        self.fields = tuple(FieldError(field=field, message=problem) for field, problem in islice(fields, MAX_FIELDS))
 
 
 class InvalidRequest(ApiError):
@@ -272,7 +275,8 @@ def _from_cloud(error: CloudError) -> ApiError:
 
 def from_validation(error: RequestValidationError) -> ApiError:
     """Return the API error for a request that violates its model, with one entry per invalid field."""
-    fields = [(path, _words(path, entry)) for entry in error.errors() for path in [_path(entry["loc"])]]
+    first = islice(error.errors(), MAX_FIELDS)
+    fields = [(path, _words(path, entry)) for entry in first for path in [_path(entry["loc"])]]
     return InvalidRequest(constraints.summary(fields), fields=fields)
 
 

@@ -14,19 +14,22 @@ import json
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from control_plane.api.errors import InvalidRequest
+from control_plane.api.caller_threads import CallerThreads
+from control_plane.api.errors import MAX_FIELDS, InvalidRequest
 from control_plane.api.schemas.common import MAX_WHOLE_NUMBER, SentObject
 from everstep.protocol import constraints
 
 MAX_DEPTH: Final = 32
-MAX_COMPLAINTS: Final = 100
-"""Maximum number of errors that one response reports. A body of 1 MiB can contain 200,000 errors."""
+MAX_VALUES: Final = 4_096
+"""Maximum number of values in a body, more than any valid request has. A body of 1 MiB can contain 500,000."""
+THREAD_BYTES: Final = 32 * 1024
+"""Length above which a thread of the caller parses a body: the parser needs up to 0.2 s per MiB."""
 
 Path = tuple[str | int, ...]
 
@@ -46,9 +49,9 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_read(request: Request) -> Response:
-            if not _is_json(request) or not (body := await request.body()):
+            if not _is_json(request) or not await request.body():
                 return await handle(request)
-            value, wrong = read(body)
+            value, wrong = await parsed(request)
             # Replace the body by a list, which no model accepts. Validation then fails before the endpoint runs.
             request._json = [] if wrong else value
             try:
@@ -61,6 +64,15 @@ class JsonRoute(APIRoute):
         return handle if self.body_field is None else handle_read
 
 
+async def parsed(request: Request) -> tuple[Any, list[tuple[str, str]]]:
+    """Return the result of `read` for the body of a request, which is parsed once."""
+    body = await request.body()
+    if not hasattr(request.state, "parsed"):
+        threads: CallerThreads = request.app.state.services.caller_threads
+        request.state.parsed = await threads.run(read, body) if len(body) > THREAD_BYTES else read(body)
+    return cast("tuple[Any, list[tuple[str, str]]]", request.state.parsed)
+
+
 def read(body: bytes) -> tuple[Any, list[tuple[str, str]]]:
     """Parse the JSON body of a request.
 
@@ -68,13 +80,13 @@ def read(body: bytes) -> tuple[Any, list[tuple[str, str]]]:
         body: at most 1 MiB; `api.envelope` rejects longer bodies.
 
     Returns:
-        The value, and at most `MAX_COMPLAINTS` complaints. The value must not be used if there is a complaint.
+        The value, and at most `MAX_FIELDS` complaints. The value must not be used if there is a complaint.
     """
     try:
         value = json.loads(body, object_hook=SentObject)
     except (ValueError, RecursionError):  # For a body that is not UTF-8, json raises UnicodeDecodeError, a ValueError.
         return None, [("", constraints.NOT_JSON)]
-    found = islice(_complaints(value), MAX_COMPLAINTS)
+    found = islice(_complaints(value), MAX_FIELDS)
     return value, [(constraints.path_of(path), message) for path, message in found]
 
 
@@ -91,8 +103,13 @@ def _complaints(value: Any) -> Iterator[tuple[Path, str]]:
     The function iterates instead of recursing, because the client chooses how deep the body nests.
     """
     open_parts: list[tuple[Path, Any]] = [((), value)]
+    left = MAX_VALUES
     while open_parts:
         path, part = open_parts.pop()
+        left -= len(part) if isinstance(part, dict | list) else 0
+        if left < 0:
+            yield path[:1], constraints.too_many(MAX_VALUES)
+            return
         message = _complaint(part)
         if message is not None:
             yield path, message

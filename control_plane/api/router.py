@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from control_plane.api import json_body
+from control_plane.api import errors, json_body
 from control_plane.api.audit import AuditedRoute
 from control_plane.api.caller_threads import CallerThreads
 from control_plane.api.errors import InvalidRequest
@@ -85,9 +86,10 @@ class _NothingUnknown:
 
     async def __call__(self, request: Request) -> None:
         names = [name for name in request.query_params if name not in self.query]
-        if not self.takes_body and (body := (await request.body()).strip()) not in (b"", b"{}"):
-            names += _names_in(body)
-        fields = [(name, constraints.unknown(name)) for name in dict.fromkeys(names)]
+        if not self.takes_body and (await request.body()).strip() not in (b"", b"{}"):
+            found, _ = await json_body.parsed(request)
+            names += [str(name) for name in found] if isinstance(found, dict) and found else ["Body"]
+        fields = [(name, constraints.unknown(name)) for name in islice(dict.fromkeys(names), errors.MAX_FIELDS)]
         for name, value in (*request.path_params.items(), *request.query_params.multi_items()):
             if name not in names and (wrong := json_body.text_complaint(value)) is not None:
                 fields.append((name, wrong))
@@ -99,8 +101,3 @@ def _query_names(dependant: Dependant) -> Iterator[str]:
     yield from (field.alias for field in dependant.query_params)
     for inner in dependant.dependencies:
         yield from _query_names(inner)
-
-
-def _names_in(body: bytes) -> list[str]:
-    found, _ = json_body.read(body)
-    return [str(name) for name in found] if isinstance(found, dict) and found else ["Body"]

@@ -9,16 +9,19 @@ Invariant: this module needs no database, cloud or background loop, so generator
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
 from control_plane.api import auth, errors
+from control_plane.api.auth import OPENAPI_PATH
 from control_plane.api.event_stream import MEDIA_TYPE
 from control_plane.api.routes import (
     agents,
@@ -51,6 +54,7 @@ from control_plane.api.routes import (
 )
 from control_plane.api.routes.events import EVENT_STREAM
 from control_plane.api.schemas.common import ErrorResponse, FieldError
+from control_plane.api.traffic import accepts_gzip
 from control_plane.db.tokens import Role
 
 Json = dict[str, Any]
@@ -111,7 +115,7 @@ def make_surface(**options: Any) -> FastAPI:
         title=TITLE,
         description=DESCRIPTION,
         version=API_VERSION,
-        openapi_url="/v1/openapi.json",
+        openapi_url=None,  # FastAPI would encode the document for each request
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -121,7 +125,20 @@ def make_surface(**options: Any) -> FastAPI:
     )
     errors.install(app)
     app.openapi = _document  # type: ignore[method-assign]  # FastAPI's documented way to replace the document
+    app.add_route(OPENAPI_PATH, _answer_document, methods=["GET"])
     return app
+
+
+async def _answer_document(request: Request) -> Response:
+    is_packed = accepts_gzip(request.scope)
+    headers = {"vary": "accept-encoding"} | ({"content-encoding": "gzip"} if is_packed else {})
+    return Response(_document_bytes(is_packed=is_packed), headers=headers, media_type="application/json")
+
+
+@cache
+def _document_bytes(*, is_packed: bool) -> bytes:
+    content = json.dumps(_document(), ensure_ascii=False, separators=(",", ":")).encode()
+    return gzip.compress(content, mtime=0) if is_packed else content
 
 
 @cache

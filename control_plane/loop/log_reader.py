@@ -54,6 +54,8 @@ SCAN_LINES: Final = 100_000
 
 A filter that matches few lines therefore yields short pages.
 """
+PAGE_CHARACTERS: Final = 1 << 20
+"""Number of characters from which on a page takes no further line. JSON makes up to six bytes of one."""
 SCAN_GENERATIONS: Final = 100
 """Limit of generations that the reader examines for one page."""
 CACHED_BYTES: Final = 8 * 1024 * 1024
@@ -181,6 +183,23 @@ class _Stopped(Exception):
     """Raised to abort a read in progress, because `is_stopped` returned True."""
 
 
+class _Found:
+    """The lines of a page, of which the reader finds at most `limit` one after the other."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.events: list[LogEvent] = []
+        self._characters = 0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.events) >= self._limit or self._characters >= PAGE_CHARACTERS
+
+    def add(self, event: LogEvent) -> None:
+        self.events.append(event)
+        self._characters += len(event.text)
+
+
 class LogReader:
     """Reads one run's log.
 
@@ -240,8 +259,8 @@ class LogReader:
         return self._end_of(number) if number in self._facts else Cursor(number)
 
     def forward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
-        """Return up to `limit` log events that follow the position `cursor`."""
-        found: list[LogEvent] = []
+        """Return up to `limit` log events, of about `PAGE_CHARACTERS` at most, that follow the position `cursor`."""
+        found = _Found(limit)
         at, scanned = cursor, 0
         for _ in range(SCAN_GENERATIONS):
             facts = self._facts.get(at.generation)
@@ -255,42 +274,42 @@ class LogReader:
                 ]
                 for event, number in heapq.merge(*streams, key=_by_time):
                     if (
-                        len(found) >= limit
+                        found.is_full
                         or scanned >= SCAN_LINES
                         or (wanted.end_ms is not None and event.at_ms >= wanted.end_ms)
                     ):
                         return Page(
-                            events=tuple(found),
+                            events=tuple(found.events),
                             first=cursor,
                             last=Cursor(at.generation, positions, frozenset(reported_gaps)),
                         )
                     scanned += 1
                     positions[event.node_id] = number + 1
                     if event.kind != "end" and wanted.has(event, facts.ranks):
-                        found.append(event)
+                        found.add(event)
                 is_settled, gaps = self._settle(facts, chunks)
                 for gap in gaps:
                     if gap.node_id not in reported_gaps:
                         reported_gaps.add(gap.node_id)
                         if wanted.has(gap, facts.ranks):
-                            found.append(gap)
+                            found.add(gap)
                 at = Cursor(at.generation, positions, frozenset(reported_gaps))
                 if not is_settled:
-                    return Page(events=tuple(found), first=cursor, last=at)
+                    return Page(events=tuple(found.events), first=cursor, last=at)
             following = min((number for number in self._facts if number > at.generation), default=None)
             if following is None or wanted.generation is not None:
                 last = self._facts.get(wanted.generation or 0) or self._facts.get(max(self._facts, default=0))
                 # A job without a generation has no lines. Its log is complete once the job has ended.
                 is_over = last.over_since is not None if last is not None else self._has_ended
-                return Page(events=tuple(found), first=cursor, last=at, is_over=is_over)
+                return Page(events=tuple(found.events), first=cursor, last=at, is_over=is_over)
             at = Cursor(following)
-            if len(found) >= limit:
+            if found.is_full:
                 break
-        return Page(events=tuple(found), first=cursor, last=at)
+        return Page(events=tuple(found.events), first=cursor, last=at)
 
     def backward(self, cursor: Cursor, wanted: LogFilter, limit: int) -> Page:
-        """Return the last `limit` log events (lines) before the position `cursor`, oldest first."""
-        found: list[LogEvent] = []
+        """Return the last `limit` log events before the position `cursor`, oldest first. Limited as `forward`."""
+        found = _Found(limit)
         at, scanned = cursor, 0
         for _ in range(SCAN_GENERATIONS):
             facts = self._facts.get(at.generation)
@@ -301,33 +320,33 @@ class LogReader:
                     if gap.node_id in reported_gaps:
                         reported_gaps.discard(gap.node_id)
                         if wanted.has(gap, facts.ranks):
-                            found.append(gap)
+                            found.add(gap)
                 streams = [
                     self._before(node, of_node, positions.get(node, 0), wanted.end_ms)
                     for node, of_node in chunks.items()
                 ]
                 for event, number in heapq.merge(*streams, key=_by_time, reverse=True):
                     if (
-                        len(found) >= limit
+                        found.is_full
                         or scanned >= SCAN_LINES
                         or (wanted.start_ms is not None and event.at_ms < wanted.start_ms)
                     ):
                         at = Cursor(at.generation, positions, frozenset(reported_gaps))
-                        return Page(events=tuple(reversed(found)), first=at, last=cursor)
+                        return Page(events=tuple(reversed(found.events)), first=at, last=cursor)
                     scanned += 1
                     positions[event.node_id] = number
                     if event.kind != "end" and wanted.has(event, facts.ranks):
-                        found.append(event)
+                        found.add(event)
                 at = Cursor(
                     at.generation,
                     {node: number for node, number in positions.items() if number},
                     frozenset(reported_gaps),
                 )
             before = max((number for number in self._facts if number < at.generation), default=None)
-            if before is None or wanted.generation is not None or len(found) >= limit:
+            if before is None or wanted.generation is not None or found.is_full:
                 break
             at = self._end_of(before)
-        return Page(events=tuple(reversed(found)), first=at, last=cursor)
+        return Page(events=tuple(reversed(found.events)), first=at, last=cursor)
 
     def _go_on(self) -> None:
         if self._is_stopped():

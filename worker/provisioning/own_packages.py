@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 from worker.errors import RequirementsRefused
 from worker.node.file_trees import remove_tree
 
+MOST_FOLDERS = 64
+MAX_PROJECT_BYTES = 1 << 20
+"""Largest `pyproject.toml` that the agent parses."""
 _EDITABLE = re.compile(r"[ \t]*(?:-e|--editable)(?:[ \t]+|=)(?P<rest>.*)")
 _FILE = re.compile(
     r"[ \t]*(?P<option>-r|-c|-f|--requirement|--constraint|--find-links)(?:[ \t]+|=)(?P<path>[^\s#]+)[ \t]*(?:#.*)?"
@@ -46,10 +49,12 @@ def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Ex
         The requirements for pip, which may be stored anywhere.
 
     Raises:
-        RequirementsRefused: an editable install names a folder that only a build can install.
+        RequirementsRefused: an editable install names a folder that only a build can install, or the file names more
+            than `MOST_FOLDERS` folders of the source.
     """
     lines: list[str] = []
-    folders: list[Path] = []
+    projects: dict[Path, dict[str, Any] | None] = {}
+    named_before: set[tuple[Path, str | None]] = set()
     for line in text.splitlines():
         editable = _EDITABLE.fullmatch(line)
         wanted = line if editable is None else editable["rest"].strip()
@@ -62,7 +67,11 @@ def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Ex
             lines.append(wanted)
         else:
             folder = (source / found["path"]).resolve()
-            project = None if is_built or not folder.is_relative_to(source.resolve()) else _static(folder)
+            if folder not in projects:
+                if len(projects) == MOST_FOLDERS:
+                    raise RequirementsRefused(f"{requirements.name} names more than {MOST_FOLDERS} folders")
+                projects[folder] = None if is_built or not folder.is_relative_to(source.resolve()) else _static(folder)
+            project = projects[folder]
             if project is None and editable is not None and not is_built:
                 raise RequirementsRefused(
                     f"{requirements.name} names {wanted}, and this node installs wheels only. It copies a package that "
@@ -71,10 +80,11 @@ def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Ex
                 )
             if project is None:
                 lines.append(f"{folder}[{found['extras']}]" if found["extras"] else str(folder))
-            else:
+            elif (folder, found["extras"]) not in named_before:
+                named_before.add((folder, found["extras"]))
                 lines += _dependencies(project, found["extras"] or "")
-                folders.append(folder)
-    return Expanded("\n".join(lines) + "\n", tuple(folders))
+    folders = tuple(folder for folder, project in projects.items() if project is not None)
+    return Expanded("\n".join(lines) + "\n", folders)
 
 
 def copy_modules(folders: Sequence[Path], into: Path) -> None:
@@ -101,7 +111,9 @@ def _modules(folder: Path) -> Iterator[Path]:
 def _static(folder: Path) -> dict[str, Any] | None:
     """Return the `[project]` table of a package that needs no build, or None."""
     try:
-        project: Any = tomllib.loads((folder / "pyproject.toml").read_text()).get("project")
+        with (folder / "pyproject.toml").open("rb") as file:
+            content = file.read(MAX_PROJECT_BYTES + 1)
+        project: Any = tomllib.loads(content.decode()).get("project") if len(content) <= MAX_PROJECT_BYTES else None
     except (OSError, ValueError):
         return None
     if not isinstance(project, dict) or (folder / "setup.py").exists():

@@ -178,6 +178,7 @@ async def connect(websocket: WebSocket) -> None:
             raise _Refusal(code, reason)
         admission = await asyncio.to_thread(_admit, services, token, secret, hello)
         proven = hello.node_id
+        await services.registry.pace_of(hello.node_id).pay(CONNECTION_SECONDS)
         with about(node=hello.node_id):
             await asyncio.to_thread(_note, services, hello, admission)
             await _serve(websocket, services, hello, admission)
@@ -257,7 +258,6 @@ async def _read(
     admitted_at: datetime,
 ) -> None:
     lists, node_id, pace = SharedLists(), hello.node_id, services.registry.pace_of(hello.node_id)
-    await pace.pay(CONNECTION_SECONDS)
     is_joining = admission.is_join
     checked_at = certified_at = admitted_at
     patience = services.timeouts.lease_seconds * SILENT_LEASES

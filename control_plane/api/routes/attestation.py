@@ -64,10 +64,11 @@ class SessionResponse(common_schemas.Shape):
 
 
 @router.post("/nonce")
-def make_nonce(services: ServicesDep) -> NonceResponse:
+async def make_nonce(services: ServicesDep) -> NonceResponse:
     """Return a nonce that the agent includes in its signed request.
 
-    The endpoint needs no token, because the caller has none yet. The server stores nothing for the caller.
+    The endpoint needs no token, because the caller has none yet. The server stores nothing for the caller, and needs no
+    thread.
     """
     _attestation(services)
     return NonceResponse(

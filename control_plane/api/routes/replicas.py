@@ -30,7 +30,7 @@ async def get_agents(request: Request, services: ServicesDep) -> Response:
     key = bearer(request.headers.get("authorization")).encode()
     if not hmac.compare_digest(key, services.peers.key.encode()):
         raise Unauthenticated("The key is not the one of this installation's servers.")
-    trust: Callable[[], None] | None = request.scope["state"].get(TRUST)
+    trust: Callable[[str], None] | None = request.scope["state"].get(TRUST)
     if trust is not None:
-        trust()
+        trust("servers")
     return Response(peers.encoded(services.peers.own()), media_type="application/msgpack")

@@ -10,17 +10,18 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 from fastapi import Query
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from control_plane.api import deps, page_tokens
+from control_plane.api import deps, errors, page_tokens
 from control_plane.api.auth import Caller, Reader
-from control_plane.api.caller_threads import CallerThreads
+from control_plane.api.caller_threads import OPEN_DOWNLOADS, CallerThreads
 from control_plane.api.deps import MaxResults, NextToken, Services, ServicesDep, TrainingJobNamePath, page_of
-from control_plane.api.errors import NotFound
+from control_plane.api.errors import NotFound, Throttled
 from control_plane.api.router import Router
 from control_plane.api.routes.jobs import find_job
 from control_plane.api.schemas import results as results_schemas
@@ -71,9 +72,10 @@ def get_output(
 ) -> StreamingResponse:
     """Download one output file, by a key from ListOutputs.
 
-    A browser stores the response as a file and never shows it as a page.
+    A browser stores the response as a file and never shows it as a page. Raises ThrottlingException while the server
+    sends too many outputs to this token.
     """
-    return _content(services, _outputs_of(_find(services, training_job_name, caller)), key)
+    return _content(services, caller, _outputs_of(_find(services, training_job_name, caller)), key)
 
 
 def _find(services: Services, name: str, caller: Caller) -> SavedJob:
@@ -100,14 +102,38 @@ def _output_entry(prefix: ObjectReference, info: ObjectInfo) -> results_schemas.
     )
 
 
-def _content(services: Services, prefix: ObjectReference, key: str) -> StreamingResponse:
+class _Download(StreamingResponse):
+    """A download that counts as one of its token's."""
+
+    def __init__(self, services: Services, caller: Caller, *of_base: Any, **options: Any) -> None:
+        super().__init__(*of_base, **options)
+        self._open, self._token_id = services.downloads, caller.token.id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the content, or refuse it. The server calls this method once."""
+        if self._open[self._token_id] >= OPEN_DOWNLOADS:
+            refused = Throttled("This token has too many open downloads.", hint="Retry when one of them has ended.")
+            await errors.response(refused, scope["state"]["request_id"])(scope, receive, send)
+            return
+        self._open[self._token_id] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._open[self._token_id] -= 1
+            if not self._open[self._token_id]:
+                del self._open[self._token_id]
+
+
+def _content(services: Services, caller: Caller, prefix: ObjectReference, key: str) -> StreamingResponse:
     if not key.startswith(prefix.key) or _OUTPUT.fullmatch(key[len(prefix.key) :]) is None:
         raise NotFound(f"The job has no output with the key {key!r}.", hint="Use a key that ListOutputs returned.")
     info = services.objects.head(ObjectReference(bucket=prefix.bucket, key=key))
     # Limit the body to the size in the response's headers, because another writer may replace the object meanwhile.
     body = services.objects.stream(info.reference, end=info.size_bytes)
     first = next(body, b"")  # S3 refuses here, while the response can still be an error.
-    return StreamingResponse(
+    return _Download(
+        services,
+        caller,
         _chunks(services.caller_threads, first, body),
         media_type="application/octet-stream",
         headers={

@@ -83,13 +83,22 @@ def create_source(
 
 
 @router.post("/{SourceId}/completion", operation_id="CompleteSource")
-def complete_source(source_id: SourceIdPath, caller: User, services: ServicesDep) -> sources_schemas.PutSourceResponse:
+async def complete_source(
+    source_id: SourceIdPath, caller: User, services: ServicesDep
+) -> sources_schemas.PutSourceResponse:
     """Check an archive that was uploaded to the URL of CreateSource. After that, jobs can use the source.
 
     Repeated calls change nothing. Raises ConflictException if no archive was uploaded. Raises ValidationException if
     the archive is too large or invalid, and then deletes the upload, unless it has another SHA-256 than `SourceId`.
-    Raises ServiceUnavailableException if S3 returns only a part of the upload.
+    Raises ServiceUnavailableException if S3 returns only a part of the upload, and ThrottlingException while too many
+    archives of the project arrive.
     """
+    limit = services.source_limits.archive_bytes
+    with services.spool_room.hold(caller.choose_project(None), limit, limit):
+        return await services.caller_threads.run(_complete, services, caller, source_id)
+
+
+def _complete(services: Services, caller: Caller, source_id: str) -> sources_schemas.PutSourceResponse:
     known = _known(services, source_id, caller)
     if known is not None:
         return _shown(known)

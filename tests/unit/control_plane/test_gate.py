@@ -301,3 +301,65 @@ async def test_a_message_of_many_pieces_is_whole() -> None:
     opened.guarded.data_received(b"a" * 50_000)
     assert opened.guarded.queue.get_nowait() == {"type": "websocket.receive", "bytes": b"a" * 200_000}
     await opened.let("end")
+
+
+class Reading:
+    """A connection with unread bytes, and the timers of its loop."""
+
+    def __init__(self, owner: str, unread_bytes: int) -> None:
+        self.owner, self.unread_bytes, self.is_aborted = owner, unread_bytes, False
+        self.timers: list[tuple[Any, ...]] = []
+        self.loop = self.transport = self
+
+    def call_later(self, seconds: float, *call: Any) -> Reading:
+        assert seconds == gate.UNREAD_SECONDS
+        self.timers.append(call)
+        return self
+
+    def cancel(self) -> None:
+        self.timers.clear()
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def wait(self) -> None:
+        look, *arguments = self.timers.pop()
+        look(*arguments)
+
+
+def test_a_client_that_reads_its_response_slowly_keeps_its_connection_and_one_that_stops_loses_it() -> None:
+    held, counted = Reading("a", 3 * gate.LEAST_READ_BYTES), Gate()
+    counted.hold(held)  # type: ignore[arg-type]
+    for _ in range(2):
+        held.unread_bytes -= gate.LEAST_READ_BYTES
+        held.wait()
+        assert not held.is_aborted
+    held.unread_bytes -= gate.LEAST_READ_BYTES - 1
+    held.wait()
+    assert held.is_aborted
+    assert held.timers == []
+
+
+def test_a_response_that_is_read_is_watched_no_longer() -> None:
+    held, counted = Reading("a", 10), Gate()
+    counted.hold(held)  # type: ignore[arg-type]
+    held.unread_bytes = 0
+    held.wait()
+    assert (held.is_aborted, held.timers) == (False, [])
+    counted.hold(held)  # type: ignore[arg-type]
+    assert held.timers == []
+
+
+def test_the_unread_responses_of_one_token_are_limited_together_and_its_oldest_goes_first() -> None:
+    counted, third = Gate(), gate.MAX_UNREAD_BYTES // 3
+    of_another, first, second, newest = (Reading(owner, third + 1) for owner in "baaa")
+    for connection in (of_another, first, second, newest):
+        counted.hold(connection)  # type: ignore[arg-type]
+    assert [each.is_aborted for each in (of_another, first, second, newest)] == [False, True, False, False]
+
+
+def test_the_server_watches_each_complete_response(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate.GuardedHttp, "unread_bytes", 10)
+    with served(tmp_path, unread_seconds=0.05) as service, ExitStack() as stack:
+        request = f"GET /v1/nodes HTTP/1.1\r\nHost: x\r\nauthorization: Bearer {service.admin_token}\r\n\r\n"
+        assert rest(connect(service, stack, request.encode())).startswith(b"HTTP/1.1 200")

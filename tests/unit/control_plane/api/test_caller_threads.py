@@ -13,12 +13,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
+import httpx
 import pytest
 
+from control_plane.api import auth
 from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads
+from control_plane.api.deps import Services
 from control_plane.api.errors import Throttled
 from control_plane.app import LOOP_THREADS
-from control_plane.db.tokens import Role
+from control_plane.db.tokens import Role, TokenRecord
 from everstep.protocol.pace import LONGEST_SECONDS, Pace
 from tests.fakes.cloud import MemoryObjectStore
 from tests.unit.control_plane.api.conftest import Service
@@ -226,3 +229,48 @@ async def test_work_that_callers_leave_unpaid_makes_later_callers_wait_for_a_lim
     for _ in range(1000):
         await pace.pay(1.0)
     assert max(waits) == LONGEST_SECONDS
+
+
+async def test_a_waiter_that_is_cancelled_twice_over_leaves_no_error() -> None:
+    """`leave` takes a cancelled turn out of the queue before its waiter has seen the cancellation."""
+    threads = CallerThreads(threads=2, per_project=2, per_token=1)
+    CALLER.set(("one", "token"))
+    go = threading.Event()
+    running = asyncio.create_task(threads.run(go.wait))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(threads.run(go.wait)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    go.set()
+    await running
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(outcomes[0], asyncio.CancelledError)
+    assert outcomes[1] is True
+    threads.close()
+
+
+def test_strangers_of_one_address_keep_no_other_address_from_signing_in(service, monkeypatch) -> None:
+    find, is_asked, go = auth.find_token, threading.Event(), threading.Event()
+
+    def find_slowly(services: Services, text: str) -> TokenRecord | None:
+        if text == "slow":
+            is_asked.set()
+            go.wait(60)
+        return find(services, text)
+
+    monkeypatch.setattr(auth, "find_token", find_slowly)
+
+    def sign_in(token: str, source: str) -> int:
+        transport = httpx.HTTPTransport(local_address=source)
+        with httpx.Client(transport=transport, timeout=30, trust_env=False) as http:
+            origin = f"http://{service.address}"
+            return http.post(f"{origin}/v1/session", json={"Token": token}, headers={"origin": origin}).status_code
+
+    with ThreadPoolExecutor(8) as people:
+        answers = [people.submit(sign_in, "slow", "127.0.0.2") for _ in range(6)]
+        try:
+            assert is_asked.wait(20)
+            assert sign_in(service.admin_token, "127.0.0.3") == 200
+        finally:
+            go.set()
+        assert {answer.result(60) for answer in answers} == {401}

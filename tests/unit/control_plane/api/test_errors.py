@@ -6,8 +6,11 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from control_plane.api.caller_threads import UPLOAD_BYTES_PER_SECOND
-from control_plane.api.envelope import LITTLE_BYTES, UNKNOWN_BYTES, Envelope
+from control_plane.api import json_body, surface
+from control_plane.api.auth import MAX_OPEN_BODY_BYTES
+from control_plane.api.caller_threads import STRANGER_SECONDS, UPLOAD_BYTES_PER_SECOND
+from control_plane.api.envelope import LITTLE_BYTES, MAX_QUERY_FIELDS, UNKNOWN_BYTES, Envelope
+from control_plane.api.errors import MAX_FIELDS
 from everstep.protocol.pace import Pace
 
 
@@ -120,6 +123,65 @@ async def test_a_client_waits_for_what_the_server_has_to_discard(monkeypatch, he
 def test_health_needs_no_token(service):
     answer = httpx.get(f"http://{service.address}/v1/health", trust_env=False, timeout=30)
     assert (answer.status_code, answer.json()["Status"]) == (200, "ok")
+
+
+@pytest.mark.security
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/session", b"[" * MAX_OPEN_BODY_BYTES, 400),
+        ("/v1/session", b" " * (MAX_OPEN_BODY_BYTES + 1), 413),
+        ("/v1/session", iter([b"{}"]), 413),
+        ("/v1/agents/nonce", b" " * (MAX_OPEN_BODY_BYTES + 1), 413),
+        (f"/v1/health?{'&' * MAX_QUERY_FIELDS}", None, 400),
+        (f"/v1/health?{'&'.join(f'a{number}' for number in range(MAX_QUERY_FIELDS))}", None, 400),
+    ],
+    ids=["deep", "long", "of unknown length", "long for an agent", "too many fields", "many fields"],
+)
+def test_strangers_get_short_answers_to_short_requests_alone(service, path, body, status):
+    answer = httpx.request(
+        "POST" if body else "GET",
+        f"http://{service.address}{path}",
+        content=body,
+        headers={"content-type": "application/json"},
+        trust_env=False,
+        timeout=30,
+    )
+    assert answer.status_code == status
+    assert len(answer.json()["Fields"]) <= MAX_FIELDS
+    assert len(answer.content) < 20_000
+
+
+@pytest.mark.security
+def test_a_body_has_few_values_and_an_answer_names_few_of_its_faults(http):
+    many = {"TrainingJobName": "gpt", "Tags": {str(number): "x" for number in range(json_body.MAX_VALUES + 1)}}
+    answer = http.post("/v1/training-jobs", json=many)
+    assert (answer.status_code, answer.json()["Fields"]) == (
+        400,
+        [{"Field": "Tags", "Message": f"must have at most {json_body.MAX_VALUES} entries"}],
+    )
+    unknown = {f"Name{number}": 1 for number in range(json_body.MAX_VALUES - 1)}
+    for found in (http.post("/v1/training-jobs", json=unknown), http.post("/v1/fleets/main/unknown", json=unknown)):
+        assert found.status_code in (400, 404)
+        assert len(found.json()["Fields"]) <= MAX_FIELDS
+
+
+@pytest.mark.security
+def test_the_document_of_the_api_is_encoded_once_and_strangers_pay_for_it(service, monkeypatch):
+    paid = []
+
+    async def pay(seconds: float) -> None:
+        paid.append(seconds)
+
+    monkeypatch.setattr(service.app.state.services.strangers, "pay", pay)
+    url = f"http://{service.address}/v1/openapi.json"
+    first, again = (httpx.get(url, trust_env=False, timeout=30) for _ in range(2))
+    monkeypatch.setattr(surface.gzip, "compress", None)
+    assert first.json() == again.json() == httpx.get(url, trust_env=False, timeout=30).json()
+    assert paid == [STRANGER_SECONDS] * 3
+    httpx.get(f"http://{service.address}/v1/health", trust_env=False, timeout=30)
+    httpx.post(f"http://{service.address}/v1/session", json={"Token": "wrong"}, trust_env=False, timeout=30)
+    assert paid == [STRANGER_SECONDS] * 4, "refused sign-ins are paid for, and health checks are not"
 
 
 def test_every_operation_is_named_and_described(http):

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from botocore.exceptions import WaiterError
 
+from control_plane.api.caller_threads import OPEN_DOWNLOADS
 from control_plane.core import domain_loss
 from control_plane.core.observed.facts import Recorded
 from control_plane.core.observed.incidents import IncidentRecord as OpenIncident
@@ -51,6 +52,7 @@ from everstep.protocol.safetensors import SharedGroup, SharedGroups, encode_head
 from everstep.protocol.slot import SlotHeader, TensorEntry, payload_chunk_digests
 from tests.unit.control_plane.api.conftest import BUCKET, START, USERS_BUCKET, all_pages, refused
 from tests.unit.control_plane.db.test_jobs import plan as any_plan
+from tests.unit.local_cloud.served import eventually
 from tests.unit.worker.storage.slots import header_of, payload_of
 
 OTHER_BYTES = CheckpointVerdict.of(Damage(kind=DamageKind.CONTENT, rank=1, detail="it has other bytes"))
@@ -576,6 +578,19 @@ def test_only_keys_of_the_job_are_read(client, job, service):
     ):
         with refused("ResourceNotFoundException"):
             client.get_output(TrainingJobName="gpt", Key=key)["Body"].read()
+
+
+def test_a_token_has_few_downloads_at_a_time(client, job, service):
+    key = f"projects/default/jobs/gpt/run={job.run}/output/gen=1/rank=0/x"
+    service.objects.put(ObjectReference(bucket=BUCKET, key=key), b"x")
+    open_downloads = service.app.state.services.downloads
+    token_id = client.get_caller_identity()["TokenId"]
+    open_downloads.update({token_id: OPEN_DOWNLOADS, "another": OPEN_DOWNLOADS})
+    with refused("ThrottlingException", match="open downloads"):
+        client.get_output(TrainingJobName="gpt", Key=key)["Body"].read()
+    del open_downloads[token_id]
+    assert client.get_output(TrainingJobName="gpt", Key=key)["Body"].read() == b"x"
+    eventually(lambda: token_id not in open_downloads)
 
 
 def move_outputs(service, run: str, uri: str) -> None:

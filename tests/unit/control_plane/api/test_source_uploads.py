@@ -311,6 +311,16 @@ def test_what_is_too_large_gets_no_address_and_is_not_read(client, store) -> Non
     assert store.keys() == []
 
 
+def test_uploads_that_the_server_reads_from_s3_count_as_its_disk_too(client, store, service) -> None:
+    store.put(ObjectReference(bucket=BUCKET, key=UPLOAD), b"x")
+    limit = service.services.source_limits.archive_bytes
+    with (
+        service.services.spool_room.hold("default", 2 * limit, limit),
+        refused("ThrottlingException", "Too many uploads are in progress"),
+    ):
+        client.complete_source(SourceId=ID)
+
+
 def test_what_grows_while_it_is_looked_at_is_not_read_to_its_end(client, store, monkeypatch) -> None:
     place = ObjectReference(bucket=BUCKET, key=UPLOAD)
     small = store.put(place, b"x")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from control_plane.loop import log_reader
 from control_plane.loop.log_reader import GenerationFacts, LogFilter, LogReader
 from everstep.protocol.ids import NO_RANK, NodeId, Rank
 from everstep.protocol.log_chunks import ChunkHead, ChunkName, LogLine, TailName, encode_head, encode_lines
@@ -164,3 +165,18 @@ def test_lines_between_a_lost_node_and_what_its_peers_keep_are_named() -> None:
 def test_a_node_that_ships_its_lines_itself_needs_nobodys_word(is_alive, ended) -> None:
     asker = one_node({"i-8": (7, "hi")}, is_alive=is_alive, ended=ended)
     assert [event.text for event in asker.forward(asker.head(ALL), ALL, 100).events] == ["a", "b", "c"]
+
+
+def test_a_page_of_long_lines_is_short_and_the_next_ones_continue() -> None:
+    store, lines = Counting(), [str(number).rjust(4) * 1_000 for number in range(600)]
+    store.append(NODES[0], *lines)
+    whole, pages = reader(store), []
+    cursor = whole.head(ALL)
+    while (page := whole.forward(cursor, ALL, 10_000)).events:
+        pages.append([event.text for event in page.events])
+        cursor = page.last
+    most = -(-log_reader.PAGE_CHARACTERS // 4_000)
+    assert [len(texts) for texts in pages] == [most, most, 600 - 2 * most]
+    assert [text for texts in pages for text in texts] == lines
+    newest = whole.backward(whole.tail(ALL), ALL, 10_000)
+    assert [event.text for event in newest.events] == lines[-most:]

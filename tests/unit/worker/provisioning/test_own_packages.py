@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.errors import RequirementsRefused
+from worker.provisioning import own_packages
 from worker.provisioning.own_packages import copy_modules, expand
 
 STATIC = "[project]\nname = 'mine'\nversion = '1'\ndependencies = ['numpy>=1', 'a @ https://h/a.whl']\n"
@@ -104,3 +105,21 @@ def test_modules_replace_what_a_package_of_the_index_has_installed(tmp_path: Pat
     assert (layer / "single.py").read_text() == (layer / "mine" / "__init__.py").read_text() == "ours"
     assert sorted(each.name for each in layer.iterdir()) == ["mine", "single.py"]
     assert list(elsewhere.iterdir()) == []
+
+
+def test_a_folder_that_many_lines_name_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent cannot stop a thread that reads one file 50,000 times."""
+    (tmp_path / "pyproject.toml").write_text(STATIC)
+    read = []
+    monkeypatch.setattr(own_packages.tomllib, "loads", lambda text: read.append(text) or {"project": {}})
+    assert expanded(tmp_path, "-e .\n" * 5_000) == ("\n", ["."])
+    assert len(read) == 1
+
+
+def test_the_agent_parses_no_large_project_and_not_many(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(STATIC + "#" * own_packages.MAX_PROJECT_BYTES)
+    with pytest.raises(RequirementsRefused):
+        expanded(tmp_path, "-e .")
+    many = "".join(f"./{number}\n" for number in range(own_packages.MOST_FOLDERS + 1))
+    with pytest.raises(RequirementsRefused, match="more than 64 folders"):
+        expanded(tmp_path, many)
