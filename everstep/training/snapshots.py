@@ -40,7 +40,7 @@ from everstep.protocol.rank_messages import (
     SlotsRequest,
     UnkeptCause,
 )
-from everstep.protocol.slot import HEADER_BYTES, chunk_count, chunk_range, digest
+from everstep.protocol.slot import HEADER_BYTES, align, chunk_count, chunk_range, digest
 from everstep.training.agent_link import AgentLink
 from everstep.training.capture import CapturePlan, SlotMemory, StateTensor
 from everstep.training.copier import Copier, Copies, CopyTicket
@@ -291,6 +291,8 @@ class Snapshotter:
         self._memories: Mapping[int, SlotMemory] = {}
         self._refused_count = 0
         """Number of finished steps since the agent refused slots; 0 if its last answer was no refusal."""
+        self._growth_count = 0
+        """How often the state has outgrown its slots, since a request for spare room was refused."""
         self._ticket: CopyTicket | None = None
         """Ticket of the newest copy."""
         self._unresumable = ""
@@ -367,9 +369,12 @@ class Snapshotter:
             # Ignore an error of the mapping, because the next capture maps the slots again and reports the error.
             with contextlib.suppress(OSError, ValueError):
                 self._map(answer)
+        elif isinstance(answer, SlotsRefused) and self._growth_count > 1:
+            self._growth_count = 0
+            self._ask(self._plan)
         elif self._refused_count == ASK_AGAIN_BOUNDARIES:
             self._refused_count = 0
-            self._ask_for_less(self._plan)
+            self._ask(self._plan, only_for_less=True)
 
     def forget(self) -> None:
         """Clear `settled`, the step that the rank captured or abandoned last.
@@ -410,6 +415,7 @@ class Snapshotter:
         if not isinstance(granted, SlotsGranted):
             return UnkeptCause.NO_SLOT, "the agent has closed the connection"
         if not self._plan.fits_into(granted.capacity_bytes, observed.values):
+            self._growth_count += 1
             self._request(observed)
             return UnkeptCause.LAYOUT, "the layout of the state has changed; the rank requests new slots"
         try:
@@ -642,17 +648,20 @@ class Snapshotter:
         self._plan = self._plan_for(observed)
         self._tensors = None
         capacity_bytes = self._plan.capacity_bytes(observed.values)
+        if self._growth_count > 1:
+            # The history of LBFGS grows at each step: without spare room, each step would only bring new slots.
+            capacity_bytes += align(capacity_bytes // 2)
         self._link.send(
             SlotsRequest(
                 generation=self._link.generation, layout_hash=self._state.layout_hash, capacity_bytes=capacity_bytes
             )
         )
 
-    def _ask_for_less(self, refused: CapturePlan) -> None:
-        """Request slots again if the state is now smaller than the state for which the agent refused slots."""
+    def _ask(self, refused: CapturePlan, *, only_for_less: bool = False) -> None:
+        """Request slots again, if wanted only if the state is now smaller than that of the refused slots."""
         try:
             observed = self._state.observe()
-            if CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
+            if not only_for_less or CapturePlan.make(observed.tensors).index_offset < refused.index_offset:
                 self._request(observed)
         except Exception as error:  # Catch any error, because methods of the script's objects may raise any class.
             self._note(_reason(error))

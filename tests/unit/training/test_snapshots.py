@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -374,6 +375,44 @@ def test_a_state_that_shrinks_again_is_asked_slots_for() -> None:
     assert isinstance(first, SlotsRequest)
     assert isinstance(second, SlotsRequest)
     assert second.capacity_bytes < first.capacity_bytes
+    snapshotter.close()
+
+
+def grow_and_capture(snapshotter: Snapshotter, state: State, step: int) -> None:
+    """Finish a step after which the state has a further tensor, as with the history of LBFGS."""
+    state.lists = [[*state.lists[0], StateTensor(f"history.{step}", torch.zeros(20_000), False)]]
+    snapshotter.capture(step, 0)
+    snapshotter.prepare()
+
+
+def test_a_state_that_grows_at_each_step_gets_slots_with_spare_room(tmp_path: Path) -> None:
+    link, state, captured = Link(), State(), 0
+    snapshotter = granted(tmp_path, state, link, CpuCopier(), Guard(), [])
+    for step in range(1, 61):
+        grow_and_capture(snapshotter, state, step)
+        wanted = [message for message in link.sent if isinstance(message, SlotsRequest)]
+        captured += not wanted
+        if wanted:
+            (tmp_path / "slot").write_bytes(bytes(HEADER_BYTES + wanted[-1].capacity_bytes))
+            link.slots = msgspec.structs.replace(link.slots, capacity_bytes=wanted[-1].capacity_bytes)
+        link.sent.clear()
+    assert captured > 48
+    snapshotter.close()
+
+
+def test_without_memory_for_spare_room_a_rank_asks_for_what_it_needs(tmp_path: Path) -> None:
+    link, state = Link(), State()
+    snapshotter = granted(tmp_path, state, link, CpuCopier(), Guard(), [])
+    while len(requests := [each for each in link.sent if isinstance(each, SlotsRequest)]) < 2:
+        grow_and_capture(snapshotter, state, len(link.sent) + 1)
+    link.slots = SlotsRefused(layout_hash=State.layout_hash, reason="does not fit")
+    for _ in range(3):
+        snapshotter.prepare()
+    exact = link.sent[-1]
+    assert isinstance(exact, SlotsRequest)
+    assert exact.capacity_bytes < requests[-1].capacity_bytes
+    assert exact.capacity_bytes > requests[0].capacity_bytes
+    assert sum(isinstance(each, SlotsRequest) for each in link.sent) == 3, "it asks once"
     snapshotter.close()
 
 
