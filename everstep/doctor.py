@@ -129,6 +129,11 @@ class AwsFacts:
     """Whether the caller may use each IAM action. None if it is unknown."""
     quota: AwsQuota | None = None
     quota_error: str = ""
+    instance_type: str = ""
+    """The instance type that the user plans to launch. Empty without one."""
+    zones: tuple[str, ...] | None = None
+    """Availability zones of the region that offer it. None if they are unknown."""
+    zones_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +396,7 @@ def _aws(facts: DoctorFacts) -> Iterator[Finding]:
         yield Finding("permissions", Level.WARNING, words, advice)
     if aws.permissions and not refused and not unknown:
         yield Finding("permissions", Level.OK, f"{len(aws.permissions)} actions are allowed")
+    yield from _offering(aws)
     if aws.quota_error:
         advice = "Allow servicequotas:GetServiceQuota for this check."
         yield Finding("quota", Level.WARNING, f"the quota is unknown: {aws.quota_error}", advice)
@@ -404,6 +410,19 @@ def _aws(facts: DoctorFacts) -> Iterator[Finding]:
             yield Finding("quota", Level.WRONG, words, "Request an increase: Service Quotas, Amazon EC2.")
         else:
             yield Finding("quota", Level.OK, words)
+
+
+def _offering(aws: AwsFacts) -> Iterator[Finding]:
+    kind = aws.instance_type
+    if aws.zones_error:
+        words = f"whether {aws.region} offers {kind} is unknown: {aws.zones_error}"
+        yield Finding("offering", Level.WARNING, words, "Allow ec2:DescribeInstanceTypeOfferings for this check.")
+    elif aws.zones:
+        words = f"{kind} is offered in {', '.join(aws.zones)}: the group's subnets must be in these zones"
+        yield Finding("offering", Level.OK, words)
+    elif aws.zones is not None:
+        words = f"no availability zone of {aws.region} offers {kind}"
+        yield Finding("offering", Level.WRONG, words, "Choose another region or instance type.")
 
 
 def _size(count: int) -> str:

@@ -176,16 +176,19 @@ def aws_facts(
         clients = {name: session.client(name, config=settings) for name in ("ec2", "iam", "service-quotas")}
     except (BotoCoreError, ClientError, ResponseParserError) as error:
         return AwsFacts(error=f"AWS does not respond, or this machine has no valid credentials: {error}")
-    quota, quota_error = None, ""
+    of_type: dict[str, Any] = {}
     if instance_type is not None:
+        of_type["instance_type"] = instance_type
         try:
-            quota = quota_of(clients["ec2"], clients["service-quotas"], instance_type, node_count)
+            of_type["quota"] = quota_of(clients["ec2"], clients["service-quotas"], instance_type, node_count)
         except (BotoCoreError, ClientError, ResponseParserError, LookupError) as error:
-            quota_error = str(error)
+            of_type["quota_error"] = str(error)
+        try:
+            of_type["zones"] = zones_of(clients["ec2"], instance_type)
+        except (BotoCoreError, ClientError, ResponseParserError) as error:
+            of_type["zones_error"] = str(error)
     permissions = permissions_of(caller, clients["ec2"], clients["iam"], actions)
-    return AwsFacts(
-        caller=caller, region=session.region_name or "", permissions=permissions, quota=quota, quota_error=quota_error
-    )
+    return AwsFacts(caller=caller, region=session.region_name or "", permissions=permissions, **of_type)
 
 
 def bucket(name: str, region_name: str | None = None) -> BucketFacts:
@@ -256,6 +259,17 @@ def policy_source(caller: str) -> str:
     """Return the ARN whose policies apply to a caller: the role of an assumed-role session, or the caller itself."""
     parts = re.fullmatch(r"arn:(aws[a-z-]*):sts::(\d{12}):assumed-role/([^/]+)/.+", caller)
     return caller if parts is None else f"arn:{parts[1]}:iam::{parts[2]}:role/{parts[3]}"
+
+
+def zones_of(ec2: Any, instance_type: str) -> tuple[str, ...]:
+    """Return the availability zones of the client's region that offer instances of a type.
+
+    Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypeOfferings.html
+    """
+    pages = ec2.get_paginator("describe_instance_type_offerings").paginate(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [instance_type]}]
+    )
+    return tuple(sorted(each["Location"] for page in pages for each in page["InstanceTypeOfferings"]))
 
 
 def quota_of(ec2: Any, quotas: Any, instance_type: str, node_count: int) -> AwsQuota:

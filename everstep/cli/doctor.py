@@ -23,7 +23,7 @@ def doctor(
         typer.Option("--aws/--no-aws", help="Check AWS, read-only; by default only with --node."),
     ] = None,
     asks_service: Annotated[bool, typer.Option("--service/--no-service", help="Ask the Everstep service.")] = True,
-    instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota is checked.")] = None,
+    instance_type: Annotated[str | None, typer.Option(help="Instance type whose quota and zones are checked.")] = None,
     node_count: Annotated[int, typer.Option(min=1, help="Number of instances that the quota must allow.")] = 1,
     profile: Annotated[str | None, typer.Option(help="Name of a service stored by everstep configure.")] = None,
     region: Annotated[str | None, typer.Option(help="AWS region to check.")] = None,

@@ -9,9 +9,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
+from botocore.stub import Stubber
 from typer.testing import CliRunner
 
 from everstep import doctor, doctor_facts
@@ -147,6 +149,8 @@ QUOTA = AwsQuota(name="P instances", limit=384, needed=768, instance_type="p5.48
         ),
         (aws(permissions={"s3:PutObject": None}), "permissions", Level.WARNING, "could not determine"),
         (aws(quota=QUOTA), "quota", Level.WRONG, "4 × p5.48xlarge need 768 vCPUs; the quota is 384"),
+        (aws(zones=(), region="eu-west-1"), "offering", Level.WRONG, "no availability zone of eu-west-1 offers"),
+        (aws(zones_error="denied"), "offering", Level.WARNING, "unknown: denied"),
         (aws(quota_error="denied"), "quota", Level.WARNING, "unknown: denied"),
     ],
 )
@@ -168,6 +172,13 @@ def test_what_only_a_node_needs_is_not_asked_of_a_laptop() -> None:
         memory_available=GIB // 2,
     )
     assert not is_wrong(judge(laptop))
+
+
+def test_the_zones_that_offer_a_type_are_named() -> None:
+    found = judge(replace(GOOD, aws=replace(AWS, instance_type="p5.48xlarge", zones=("b", "c"))))
+    (offering,) = [finding for finding in found if finding.check == "offering"]
+    assert offering.level is Level.OK
+    assert "p5.48xlarge is offered in b, c: the group's subnets must be in these zones" in offering.message
 
 
 def test_a_quota_that_suffices_is_fine() -> None:
@@ -244,6 +255,23 @@ def test_the_quota_is_that_of_the_family(kind: str, code: str) -> None:
     assert quotas.asked == [("get_service_quota", {"ServiceCode": "ec2", "QuotaCode": code})]
     with pytest.raises(LookupError, match="has no instance type"):
         doctor_facts.quota_of(Answers(describe_instance_types={"InstanceTypes": []}), quotas, kind, 1)
+
+
+def test_the_zones_that_offer_a_type_are_read_from_all_pages() -> None:
+    client: Any = boto3.client("ec2", region_name="eu-west-1", aws_access_key_id="a", aws_secret_access_key="s")
+    asked = {
+        "LocationType": "availability-zone",
+        "Filters": [{"Name": "instance-type", "Values": ["p5.48xlarge"]}],
+    }
+    with Stubber(client) as stubbed:
+        for zone, token in (("eu-west-1b", "more"), ("eu-west-1a", None)):
+            page = {"InstanceTypeOfferings": [{"InstanceType": "p5.48xlarge", "Location": zone}]}
+            stubbed.add_response(
+                "describe_instance_type_offerings", page | ({"NextToken": token} if token else {}), asked
+            )
+            asked = asked | {"NextToken": "more"}
+        assert doctor_facts.zones_of(client, "p5.48xlarge") == ("eu-west-1a", "eu-west-1b")
+        stubbed.assert_no_pending_responses()
 
 
 def test_this_machine_has_facts(monkeypatch: pytest.MonkeyPatch) -> None:
