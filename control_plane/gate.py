@@ -144,8 +144,9 @@ class Gate:
     def hold(self, connection: GuardedHttp) -> None:
         """Watch how the client reads its complete response, and limit the unread responses of its token."""
         self.release(connection)
-        if connection.unread_bytes:
-            self._look_later(connection)
+        if not connection.unread_bytes:
+            return
+        self._look_later(connection)
         held = [each for each in self._unread if each.owner == connection.owner]
         total = sum(each.unread_bytes for each in held)
         for oldest in held:
