@@ -3,7 +3,7 @@
 #
 #   install.sh node|server WHEEL [--gpu]
 #
-# --gpu also installs NVIDIA's driver, its fabric manager and EFA, in the versions of versions.env (Debian, Ubuntu),.
+# --gpu also installs NVIDIA's driver, its fabric manager and EFA, in the versions of versions.env (Debian, Ubuntu).
 # The script runs on an instance or in a chroot, and may run again: it then installs the given wheel. It enables the
 # unit and starts nothing. Before the start, write /etc/everstep/agent.env or /etc/everstep/server.env (docs/operating.md).
 set -eu
@@ -133,7 +133,11 @@ install_gpu() {
   fetch_key "$efa/aws-efa-installer.key" "$work/efa.asc" "$EFA_KEY"
   fetch_signed "$efa/aws-efa-installer-$EFA_INSTALLER.tar.gz" "$work/efa.tar.gz" "$work/efa.asc"
   tar -xzf "$work/efa.tar.gz" -C "$work"
-  (cd "$work/aws-efa-installer" && ./efa_installer.sh -y --minimal)
+  # Kernel module, libfabric and aws-ofi-nccl, as in step 5 of
+  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html. --minimal would omit libfabric (efa-start.html
+  # there). AWS documents no option that omits only MPI, so --mpi installs one MPI instead of two. --no-verify
+  # (efa-installer-containers.html) skips the test of the EFA card, which needs a security group for EFA.
+  (cd "$work/aws-efa-installer" && ./efa_installer.sh -y --mpi=openmpi5 --no-verify)
   rm -rf "$work"
   systemctl enable nvidia-persistenced.service nvidia-fabricmanager.service
   check_gpu
