@@ -29,7 +29,7 @@ TESTS: Mapping[str, str] = {
 """The test that runs the blocks of a section, by the section's heading."""
 
 EXCEPTIONS: Mapping[str, str] = {
-    "packer build": "Packer starts instances in EC2 and logs in over SSH. An instance of the local cloud has no SSH.",
+    "packer build": "Packer logs in through Session Manager. The local cloud has no Systems Manager agent.",
 }
 """The reason why no test runs a block, by a command that the block contains."""
 UNCONNECTED = """

@@ -1,7 +1,11 @@
 # Builds an AMI of a node or a server from Debian or Ubuntu with install.sh.
 #
 #   packer init infra/image
-#   packer build -var region=eu-west-1 -var wheel=dist/everstep-0.1.0-py3-none-any.whl -var role=node -var gpu=true infra/image
+#   packer build -var region=eu-west-1 -var wheel=dist/everstep-0.1.0-py3-none-any.whl -var role=node -var gpu=true \
+#     -var iam_instance_profile=everstep-image infra/image
+#
+# Packer connects through Session Manager, so the instance accepts no connections. Source of the settings:
+# https://developer.hashicorp.com/packer/integrations/hashicorp/amazon/latest/components/builder/ebs
 #
 # The image holds no settings and no identity. User data writes /etc/everstep/agent.env or server.env.
 
@@ -64,9 +68,34 @@ variable "ssh_username" {
   description = "User of the AMI to start from. Debian: admin."
 }
 
+variable "vpc_id" {
+  type        = string
+  default     = null
+  description = "VPC of the instance. Needs subnet_id. Null: the subnet's VPC, or the default VPC."
+}
+
+variable "subnet_id" {
+  type        = string
+  default     = null
+  description = "Subnet of the instance, with a route to the internet. Null: a subnet of the default VPC."
+}
+
+variable "iam_instance_profile" {
+  type        = string
+  default     = null
+  description = "Instance profile with the policy AmazonSSMManagedInstanceCore. Needed without ssh_source_cidrs."
+}
+
+variable "ssh_source_cidrs" {
+  type        = list(string)
+  default     = []
+  description = "Networks that may connect to port 22, for an AMI without Systems Manager's agent. Empty: none."
+}
+
 locals {
-  wheel = "/tmp/${basename(var.wheel)}"
-  type  = coalesce(var.instance_type, var.gpu ? "g5.2xlarge" : "t3.medium")
+  wheel         = "/tmp/${basename(var.wheel)}"
+  type          = coalesce(var.instance_type, var.gpu ? "g5.2xlarge" : "t3.medium")
+  ssh_interface = length(var.ssh_source_cidrs) == 0 ? "session_manager" : null
 }
 
 source "amazon-ebs" "this" {
@@ -75,6 +104,14 @@ source "amazon-ebs" "this" {
   ssh_username  = var.ssh_username
   ami_name      = "everstep-${var.role}-${formatdate("YYYYMMDD-hhmmss", timestamp())}"
   imds_support  = "v2.0"
+
+  vpc_id               = var.vpc_id
+  subnet_id            = var.subnet_id
+  iam_instance_profile = var.iam_instance_profile
+  ssh_interface        = local.ssh_interface
+  # Packer's default is 0.0.0.0/0. With session_manager, its temporary security group has no inbound rule
+  # (SkipSSHRuleCreation in https://github.com/hashicorp/packer-plugin-amazon).
+  temporary_security_group_source_cidrs = var.ssh_source_cidrs
 
   source_ami_filter {
     owners      = [var.source_owner]

@@ -134,9 +134,9 @@ install_gpu() {
   fetch_signed "$efa/aws-efa-installer-$EFA_INSTALLER.tar.gz" "$work/efa.tar.gz" "$work/efa.asc"
   tar -xzf "$work/efa.tar.gz" -C "$work"
   # Kernel module, libfabric and aws-ofi-nccl, as in step 5 of
-  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html. --minimal would omit libfabric (efa-start.html
-  # there). AWS documents no option that omits only MPI, so --mpi installs one MPI instead of two. --no-verify
-  # (efa-installer-containers.html) skips the test of the EFA card, which needs a security group for EFA.
+  # https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html. --minimal would omit libfabric
+  # (efa-start.html there). AWS documents no option that omits only MPI, so --mpi installs one MPI instead of two.
+  # --no-verify (efa-installer-containers.html) skips the test of the EFA card, which needs a security group for EFA.
   (cd "$work/aws-efa-installer" && ./efa_installer.sh -y --mpi=openmpi5 --no-verify)
   rm -rf "$work"
   systemctl enable nvidia-persistenced.service nvidia-fabricmanager.service

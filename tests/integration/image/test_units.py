@@ -244,3 +244,43 @@ def test_the_template_of_the_ami_has_the_syntax_and_the_format_of_hcl(
     done = subprocess.run(["terraform", "fmt", "-check", "-diff", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     assert "/infra/image/install.sh ${var.role} ${local.wheel}" in text
+
+
+def test_the_template_of_the_ami_declares_and_uses_each_variable() -> None:
+    text = (IMAGE / "everstep.pkr.hcl").read_text()
+    assert set(re.findall(r'^variable "(\w+)"', text, re.MULTILINE)) == set(re.findall(r"\bvar\.(\w+)", text))
+    (source,) = re.findall(r'^source "amazon-ebs" "this" \{\n(.*?)^\}', text, re.MULTILINE | re.DOTALL)
+    settings = dict(re.findall(r"^  (\w+) += (.+)$", source, re.MULTILINE))
+    passed = {
+        "vpc_id": "var.vpc_id",
+        "subnet_id": "var.subnet_id",
+        "iam_instance_profile": "var.iam_instance_profile",
+        "ssh_interface": "local.ssh_interface",
+        "temporary_security_group_source_cidrs": "var.ssh_source_cidrs",
+    }
+    assert settings | passed == settings
+
+
+@pytest.mark.security
+@pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
+@pytest.mark.parametrize(
+    ("variables", "interface"),
+    [({}, '"session_manager"'), ({"TF_VAR_ssh_source_cidrs": '["203.0.113.7/32"]'}, "tostring(null)")],
+)
+def test_packer_opens_the_ssh_port_only_to_the_networks_of_a_variable(
+    tmp_path: Path, variables: dict[str, str], interface: str
+) -> None:
+    """Terraform evaluates the variables and locals of Packer's template, because both programs read HCL."""
+    text = (IMAGE / "everstep.pkr.hcl").read_text()
+    blocks = re.findall(r"^(?:variable|locals) .*?^\}\n", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "template.tf").write_text("".join(blocks))
+    required = {"TF_VAR_region": "eu-west-1", "TF_VAR_wheel": "a.whl", "CHECKPOINT_DISABLE": "1"}
+    done = subprocess.run(
+        ["terraform", "console"],
+        input="local.ssh_interface",
+        env={**os.environ, **required, **variables},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == interface, done.stderr

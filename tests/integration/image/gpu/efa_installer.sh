@@ -14,8 +14,8 @@ fail() {
   exit 1
 }
 
-long=debug-packages,uninstall,yes,no-verify,skip-limit-conf,skip-kmod,enable-gdr,minimal,mpi:,check-signatures,enable-ngc
-options=$(getopt -n efa_installer.sh -o dunylkgm --long "$long" -- "$@") || exit 1
+long=yes,mpi:,check-signatures,skip-kmod,skip-limit-conf,no-verify,enable-ngc,minimal
+options=$(getopt -n efa_installer.sh -o yklnmdug --long "$long,debug-packages,uninstall,enable-gdr" -- "$@") || exit 1
 eval set -- "$options"
 is_attended=yes has_module=yes is_minimal='' is_verified=yes mpi='openmpi4 openmpi5'
 while [ "$1" != -- ]; do
