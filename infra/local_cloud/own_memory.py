@@ -37,7 +37,10 @@ def make_own_memory(sockets: Path) -> int | None:
             os._exit(1)
     if os.waitpid(trial, 0)[1] != 0:
         return None
-    return _enter(sockets)
+    try:
+        return _enter(sockets)
+    except OSError:  # a limit of namespaces, which the trial has met just below it
+        return None
 
 
 def _enter(sockets: Path) -> int:
