@@ -35,6 +35,12 @@ def test_the_files_have_terraforms_format() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_all_modules_and_roots_accept_the_same_versions_of_the_provider() -> None:
+    files = [path.parent / "versions.tf" for path in SOURCES.rglob("main.tf")]
+    ranges = [re.findall(r'source  = "hashicorp/aws"\n +version = "(.+)"', path.read_text()) for path in files]
+    assert ranges == [[">= 5.100, < 7.0"]] * len(files)
+
+
 def test_each_skipped_check_of_checkov_has_a_reason() -> None:
     lines = (SOURCES / ".checkov.yaml").read_text().splitlines()
     skipped = [line for line in lines if line.lstrip().startswith("- CKV")]

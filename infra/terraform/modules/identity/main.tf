@@ -8,7 +8,7 @@ data "aws_partition" "this" {}
 data "aws_region" "this" {}
 
 locals {
-  here = "${data.aws_region.this.name}:${data.aws_caller_identity.this.account_id}"
+  here = "${data.aws_region.this.id}:${data.aws_caller_identity.this.account_id}"
 }
 
 data "aws_iam_policy_document" "trust" {

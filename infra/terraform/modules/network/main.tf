@@ -131,7 +131,7 @@ resource "aws_route" "nat" {
 resource "aws_vpc_endpoint" "s3" {
   count             = contains(var.existing_endpoints, "s3") ? 0 : 1
   vpc_id            = local.vpc_id
-  service_name      = "com.amazonaws.${data.aws_region.this.name}.s3"
+  service_name      = "com.amazonaws.${data.aws_region.this.id}.s3"
   vpc_endpoint_type = "Gateway"
   route_table_ids   = local.route_tables
   tags              = merge(local.tags, { Name = "${var.name}-s3" })
@@ -140,7 +140,7 @@ resource "aws_vpc_endpoint" "s3" {
 resource "aws_vpc_endpoint" "interface" {
   for_each            = var.is_public ? toset([]) : local.endpoint_names
   vpc_id              = local.vpc_id
-  service_name        = "com.amazonaws.${data.aws_region.this.name}.${each.key}"
+  service_name        = "com.amazonaws.${data.aws_region.this.id}.${each.key}"
   vpc_endpoint_type   = "Interface"
   subnet_ids          = values(local.subnet_ids)
   security_group_ids  = [aws_security_group.endpoints[0].id]
