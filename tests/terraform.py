@@ -172,6 +172,25 @@ def check_policies(resources: Mapping[str, Mapping[str, Any]], *, has_kms: bool 
         assert {*needed, *kms} <= allowed <= {*needed, *options, *kms}, role
 
 
+def check_tags(resources: Mapping[str, Mapping[str, Any]], tags: Mapping[str, str]) -> None:
+    """Check that all planned or applied resources have these tags, and that they give them to what AWS launches.
+
+    Objects of S3 are an exception, because an object can have ten tags only.
+    """
+    for address, values in resources.items():
+        kind = address.rpartition(".")[0].rpartition(".")[2]
+        found = {address: values["tags_all"]} if "tags" in values and kind != "aws_s3_object" else {}
+        if kind == "aws_launch_template":
+            launched = {each["resource_type"]: each["tags"] for each in values["tag_specifications"]}
+            found |= {f"{address} {name}": launched[name] for name in ("instance", "network-interface", "volume")}
+        if kind == "aws_autoscaling_group":
+            found[address] = {each["key"]: each["value"] for each in values["tag"] if each["propagate_at_launch"]}
+        if kind == "aws_instance":
+            found[f"{address} volume"] = values["root_block_device"][0]["tags_all"]
+        for name, carried in found.items():
+            assert tags.items() <= carried.items(), name
+
+
 def check_group(aws: ServedAws, name: str) -> None:
     """Check that an Auto Scaling group already has all settings that Everstep requires."""
     group = AwsOperator(aws.connection()).describe_group(name)

@@ -15,6 +15,7 @@ from moto.core.config import default_user_config
 from moto.core.responses import ActionResult
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.security_groups import SecurityGroupRule
+from moto.ec2.utils import convert_tag_spec
 from moto.iam.responses import IamResponse
 from moto.rds.models import DBParameterGroup
 from moto.s3.models import FakeDeleteMarker, FakeKey
@@ -37,6 +38,7 @@ def repair() -> None:
     """Replace methods of moto by corrected methods until this process ends. Must be called once."""
     _describe_rules_between_groups()
     _keep_tags_of_templates_apart()
+    _tag_volumes_and_network_interfaces()
     _write_policies_compactly()
     _name_the_source_of_database_parameters()
     _delete_markers_with_their_bucket()
@@ -68,6 +70,25 @@ def _keep_tags_of_templates_apart() -> None:
         return create(self, name, description, {**data, **({"TagSpecifications": tags} if tags else {})}, tag_spec)
 
     EC2Backend.create_launch_template = create_launch_template
+
+
+def _tag_volumes_and_network_interfaces() -> None:
+    """Make moto give volumes and network interfaces of a new instance the tags in its launch template."""
+    run = EC2Backend.run_instances
+
+    def run_instances(self: EC2Backend, *args: Any, **kwargs: Any) -> Any:
+        reservation = run(self, *args, **kwargs)
+        if kwargs.get("launch_template"):
+            data = self._get_template_from_args(kwargs["launch_template"]).data
+            tags = convert_tag_spec(data.get("TagSpecifications", []))
+            for instance in reservation.instances:
+                for card in instance.nics.values():
+                    card.add_tags(tags.get("network-interface", {}))
+                for _, device in instance.get_block_device_mapping:
+                    self.get_volume(device.volume_id).add_tags(tags.get("volume", {}))
+        return reservation
+
+    EC2Backend.run_instances = run_instances
 
 
 def _write_policies_compactly() -> None:

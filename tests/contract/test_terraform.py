@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,15 @@ from tests.terraform import (
     SOURCES,
     check_group,
     check_policies,
+    check_tags,
     needs_provider,
     needs_terraform,
     terraform_of,
 )
-from tests.unit.local_cloud.served import served_aws
+from tests.unit.local_cloud.served import ServedAws, served_aws
+
+TAGS = {"cost center": "research/1", **{f"team/{number}": "vision" for number in range(10)}}
+"""Tags with a space and a slash in their keys. An object of S3 cannot have so many tags."""
 
 pytestmark = pytest.mark.integration
 
@@ -91,6 +96,18 @@ def test_each_security_group_rule_opens_one_port_to_one_group() -> None:
     }
 
 
+def check_tags_of_instance(aws: ServedAws, instance_id: str, tags: Mapping[str, str]) -> None:
+    """Check that an instance, its volumes and its network interfaces have these tags."""
+    instance = aws.instance(instance_id)
+    volumes = [each["Ebs"]["VolumeId"] for each in instance["BlockDeviceMappings"]]
+    cards = [each["NetworkInterfaceId"] for each in instance["NetworkInterfaces"]]
+    assert volumes
+    assert cards
+    for name in (instance_id, *volumes, *cards):
+        found = aws.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [name]}])["Tags"]
+        assert tags.items() <= {each["Key"]: each["Value"] for each in found}.items(), name
+
+
 @pytest.mark.long
 @needs_terraform
 @needs_provider
@@ -101,10 +118,16 @@ def test_an_installation_is_created_planned_without_changes_and_destroyed(tmp_pa
         wheel = quickstart.folder / "everstep-0.1.0-py3-none-any.whl"
         wheel.write_bytes(b"a wheel")
         try:
-            quickstart.apply(region="us-east-1", wheel=str(wheel), image_id=IMAGE, node_user_data="#!/bin/sh\n")
+            quickstart.apply(
+                region="us-east-1", wheel=str(wheel), image_id=IMAGE, node_user_data="#!/bin/sh\n", tags=TAGS
+            )
             quickstart.require_no_changes()
             check_policies(quickstart.resources())
+            check_tags(quickstart.resources(), {**TAGS, "everstep:installation": "everstep"})
             check_group(aws, "everstep-main")
+            aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName="everstep-main", DesiredCapacity=1)
+            (node,) = aws.in_service("everstep-main", 1)
+            check_tags_of_instance(aws, node, TAGS)
             # Remove the module with the queues from the state, because the provider waits 45 s for the deletion of each
             # queue. The test of `production` deletes the same module.
             quickstart.run("state", "rm", "module.events")

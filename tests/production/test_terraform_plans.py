@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.terraform import IMAGE, Terraform, needs_provider, needs_terraform, terraform_of
+from tests.terraform import IMAGE, Terraform, check_tags, needs_provider, needs_terraform, terraform_of
 from tests.unit.local_cloud.served import ServedAws, served_aws
 
 ZONES = ["us-east-1a", "us-east-1b"]
@@ -149,3 +149,14 @@ def test_a_fleet_may_have_several_instance_types_and_spot_instances(production: 
     reserved = {**fleet, "capacity_reservation_id": "cr-0123456789abcdef0"}
     refusal = production.refusal(**{**GIVEN, "fleets": {"mixed": reserved}}, zones=ZONES)
     assert "A reservation has one instance type" in refusal
+
+
+def test_all_resources_and_what_aws_launches_have_the_tags(production: Terraform) -> None:
+    tags = {"cost center": "research/1", "team/owner": "vision"}
+    fleets = {"clustered": {**FLEET, "is_clustered": True}, "mixed": {**FLEET, "spot_percentage": 50}}
+    planned = production.planned(**{**GIVEN, "fleets": fleets}, zones=ZONES, has_nat=True, is_public=True, tags=tags)
+    check_tags(planned, {**tags, "everstep:installation": "everstep"})
+    templates = of_type(planned, "aws_launch_template")
+    assert len(templates) == 3
+    # Tags in the instance metadata would forbid keys with a space or a slash.
+    assert not any(values["metadata_options"][0].get("instance_metadata_tags") for values in templates.values())

@@ -8,6 +8,7 @@ data "aws_partition" "this" {}
 
 locals {
   port   = 8443
+  tags   = merge(var.tags, { "everstep:installation" = var.name })
   bucket = "${var.name}-${data.aws_caller_identity.this.account_id}-${var.region}"
   url    = "https://${var.domain_name}"
   fleets = { for name, fleet in var.fleets : "${var.name}-${name}" => fleet }
@@ -149,6 +150,7 @@ module "servers" {
   image_id                 = var.image_id
   root_device              = var.root_device
   is_protected             = var.is_protected
+  tags                     = local.tags
 
   user_data = var.server_user_data != null ? var.server_user_data : templatefile("${path.module}/../user_data.sh.tftpl", merge(local.image, {
     role = "server"
@@ -196,6 +198,7 @@ module "fleet" {
   placement_group         = each.value.is_clustered ? aws_placement_group.this[each.key].name : null
   capacity_reservation_id = each.value.capacity_reservation_id
   is_capacity_block       = each.value.is_capacity_block
+  tags                    = local.tags
 
   user_data = var.node_user_data != null ? var.node_user_data : templatefile("${path.module}/../user_data.sh.tftpl", merge(local.image, {
     role = "node"

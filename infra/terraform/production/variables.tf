@@ -190,3 +190,9 @@ variable "node_user_data" {
   type        = string
   default     = null
 }
+
+variable "tags" {
+  description = "Tags of all resources, such as those for the allocation of costs. Launched instances, volumes and network interfaces get them."
+  type        = map(string)
+  default     = {}
+}

@@ -17,6 +17,6 @@ provider "aws" {
   region = var.region
 
   default_tags {
-    tags = { "everstep:installation" = var.name }
+    tags = local.tags
   }
 }

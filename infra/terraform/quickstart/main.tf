@@ -24,6 +24,7 @@ locals {
   fleet    = "${var.name}-main"
   image_id = var.image_id == null ? nonsensitive(data.aws_ssm_parameter.image[0].value) : var.image_id
   port     = 8443
+  tags     = merge(var.tags, { "everstep:installation" = var.name })
   bucket   = "${var.name}-${data.aws_caller_identity.this.account_id}-${var.region}"
 
   # Public, and equal for the server and its agents: agents include this id in the requests that they sign.
@@ -80,6 +81,13 @@ resource "aws_s3_object" "wheel" {
   key    = "release/${basename(var.wheel)}"
   source = var.wheel
   etag   = filemd5(var.wheel)
+
+  # An object can have ten tags only, and its bucket has the tags already.
+  override_provider {
+    default_tags {
+      tags = {}
+    }
+  }
 }
 
 module "control_plane" {
@@ -115,6 +123,7 @@ module "fleet" {
   instance_type      = var.node_type
   image_id           = local.image_id
   max_size           = var.max_nodes
+  tags               = local.tags
 
   user_data = var.node_user_data != null ? var.node_user_data : templatefile("${path.module}/../user_data.sh.tftpl", merge(local.install, {
     role = "node"

@@ -33,7 +33,6 @@ resource "aws_launch_template" "this" {
     http_endpoint               = "enabled"
     http_tokens                 = "required"
     http_put_response_hop_limit = 1
-    instance_metadata_tags      = "enabled"
   }
 
   block_device_mappings {
@@ -85,8 +84,9 @@ resource "aws_launch_template" "this" {
     }
   }
 
+  # The provider's default tags do not reach what AWS creates at a launch.
   dynamic "tag_specifications" {
-    for_each = toset(["instance", "volume"])
+    for_each = toset(["instance", "network-interface", "volume"])
 
     content {
       resource_type = tag_specifications.value

@@ -97,7 +97,7 @@ variable "is_capacity_block" {
 }
 
 variable "tags" {
-  description = "Tags of the group, the nodes and their volumes."
+  description = "Tags of the group, the nodes, and their volumes and network interfaces."
   type        = map(string)
   default     = {}
 }

@@ -33,8 +33,9 @@ resource "aws_launch_template" "this" {
     }
   }
 
+  # The provider's default tags do not reach what AWS creates at a launch.
   dynamic "tag_specifications" {
-    for_each = toset(["instance", "volume"])
+    for_each = toset(["instance", "network-interface", "volume"])
 
     content {
       resource_type = tag_specifications.value
