@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,3 +161,15 @@ def test_all_resources_and_what_aws_launches_have_the_tags(production: Terraform
     assert len(templates) == 3
     # Tags in the instance metadata would forbid keys with a space or a slash.
     assert not any(values["metadata_options"][0].get("instance_metadata_tags") for values in templates.values())
+
+
+@pytest.mark.parametrize("root", ["production", "quickstart"])
+def test_all_roles_have_the_permissions_boundary(root: str, aws: ServedAws, tmp_path: Path) -> None:
+    boundary = "arn:aws:iam::123456789012:policy/boundary"
+    wheel = tmp_path / "everstep.whl"
+    wheel.write_bytes(b"a wheel")
+    given = {"production": {**GIVEN, "zones": ZONES}, "quickstart": {"region": "us-east-1", "wheel": str(wheel)}}[root]
+    planned = terraform_of(root, aws.url, aws.keys, tmp_path).planned(**given, permissions_boundary=boundary)
+    roles = of_type(planned, "aws_iam_role")
+    assert len(roles) == 2
+    assert {values["permissions_boundary"] for values in roles.values()} == {boundary}

@@ -119,18 +119,19 @@ module "events" {
 }
 
 module "identity" {
-  source              = "../modules/identity"
-  name                = var.name
-  bucket_arn          = module.storage.arn
-  kms_key_arn         = aws_kms_key.this.arn
-  secret_arns         = values(module.secrets.arns)
-  database_secret_arn = module.database.secret_arn
-  queue_arn           = module.events.queue_arn
-  projects            = var.projects
-  job_role_arns       = var.job_role_arns
-  job_secret_arns     = var.job_secret_arns
-  event_bus_arns      = var.event_bus_arns
-  topic_arns          = var.topic_arns
+  source               = "../modules/identity"
+  name                 = var.name
+  bucket_arn           = module.storage.arn
+  kms_key_arn          = aws_kms_key.this.arn
+  secret_arns          = values(module.secrets.arns)
+  database_secret_arn  = module.database.secret_arn
+  queue_arn            = module.events.queue_arn
+  projects             = var.projects
+  job_role_arns        = var.job_role_arns
+  job_secret_arns      = var.job_secret_arns
+  event_bus_arns       = var.event_bus_arns
+  topic_arns           = var.topic_arns
+  permissions_boundary = var.permissions_boundary
 }
 
 module "servers" {

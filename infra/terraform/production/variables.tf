@@ -191,6 +191,12 @@ variable "node_user_data" {
   default     = null
 }
 
+variable "permissions_boundary" {
+  description = "ARN of the policy that limits the permissions of all roles. It must permit what their policies permit. Null: none."
+  type        = string
+  default     = null
+}
+
 variable "tags" {
   description = "Tags of all resources, such as those for the allocation of costs. Launched instances, volumes and network interfaces get them."
   type        = map(string)

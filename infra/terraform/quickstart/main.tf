@@ -72,8 +72,9 @@ module "identity" {
   secret_arns = values(module.secrets.arns)
   queue_arn   = module.events.queue_arn
 
-  job_role_arns   = var.job_role_arns
-  job_secret_arns = var.job_secret_arns
+  job_role_arns        = var.job_role_arns
+  job_secret_arns      = var.job_secret_arns
+  permissions_boundary = var.permissions_boundary
 }
 
 resource "aws_s3_object" "wheel" {

@@ -241,10 +241,11 @@ locals {
 }
 
 resource "aws_iam_role" "this" {
-  for_each           = local.policies
-  name               = "${var.name}-${each.key}"
-  assume_role_policy = data.aws_iam_policy_document.trust.json
-  tags               = var.tags
+  for_each             = local.policies
+  name                 = "${var.name}-${each.key}"
+  assume_role_policy   = data.aws_iam_policy_document.trust.json
+  permissions_boundary = var.permissions_boundary
+  tags                 = var.tags
 }
 
 resource "aws_iam_role_policy" "this" {

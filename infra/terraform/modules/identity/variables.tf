@@ -67,6 +67,12 @@ variable "has_session_manager" {
   default     = true
 }
 
+variable "permissions_boundary" {
+  description = "ARN of the policy that limits the permissions of all roles. It must permit what their policies permit. Null: none."
+  type        = string
+  default     = null
+}
+
 variable "tags" {
   description = "Tags of all resources."
   type        = map(string)
