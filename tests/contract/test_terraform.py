@@ -17,6 +17,7 @@ from control_plane.app import KEEP_ALIVE_SECONDS
 from tests.terraform import (
     IMAGE,
     SOURCES,
+    Terraform,
     check_group,
     check_policies,
     check_tags,
@@ -94,6 +95,32 @@ def test_each_security_group_rule_opens_one_port_to_one_group() -> None:
         "network: ingress endpoints",
         "servers: ingress clients",
     }
+
+
+@needs_terraform
+def test_the_documented_backend_stores_and_locks_the_state(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```hcl\n(.*?)```", (SOURCES / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "backend.tf").write_text(block)
+    (tmp_path / "main.tf").write_text('output "name" {\n  value = "everstep"\n}\n')
+    terraform = Terraform(tmp_path)
+    with served_aws(tmp_path / "aws") as aws:
+        s3 = aws.client("s3")
+        bucket, key = "example-terraform-state", "everstep/production.tfstate"
+        s3.create_bucket(Bucket=bucket)
+        given = {
+            "access_key": aws.keys.access_key_id,
+            "secret_key": aws.keys.secret_access_key,
+            "endpoints": f'{{s3="{aws.url}"}}',
+            "use_path_style": "true",
+            "skip_credentials_validation": "true",
+            "skip_requesting_account_id": "true",
+        }
+        terraform.run("init", "-input=false", *(f"-backend-config={name}={value}" for name, value in given.items()))
+        terraform.apply()
+        assert [each["Key"] for each in s3.list_objects_v2(Bucket=bucket)["Contents"]] == [key]
+        s3.put_object(Bucket=bucket, Key=f"{key}.tflock", Body=b"{}")
+        with pytest.raises(AssertionError, match="Error acquiring the state lock"):
+            terraform.apply()
 
 
 def check_tags_of_instance(aws: ServedAws, instance_id: str, tags: Mapping[str, str]) -> None:
