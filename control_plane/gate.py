@@ -10,6 +10,7 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 - A request whose body has many tiny chunks is answered with 400, because each chunk costs as much time as a large one.
 - A websocket is read only after its token is verified, and until then counts as a connection without a token. It is
   closed if it sends more pings or fragments than an agent does.
+- A token has at most `MAX_PER_TOKEN` connections on a server. Above, the server closes its oldest one.
 - A response that its client does not read is given up after `UNREAD_SECONDS`. The unread responses of one token, and of
   all clients without a token together, are limited to `MAX_UNREAD_BYTES`.
 
@@ -52,6 +53,7 @@ EXTRA_FRAMES: Final = 128
 An agent sends one ping per third of a lease, and answers the server's pings.
 """
 EXTRA_FRAMES_PER_SECOND: Final = 8.0
+MAX_PER_TOKEN: Final = 512
 UNREAD_SECONDS: Final = 20.0
 """Time in which a client must read `LEAST_READ_BYTES` of a complete response, or its rest."""
 LEAST_READ_BYTES: Final = 512 * 1024
@@ -111,6 +113,8 @@ class Gate:
         self._max_strangers = max_strangers
         self._strangers: dict[GuardedHttp, str] = {}
         """Remote address of each counted connection, oldest first."""
+        self._of_tokens: dict[str, dict[GuardedHttp, None]] = {}
+        """The connections of each token, oldest first."""
         self._unread: dict[GuardedHttp, asyncio.TimerHandle] = {}
         """Next look at each connection whose client has not read a complete response yet, oldest first."""
 
@@ -140,6 +144,27 @@ class Gate:
     def leave(self, connection: GuardedHttp) -> None:
         """Stop counting a connection as one without a valid token: it ended, or has sent a valid token. Idempotent."""
         self._strangers.pop(connection, None)
+
+    def trust(self, connection: GuardedHttp, owner: str) -> None:
+        """Count a connection as one of a valid token, and close the token's oldest one if it has too many."""
+        self.leave(connection)
+        if connection.owner != owner:
+            self.forget(connection)
+            connection.owner = owner
+        own = self._of_tokens.setdefault(owner, {})
+        own[connection] = None
+        if len(own) > MAX_PER_TOKEN:
+            oldest = next(iter(own))
+            log.info("a token has more than %d connections: the server closes the oldest one", MAX_PER_TOKEN)
+            self.forget(oldest)
+            oldest.transport.abort()
+
+    def forget(self, connection: GuardedHttp) -> None:
+        """Stop counting a connection as one of its token. Idempotent."""
+        own = self._of_tokens.get(connection.owner, {})
+        own.pop(connection, None)
+        if not own:
+            self._of_tokens.pop(connection.owner, None)
 
     def hold(self, connection: GuardedHttp) -> None:
         """Watch how the client reads its complete response, and limit the unread responses of its token."""
@@ -218,6 +243,7 @@ class GuardedHttp(HttpToolsProtocol):
         """Stop counting the connection, which has ended. Called by asyncio."""
         self._forget_deadline()
         self._gate.leave(self)
+        self._gate.forget(self)
         self._gate.release(self)
         super().connection_lost(exc)
 
@@ -271,7 +297,7 @@ class GuardedHttp(HttpToolsProtocol):
         if not self.unread_bytes:
             self._gate.release(self)
         super().on_message_begin()
-        self.scope["state"][TRUST] = self._trust
+        self.scope["state"][TRUST] = partial(self._gate.trust, self)
 
     def on_headers_complete(self) -> None:
         """Cancel the deadline for headers and start the response. uvicorn's HTTP parser calls this method."""
@@ -304,10 +330,6 @@ class GuardedHttp(HttpToolsProtocol):
         self._forget_deadline()
         self.ws_protocol_class = partial(GuardedSocket, leave=partial(self._gate.leave, self))  # type: ignore[assignment]
         super().handle_websocket_upgrade()
-
-    def _trust(self, owner: str) -> None:
-        self.owner = owner
-        self._gate.leave(self)
 
     def _expect_headers(self) -> None:
         if self._deadline is None:

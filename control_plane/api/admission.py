@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Final
 
+import msgspec
+
 from control_plane.api.allowance import Allowance
 from control_plane.api.errors import InvalidRequest
 from control_plane.api.schemas.common import MAX_S3_PATH_CHARACTERS
@@ -48,6 +50,16 @@ KEY_VARIABLES = frozenset(
 )
 """Environment variables that would make AWS SDKs ignore the credentials of the job's RoleArn."""
 
+MAX_SPEC_BYTES: Final = 64 * 1024
+"""Largest size of a job's settings as JSON. Lists and loops read the settings of many jobs at once."""
+_LARGE: Final = {
+    "environment": "Environment",
+    "hyperparameters": "HyperParameters",
+    "arguments": "Arguments",
+    "secrets": "Secrets",
+    "inputs": "InputDataConfig",
+}
+"""Settings without a small limit of their own, and their fields."""
 _STORED_AS_SENT: Final = (
     CreateTrainingJobRequest.model_fields.keys() & {field.name for field in fields(SavedJobSpec)}
 ) - {"entry_point"}
@@ -139,7 +151,11 @@ def admit(
 
 
 def contradictions(spec: SavedJobSpec) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a new or changed job that contradict each other, each as its field and the message."""
+    """Yield the settings of a new or changed job that contradict each other or are too large, as field and message."""
+    if (size := len(msgspec.json.encode(spec))) > MAX_SPEC_BYTES:
+        largest = max(_LARGE, key=lambda name: len(msgspec.json.encode(getattr(spec, name))))
+        message = f"the job has {size} bytes of settings, and may have {MAX_SPEC_BYTES}. Put large values into a file"
+        yield _LARGE[largest], message
     yield from checkpoints.contradictions(
         every_steps=spec.checkpoint_every_steps,
         interval_seconds=spec.checkpoint_interval_seconds,

@@ -37,6 +37,8 @@ MAX_AGE_SECONDS: Final = 1.0
 MAX_AGE_UNSEEN_SECONDS: Final = 0.2
 """Maximum age of a cached response while this server cannot see the commits of other control-plane servers."""
 MAX_BYTES: Final = 32 * 1024 * 1024
+ENTRY_BYTES: Final = 2_048
+"""Memory that each cached response takes besides its body. Source: measured, 1.5 kB."""
 MAX_ANSWER_BYTES: Final = 2 * 1024 * 1024
 _SHARED: Final = re.compile(r"/v1/training-jobs(/[^/]+(/metric-data)?)?")
 _OF_SESSIONS: Final = (b"cookie", b"sec-fetch-site", b"origin")
@@ -45,7 +47,7 @@ _OF_SESSIONS: Final = (b"cookie", b"sec-fetch-site", b"origin")
 The cache key contains their values.
 """
 
-Key = tuple[bytes, bytes, bytes, bool]
+Key = tuple[bytes, bytes, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,11 @@ class Answer:
     made_at: datetime
     headers: list[tuple[bytes, bytes]]
     body: bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the response takes in the cache."""
+        return len(self.body) + ENTRY_BYTES
 
 
 class Answers:
@@ -137,17 +144,17 @@ class Answers:
 
     def _hold(self, key: Key, answer: Answer) -> None:
         before = self._held.pop(key, None)
-        self._held_bytes += len(answer.body) - (len(before.body) if before is not None else 0)
+        self._held_bytes += answer.held_bytes - (before.held_bytes if before is not None else 0)
         self._held[key] = answer
         while self._held_bytes > MAX_BYTES:
             _, oldest = self._held.popitem(last=False)
-            self._held_bytes -= len(oldest.body)
+            self._held_bytes -= oldest.held_bytes
 
 
 def _key(scope: Scope) -> Key | None:
     """Return the cache key of a request, or None if it is not cacheable.
 
-    The key contains the digest of the credentials, so that the cache stores no tokens.
+    It contains a digest of query and credentials: the cache stores no tokens, and a long query takes no memory.
     """
     if scope["type"] != "http" or scope["method"] != "GET" or _SHARED.fullmatch(scope["path"]) is None:
         return None
@@ -158,8 +165,8 @@ def _key(scope: Scope) -> Key | None:
         if not _values(scope, b"cookie"):
             return None
         credentials = [repr([_values(scope, name) for name in _OF_SESSIONS]).encode()]
-    digest = hashlib.sha256(credentials[0]).digest()
-    return scope["path"].encode(), scope["query_string"], digest, accepts_gzip(scope)
+    digest = hashlib.sha256(credentials[0] + b"\n" + scope["query_string"]).digest()
+    return scope["path"].encode(), digest, accepts_gzip(scope)
 
 
 def _values(scope: Scope, wanted: bytes) -> list[bytes]:

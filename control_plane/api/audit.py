@@ -3,6 +3,7 @@
     before the call    operation, resource, caller, source address, request id
     after the call     status, error code, and the name of a resource that the service generated
 
+Calls of a token with too many refused calls are refused without an entry, so that no token fills the database.
 GET requests and dry runs change nothing and get no entry. Calls without a valid token get no entry either, so that
 callers without a token cannot fill the log.
 
@@ -61,12 +62,15 @@ class AuditedRoute(JsonRoute):
             if caller is None or (has_dry_run and _is_dry(request, sent)):
                 return await handle(request)
             services: Services = request.app.state.services
+            if not services.refused_calls.is_left(caller.token.id):
+                raise errors.Throttled("Too many calls of this token were refused.", hint="Correct them, and wait.")
             entry = _entry(operation, request, sent, caller, services)
             entry_id = await services.caller_threads.run(_begin, services, entry)
             try:
                 response = await handle(request)
             except Exception as error:
                 refusal = errors.translated(error)
+                services.refused_calls.spend(caller.token.id)
                 await _finish(services, entry_id, entry.resource, refusal.status, refusal.code)
                 raise
             answer = _object_in(bytes(getattr(response, "body", b"")))
@@ -154,4 +158,5 @@ def _name(found: Mapping[str, Any]) -> str:
 
 
 def _cut(text: str) -> str:
-    return text[:MAX_RESOURCE_CHARACTERS].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    cut = text[:MAX_RESOURCE_CHARACTERS].encode("utf-8", "replace")[:MAX_RESOURCE_CHARACTERS]
+    return cut.decode("utf-8", "ignore").replace("\0", "\ufffd")

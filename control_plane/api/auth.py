@@ -19,6 +19,7 @@ server reads a request's body only after it has verified the token, except on `O
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,8 +31,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from control_plane.api import sessions
 from control_plane.api.caller_threads import CALLER, STRANGER_SECONDS
 from control_plane.api.deps import Services, ServicesDep
-from control_plane.api.envelope import announced_bytes
-from control_plane.api.errors import Forbidden, NotFound, TooLarge, Unauthenticated, response
+from control_plane.api.envelope import STREAMED_PREFIX, UNKNOWN_BYTES, announced_bytes
+from control_plane.api.errors import Forbidden, NotFound, Throttled, TooLarge, Unauthenticated, response
 from control_plane.db import tokens
 from control_plane.db.tokens import Role, TokenKind, TokenRecord
 from control_plane.gate import TRUST
@@ -50,6 +51,8 @@ instance through STS.
 CHECKED_PATHS: Final = frozenset({"/v1/health", "/v1/ready"})
 """Open paths whose answers no flood of other strangers may delay: a load balancer decides by them."""
 MAX_OPEN_BODY_BYTES: Final = 16 * 1024
+MAX_HELD_BODY_BYTES: Final = 16 * 1024 * 1024
+"""Largest size of the bodies of one token's requests together, besides those of archives (`SpoolRoom`)."""
 MAX_TOKEN_LENGTH = 512
 
 
@@ -194,6 +197,8 @@ class Authenticated:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._held: Counter[str] = Counter()
+        """Bytes of request bodies by token, as announced, while their requests run."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request. The HTTP server calls this method for each request."""
@@ -212,7 +217,25 @@ class Authenticated:
             trust: Callable[[str], None] | None = scope["state"].get(TRUST)
             if trust is not None:
                 trust(scope["state"]["token_id"])
+            await self._with_body(scope, receive, send)
+            return
         await self._app(scope, receive, send)
+
+    async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a caller's request, unless bodies of its token's requests already take `MAX_HELD_BODY_BYTES`."""
+        announced, owner = announced_bytes(scope), scope["state"]["token_id"]
+        size = 0 if scope["path"].startswith(STREAMED_PREFIX) else UNKNOWN_BYTES if announced is None else announced
+        if size and self._held[owner] + size > MAX_HELD_BODY_BYTES:
+            refused = Throttled("Too many request bodies of this token arrive.", hint="Send fewer at a time.")
+            await response(refused, scope["state"]["request_id"])(scope, receive, send)
+            return
+        self._held[owner] += size
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._held[owner] -= size
+            if not self._held[owner]:
+                del self._held[owner]
 
     @staticmethod
     async def _opened(scope: Scope, send: Send) -> Send:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,6 +49,10 @@ CALLER: Final[contextvars.ContextVar[tuple[str, str]]] = contextvars.ContextVar(
 """Project and token of the request that runs, or a pair of the same kind for a request without a token. `api.auth` sets
 it.
 """
+REFUSED_CALLS: Final = 600
+"""Number of refused calls of a token at once, each with an entry in the audit log."""
+REFUSED_CALLS_PER_SECOND: Final = 0.2
+MOST_TOKENS: Final = 10_000
 OPEN_DOWNLOADS: Final = 16
 """Largest number of downloads of one token that a server sends at the same time. Each holds up to 3 MiB."""
 
@@ -169,6 +174,29 @@ class CallerThreads:
         """Reject new work, without waiting for running work. `control_plane.app` calls this method once."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class EventAllowance:
+    """A number of events that each token may cause at once, and that grows back. Used on the event loop only."""
+
+    def __init__(self, most: float, per_second: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._per_second, self._monotonic = most, per_second, monotonic
+        self._spent: dict[str, tuple[float, float]] = {}
+        """Spent events of a token, at a time. A token whose events have all grown back has no entry."""
+
+    def is_left(self, token: str) -> bool:
+        """Return whether a token may cause a further event."""
+        return self._of(token) + 1 <= self._most
+
+    def spend(self, token: str) -> None:
+        """Count an event of a token."""
+        if len(self._spent) > MOST_TOKENS:
+            self._spent = {each: self._spent[each] for each in self._spent if self._of(each) > 0}
+        self._spent[token] = self._of(token) + 1, self._monotonic()
+
+    def _of(self, token: str) -> float:
+        spent, at = self._spent.get(token, (0.0, 0.0))
+        return max(0.0, spent - (self._monotonic() - at) * self._per_second)
 
 
 class SpoolRoom:

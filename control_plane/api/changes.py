@@ -41,7 +41,7 @@ class ResponseSnapshots:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._held: OrderedDict[str, tuple[Contents, int]] = OrderedDict()
+        self._held: OrderedDict[bytes, tuple[Contents, int]] = OrderedDict()
         self._held_bytes = 0
         self._lock = threading.Lock()
 
@@ -112,5 +112,5 @@ def digest_of(item: bytes) -> bytes:
     return hashlib.blake2b(item, digest_size=DIGEST_BYTES).digest()
 
 
-def _key(question: Hashable, token: str) -> str:
-    return f"{question!r} {token}"
+def _key(question: Hashable, token: str) -> bytes:
+    return digest_of(f"{question!r} {token}".encode())

@@ -23,9 +23,12 @@ from control_plane.api import page_tokens
 from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import (
     HANDSHAKE_THREADS,
+    REFUSED_CALLS,
+    REFUSED_CALLS_PER_SECOND,
     STRANGER_BURST_SECONDS,
     UPLOAD_BURST_SECONDS,
     CallerThreads,
+    EventAllowance,
     SpoolRoom,
 )
 from control_plane.api.changes import ResponseSnapshots
@@ -105,6 +108,9 @@ class Services:
     """Slows the reading of source archives, together."""
     strangers: Pace = field(default_factory=lambda: Pace(STRANGER_BURST_SECONDS))
     """Slows the responses to requests without a valid token, together."""
+    refused_calls: EventAllowance = field(
+        default_factory=lambda: EventAllowance(REFUSED_CALLS, REFUSED_CALLS_PER_SECOND)
+    )
     downloads: Counter[str] = field(default_factory=Counter)
     """Number of open downloads by token. Used on the event loop only."""
     spool_room: SpoolRoom = field(default_factory=SpoolRoom)

@@ -9,9 +9,11 @@ agent copies its modules. No code of the package runs.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-import tomllib
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +21,25 @@ from typing import Any, NamedTuple
 from worker.errors import RequirementsRefused
 from worker.node.file_trees import remove_tree
 
-MOST_FOLDERS = 64
-MAX_PROJECT_BYTES = 1 << 20
-"""Largest `pyproject.toml` that the agent parses."""
+MOST_FOLDERS = 16
+MOST_LINES = 10_000
+"""Largest number of requirements, with those that the packages of the source add."""
+PARSE_SECONDS = 10.0
+_PARSER = """
+import json, resource, sys, tomllib
+resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29))
+resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+content = sys.stdin.buffer.read((1 << 20) + 1)
+assert len(content) <= 1 << 20
+project = tomllib.loads(content.decode()).get("project")
+optional = project.get("optional-dependencies", {})
+lists = [project.get("dependencies", []), project.get("dynamic", []), *optional.values()]
+assert all(isinstance(each, list) and all(isinstance(item, str) for item in each) for each in lists)
+print(json.dumps({"dependencies": lists[0], "dynamic": lists[1], "optional-dependencies": optional}))
+"""
+"""Program that prints the needed part of a `pyproject.toml`. A process with limits parses it, because a few kB of TOML
+can take gigabytes, and the agent cannot stop a thread.
+"""
 _EDITABLE = re.compile(r"[ \t]*(?:-e|--editable)(?:[ \t]+|=)(?P<rest>.*)")
 _FILE = re.compile(
     r"[ \t]*(?P<option>-r|-c|-f|--requirement|--constraint|--find-links)(?:[ \t]+|=)(?P<path>[^\s#]+)[ \t]*(?:#.*)?"
@@ -49,8 +67,8 @@ def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Ex
         The requirements for pip, which may be stored anywhere.
 
     Raises:
-        RequirementsRefused: an editable install names a folder that only a build can install, or the file names more
-            than `MOST_FOLDERS` folders of the source.
+        RequirementsRefused: an editable install names a folder that only a build can install, or there are more than
+            `MOST_FOLDERS` folders of the source or `MOST_LINES` requirements.
     """
     lines: list[str] = []
     projects: dict[Path, dict[str, Any] | None] = {}
@@ -83,6 +101,8 @@ def expand(source: Path, requirements: Path, text: str, *, is_built: bool) -> Ex
             elif (folder, found["extras"]) not in named_before:
                 named_before.add((folder, found["extras"]))
                 lines += _dependencies(project, found["extras"] or "")
+                if len(lines) > MOST_LINES:
+                    raise RequirementsRefused(f"{requirements.name} and its packages have over {MOST_LINES} lines")
     folders = tuple(folder for folder, project in projects.items() if project is not None)
     return Expanded("\n".join(lines) + "\n", folders)
 
@@ -112,18 +132,26 @@ def _static(folder: Path) -> dict[str, Any] | None:
     """Return the `[project]` table of a package that needs no build, or None."""
     try:
         with (folder / "pyproject.toml").open("rb") as file:
-            content = file.read(MAX_PROJECT_BYTES + 1)
-        project: Any = tomllib.loads(content.decode()).get("project") if len(content) <= MAX_PROJECT_BYTES else None
-    except (OSError, ValueError):
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-c", _PARSER],
+                stdin=file,
+                capture_output=True,
+                check=False,
+                timeout=PARSE_SECONDS,
+            )
+    except OSError:
         return None
-    if not isinstance(project, dict) or (folder / "setup.py").exists():
+    except subprocess.TimeoutExpired as error:
+        raise RequirementsRefused(f"pyproject.toml is not read within {PARSE_SECONDS:g} s") from error
+    if done.returncode != 0 or (folder / "setup.py").exists():
         return None
+    project: dict[str, Any] = json.loads(done.stdout)
     dynamic = project.get("dynamic", ())
     return None if "dependencies" in dynamic or "optional-dependencies" in dynamic else project
 
 
 def _dependencies(project: dict[str, Any], extras: str) -> list[str]:
     optional = project.get("optional-dependencies", {})
-    chosen = [each.strip() for each in extras.split(",") if each.strip()]
+    chosen = dict.fromkeys(each.strip() for each in extras.split(",") if each.strip())
     groups = [project.get("dependencies", []), *(optional.get(each, []) for each in chosen)]
     return [str(each) for group in groups for each in group]

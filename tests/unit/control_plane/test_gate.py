@@ -363,3 +363,17 @@ def test_the_server_watches_each_complete_response(tmp_path: Path, monkeypatch: 
     with served(tmp_path, unread_seconds=0.05) as service, ExitStack() as stack:
         request = f"GET /v1/nodes HTTP/1.1\r\nHost: x\r\nauthorization: Bearer {service.admin_token}\r\n\r\n"
         assert rest(connect(service, stack, request.encode())).startswith(b"HTTP/1.1 200")
+
+
+def test_a_token_has_few_connections_and_its_oldest_one_goes_first() -> None:
+    counted, own = Gate(), [Reading("", 0) for _ in range(gate.MAX_PER_TOKEN + 1)]
+    of_another = Reading("", 0)
+    counted.trust(of_another, "b")  # type: ignore[arg-type]
+    for connection in own:
+        counted.trust(connection, "a")  # type: ignore[arg-type]
+        counted.trust(connection, "a")  # type: ignore[arg-type]  # its second request
+    assert [each.is_aborted for each in own] == [True] + [False] * gate.MAX_PER_TOKEN
+    assert not of_another.is_aborted
+    counted.forget(own[1])  # type: ignore[arg-type]
+    counted.trust(Reading("", 0), "a")  # type: ignore[arg-type]
+    assert not own[2].is_aborted

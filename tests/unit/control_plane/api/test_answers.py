@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from control_plane.api.answers import MAX_ANSWER_BYTES, MAX_BYTES, Answers
+from control_plane.api.answers import ENTRY_BYTES, MAX_ANSWER_BYTES, MAX_BYTES, Answers
 from control_plane.db.tokens import Role
 from tests.unit.control_plane.api.conftest import START, Clock, refused
 
@@ -179,7 +179,7 @@ async def test_who_waits_for_one_that_fails_makes_its_own(world: World) -> None:
 
 async def test_the_bytes_of_stored_responses_are_limited(world: World) -> None:
     count = MAX_BYTES // MAX_ANSWER_BYTES
-    world.inside.body = b"%02d" + bytes(MAX_ANSWER_BYTES - 2)
+    world.inside.body = b"%02d" + bytes(MAX_ANSWER_BYTES - 2 - ENTRY_BYTES)
     world.versions.number = 0
     await world.ask("/v1/training-jobs/0")  # replaced below by a newer version, so its bytes no longer count
     world.versions.number = 1
@@ -221,3 +221,14 @@ def test_whoever_changes_a_job_sees_it_at_once(client, fleet, source):
     assert "StopRequestedTime" not in client.describe_training_job(TrainingJobName="gpt")
     client.stop_training_job(TrainingJobName="gpt")
     assert client.describe_training_job(TrainingJobName="gpt")["StopRequestedTime"] >= START - timedelta(seconds=1)
+
+
+async def test_many_small_responses_to_long_queries_are_limited_too(world: World) -> None:
+    world.inside.body = b"%d"
+    for number in range(MAX_BYTES // (ENTRY_BYTES + 1) + 2):
+        await world.ask(f"/v1/training-jobs/{number}")
+    before = world.inside.count
+    await world.ask(f"/v1/training-jobs/{before - 1}")
+    assert world.inside.count == before, "the newest response is stored"
+    await world.ask("/v1/training-jobs/0")
+    assert world.inside.count == before + 1, "the oldest response is not stored"

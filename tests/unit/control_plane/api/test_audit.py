@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from control_plane.api.audit import AuditedRoute
-from control_plane.api.caller_threads import CallerThreads
+from control_plane.api.caller_threads import REFUSED_CALLS, CallerThreads
 from control_plane.api.forwarding import LastHop
 from control_plane.api.surface import ROOMS
 from control_plane.db import audit
@@ -223,3 +223,22 @@ def test_entries_are_written_in_the_turn_of_their_caller(client, monkeypatch):
     with refused("ResourceNotFoundException"):
         client.stop_training_job(TrainingJobName="gpx")
     assert (ran[0], ran[-1]) == ("_begin", "write")
+
+
+@pytest.mark.security
+def test_a_token_with_too_many_refused_calls_writes_no_further_entries(service, client) -> None:
+    viewer = service.token(Role.VIEWER)
+    url = f"http://{service.address}/v1/training-jobs/gpt/stop"
+
+    def call() -> int:
+        return httpx.post(url, headers={"authorization": f"Bearer {viewer}"}, trust_env=False, timeout=30).status_code
+
+    assert call() == 403
+    count = len(client.list_audit_entries()["AuditEntries"])
+    token_id = client.list_audit_entries()["AuditEntries"][0]["TokenId"]
+    for _ in range(REFUSED_CALLS):
+        service.services.refused_calls.spend(token_id)
+    assert call() == 429
+    assert len(client.list_audit_entries()["AuditEntries"]) == count
+    client.create_token(Role="viewer")  # calls of other tokens are recorded as before
+    assert len(client.list_audit_entries()["AuditEntries"]) == count + 1

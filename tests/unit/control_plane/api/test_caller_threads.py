@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import hashlib
+import select
+import socket
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,8 @@ import httpx
 import pytest
 
 from control_plane.api import auth
-from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads
+from control_plane.api.auth import MAX_HELD_BODY_BYTES
+from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads, EventAllowance
 from control_plane.api.deps import Services
 from control_plane.api.errors import Throttled
 from control_plane.app import LOOP_THREADS
@@ -274,3 +277,45 @@ def test_strangers_of_one_address_keep_no_other_address_from_signing_in(service,
         finally:
             go.set()
         assert {answer.result(60) for answer in answers} == {401}
+
+
+def test_events_of_a_token_grow_back_with_time_and_are_counted_per_token() -> None:
+    now = [0.0]
+    calls = EventAllowance(3, 0.5, lambda: now[0])
+    for _ in range(3):
+        assert calls.is_left("a")
+        calls.spend("a")
+    assert not calls.is_left("a")
+    assert calls.is_left("b")
+    now[0] = 1.9
+    assert not calls.is_left("a")
+    now[0] = 2.0
+    assert calls.is_left("a")
+    now[0] = 1_000.0
+    for _ in range(3):
+        assert calls.is_left("a")
+        calls.spend("a")
+    assert not calls.is_left("a")
+
+
+@pytest.mark.security
+def test_request_bodies_of_one_token_are_limited_together(service) -> None:
+    """A caller that sends its bodies slowly keeps few of them on the server, and none of another token's."""
+    body = (
+        b"POST /v1/training-jobs HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n"
+    )
+    viewer, other = service.token(Role.VIEWER), service.token(Role.VIEWER)
+    with ExitStack() as stack:
+
+        def begun(token: str) -> socket.socket:
+            host, port = service.address.split(":")
+            opened = stack.enter_context(socket.create_connection((host, int(port)), 30))
+            opened.sendall(body + f"Authorization: Bearer {token}\r\n\r\n".encode() + b" " * 999_999)
+            return opened
+
+        several = [begun(viewer) for _ in range(MAX_HELD_BODY_BYTES // 1_000_000 + 1)]
+        refused, _, _ = select.select(several, [], [], 30)
+        assert [each.recv(12) for each in refused] == [b"HTTP/1.1 429"]
+        another = begun(other)
+        another.sendall(b" ")
+        assert another.recv(12) == b"HTTP/1.1 403"

@@ -52,6 +52,11 @@ def request_(client, tmp_path_factory):
 @pytest.mark.parametrize(
     ("change", "field", "figure"),
     [
+        (
+            {"Environment": {f"NAME{number}": "x" * 4000 for number in range(20)}, "Arguments": ["y" * 2000] * 5},
+            "Environment",
+            "may have 65536. Put large values into a file",
+        ),
         ({"Protection": {"Copies": 5}}, "Protection.Copies", "5 copies need 5 nodes; NodeCount is 4"),
         ({"Protection": {"ParityGroupSize": 1}}, "Protection.ParityGroupSize", "must be at least 2"),
         ({"Protection": {"ParityGroupSize": 9}}, "Protection.ParityGroupSize", "must be at most 8"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -109,17 +110,39 @@ def test_modules_replace_what_a_package_of_the_index_has_installed(tmp_path: Pat
 
 def test_a_folder_that_many_lines_name_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent cannot stop a thread that reads one file 50,000 times."""
-    (tmp_path / "pyproject.toml").write_text(STATIC)
-    read = []
-    monkeypatch.setattr(own_packages.tomllib, "loads", lambda text: read.append(text) or {"project": {}})
+    (tmp_path / "pyproject.toml").write_text("[project]\nname = 'mine'\n")
+    read, run = [], subprocess.run
+    monkeypatch.setattr(subprocess, "run", lambda *given, **options: read.append(given) or run(*given, **options))
     assert expanded(tmp_path, "-e .\n" * 5_000) == ("\n", ["."])
     assert len(read) == 1
 
 
-def test_the_agent_parses_no_large_project_and_not_many(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text(STATIC + "#" * own_packages.MAX_PROJECT_BYTES)
-    with pytest.raises(RequirementsRefused):
+@pytest.mark.parametrize(
+    "content",
+    [
+        STATIC + "#" * (1 << 20),
+        "project = {name = 1, dependencies = 5}",
+        "project = {dynamic = 5}",
+        "project = {optional-dependencies = 5}",
+        "project = {dependencies = [1]}",
+        "project = 5",
+        "project.x = " + "[" * 5_000 + "]" * 5_000,
+        "project." + "a." * 40_000 + "a = 1",
+    ],
+    ids=["large", "number", "dynamic", "optional", "no text", "no table", "deep", "gigabytes"],
+)
+def test_a_project_that_cannot_be_read_needs_a_build(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(content)
+    with pytest.raises(RequirementsRefused, match="this node installs wheels only"):
         expanded(tmp_path, "-e .")
+
+
+def test_packages_of_the_source_and_their_requirements_are_limited(tmp_path: Path) -> None:
     many = "".join(f"./{number}\n" for number in range(own_packages.MOST_FOLDERS + 1))
-    with pytest.raises(RequirementsRefused, match="more than 64 folders"):
+    with pytest.raises(RequirementsRefused, match="more than 16 folders"):
         expanded(tmp_path, many)
+    extras = "[project.optional-dependencies]\n" + "".join(f"a{number} = {['x'] * 100}\n" for number in range(200))
+    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'mine'\n{extras}")
+    assert expanded(tmp_path, f".[{','.join(['a1'] * 5_000)}]")[0] == "x\n" * 100, "an extra counts once"
+    with pytest.raises(RequirementsRefused, match="over 10000 lines"):
+        expanded(tmp_path, f".[{','.join(f'a{number}' for number in range(200))}]")
