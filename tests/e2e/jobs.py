@@ -137,7 +137,11 @@ class Workplace:
 
         Each combination of world size and hyperparameters is run only once.
         """
-        own = {key: value for key, value in parameters.items() if key not in ("pace_seconds", "says", "waits_after")}
+        own = {
+            key: value
+            for key, value in parameters.items()
+            if key not in ("pace_seconds", "says", "waits_after", "fixed_names")
+        }
         key = (shape.world, json.dumps(own, sort_keys=True))
         if key not in self.undisturbed:
             directory = self.directory / "undisturbed" / uuid.uuid4().hex

@@ -165,9 +165,11 @@ def test_a_rank_is_killed_in_the_middle_of_a_capture(start: Callable[..., Job]) 
 
     Everstep audits the first captures of a launch: just before the optimizer's next step, it compares the copy with the
     live tensors, and only then ends the capture. A rank that waits between two steps is therefore in the middle of it.
+
+    The ranks also leave shared memory of fixed names, which the next launch creates again.
     """
     victim = 2
-    job = start(PAIRS, holds=tuple(f"1:{step}" for step in range(1, STEPS)))
+    job = start(PAIRS, holds=tuple(f"1:{step}" for step in range(1, STEPS)), fixed_names=True)
     job.reference()
     for step in itertools.count(1):
         job.wait_standing(f"1:{step}")

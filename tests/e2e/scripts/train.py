@@ -40,12 +40,13 @@ settings = everstep.training.hyperparameters(
     waits_after=-1,
     ballast_bytes=0,
     says="",
+    fixed_names=False,
 )
 GENERATION = int(os.environ.get("EVERSTEP_GENERATION", "0"))
 TOKENS, LENGTH, WIDTH = 29, 6, settings.width
 
 
-if "EVERSTEP_AGENT_SOCKET" in os.environ and Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent.is_mount():
+if settings.fixed_names and Path(os.environ["EVERSTEP_AGENT_SOCKET"]).parent.is_mount():
     # As a library with fixed names: the instance has shared memory of its own, and its agent removes what ranks leave.
     os.close(os.open(f"/dev/shm/of-rank-{os.environ['RANK']}", os.O_CREAT | os.O_EXCL))
 
