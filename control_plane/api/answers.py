@@ -61,7 +61,7 @@ class Answer:
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the response takes in the cache."""
+        """Number of bytes by which the response fills the cache."""
         return len(self.body) + ENTRY_BYTES
 
 
