@@ -19,12 +19,14 @@ import random
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 import pytest
 
+from control_plane.api.caller_threads import EventAllowance
 from control_plane.api.json_body import MAX_DEPTH
 from control_plane.api.surface import make_surface, operations
 from control_plane.core.observed.spans import Bucket, JobSpan
@@ -124,6 +126,9 @@ Operation = dict[str, Any]
 @pytest.fixture(scope="module", params=BOTH_ENGINES)
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with database_of(request) as url, Service(tmp_path_factory.mktemp("service"), url) as running:
+        # One token makes thousands of refused calls here.
+        state = running.app.state
+        state.services = replace(state.services, refused_calls=EventAllowance(1_000_000, 0.0))
         for name in (GROUP, "other"):
             running.operator.create_group(name, max_size=8)
         with closing(running.client()) as client:
