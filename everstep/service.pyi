@@ -150,7 +150,7 @@ class CheckpointConfig(TypedDict):
     S3Uri: NotRequired[str]
     """Prefix for checkpoints. The default is a prefix in the service's bucket."""
     ThirdSlot: NotRequired[bool]
-    """Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given."""
+    """Whether to reserve a third memory slot per shard. false unless given. With a third slot, a snapshot never waits for the upload of an earlier snapshot."""
     MaxUploadsInFlight: NotRequired[int]
     """Maximum number of checkpoints that are uploaded at the same time. The default is 1. With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot, and reserves one more memory slot per shard for each further upload. While the maximum number of uploads runs, the newest due checkpoint replaces the checkpoint that waits. Cannot change after creation."""
     MaxCount: NotRequired[int]
@@ -160,7 +160,7 @@ class CheckpointConfig(TypedDict):
     MaxAgeInSeconds: NotRequired[int]
     """Age at which checkpoints are deleted. At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned checkpoints, and the checkpoints that KeepEverySteps selects."""
     TrashHours: NotRequired[int]
-    """Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions. 24 unless given."""
+    """Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. 24 unless given. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions."""
     StorePatienceSeconds: NotRequired[int]
     """Seconds for which a job keeps its nodes while S3, IAM or KMS prevents a restore. The default is 1800. Then the job returns its nodes, and restores the same step later. A job keeps its nodes in any case while only their memory has committed steps."""
 
@@ -379,7 +379,7 @@ class ElasticConfig(TypedDict):
     MaxNodeCount: NotRequired[int]
     """Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with the additional nodes, all ranks stop at the same step, and the job returns these nodes."""
     PatienceInSeconds: NotRequired[int]
-    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given."""
+    """Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. 60 unless given. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready."""
 
 class ElasticConfigUpdate(TypedDict):
     """Changes of the limits between which a job's number of nodes may change. 0 sets a limit to NodeCount. A job whose generation has more than MaxNodeCount nodes returns nodes at an agreed stop: all ranks stop at the same step, so no step is lost. A job that runs on fewer than MinNodeCount nodes continues; its next generation needs MinNodeCount nodes."""
@@ -1026,7 +1026,7 @@ class ProjectReport(TypedDict):
 class ProtectionConfig(TypedDict):
     """Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots."""
     Copies: NotRequired[int]
-    """Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. For a job of one node, and for a job with ParityGroupSize, the default is 1 instead of 2. 2 unless given."""
+    """Nodes that hold each shard, the owner included. 2 unless given. With 1, the job survives lost processes but no lost node. For a job of one node, and for a job with ParityGroupSize, the default is 1 instead of 2."""
     ParityGroupSize: NotRequired[int]
     """Number of nodes in each group that protects its shards by parity, which needs less memory than copies. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation."""
     MaxSlowdown: NotRequired[float]
@@ -1082,7 +1082,7 @@ class RecoveryOdds(TypedDict):
 class RehearsalConfig(TypedDict):
     """The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit. In a rehearsal, a second process of each rank starts from a recent step, repeats the following steps, and compares them with the steps that the job made."""
     Mode: NotRequired[Literal["Auto", "On", "Off"]]
-    """Auto: if all rehearsals together cost at most 0.1 % of the expected run. On: at any cost. Off: never. Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit. A job rehearses soon after its start, after the first pass over its data ends, and after the set of its modules, parameters or parameter groups changes. It does so at most three times, and not after a difference. RehearseTrainingJob requests further rehearsals. "Auto" unless given."""
+    """Auto: if all rehearsals together cost at most 0.1 % of the expected run. On: at any cost. Off: never. "Auto" unless given. Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit. A job rehearses soon after its start, after the first pass over its data ends, and after the set of its modules, parameters or parameter groups changes. It does so at most three times, and not after a difference. RehearseTrainingJob requests further rehearsals."""
     OnDifference: NotRequired[Literal["Continue", "Stop"]]
     """Reaction to a difference. Stop: the job stops as after StopTrainingJob. "Continue" unless given."""
     AtStep: NotRequired[int]
@@ -1250,9 +1250,9 @@ class ReportIncidents(TypedDict):
 class RetryStrategy(TypedDict):
     """Limits after which Everstep stops retrying a failing job, or asks a person first."""
     MaxAttempts: NotRequired[int]
-    """Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails. 3 unless given."""
+    """Number of times that the same failure may occur at the same step. 3 unless given. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails."""
     MaxRepeatedMinutes: NotRequired[int]
-    """Longest training time, in minutes, that the job repeats without a person's consent. If the newest step that the job can restore lies further before its newest committed step, the job holds its nodes and waits for AcceptLoss, or until a lost node returns. 30 unless given."""
+    """Longest training time, in minutes, that the job repeats without a person's consent. 30 unless given. If the newest step that the job can restore lies further before its newest committed step, the job holds its nodes and waits for AcceptLoss, or until a lost node returns."""
     OnTotalLoss: NotRequired[Literal["Wait", "Restart"]]
     """Restart: the job never waits for AcceptLoss, and continues from the newest step that it can restore, or step 0. "Wait" unless given."""
 

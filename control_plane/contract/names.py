@@ -16,7 +16,8 @@ def python_name(operation: str) -> str:
 
 def prose(described: Json) -> str:
     """Return the documentation of an element of a service model as plain text, or an empty string."""
-    return html.unescape(described.get("documentation", "").removeprefix("<p>").removesuffix("</p>"))
+    text: str = described.get("documentation", "")
+    return html.unescape(text.removeprefix("<p>").removesuffix("</p>").replace("</p><p>", " "))
 
 
 def structures(model: Json) -> dict[str, Json]:

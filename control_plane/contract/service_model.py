@@ -214,9 +214,9 @@ class _Shapes:
     def member(self, owner: str, field: str, schema: Json) -> Json:
         """Return the member of a structure: a reference to the shape of its values, and its documentation."""
         reference = self._reference(f"{owner}.{field}", owner, field, schema)
-        sentences = [schema.get("description", ""), _default(schema)]
-        if any(sentences):
-            reference["documentation"] = _prose(" ".join(sentences))
+        first, *others = schema.get("description", "").split("\n\n")
+        if text := "\n\n".join([f"{first} {_default(schema)}".strip(), *others]):
+            reference["documentation"] = _prose(text)
         if schema.get("x-idempotency-token"):
             reference["idempotencyToken"] = True
         return reference
@@ -434,4 +434,6 @@ def _given(**values: Any) -> Json:
 
 
 def _prose(text: str) -> str:
-    return f"<p>{html.escape(' '.join(text.split()), quote=False)}</p>"
+    """Return a text as HTML, with one element per paragraph."""
+    paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    return "".join(f"<p>{html.escape(paragraph, quote=False)}</p>" for paragraph in paragraphs)

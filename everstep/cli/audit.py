@@ -8,6 +8,8 @@ import typer
 
 from everstep.cli.commands import Pages, Service, Shown, command
 from everstep.cli.output import Rows, when
+from everstep.cli.request_options import FieldsOf
+from everstep.cli.submission import Request
 from everstep.cli.tables import Columns, Detail
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -17,14 +19,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 def list_audit_entries(
     service: Service,
     pages: Pages,
-    operation: Annotated[
-        str | None, typer.Option(help="Only calls of this operation, for example DeleteFleet.")
-    ] = None,
-    token: Annotated[str | None, typer.Option(help="Only calls with the token of this id.")] = None,
-    project: Annotated[str | None, typer.Option(help="Only calls for this project.")] = None,
+    fields: Annotated[Request, FieldsOf("ListAuditEntries", {"TokenId": "--token"})],
 ) -> Shown:
     """List the API calls that could change something, newest first, with caller, source address and outcome."""
-    answer = pages.of(service, "list_audit_entries", Operation=operation, TokenId=token, Project=project)
+    answer = pages.of(service, "list_audit_entries", **fields)
     columns: Columns = {
         "TIME (UTC)": lambda entry: when(entry["Time"]),
         "OPERATION": "Operation",

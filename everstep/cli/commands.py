@@ -36,7 +36,7 @@ from typer.core import TyperCommand
 from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat, headings_and_cells, plain, rendered
 from everstep.cli.output import FAILED, Json, Part, echo, leave_stdout, say, show, show_cells
-from everstep.cli.request_options import parameters_of, request_of
+from everstep.cli.request_options import FieldsOf
 from everstep.errors import ConfigurationError, FileFailed
 
 if TYPE_CHECKING:
@@ -334,8 +334,8 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
         for name, (annotation, default) in asked.items()
         if name not in own
     ]
-    options_of_fields: type = own["fields"].annotation.__metadata__[0] if "fields" in own else object
-    setting = parameters_of(options_of_fields)
+    fields_of: FieldsOf | None = own["fields"].annotation.__metadata__[0] if "fields" in own else None
+    setting = fields_of.parameters() if fields_of is not None else []
     places = [setting if name == "fields" else [parameter] for name, parameter in own.items() if name not in _PROVIDED]
     parameters = [*itertools.chain(*places), *added]
 
@@ -376,9 +376,10 @@ def _with_options(function: Callable[..., Any], asks: Asks | None) -> Callable[.
                         region_name=options["region"],
                     )
                 )
-            if "fields" in own:
-                values = {parameter.name: given.pop(parameter.name) for parameter in setting}
-                given["fields"] = request_of(options_of_fields, values)
+            if fields_of is not None:
+                given["fields"] = fields_of.request(
+                    {parameter.name: given.pop(parameter.name) for parameter in setting}
+                )
             question = None if asks is None else asks(arguments)
             if question is not None and not confirmed(question, yes=options["yes"]):
                 raise typer.Exit(FAILED)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 
@@ -13,74 +12,20 @@ from everstep.cli.confirm import confirmed
 from everstep.cli.formats import OutputFormat
 from everstep.cli.names import FleetName
 from everstep.cli.output import FAILED, Facts, Json, Rows, counted, duty_words, moment, say, without_none
-from everstep.cli.request_options import sets
+from everstep.cli.request_options import FieldsOf
 from everstep.cli.submission import Request
 from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
-class Encryption(StrEnum):
-    """Values of `--replica-encryption`, which decides when nodes use TLS between them."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
-class _Settings:
-    """The options of `fleets create` and `fleets update` that set a field of the request."""
-
-    spare_count: int | None = sets("SpareCount", "Number of spare nodes; 1 by default in a new fleet.", min=0)
-    min_node_count: int | None = sets(
-        "MinNodeCount",
-        "Minimum number of nodes without spares, kept even if no job runs; 0 by default in a new fleet.",
-        min=0,
-    )
-    spare_probability: float | None = sets(
-        "SparePolicy.Probability", "Instead of --spare-count: probability that a spare is free at a failure."
-    )
-    price_usd_per_hour: float | None = sets(
-        "PriceUsdPerHour", "Price of one instance, for the cost of jobs and incidents."
-    )
-    max_replacements_per_hour: int | None = sets(
-        "MaxReplacementsPerHour", "Maximum number of nodes that Everstep replaces on its own per hour.", min=0
-    )
-    node_role_name: str | None = sets(
-        "NodeRoleName", "IAM role of the group's instances; agents with this role join without a token."
-    )
-    replica_encryption: Encryption | None = sets(
-        "ReplicaEncryption",
-        "When nodes use TLS between them; auto, the default in a new fleet: if EC2 does not encrypt.",
-    )
-
-
-class NewFleetOptions(_Settings):
-    """The options of `fleets create` that set a field of the request."""
-
-    hold_failed_instances: bool = sets("HoldFailedInstances", "Keep failed instances running for inspection.")
-    allow_drills: bool = sets("AllowDrills", "Allow administrators to inject failures.")
-    allow_commands: bool = sets("AllowCommands", "Allow submitters to run programs on the nodes of their ranks.")
-    project: str | None = sets("Project", "Project of the fleet.")
-    tag: list[str] | None = sets("Tags", "name=value; may be repeated.")
-
-
-class FleetChangeOptions(_Settings):
-    """The options of `fleets update` that set a field of the request."""
-
-    hold_failed_instances: bool | None = sets(
-        "HoldFailedInstances",
-        "Keep failed instances running for inspection, or terminate them.",
-        "--hold-failed-instances/--end-failed-instances",
-    )
-    allow_drills: bool | None = sets(
-        "AllowDrills", "Allow or forbid administrators to inject failures.", "--allow-drills/--forbid-drills"
-    )
-    allow_commands: bool | None = sets(
-        "AllowCommands",
-        "Allow or forbid submitters to run programs on the nodes of their ranks.",
-        "--allow-commands/--forbid-commands",
-    )
+_NAMES: Final = {
+    **dict.fromkeys(("FleetName", "AutoScalingGroupName", "DryRun", "ExpectedChanges"), ""),
+    "Tags": "--tag",
+    "HoldFailedInstances": "--hold-failed-instances/--end-failed-instances",
+    "AllowDrills": "--allow-drills/--forbid-drills",
+    "AllowCommands": "--allow-commands/--forbid-commands",
+}
 
 
 @command(app)
@@ -91,7 +36,7 @@ def create(
         str, typer.Option(help="Group with the tag everstep:fleet, one Availability Zone and one launch template.")
     ],
     *,
-    fields: Annotated[Request, NewFleetOptions],
+    fields: Annotated[Request, FieldsOf("CreateFleet", _NAMES)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the changes to the group.")] = False,
     yes: Annotated[
         bool,
@@ -173,7 +118,7 @@ def describe(service: Service, name: FleetName) -> Shown:
 
 
 @command(app)
-def update(service: Service, name: FleetName, *, fields: Annotated[Request, FleetChangeOptions]) -> Shown:
+def update(service: Service, name: FleetName, *, fields: Annotated[Request, FieldsOf("UpdateFleet", _NAMES)]) -> Shown:
     """Change a fleet: its number of nodes and spares, its price, and the treatment of failed instances."""
     return _shown(service.update_fleet(FleetName=name, **fields))
 

@@ -23,7 +23,7 @@ from everstep.cli.accounting import dollars, ettr_words, hours, incident_words, 
 from everstep.cli.board import Board, picture, with_jobs
 from everstep.cli.commands import Output, Pages, Query, Service, Shown, command, searched, show_value
 from everstep.cli.formats import OutputFormat
-from everstep.cli.names import JobName, OnlyFleet
+from everstep.cli.names import JobName
 from everstep.cli.output import (
     FAILED,
     OLDER_CHECKPOINT,
@@ -45,7 +45,7 @@ from everstep.cli.output import (
     without_none,
 )
 from everstep.cli.progress import Progress
-from everstep.cli.request_options import sets
+from everstep.cli.request_options import FieldsOf
 from everstep.cli.submission import Request
 from everstep.cli.tables import Columns, Detail, Prose
 from everstep.cli.top import jobs_under_way, live
@@ -71,138 +71,36 @@ class Stream(StrEnum):
     BOTH = "both"
 
 
-def _patterns(given: list[str] | None) -> list[str] | None:
-    return None if given is None else [pattern for each in given for pattern in each.split(",")]
+_FIELDS: Final = FieldsOf(
+    "CreateTrainingJob",
+    names={
+        "TrainingJobName": "--name",
+        "FleetName": "--fleet",
+        "HyperParameters": "--hyperparameter",
+        "Secrets": "--secret",
+        "Tags": "--tag",
+        "InputDataConfig": "--input",
+        "OutputDataConfig.S3OutputPath": "--output-s3-path",
+        "InitialCheckpoint.TrainingJobName": "--initial-checkpoint-job",
+        "CheckpointConfig.ThirdSlot": "--third-slot/--no-third-slot",
+        "CheckpointConfig.MaxUploadsInFlight": "--max-uploads-in-flight",
+        "CheckpointConfig.MaxUploadBytesPerSecond": "--checkpoint-max-bytes-per-second",
+        "CheckpointConfig.StorePatienceSeconds": "--store-patience-seconds",
+        "StoppingCondition.MaxPendingTimeInSeconds": "--max-pending-seconds",
+        # These come from the command line and from other options.
+        **dict.fromkeys(("Source.SourceId", "Arguments", "ClientRequestToken", "DryRun"), ""),
+    },
+)
 
 
-class JobOptions:
-    """The options of `jobs submit` that set a field of the request."""
-
-    name: str | None = sets("TrainingJobName", "Name of the job; by default derived from the entry point and the time.")
-    source_dir: Path | None = sets(
-        "Source.Directory",
-        "Directory with the code to upload, without the files that .everstepignore and .gitignore name.",
-    )
-    entry_point: str | None = sets("EntryPoint", "Python file in the source directory that every rank runs.")
-    module: str | None = sets("Module", "Module of the source directory that every rank runs, as python -m does.")
-    node_count: int | None = sets("NodeCount", "Number of nodes.")
-    min_node_count: int | None = sets(
-        "ElasticConfig.MinNodeCount",
-        "Nodes with which the job may continue if lost nodes are not replaced; by default all.",
-    )
-    max_node_count: int | None = sets(
-        "ElasticConfig.MaxNodeCount", "Nodes up to which the job grows while no other job waits; by default none more."
-    )
-    patience_seconds: int | None = sets(
-        "ElasticConfig.PatienceInSeconds",
-        "Seconds for which the job waits for a node before it continues with fewer; by default 60.",
-    )
-    ranks_per_node: int | None = sets("RanksPerNode", "Ranks per node; by default 1.")
-    copies: int | None = sets(
-        "Protection.Copies",
-        "Copies of every shard in memory, the owner's included; by default 2, or 1 for a single node.",
-    )
-    parity_group_size: int | None = sets(
-        "Protection.ParityGroupSize",
-        "Nodes per parity group; by default, copies are kept instead. The job survives one lost node per group, with "
-        "less memory than two copies.",
-    )
-    max_slowdown: float | None = sets(
-        "Protection.MaxSlowdown",
-        "Maximum slowdown of training by snapshots, as a fraction of an iteration; above it, snapshots are less "
-        "frequent. By default 0.01, or 1 on a local cluster.",
-    )
-    checkpoint_every_steps: int | None = sets(
-        "CheckpointConfig.EverySteps", "Steps between two checkpoints in S3; 0: only when the job stops."
-    )
-    checkpoint_interval_seconds: int | None = sets(
-        "CheckpointConfig.IntervalInSeconds", "Seconds between two checkpoints in S3, besides those by number of steps."
-    )
-    checkpoint_max_overhead: float | None = sets(
-        "CheckpointConfig.MaxOverhead",
-        "Let Everstep choose the interval, so that checkpoints add at most this share of time.",
-    )
-    checkpoint_max_bytes_per_second: int | None = sets(
-        "CheckpointConfig.MaxUploadBytesPerSecond",
-        "Limit of a node's mean upload rate; needs --checkpoint-max-overhead.",
-    )
-    checkpoint_on_notice: bool | None = sets(
-        "CheckpointConfig.OnNotice", "Make a checkpoint when AWS announces the end of a node; by default yes."
-    )
-    checkpoint_max_count: int | None = sets(
-        "CheckpointConfig.MaxCount", "Number of newest checkpoints to keep besides pinned ones; by default all."
-    )
-    checkpoint_keep_every_steps: int | None = sets(
-        "CheckpointConfig.KeepEverySteps", "Keep the first checkpoint at or past each multiple of this number of steps."
-    )
-    checkpoint_max_age_seconds: int | None = sets(
-        "CheckpointConfig.MaxAgeInSeconds",
-        "Delete older checkpoints, but never the newest or the one that the job would restore from.",
-    )
-    store_patience_seconds: int | None = sets(
-        "CheckpointConfig.StorePatienceSeconds",
-        "Seconds for which the job keeps its nodes while S3 prevents a restore.",
-    )
-    hyperparameter: list[str] | None = sets("HyperParameters", "name=value for the script; may be repeated.")
-    environment: list[str] | None = sets(
-        "Environment", "NAME=value, an environment variable of the ranks; may be repeated."
-    )
-    secret: list[str] | None = sets(
-        "Secrets",
-        "NAME=secretsmanager:ID, NAME=ssm:ID or NAME=ARN: a variable whose value the nodes read from AWS; may be "
-        "repeated.",
-    )
-    role_arn: str | None = sets("RoleArn", "IAM role of the ranks, also used to read secrets and inputs.")
-    input: list[str] | None = sets(
-        "InputDataConfig",
-        "name=s3://bucket/prefix, downloaded to every node, or name=/directory on the nodes; may be repeated.",
-    )
-    requirements: str | None = sets(
-        "Requirements", "Path of requirements.txt in the source directory; nodes install missing packages."
-    )
-    fleet: str | None = sets("FleetName", "Fleet to run on; optional if there is only one.")
-    priority: int | None = sets(
-        "Priority", "Jobs with a higher number start first; equal jobs start in order of submission."
-    )
-    preemptible: bool = sets(
-        "Preemptible", "Let a job of higher priority pause this job, which is checkpointed first and resumes by itself."
-    )
-    project: str | None = sets("Project", "Project of the job.")
-    tag: list[str] | None = sets("Tags", "name=value; may be repeated.")
-    max_attempts: int | None = sets(
-        "RetryStrategy.MaxAttempts", "The job fails after this many identical failures at the same step."
-    )
-    max_repeated_minutes: int | None = sets(
-        "RetryStrategy.MaxRepeatedMinutes",
-        "Minutes of training that the job repeats after a loss without consent; by default 30.",
-    )
-    on_total_loss: str | None = sets(
-        "RetryStrategy.OnTotalLoss", "Wait (default): repeat more only with consent. Restart: always continue."
-    )
-    max_runtime_seconds: int | None = sets(
-        "StoppingCondition.MaxRuntimeInSeconds", "Stop the job after this many seconds."
-    )
-    max_pending_seconds: int | None = sets(
-        "StoppingCondition.MaxPendingTimeInSeconds", "The job fails if it has not started after this many seconds."
-    )
-    checkpoint_s3_uri: str | None = sets(
-        "CheckpointConfig.S3Uri", "s3://bucket/prefix for checkpoints; the service's bucket by default."
-    )
-    output_s3_path: str | None = sets(
-        "OutputDataConfig.S3OutputPath", "s3://bucket/prefix for outputs; the service's bucket by default."
-    )
-    keep: list[str] | None = sets(
-        "OutputDataConfig.Keep",
-        "Files that ranks write into the source directory and that become outputs: 'runs,*.pt'; may be repeated.",
-        callback=_patterns,
-    )
-    third_slot: bool = sets(
-        "CheckpointConfig.ThirdSlot", "Keep a third slot per shard, so that uploads never delay snapshots."
-    )
-    max_uploads_in_flight: int | None = sets(
-        "CheckpointConfig.MaxUploadsInFlight",
-        "Checkpoints to upload at the same time; by default 1. Higher values need --third-slot and memory.",
-    )
+_FILTERS: Final = FieldsOf(
+    "ListTrainingJobs",
+    names={
+        "FleetName": "--fleet",
+        "StatusEquals": "--status",
+        **dict.fromkeys(("TagKey", "TagValue", "SortOrder", "ChangesSince"), ""),
+    },
+)
 
 
 @command(app)
@@ -223,7 +121,13 @@ def submit(
         list[str] | None,
         typer.Option("--set", help="Field=value; overrides a field of the file: NodeCount=8, HyperParameters.lr=1e-3."),
     ] = None,
-    fields: Annotated[Request, JobOptions],
+    source_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory with the code to upload, without the files that .everstepignore and .gitignore name."
+        ),
+    ] = None,
+    fields: Annotated[Request, _FIELDS],
     check_determinism: Annotated[
         bool,
         typer.Option(
@@ -247,10 +151,12 @@ def submit(
     check = determinism.variables(check_steps, is_check=check_determinism)
     if check:
         fields = submission.joined(fields, {"Environment": check})
+    if patterns := fields.get("OutputDataConfig", {}).get("Keep"):
+        fields["OutputDataConfig"]["Keep"] = ",".join(patterns).split(",")
     fields = submission.joined(fields, submission.of_command_line(command_line or []))
     written = submission.changed(submission.from_file(file) if file is not None else {}, set_field or [])
-    if "Source" in fields:
-        written.pop("Source", None)
+    if source_dir is not None:
+        written["Source"] = {"Directory": str(source_dir)}
     if "InputDataConfig" in fields:
         fields["InputDataConfig"] = submission.channels(written.get("InputDataConfig"), fields["InputDataConfig"])
     request = submission.named(submission.joined(written, fields))
@@ -314,31 +220,22 @@ def _source_of(directory: str | None) -> Shown:
 def list_jobs(
     service: Service,
     pages: Pages,
-    status: Annotated[
-        str | None, typer.Option(help="Only jobs with this status: InProgress, Completed, Failed, Stopping, Stopped.")
-    ] = None,
-    name_contains: Annotated[str | None, typer.Option(help="Only jobs with this text in the name.")] = None,
-    fleet: OnlyFleet = None,
-    project: Annotated[str | None, typer.Option(help="Only jobs of this project.")] = None,
     tag: Annotated[str | None, typer.Option(help="Only jobs with this tag: name, or name=value.")] = None,
-    sort_by: Annotated[str | None, typer.Option(help="CreationTime (default), LastModifiedTime or Name.")] = None,
     ascending: Annotated[
         bool, typer.Option("--ascending", help="Sort in ascending order: oldest first, or by name from A.")
     ] = False,
+    *,
+    fields: Annotated[Request, _FILTERS],
 ) -> Shown:
     """List training jobs, newest first by default."""
     tag_key, equals, tag_value = (tag or "").partition("=")
     answer = pages.of(
         service,
         "list_training_jobs",
-        StatusEquals=status,
-        NameContains=name_contains,
-        FleetName=fleet,
-        Project=project,
         TagKey=tag_key or None,
         TagValue=tag_value if equals else None,
-        SortBy=sort_by,
         SortOrder="Ascending" if ascending else None,
+        **fields,
     )
     found = answer["TrainingJobSummaries"]
     has_several_projects = len({job["Project"] for job in found}) > 1

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from everstep.cli.commands import Pages, Service, Shown, command
-from everstep.cli.output import Json, Rows, counted, size, without_none
+from everstep.cli.output import Json, Rows, counted, size
+from everstep.cli.request_options import FieldsOf
+from everstep.cli.submission import Request
 from everstep.cli.tables import Columns
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Project = Annotated[str, typer.Argument(help="Name of the project.")]
+_NAMES: Final = {
+    "AllowedRoleArns": "--allow-role",
+    "AllowedSecrets": "--allow-secret",
+    "AllowedData": "--allow-data",
+}
 
 
 @command(app, "list")
@@ -36,44 +43,14 @@ def list_quotas(service: Service, pages: Pages) -> Shown:
 def set_quota(
     service: Service,
     project: Project,
-    max_node_count: Annotated[
-        int | None,
-        typer.Option(min=0, help="Maximum number of nodes per fleet for all jobs of the project; by default no limit."),
-    ] = None,
-    max_job_count: Annotated[
-        int | None, typer.Option(min=0, help="Maximum number of unfinished jobs; by default no limit.")
-    ] = None,
-    max_source_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Maximum total size of source archives; by default no limit.")
-    ] = None,
-    max_priority: Annotated[int, typer.Option(help="Highest priority that submitters may set.")] = 0,
-    allow_role: Annotated[
-        list[str] | None,
-        typer.Option(help="ARN of a role that submitters may use; may be repeated, and may end with *."),
-    ] = None,
-    allow_secret: Annotated[
-        list[str] | None,
-        typer.Option(help="Secret that submitters may use without a role; may be repeated, and may end with *."),
-    ] = None,
-    allow_data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="S3 URI or directory of inputs (without a role), checkpoints, outputs; may be repeated and end with *."
-        ),
-    ] = None,
+    *,
+    fields: Annotated[Request, FieldsOf("PutProjectQuota", _NAMES)],
 ) -> Shown:
     """Replace the quota of a project.
 
     Limits that you do not pass are removed. Roles, secrets and data locations that you do not pass are forbidden.
     """
-    quota = service.put_project_quota(
-        Project=project,
-        MaxPriority=max_priority,
-        AllowedRoleArns=allow_role or [],
-        AllowedSecrets=allow_secret or [],
-        AllowedData=allow_data or [],
-        **without_none(MaxNodeCount=max_node_count, MaxJobCount=max_job_count, MaxSourceBytes=max_source_bytes),
-    )
+    quota = service.put_project_quota(Project=project, **fields)
     nodes, jobs = _limit(quota, "MaxNodeCount", "node"), _limit(quota, "MaxJobCount", "job")
     return Shown(quota, f"{project}: at most {nodes} of each fleet and {jobs} in progress")
 

@@ -3,54 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from everstep.cli.accounting import dollars, hours
 from everstep.cli.commands import Service, Shown, command
-from everstep.cli.output import Facts, Json, Rows, counted, duration, echo, when, without_none
+from everstep.cli.output import Facts, Json, Rows, counted, duration, echo, when
 from everstep.cli.report_rows import RowKind, as_csv, rows
+from everstep.cli.request_options import FieldsOf
+from everstep.cli.submission import Request
 from everstep.cli.tables import Columns, Detail
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
-class Period(StrEnum):
-    """Length of a bucket (a time interval of a report), as the command line names it."""
-
-    HOUR = "hour"
-    DAY = "day"
-    WEEK = "week"
-
-
-_TIMES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"]
-Since = Annotated[
-    datetime | None,
-    typer.Option(formats=_TIMES, help="Begin of the time range in UTC; by default 7 days before --until."),
-]
-Until = Annotated[datetime | None, typer.Option(formats=_TIMES, help="End of the time range in UTC; by default now.")]
-By = Annotated[Period | None, typer.Option("--period", help="Length of a bucket; by default fits the time range.")]
-OnlyProject = Annotated[str | None, typer.Option("--project", help="Only jobs and fleets of this project.")]
-OnlyFleet = Annotated[str | None, typer.Option("--fleet", help="Only this fleet and its jobs.")]
-MaxJobs = Annotated[int, typer.Option(min=0, max=100, help="Maximum number of jobs with figures of their own.")]
+_FIELDS: Final = FieldsOf("GetReport", {"StartTime": "--since", "EndTime": "--until", "FleetName": "--fleet"})
 
 
 @command(app)
-def show(
-    service: Service,
-    since: Since = None,
-    until: Until = None,
-    period: By = None,
-    project: OnlyProject = None,
-    fleet: OnlyFleet = None,
-    max_jobs: MaxJobs = 10,
-) -> Shown:
+def show(service: Service, fields: Annotated[Request, _FIELDS]) -> Shown:
     """Show time, cost and incidents: in total, per time interval, and by project, fleet, job and cause."""
-    report = _report(service, since, until, period, project, fleet, max_jobs)
+    report = service.get_report(**fields)
     jobs = [{"Name": each["TrainingJobName"], "Project": each["Project"], **each} for each in report["Jobs"]]
     if "OtherJobs" in report:
         count = report["JobCount"] - len(report["Jobs"])
@@ -78,40 +53,19 @@ def export(
     service: Service,
     kind: Annotated[RowKind, typer.Argument(help="The rows of the file.")] = RowKind.BUCKETS,
     to: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
-    since: Since = None,
-    until: Until = None,
-    period: By = None,
-    project: OnlyProject = None,
-    fleet: OnlyFleet = None,
-    max_jobs: MaxJobs = 100,
+    *,
+    fields: Annotated[Request, _FIELDS],
 ) -> None:
-    """Write the figures of a report as CSV, one row per time bucket, project, fleet, job or cause."""
-    text = as_csv(rows(_report(service, since, until, period, project, fleet, max_jobs), kind))
+    """Write the figures of a report as CSV, one row per time bucket, project, fleet, job or cause.
+
+    Without --max-jobs, up to 100 jobs have figures of their own.
+    """
+    request: Request = {"MaxJobs": 100, **fields}
+    text = as_csv(rows(service.get_report(**request), kind))
     if to is None:
         echo(text.removesuffix("\r\n"))
     else:
         to.write_text(text, newline="")
-
-
-def _report(
-    service: Service,
-    since: datetime | None,
-    until: datetime | None,
-    period: Period | None,
-    project: str | None,
-    fleet: str | None,
-    max_jobs: int,
-) -> Json:
-    return service.get_report(
-        **without_none(
-            StartTime=None if since is None else since.replace(tzinfo=UTC),
-            EndTime=None if until is None else until.replace(tzinfo=UTC),
-            Period=None if period is None else period.value.capitalize(),
-            Project=project,
-            FleetName=fleet,
-        ),
-        MaxJobs=max_jobs,
-    )
 
 
 def _facts(report: Json) -> Sequence[tuple[str, Any]]:

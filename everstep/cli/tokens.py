@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from everstep.cli.commands import Pages, Service, Shown, command
-from everstep.cli.output import Rows, moment, when, without_none
+from everstep.cli.output import Rows, moment, when
+from everstep.cli.request_options import FieldsOf
+from everstep.cli.submission import Request
 from everstep.cli.tables import Columns, Detail, Prose
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -28,18 +30,11 @@ def create(
     role: Annotated[
         Role, typer.Option(help="viewer reads, submitter also runs jobs, admin may do everything in every project.")
     ],
-    project: Annotated[
-        str | None, typer.Option(help="Project that the token is limited to; by default every project.")
-    ] = None,
-    description: Annotated[str, typer.Option(help="Owner or purpose of the token.")] = "",
-    expires_in_seconds: Annotated[
-        int | None, typer.Option(min=60, help="Lifetime in seconds; by default unlimited.")
-    ] = None,
+    *,
+    fields: Annotated[Request, FieldsOf("CreateToken", {"Role": "", "ExpiresInSeconds": "--expires-in-seconds"})],
 ) -> Shown:
     """Create a token. It is printed once, and the service does not store its secret."""
-    made = service.create_token(
-        Role=role.value, Description=description, **without_none(Project=project, ExpiresInSeconds=expires_in_seconds)
-    )
+    made = service.create_token(Role=role.value, **fields)
     note = (
         f"The token is shown only once. Its id is {made['Token']['TokenId']}. Store it with everstep configure; end "
         "it with everstep tokens revoke."

@@ -173,7 +173,7 @@ export interface CheckpointConfig {
   OnNotice?: boolean
   /** Prefix for checkpoints. The default is a prefix in the service's bucket. */
   S3Uri?: string
-  /** Whether to reserve a third memory slot per shard. With a third slot, a snapshot never waits for the upload of an earlier snapshot. false unless given. */
+  /** Whether to reserve a third memory slot per shard. false unless given. With a third slot, a snapshot never waits for the upload of an earlier snapshot. */
   ThirdSlot?: boolean
   /** Maximum number of checkpoints that are uploaded at the same time. The default is 1. With a value above 1, a due checkpoint need not wait for the end of an earlier upload. Such a value needs ThirdSlot, and reserves one more memory slot per shard for each further upload. While the maximum number of uploads runs, the newest due checkpoint replaces the checkpoint that waits. Cannot change after creation. */
   MaxUploadsInFlight?: number
@@ -183,7 +183,7 @@ export interface CheckpointConfig {
   KeepEverySteps?: number
   /** Age at which checkpoints are deleted. At any age, Everstep keeps the newest checkpoint, the checkpoint from which the job would be restored, pinned checkpoints, and the checkpoints that KeepEverySteps selects. */
   MaxAgeInSeconds?: number
-  /** Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions. 24 unless given. */
+  /** Hours for which a deleted checkpoint stays in the trash, from which UndeleteCheckpoint returns it. 24 unless given. The objects stay in S3 and cost storage. 0 deletes at once. A change applies to later deletions. */
   TrashHours?: number
   /** Seconds for which a job keeps its nodes while S3, IAM or KMS prevents a restore. The default is 1800. Then the job returns its nodes, and restores the same step later. A job keeps its nodes in any case while only their memory has committed steps. */
   StorePatienceSeconds?: number
@@ -262,7 +262,7 @@ export interface CreateFleetRequest {
   FleetName: string
   /** The Auto Scaling group must have the tag `everstep:fleet`, one Availability Zone and one launch template. */
   AutoScalingGroupName: string
-  /** 1 unless given. */
+  /** Number of nodes that wait for the failure of another node. 1 unless given. */
   SpareCount?: number
   /** The rule that determines the number of spares. If set, SpareCount has no effect. */
   SparePolicy?: SparePolicy
@@ -270,19 +270,21 @@ export interface CreateFleetRequest {
   MinNodeCount?: number
   /** Your price of one instance per hour. Everstep computes the cost of jobs and incidents from this price. */
   PriceUsdPerHour?: number
-  /** Whether to keep failed instances running for inspection instead of terminating them. Everstep keeps a failed instance only while the Auto Scaling group has room for a replacement. false unless given. */
+  /** Whether to keep failed instances running for inspection instead of terminating them. false unless given. Everstep keeps a failed instance only while the Auto Scaling group has room for a replacement. */
   HoldFailedInstances?: boolean
-  /** Limit of nodes per hour that Everstep replaces because it considers them failed. Instances that AWS ends do not count. 20 unless given. */
+  /** Limit of nodes per hour that Everstep replaces because it considers them failed. 20 unless given. Instances that AWS ends do not count. */
   MaxReplacementsPerHour?: number
   /** Name of the IAM role of the fleet's instances. Their agents authenticate with this role through STS. Without a role name, agents need a join token. */
   NodeRoleName?: string
   /** Whether administrators may inject faults into this fleet's nodes with StartDrill. false unless given. */
   AllowDrills?: boolean
-  /** Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand). The programs run as the Linux user of the ranks. false unless given. */
+  /** Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand). false unless given. The programs run as the Linux user of the ranks. */
   AllowCommands?: boolean
-  /** When nodes use TLS for the connections between them. Auto: if their instance type does not encrypt traffic between instances itself. On: always. Off: never. A change takes effect with the next launch of a job's ranks. "Auto" unless given. */
+  /** When nodes use TLS for the connections between them. "Auto" unless given. Auto: if their instance type does not encrypt traffic between instances itself. On: always. Off: never. A change takes effect with the next launch of a job's ranks. */
   ReplicaEncryption?: 'Auto' | 'On' | 'Off'
+  /** The project of the fleet. The default is the token's project, or `default`. */
   Project?: string
+  /** Your own names and values. */
   Tags?: Record<string, string>
   /** Whether to only check the request and return the planned changes, without changing or creating anything. false unless given. */
   DryRun?: boolean
@@ -374,6 +376,7 @@ export interface CreateTrainingJobNoteRequest {
 
 /** A training job to run. */
 export interface CreateTrainingJobRequest {
+  /** Name of the job, unique within its project. */
   TrainingJobName: string
   /** Identifies the request. A repeated request with the same token returns the existing job. The SDK generates a token. */
   ClientRequestToken?: string
@@ -392,13 +395,15 @@ export interface CreateTrainingJobRequest {
   HyperParameters?: Record<string, string>
   /** Further arguments of the script's command line, unchanged and in order, after those of HyperParameters. */
   Arguments?: string[]
+  /** Environment variables of the ranks. */
   Environment?: Record<string, string>
   /** Environment variables whose values are stored in AWS, each with the location of its value. A location is `secretsmanager:NAME`, `ssm:NAME` or an ARN of either service. Each node reads the values when it starts its ranks. Everstep neither stores, shows nor logs them. */
   Secrets?: Record<string, string>
   /** IAM role of the job. Ranks receive the role's short-lived credentials, which are renewed before they expire. Nodes read Secrets and InputDataConfig with the role, too, and must be allowed to assume it. Without a role, ranks have no AWS credentials. */
   RoleArn?: string
+  /** Number of nodes on which the job trains. */
   NodeCount: number
-  /** 1 unless given. */
+  /** Number of processes on each node that train, usually one per GPU. 1 unless given. */
   RanksPerNode?: number
   /** How snapshots protect the job. The default is two copies, or one copy for a job of one node. */
   Protection?: ProtectionConfig
@@ -414,10 +419,11 @@ export interface CreateTrainingJobRequest {
   Rehearsal?: RehearsalConfig
   /** Jobs with a higher priority start first. Among jobs with equal priority, the oldest starts first. 0 unless given. */
   Priority?: number
-  /** Whether a job of higher priority that needs the nodes may pause this job. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. false unless given. */
+  /** Whether a job of higher priority that needs the nodes may pause this job. false unless given. At a pause, all ranks stop at one agreed step, which is stored in S3. The job resumes automatically. */
   Preemptible?: boolean
   /** The project of the job. The default is the token's project, or `default`. Only a token without a project may choose another project. */
   Project?: string
+  /** Your own names and values, by which lists of jobs can be filtered. */
   Tags?: Record<string, string>
   /** Whether to only check the request and return the plan, without creating a job. false unless given. */
   DryRun?: boolean
@@ -565,7 +571,7 @@ export interface DomainOdds {
 /** Moves a node's job to another node, and keeps the drained node out of use. */
 export interface DrainNodeRequest {
   NodeId: string
-  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. "" unless given. It appears with the node, in the incident of its job, and in the node's history. */
   Reason?: string
 }
 
@@ -627,7 +633,7 @@ export interface ElasticConfig {
   MinNodeCount?: number
   /** Number of nodes up to which the job grows. The default is NodeCount. The job grows while no other job of the fleet waits for nodes and the quota of its project permits it. When another job can start with the additional nodes, all ranks stop at the same step, and the job returns these nodes. */
   MaxNodeCount?: number
-  /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. 60 unless given. */
+  /** Seconds for which the job waits for missing nodes before it starts or continues with fewer nodes. 60 unless given. A running job that can grow, but not to MaxNodeCount, also waits this time before it grows with the nodes that are ready. */
   PatienceInSeconds?: number
 }
 
@@ -911,13 +917,15 @@ export interface GetOutputResponse {
 }
 
 export interface GetReportRequest {
-  /** The default is 7 days before EndTime. */
+  /** Begin of the time range. The default is 7 days before EndTime. */
   StartTime?: Timestamp
-  /** The default is now. */
+  /** End of the time range. The default is now. */
   EndTime?: Timestamp
   /** Length of a bucket. The default depends on the time range. */
   Period?: 'Hour' | 'Day' | 'Week'
+  /** Only jobs and fleets of this project. */
   Project?: string
+  /** Only this fleet and its jobs. */
   FleetName?: string
   /** Maximum number of jobs with figures of their own. 10 unless given. */
   MaxJobs?: number
@@ -983,7 +991,7 @@ export interface HoldAdvice {
 /** Request to keep an idle node out of use. */
 export interface HoldNodeRequest {
   NodeId: string
-  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. "" unless given. It appears with the node, in the incident of its job, and in the node's history. */
   Reason?: string
 }
 
@@ -1136,10 +1144,15 @@ export interface LastCheckpoint {
 }
 
 export interface ListAuditEntriesRequest {
+  /** Only calls of this operation, for example DeleteFleet. */
   Operation?: string
+  /** Only calls with the token of this id. */
   TokenId?: string
+  /** Only calls for this project. */
   Project?: string
+  /** Only calls after this time. */
   TimeAfter?: Timestamp
+  /** Only calls before this time. */
   TimeBefore?: Timestamp
   /** 100 unless given. */
   MaxResults?: number
@@ -1377,19 +1390,28 @@ export interface ListTrainingJobsRequest {
   /** 100 unless given. */
   MaxResults?: number
   NextToken?: string
+  /** Only jobs with this status. */
   StatusEquals?: 'InProgress' | 'Completed' | 'Failed' | 'Stopping' | 'Stopped'
+  /** Only jobs with this text in the name. */
   NameContains?: string
+  /** Only jobs of this fleet. */
   FleetName?: string
+  /** Only jobs of this project. */
   Project?: string
+  /** Only jobs created after this time. */
   CreationTimeAfter?: Timestamp
+  /** Only jobs created before this time. */
   CreationTimeBefore?: Timestamp
+  /** Only jobs that changed after this time. */
   LastModifiedTimeAfter?: Timestamp
+  /** Only jobs that did not change after this time. */
   LastModifiedTimeBefore?: Timestamp
+  /** Only jobs with a tag of this name. */
   TagKey?: string
   TagValue?: string
-  /** "CreationTime" unless given. */
+  /** The field by which the list is sorted. "CreationTime" unless given. */
   SortBy?: 'CreationTime' | 'LastModifiedTime' | 'Name'
-  /** "Descending" unless given. */
+  /** The direction in which the list is sorted. "Descending" unless given. */
   SortOrder?: 'Ascending' | 'Descending'
   /** ChangeToken of an earlier response to the same request. The response then contains only what changed since. With any other text, such as Start, the response contains everything and a ChangeToken. */
   ChangesSince?: string
@@ -1620,7 +1642,7 @@ export interface ProjectReport {
 
 /** Protection of each shard in the memory of nodes, and the limit for the slowdown by snapshots. */
 export interface ProtectionConfig {
-  /** Nodes that hold each shard, the owner included. With 1, the job survives lost processes but no lost node. For a job of one node, and for a job with ParityGroupSize, the default is 1 instead of 2. 2 unless given. */
+  /** Nodes that hold each shard, the owner included. 2 unless given. With 1, the job survives lost processes but no lost node. For a job of one node, and for a job with ParityGroupSize, the default is 1 instead of 2. */
   Copies?: number
   /** Number of nodes in each group that protects its shards by parity, which needs less memory than copies. The default is no parity. Each node keeps its own shards, and the XOR of parts of the shards of the other nodes in its group. The job survives the loss of any one node per group. Groups of g nodes need g ÷ (2 × (g - 1)) of the memory of two copies. The last group also has the remaining nodes, if NodeCount is not a multiple of g. Copies must be 1, and MinNodeCount at least this number. Cannot change after creation. */
   ParityGroupSize?: number
@@ -1711,7 +1733,7 @@ export interface ReadinessResponse {
 /** Reboots a node. */
 export interface RebootNodeRequest {
   NodeId: string
-  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. "" unless given. It appears with the node, in the incident of its job, and in the node's history. */
   Reason?: string
 }
 
@@ -1724,7 +1746,7 @@ export interface RecoveryOdds {
 
 /** The rehearsal of a job's resume, which proves that a restart repeats the job's steps bit for bit. In a rehearsal, a second process of each rank starts from a recent step, repeats the following steps, and compares them with the steps that the job made. */
 export interface RehearsalConfig {
-  /** Auto: if all rehearsals together cost at most 0.1 % of the expected run. On: at any cost. Off: never. Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit. A job rehearses soon after its start, after the first pass over its data ends, and after the set of its modules, parameters or parameter groups changes. It does so at most three times, and not after a difference. RehearseTrainingJob requests further rehearsals. "Auto" unless given. */
+  /** Auto: if all rehearsals together cost at most 0.1 % of the expected run. On: at any cost. Off: never. "Auto" unless given. Auto never rehearses a job whose expected run is shorter than 3 minutes. On a local cluster, the cost has no limit. A job rehearses soon after its start, after the first pass over its data ends, and after the set of its modules, parameters or parameter groups changes. It does so at most three times, and not after a difference. RehearseTrainingJob requests further rehearsals. */
   Mode?: 'Auto' | 'On' | 'Off'
   /** Reaction to a difference. Stop: the job stops as after StopTrainingJob. "Continue" unless given. */
   OnDifference?: 'Continue' | 'Stop'
@@ -1844,7 +1866,7 @@ export interface RepeatChoice {
 /** Terminates a node's instance, so that another instance replaces it. */
 export interface ReplaceNodeRequest {
   NodeId: string
-  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. "" unless given. It appears with the node, in the incident of its job, and in the node's history. */
   Reason?: string
 }
 
@@ -1929,7 +1951,7 @@ export interface ReportIncidents {
 /** Permits a node to join again after its agent lost its session. */
 export interface ResetNodeSessionRequest {
   NodeId: string
-  /** The person's reason for the request. It appears with the node, in the incident of its job, and in the node's history. "" unless given. */
+  /** The person's reason for the request. "" unless given. It appears with the node, in the incident of its job, and in the node's history. */
   Reason?: string
 }
 
@@ -1940,9 +1962,9 @@ export interface ResumeTrainingJobRequest {
 
 /** Limits after which Everstep stops retrying a failing job, or asks a person first. */
 export interface RetryStrategy {
-  /** Number of times that the same failure may occur at the same step. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails. 3 unless given. */
+  /** Number of times that the same failure may occur at the same step. 3 unless given. At the limit, Everstep retries once without the node of the failing rank, then once from an older state. Everstep skips a retry that is impossible. If all retries fail, the job fails. */
   MaxAttempts?: number
-  /** Longest training time, in minutes, that the job repeats without a person's consent. If the newest step that the job can restore lies further before its newest committed step, the job holds its nodes and waits for AcceptLoss, or until a lost node returns. 30 unless given. */
+  /** Longest training time, in minutes, that the job repeats without a person's consent. 30 unless given. If the newest step that the job can restore lies further before its newest committed step, the job holds its nodes and waits for AcceptLoss, or until a lost node returns. */
   MaxRepeatedMinutes?: number
   /** Restart: the job never waits for AcceptLoss, and continues from the newest step that it can restore, or step 0. "Wait" unless given. */
   OnTotalLoss?: 'Wait' | 'Restart'
@@ -2049,7 +2071,7 @@ export interface StartDrillRequest {
 /** Settings of a roll, which replaces or reboots all nodes of a fleet, a few at a time. */
 export interface StartFleetRollRequest {
   FleetName: string
-  /** Limit of nodes out of service at the same time. Below the limit, the roll begins with the next node. The count also includes nodes that the fleet needs for jobs or as spares, and that are missing or unusable for another reason than the roll. 1 unless given. */
+  /** Limit of nodes out of service at the same time. Below the limit, the roll begins with the next node. 1 unless given. The count also includes nodes that the fleet needs for jobs or as spares, and that are missing or unusable for another reason than the roll. */
   MaxUnavailable?: number
   /** Whether to reboot the nodes. Otherwise their instances are replaced. false unless given. */
   Reboot?: boolean
@@ -2419,13 +2441,19 @@ export interface UpdateFleetRequest {
   /** Fixed number of spares. Setting it removes the SparePolicy, unless the request also sets a SparePolicy. */
   SpareCount?: number
   SparePolicy?: SparePolicy
+  /** Number of nodes that the fleet keeps even if no job runs, in addition to spares. */
   MinNodeCount?: number
   /** Price of one instance per hour. The price also applies to the past cost of jobs and incidents that have not ended. Ended jobs and incidents keep their cost. */
   PriceUsdPerHour?: number
+  /** Whether to keep failed instances running for inspection instead of terminating them. */
   HoldFailedInstances?: boolean
+  /** Limit of nodes per hour that Everstep replaces because it considers them failed. */
   MaxReplacementsPerHour?: number
+  /** Name of the IAM role of the fleet's instances. Their agents authenticate with this role through STS. */
   NodeRoleName?: string
+  /** Whether administrators may inject faults into this fleet's nodes with StartDrill. */
   AllowDrills?: boolean
+  /** Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand). */
   AllowCommands?: boolean
   /** When nodes use TLS between them. A change takes effect with the next launch of a job's ranks. */
   ReplicaEncryption?: 'Auto' | 'On' | 'Off'

@@ -23,11 +23,22 @@ router = Router(prefix="/v1/audit-entries", tags=["Audit"])
 def list_audit_entries(
     _caller: Admin,
     services: ServicesDep,
-    operation: Annotated[str | None, Query(alias="Operation", max_length=63)] = None,
-    token_id: Annotated[str | None, Query(alias="TokenId", max_length=63)] = None,
-    project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
-    time_after: Annotated[AwareDatetime | None, Query(alias="TimeAfter")] = None,
-    time_before: Annotated[AwareDatetime | None, Query(alias="TimeBefore")] = None,
+    operation: Annotated[
+        str | None,
+        Query(alias="Operation", max_length=63, description="Only calls of this operation, for example DeleteFleet."),
+    ] = None,
+    token_id: Annotated[
+        str | None, Query(alias="TokenId", max_length=63, description="Only calls with the token of this id.")
+    ] = None,
+    project: Annotated[
+        str | None, Query(alias="Project", max_length=63, description="Only calls for this project.")
+    ] = None,
+    time_after: Annotated[
+        AwareDatetime | None, Query(alias="TimeAfter", description="Only calls after this time.")
+    ] = None,
+    time_before: Annotated[
+        AwareDatetime | None, Query(alias="TimeBefore", description="Only calls before this time.")
+    ] = None,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
 ) -> audit_schemas.ListAuditEntriesResponse:

@@ -43,18 +43,42 @@ def list_training_jobs(
     services: ServicesDep,
     max_results: MaxResults = 100,
     next_token: NextToken = None,
-    status_equals: Annotated[TrainingJobStatus | None, Query(alias="StatusEquals")] = None,
-    name_contains: Annotated[str | None, Query(alias="NameContains", max_length=63)] = None,
-    fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,
-    project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
-    creation_time_after: Annotated[AwareDatetime | None, Query(alias="CreationTimeAfter")] = None,
-    creation_time_before: Annotated[AwareDatetime | None, Query(alias="CreationTimeBefore")] = None,
-    last_modified_time_after: Annotated[AwareDatetime | None, Query(alias="LastModifiedTimeAfter")] = None,
-    last_modified_time_before: Annotated[AwareDatetime | None, Query(alias="LastModifiedTimeBefore")] = None,
-    tag_key: Annotated[str | None, Query(alias="TagKey", pattern=TAG_KEY_PATTERN)] = None,
+    status_equals: Annotated[
+        TrainingJobStatus | None, Query(alias="StatusEquals", description="Only jobs with this status.")
+    ] = None,
+    name_contains: Annotated[
+        str | None, Query(alias="NameContains", max_length=63, description="Only jobs with this text in the name.")
+    ] = None,
+    fleet_name: Annotated[
+        str | None, Query(alias="FleetName", max_length=63, description="Only jobs of this fleet.")
+    ] = None,
+    project: Annotated[
+        str | None, Query(alias="Project", max_length=63, description="Only jobs of this project.")
+    ] = None,
+    creation_time_after: Annotated[
+        AwareDatetime | None, Query(alias="CreationTimeAfter", description="Only jobs created after this time.")
+    ] = None,
+    creation_time_before: Annotated[
+        AwareDatetime | None, Query(alias="CreationTimeBefore", description="Only jobs created before this time.")
+    ] = None,
+    last_modified_time_after: Annotated[
+        AwareDatetime | None,
+        Query(alias="LastModifiedTimeAfter", description="Only jobs that changed after this time."),
+    ] = None,
+    last_modified_time_before: Annotated[
+        AwareDatetime | None,
+        Query(alias="LastModifiedTimeBefore", description="Only jobs that did not change after this time."),
+    ] = None,
+    tag_key: Annotated[
+        str | None, Query(alias="TagKey", pattern=TAG_KEY_PATTERN, description="Only jobs with a tag of this name.")
+    ] = None,
     tag_value: Annotated[str | None, Query(alias="TagValue", max_length=256)] = None,
-    sort_by: Annotated[SortBy, Query(alias="SortBy")] = SortBy.CREATION_TIME,
-    sort_order: Annotated[SortOrder, Query(alias="SortOrder")] = SortOrder.DESCENDING,
+    sort_by: Annotated[
+        SortBy, Query(alias="SortBy", description="The field by which the list is sorted.")
+    ] = SortBy.CREATION_TIME,
+    sort_order: Annotated[
+        SortOrder, Query(alias="SortOrder", description="The direction in which the list is sorted.")
+    ] = SortOrder.DESCENDING,
     changes_since: ChangesSince = None,
 ) -> jobs_schemas.ListTrainingJobsResponse:
     """List training jobs, newest first unless SortBy or SortOrder is set.

@@ -35,15 +35,22 @@ def get_report(
     caller: Reader,
     services: ServicesDep,
     start_time: Annotated[
-        AwareDatetime | None, Query(alias="StartTime", description="The default is 7 days before EndTime.")
+        AwareDatetime | None,
+        Query(alias="StartTime", description="Begin of the time range. The default is 7 days before EndTime."),
     ] = None,
-    end_time: Annotated[AwareDatetime | None, Query(alias="EndTime", description="The default is now.")] = None,
+    end_time: Annotated[
+        AwareDatetime | None, Query(alias="EndTime", description="End of the time range. The default is now.")
+    ] = None,
     period: Annotated[
         ReportPeriod | None,
         Query(alias="Period", description="Length of a bucket. The default depends on the time range."),
     ] = None,
-    project: Annotated[str | None, Query(alias="Project", max_length=63)] = None,
-    fleet_name: Annotated[str | None, Query(alias="FleetName", max_length=63)] = None,
+    project: Annotated[
+        str | None, Query(alias="Project", max_length=63, description="Only jobs and fleets of this project.")
+    ] = None,
+    fleet_name: Annotated[
+        str | None, Query(alias="FleetName", max_length=63, description="Only this fleet and its jobs.")
+    ] = None,
     max_jobs: Annotated[
         int, Query(alias="MaxJobs", ge=0, le=100, description="Maximum number of jobs with figures of their own.")
     ] = 10,

@@ -63,6 +63,7 @@ class CreateFleetRequest(Request):
     auto_scaling_group_name: Annotated[str, StringConstraints(min_length=1, max_length=255)]
     """The Auto Scaling group must have the tag `everstep:fleet`, one Availability Zone and one launch template."""
     spare_count: int = Field(default=1, ge=0, le=MAX_NODE_COUNT)
+    """Number of nodes that wait for the failure of another node."""
     spare_policy: SparePolicy | None = None
     """The rule that determines the number of spares. If set, SpareCount has no effect."""
     min_node_count: int = Field(default=0, ge=0, le=MAX_NODE_COUNT)
@@ -98,7 +99,9 @@ class CreateFleetRequest(Request):
     takes effect with the next launch of a job's ranks.
     """
     project: Name | None = None
+    """The project of the fleet. The default is the token's project, or `default`."""
     tags: Tags = Field(default_factory=dict)
+    """Your own names and values."""
     dry_run: bool = False
     """Whether to only check the request and return the planned changes, without changing or creating anything."""
     expected_changes: Annotated[list[GroupChange], Field(max_length=100)] | None = None
@@ -124,6 +127,7 @@ class UpdateFleetRequest(Request):
     """Fixed number of spares. Setting it removes the SparePolicy, unless the request also sets a SparePolicy."""
     spare_policy: SparePolicy | None = None
     min_node_count: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    """Number of nodes that the fleet keeps even if no job runs, in addition to spares."""
     price_usd_per_hour: float | None = Field(default=None, ge=0.0001, le=MAX_PRICE_USD_PER_HOUR)
     """Price of one instance per hour.
 
@@ -131,10 +135,15 @@ class UpdateFleetRequest(Request):
     their cost.
     """
     hold_failed_instances: bool | None = None
+    """Whether to keep failed instances running for inspection instead of terminating them."""
     max_replacements_per_hour: int | None = Field(default=None, ge=0, le=MAX_NODE_COUNT)
+    """Limit of nodes per hour that Everstep replaces because it considers them failed."""
     node_role_name: RoleName | None = None
+    """Name of the IAM role of the fleet's instances. Their agents authenticate with this role through STS."""
     allow_drills: bool | None = None
+    """Whether administrators may inject faults into this fleet's nodes with StartDrill."""
     allow_commands: bool | None = None
+    """Whether submitters may run programs on those of this fleet's nodes that run their ranks (ExecuteCommand)."""
     replica_encryption: Annotated[ReplicaEncryption | None, Field(strict=False)] = None
     """When nodes use TLS between them. A change takes effect with the next launch of a job's ranks."""
 

@@ -325,6 +325,7 @@ class CreateTrainingJobRequest(Request):
     """A training job to run."""
 
     training_job_name: Name
+    """Name of the job, unique within its project."""
     client_request_token: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = Field(
         default=None, json_schema_extra={"x-idempotency-token": True}
     )
@@ -356,6 +357,7 @@ class CreateTrainingJobRequest(Request):
     arguments: Annotated[list[ArgumentWord], Field(max_length=200)] = Field(default_factory=list)
     """Further arguments of the script's command line, unchanged and in order, after those of HyperParameters."""
     environment: Environment = Field(default_factory=dict)
+    """Environment variables of the ranks."""
     secrets: Annotated[dict[VariableName, SecretReference], Field(max_length=100)] = Field(default_factory=dict)
     """Environment variables whose values are stored in AWS, each with the location of its value.
 
@@ -372,7 +374,9 @@ class CreateTrainingJobRequest(Request):
     have no AWS credentials.
     """
     node_count: int = Field(ge=1, le=MAX_NODE_COUNT)
+    """Number of nodes on which the job trains."""
     ranks_per_node: int = Field(default=1, ge=1, le=MAX_RANKS_PER_NODE)
+    """Number of processes on each node that train, usually one per GPU."""
     protection: ProtectionConfig | None = None
     """How snapshots protect the job. The default is two copies, or one copy for a job of one node."""
     checkpoint_config: CheckpointConfig = Field(default_factory=CheckpointConfig)
@@ -406,6 +410,7 @@ class CreateTrainingJobRequest(Request):
     Only a token without a project may choose another project.
     """
     tags: Tags = Field(default_factory=dict)
+    """Your own names and values, by which lists of jobs can be filtered."""
     dry_run: bool = False
     """Whether to only check the request and return the plan, without creating a job."""
 
