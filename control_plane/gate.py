@@ -8,9 +8,11 @@ uvicorn has no deadline for request headers, and no limit on connections per add
 - After a request with a valid token, neither limit applies to the connection.
 - A connection that sends a request while an earlier one waits for its turn is closed, with or without a token.
 - A request whose body has many tiny chunks is answered with 400, because each chunk costs as much time as a large one.
-- A websocket is read only after its token is verified, and until then counts as a connection without a token. It is
-  closed if it sends more pings or fragments than an agent does.
-- A token has at most `MAX_PER_TOKEN` connections on a server. Above, the server closes its oldest one.
+- A websocket is read only after its token is verified, and until then counts as a connection without a token. Its
+  messages are limited to `FIRST_MESSAGE_BYTES` until the server has sent one. It is closed if it sends more pings or
+  fragments than an agent does.
+- A token has at most `MAX_PER_TOKEN` connections on a server, websockets of a session included. Above, the server
+  closes its oldest one.
 - A response that its client does not read is given up after `UNREAD_SECONDS`. The unread responses of one token, and of
   all clients without a token together, are limited to `MAX_UNREAD_BYTES`.
 
@@ -27,7 +29,6 @@ import asyncio
 import logging
 import resource
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -53,6 +54,9 @@ EXTRA_FRAMES: Final = 128
 An agent sends one ping per third of a lease, and answers the server's pings.
 """
 EXTRA_FRAMES_PER_SECOND: Final = 8.0
+FIRST_MESSAGE_BYTES: Final = 64 * 1024
+CLOSE_SECONDS: Final = 2.0
+"""Time in which the client of a websocket must answer the server's close. Until then, what it has sent is kept."""
 MAX_PER_TOKEN: Final = 512
 UNREAD_SECONDS: Final = 20.0
 """Time in which a client must read `LEAST_READ_BYTES` of a complete response, or its rest."""
@@ -328,7 +332,7 @@ class GuardedHttp(HttpToolsProtocol):
         Called by uvicorn.
         """
         self._forget_deadline()
-        self.ws_protocol_class = partial(GuardedSocket, leave=partial(self._gate.leave, self))  # type: ignore[assignment]
+        self.ws_protocol_class = partial(GuardedSocket, gate=self._gate, connection=self)  # type: ignore[assignment]
         super().handle_websocket_upgrade()
 
     def _expect_headers(self) -> None:
@@ -357,13 +361,18 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     """A websocket whose frames cost the event loop little time, whatever its client sends.
 
     Args:
-        leave: ends the count of the connection as one without a valid token.
+        gate: counts the connection.
+        connection: the HTTP connection that became this websocket.
         **of_uvicorn: the arguments of the base class.
     """
 
-    def __init__(self, *, leave: Callable[[], None], **of_uvicorn: Any) -> None:
+    def __init__(self, *, gate: Gate, connection: GuardedHttp, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._leave = leave
+        self._gate = gate
+        self._connection = connection
+        self.app_state = {**self.app_state, TRUST: partial(gate.trust, connection)}
+        self.close_timeout = CLOSE_SECONDS
+        self.conn.max_message_size = FIRST_MESSAGE_BYTES
         self._received = bytearray()
         """Bytes that are not parsed yet."""
         self._extra_frames = float(EXTRA_FRAMES)
@@ -371,7 +380,8 @@ class GuardedSocket(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the count of the connection. Called by asyncio."""
-        self._leave()
+        self._gate.leave(self._connection)
+        self._gate.forget(self._connection)
         self._received.clear()
         super().connection_lost(exc)
 
@@ -383,10 +393,12 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self.transport.pause_reading()  # until `websocket.accept`
 
     async def send(self, message: Any) -> None:
-        """Send a message of the application. Its `accept` lets the client send."""
+        """Send a message of the application. Its `accept` lets the client send, its first message more at once."""
+        if message["type"] == "websocket.send":
+            self.conn.max_message_size = self.config.ws_max_size
         await super().send(message)
         if message["type"] == "websocket.accept":
-            self._leave()
+            self._gate.leave(self._connection)
             self.transport.resume_reading()
 
     async def receive(self) -> Any:

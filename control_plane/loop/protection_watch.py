@@ -6,6 +6,7 @@ of the copies have changed, at most one write per `WRITE_SECONDS` stores them. T
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from control_plane.core.evidence import unvouched
@@ -16,8 +17,8 @@ from control_plane.loop import records
 from control_plane.loop.agents import AgentRegistry
 from control_plane.loop.observer import StoredJob
 from everstep.protocol.agent_messages import MemberReport
-from everstep.protocol.ids import NodeId, RunId
-from everstep.protocol.plan import Timeouts
+from everstep.protocol.ids import NodeId, Rank, RunId
+from everstep.protocol.plan import GenerationPlan, Timeouts
 
 WRITE_SECONDS = 1.0
 """Shortest time, in seconds, between two writes to the database that only update the steps of a run's shards."""
@@ -55,7 +56,7 @@ class ProtectionWatch:
             if (view := self._registry.view(node.node_id)) is not None
             if view.report is not None and (report := view.report.member) is not None
             if report.run == run and report.generation == stored.plan.generation
-            for shard in _shard_records(report, stored.plan.world_size)
+            for shard in _shard_records(report, node.ranks, stored.plan)
         )
         current = tuple(sorted(current, key=lambda shard: shard.rank))
         before = self._rows.get(run, ())
@@ -83,7 +84,9 @@ class ProtectionWatch:
         self._written_at.pop(run, None)
 
 
-def _shard_records(report: MemberReport, world_size: int) -> list[protection.ShardRecord]:
+def _shard_records(report: MemberReport, ranks: Sequence[Rank], plan: GenerationPlan) -> list[protection.ShardRecord]:
+    """Return the rows of a node's own ranks, with the holders of the plan. Other claims of its agent are ignored."""
+    claims = {shard.rank: shard for shard in report.protection}
     return [
         protection.ShardRecord(
             rank=shard.rank,
@@ -102,9 +105,9 @@ def _shard_records(report: MemberReport, world_size: int) -> list[protection.Sha
                 if step >= 0
             ),
         )
-        for shard in report.protection
+        for rank in ranks
+        if (shard := claims.get(rank)) is not None and shard.holders == plan.ranks[rank].holders
         for in_view in ({*shard.in_view},)
-        if shard.rank < world_size
     ]
 
 

@@ -38,7 +38,7 @@ contain the answers to commands.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -52,6 +52,7 @@ from everstep.protocol.limits import (
     ExitCode,
     FewItems,
     HexDigest,
+    HolderItems,
     Items,
     LongText,
     MetricValue,
@@ -59,6 +60,7 @@ from everstep.protocol.limits import (
     Path,
     Percent,
     Port,
+    RankItems,
     Seconds,
     Text,
     UnixSeconds,
@@ -263,6 +265,10 @@ class RankStacks(Message, frozen=True):
     """Reason why the agent could not read the stacks; empty if it has read them."""
 
 
+MAX_STATES: Final = 32
+StateItems: Final = msgspec.Meta(max_length=MAX_STATES)
+
+
 class ShardProtection(Message, frozen=True):
     """The nodes that hold one rank's shard, as observed by the agent of the rank's node (the owner).
 
@@ -271,8 +277,8 @@ class ShardProtection(Message, frozen=True):
     """
 
     rank: Rank
-    holders: Annotated[tuple[NodeId, ...], Items]
-    in_view: Annotated[tuple[NodeId, ...], Items]
+    holders: Annotated[tuple[NodeId, ...], HolderItems]
+    in_view: Annotated[tuple[NodeId, ...], HolderItems]
     committed: Step
     payload_bytes: Count
     reason: Text = ""
@@ -280,7 +286,7 @@ class ShardProtection(Message, frozen=True):
 
     Possible reasons: a holder is out of view, slow or hard to reach, or a holder or agent refused a snapshot.
     """
-    verified: Annotated[tuple[tuple[Step, UnixSeconds], ...], Items] = ()
+    verified: Annotated[tuple[tuple[Step, UnixSeconds], ...], HolderItems] = ()
     """Newest verified step of each holder and the time of its verification, in the order of `holders`.
 
     The step is -1 if the owner has seen no verified step of the holder. The time is Unix time in seconds.
@@ -289,7 +295,7 @@ class ShardProtection(Message, frozen=True):
     """Why the owner has abandoned the newest proposed step; None if it has abandoned no step since the last commit."""
     lasts: bool = False
     """Whether this cause also prevents the next steps, unless the script or the node's memory changes."""
-    states: Annotated[tuple[tuple[Step, StateDigest], ...], Items] = ()
+    states: Annotated[tuple[tuple[Step, StateDigest], ...], StateItems] = ()
     """Digests of the newest steps that the owner has sealed in this generation, oldest first; at most
     `state_count(world_size)`. Empty from an agent that computes none."""
 
@@ -299,7 +305,7 @@ def state_count(world_size: int) -> int:
 
     A state that differs stays different, so the newest two steps suffice for a job of many ranks.
     """
-    return max(2, min(32, 2048 // world_size))
+    return max(2, min(MAX_STATES, 2048 // world_size))
 
 
 class CheckpointPace(Message, frozen=True):
@@ -651,8 +657,8 @@ class MemberReport(Message, frozen=True):
 
     The agent reads the pages when it promises to join a generation, and sends the entries only while PROMISED.
     """
-    ranks: Annotated[tuple[RankStatus, ...], Items] = ()
-    protection: Annotated[tuple[ShardProtection, ...], Items] = ()
+    ranks: Annotated[tuple[RankStatus, ...], RankItems] = ()
+    protection: Annotated[tuple[ShardProtection, ...], RankItems] = ()
     """The protection of each rank's shard, for the ranks of this node."""
     silent_peers: Annotated[tuple[NodeId, ...], Items] = ()
     """Peers of this node that have sent nothing for longer than `Timeouts.holder_deadline_seconds`."""
@@ -670,9 +676,9 @@ class MemberReport(Message, frozen=True):
     load_seconds: Seconds = 0.0
     longest: Annotated[dict[PhaseName, Seconds], FewItems] = msgspec.field(default_factory=dict[str, float])
     """The longest time without progress of any rank of the node in this generation, in seconds, by phase."""
-    stacks: Annotated[tuple[RankStacks, ...], Items] = ()
+    stacks: Annotated[tuple[RankStacks, ...], RankItems] = ()
     """Stacks of the living ranks, for as long as the control plane repeats `TakeStacks`."""
-    restored_from: Annotated[tuple[SourceKind, ...], Items] = ()
+    restored_from: Annotated[tuple[SourceKind, ...], RankItems] = ()
     """The kind of source from which the agent loaded each rank's shard, in rank order; set once the node is LOADED.
 
     The agent tries the plan's sources in order, and uses the first source whose bytes pass verification.
@@ -684,7 +690,7 @@ class MemberReport(Message, frozen=True):
 
     Each value is a mean over some seconds. Empty until the agent has measured the time between the ends of two steps.
     """
-    logged: Annotated[tuple[RankValues, ...], Items] = ()
+    logged: Annotated[tuple[RankValues, ...], RankItems] = ()
     """The newest logged values of this node's ranks except rank 0, in rank order.
 
     Empty for a job of more than `MAX_SERIES` ranks.
@@ -715,7 +721,7 @@ class NodeMemory(Message, frozen=True):
     """Memory that the agent and the ranks can allocate without swapping."""
     limit_bytes: Count | None = None
     """Memory limit of the cgroup of the agent and the ranks; None if only the machine's memory limits them."""
-    ranks: Annotated[tuple[RankMemory, ...], Items] = ()
+    ranks: Annotated[tuple[RankMemory, ...], RankItems] = ()
     """Memory of each living rank, in rank order."""
 
 

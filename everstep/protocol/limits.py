@@ -88,7 +88,13 @@ Percent: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 MetricValue: TypeAlias = Annotated[float, Meta(extra={"is_any": True})]
 """Any number, including NaN and infinities, because scripts log them."""
 
+MAX_RANKS_PER_NODE: Final = 64
+MAX_HOLDERS: Final = 16
+"""More nodes than hold one shard: at most 8 copies, or a parity group of 15 nodes."""
+
 FewItems: Final = Meta(max_length=MAX_FAULTS)
+RankItems: Final = Meta(max_length=MAX_RANKS_PER_NODE)
+HolderItems: Final = Meta(max_length=MAX_HOLDERS)
 Items: Final = Meta(max_length=MAX_ITEMS)
 MessageBytes: TypeAlias = Annotated[bytes, Meta(max_length=1 << 20)]
 """Bytes whose length only the limit of a message between agents, or from a rank, bounds."""

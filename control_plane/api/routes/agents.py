@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -65,6 +66,7 @@ from control_plane.db import events, fleets, nodes, tokens
 from control_plane.db.errors import DatabaseError, NotFound
 from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
+from control_plane.gate import TRUST
 from control_plane.loop.agents import AgentConnection
 from everstep.protocol.agent_messages import (
     ALREADY_JOINED,
@@ -108,7 +110,6 @@ OVERSIZED = 1009
 """Close code (RFC 6455) that the websocket library sends if an agent's message is longer than the limit."""
 MAX_REASON_BYTES = 123
 """Size limit of a close frame's reason in UTF-8 (RFC 6455)."""
-MAX_HELLO_BYTES = 64 * 1024
 MESSAGE_SECONDS = 1 / 128
 BYTES_PER_SECOND = 2 * 1024 * 1024
 SNAPSHOT_BYTES_PER_SECOND = 256 * 1024 * 1024
@@ -163,6 +164,10 @@ async def connect(websocket: WebSocket) -> None:
         await services.strangers.pay(STRANGER_SECONDS)
         await websocket.close()  # Close the socket before accepting it, so that the client receives HTTP 403.
         return
+    trust: Callable[[str], None] | None = websocket.scope["state"].get(TRUST)
+    if trust is not None and token.kind == TokenKind.SESSION:
+        # A join token belongs to all instances of a fleet: their number has no limit here.
+        trust(f"session {token.id}")
     await websocket.accept()
     node_id, proven = token.node_id or "?", token.node_id
     try:
@@ -213,8 +218,6 @@ async def _hello(websocket: WebSocket) -> tuple[Hello, bytes]:
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             raw = await _receive(websocket)
-        if len(raw) > MAX_HELLO_BYTES:
-            raise _Refusal(MALFORMED, f"a Hello of {len(raw)} bytes; the limit is {MAX_HELLO_BYTES}")
         hello = _decoded(raw, Hello)
     except TimeoutError as error:
         raise _Refusal(SILENT, f"no Hello arrived within {HELLO_SECONDS:.0f} s") from error

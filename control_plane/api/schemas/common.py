@@ -13,7 +13,6 @@ from everstep.protocol.agent_messages import Obstacle
 from everstep.protocol.ids import NAME_PATTERN
 
 MAX_NODE_COUNT = 4096
-MAX_RANKS_PER_NODE = 64
 MAX_WHOLE_NUMBER = 2**63 - 1
 """Largest integer that a database column stores.
 

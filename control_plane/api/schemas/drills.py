@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from control_plane.api.schemas.common import MAX_NODE_COUNT, MAX_RANKS_PER_NODE, Name, Request, Shape
+from control_plane.api.schemas.common import MAX_NODE_COUNT, Name, Request, Shape
 from control_plane.core.observed.drills import DrillKind, DrillState
+from everstep.protocol.limits import MAX_RANKS_PER_NODE
 
 
 class StartDrillRequest(Request):

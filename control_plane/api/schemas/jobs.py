@@ -14,7 +14,6 @@ from pydantic import Field, StringConstraints
 from control_plane.api.schemas.common import (
     MAX_NODE_COUNT,
     MAX_PRIORITY,
-    MAX_RANKS_PER_NODE,
     MAX_RUNTIME_SECONDS,
     MAX_STORE_PATIENCE_SECONDS,
     MAX_TRASH_HOURS,
@@ -58,6 +57,7 @@ from control_plane.core.observed.specs import (
 )
 from control_plane.core.parity import MAX_GROUP_SIZE, MIN_GROUP_SIZE
 from control_plane.core.states import JobState, ProtectionState, SecondaryStatus, TrainingJobStatus
+from everstep.protocol.limits import MAX_RANKS_PER_NODE
 from everstep.protocol.rehearsals import RehearsalVerdict
 
 

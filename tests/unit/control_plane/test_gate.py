@@ -170,6 +170,13 @@ class FakeTransport:
         self.is_reading = True
         self.is_aborted = False
         self.sent = b""
+        self.protocol: Any = None
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def get_extra_info(self, _: str) -> None:
         return None
@@ -201,29 +208,55 @@ PING, PONG, FRAGMENT = (first + b"\x80\0\0\0\0" for first in (b"\x89", b"\x8a", 
 MESSAGE = b"\x82\x81\0\0\0\0a"
 
 
+class CountingGate(gate.Gate):
+    """A gate that shows which connections it counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strangers: set[object] = set()
+        self.trusted: set[str] = set()
+
+    def enter(self, connection: gate.GuardedHttp) -> None:
+        self.strangers.add(connection)
+
+    def leave(self, connection: gate.GuardedHttp) -> None:
+        self.strangers.discard(connection)
+
+    def trust(self, connection: gate.GuardedHttp, owner: str) -> None:
+        super().trust(connection, owner)
+        self.trusted.add(owner)
+
+    def forget(self, connection: gate.GuardedHttp) -> None:
+        super().forget(connection)
+        self.trusted.discard(connection.owner)
+
+
 class Socket:
     """A `GuardedSocket` whose application waits until the test lets it continue."""
 
     def __init__(self) -> None:
         self.received: list[str] = []
-        self.left = 0
+        self.gate = CountingGate()
         self.steps: asyncio.Queue[str] = asyncio.Queue()
         self.transport = FakeTransport()
         config = uvicorn.Config(self.run, interface="asgi3", ws="websockets-sansio", log_config=None)
         config.load()
-        self.guarded = gate.GuardedSocket(leave=self.leave, config=config, server_state=ServerState(), app_state={})
-        self.guarded.connection_made(self.transport)  # type: ignore[arg-type]
-        self.guarded.data_received(UPGRADE)
+        http = gate.GuardedHttp(config, ServerState(), {}, gate=self.gate)
+        http.connection_made(self.transport)  # type: ignore[arg-type]
+        http.data_received(UPGRADE)
+        self.guarded: gate.GuardedSocket = self.transport.protocol
 
-    def leave(self) -> None:
-        self.left += 1
+    @property
+    def is_stranger(self) -> bool:
+        return bool(self.gate.strangers)
 
-    async def run(self, _: object, receive: Any, send: Any) -> None:
+    async def run(self, scope: Any, receive: Any, send: Any) -> None:
+        self.trust = scope["state"][gate.TRUST]
         while (step := await self.steps.get()) != "end":
             if step == "receive":
                 self.received.append((await receive())["type"])
             else:
-                await send({"type": step})
+                await send({"type": step, "bytes": b""} if step == "websocket.send" else {"type": step})
             self.steps.task_done()
         self.steps.task_done()
 
@@ -242,9 +275,9 @@ async def test_a_websocket_is_read_only_after_the_route_has_accepted_it() -> Non
     assert not opened.transport.is_reading
     await opened.let("receive")
     assert opened.received == ["websocket.connect"]
-    assert (opened.transport.is_reading, opened.left) == (False, 0)
+    assert (opened.transport.is_reading, opened.is_stranger) == (False, True)
     await opened.let("websocket.accept")
-    assert (opened.transport.is_reading, opened.left) == (True, 1)
+    assert (opened.transport.is_reading, opened.is_stranger) == (True, False)
     assert b"101 Switching Protocols" in opened.transport.sent
     await opened.let("end")
 
@@ -295,8 +328,31 @@ async def test_messages_are_parsed_in_pieces_when_the_route_reads_them() -> None
     await opened.let("end")
 
 
+async def test_a_websocket_may_send_long_messages_once_the_server_has_sent_one() -> None:
+    long = b"\x82\xff" + (gate.FIRST_MESSAGE_BYTES + 1).to_bytes(8, "big") + bytes(4)
+    opened = await Socket().accepted()
+    opened.guarded.data_received(long)
+    assert opened.guarded.conn.close_sent is not None
+    admitted = await Socket().accepted()
+    await admitted.let("websocket.send")
+    admitted.guarded.data_received(long)
+    assert admitted.guarded.conn.close_sent is None
+    for each in (opened, admitted):
+        await each.let("end")
+
+
+async def test_the_websockets_of_a_session_are_counted_until_they_end() -> None:
+    opened = await Socket().accepted()
+    opened.trust("session s")
+    assert opened.gate.trusted == {"session s"}
+    opened.guarded.connection_lost(None)
+    assert opened.gate.trusted == set()
+    await opened.let("end")
+
+
 async def test_a_message_of_many_pieces_is_whole() -> None:
     opened = await Socket().accepted()
+    await opened.let("websocket.send")
     opened.guarded.data_received(b"\x82\xff" + (200_000).to_bytes(8, "big") + bytes(4) + b"a" * 150_000)
     opened.guarded.data_received(b"a" * 50_000)
     assert opened.guarded.queue.get_nowait() == {"type": "websocket.receive", "bytes": b"a" * 200_000}

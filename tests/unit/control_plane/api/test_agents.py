@@ -24,9 +24,9 @@ from control_plane.api.routes.agents import (
     BYTES_PER_SECOND,
     CONNECTION_SECONDS,
     MALFORMED,
-    MAX_HELLO_BYTES,
     MESSAGE_SECONDS,
     OTHER_VERSION,
+    OVERSIZED,
     SESSION_CHECK_SECONDS,
     SNAPSHOT_BYTES_PER_SECOND,
     reading_seconds,
@@ -34,6 +34,7 @@ from control_plane.api.routes.agents import (
 from control_plane.cloud.errors import CloudUnavailable
 from control_plane.cloud.operator import Ec2State, InstanceState
 from control_plane.db.session import Database
+from control_plane.gate import FIRST_MESSAGE_BYTES
 from everstep.protocol.agent_messages import (
     MAX_SNAPSHOT_READ_BYTES,
     AgentReport,
@@ -243,6 +244,7 @@ def test_an_agent_that_leaves_before_it_is_refused_causes_no_error(service, toke
         "type": "websocket",
         "path": "/v1/agents/connect",
         "query_string": b"",
+        "state": {},
         "headers": [(b"authorization", f"Bearer {token}".encode())],
     }
     asyncio.run_coroutine_threadsafe(service.app(scope, receive, send), service.loop).result(20)
@@ -346,7 +348,7 @@ BAD_FACTS = [
     {"node_id": "é" * 200},
     {"node_id": ""},
     {"peer_port": 2**62},
-    {"version": "1" * 15_000_000},
+    {"version": "1" * 60_000},
     {"version": "1\0"},
     {"agent_id": "a\u202eb"},
     {"address": "example.org"},
@@ -714,8 +716,8 @@ async def test_an_agent_pays_before_the_server_reads_on(service, token, node, mo
 
 async def test_a_hello_has_a_limit_of_bytes(service, token, node):
     async with line(service, token) as opened:
-        await opened.send(encode(hello(node)) + bytes(MAX_HELLO_BYTES))
-        assert (await closed(opened))[0] == MALFORMED
+        await opened.send(encode(hello(node)) + bytes(FIRST_MESSAGE_BYTES))
+        assert (await closed(opened))[0] == OVERSIZED
 
 
 @pytest.mark.security

@@ -12,7 +12,9 @@ from control_plane.core.states import JobState
 from control_plane.db import events, protection
 from control_plane.loop import standing
 from control_plane.loop.protection_watch import WRITE_SECONDS
-from everstep.protocol.ids import Rank
+from everstep.protocol.agent_messages import ShardProtection
+from everstep.protocol.ids import NodeId, Rank, Step
+from everstep.protocol.limits import MAX_HOLDERS
 from everstep.protocol.rank_messages import UnkeptCause
 from tests.unit.control_plane.loop.world import World
 
@@ -49,6 +51,26 @@ async def test_a_launch_protects_only_after_its_first_commit(world: World) -> No
     early = described(world)
     assert (early.protection_state.value, early.recovery_odds) == ("Degraded", [])
     assert early.reason == "Rank 0 has not committed a step in this generation."
+
+
+@pytest.mark.security
+@pytest.mark.parametrize("rank", [-1, 0, 1, 7], ids=["none", "own", "of another node", "beyond the job"])
+async def test_an_agent_cannot_invent_holders_or_speak_for_other_nodes(world: World, rank: int) -> None:
+    world.submit()
+    await world.running()
+    await world.train(1)
+    liar, *_ = world.team()
+    invented = tuple(NodeId(f"i-{number}") for number in range(MAX_HOLDERS))
+    liar.claims = (
+        ShardProtection(rank=Rank(rank), holders=invented, in_view=invented, committed=Step(9), payload_bytes=1),
+    )
+    for _ in range(3):
+        await world.train(1)
+    with world.database.read() as session:
+        shards = protection.of_run(session, world.job().run_id)
+    assert {holder.node_id for shard in shards for holder in shard.holders} <= {each.node_id for each in world.team()}
+    assert {shard.rank for shard in shards} <= {0, 1, 2, 3}
+    assert 9 not in {shard.committed_step for shard in shards}
 
 
 @pytest.mark.parametrize(("copies", "survives"), [(1, False), (2, True)])

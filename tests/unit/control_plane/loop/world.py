@@ -202,6 +202,8 @@ class Agent:
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     logged: tuple[RankValues, ...] = ()
+    claims: tuple[ShardProtection, ...] = ()
+    """What the agent falsely reports about shards, besides the truth."""
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
     """For each rank of this node and each holder: the newest step verified there, and the time of the verification."""
 
@@ -277,7 +279,7 @@ class Agent:
             ranks=tuple(self.status(rank, step) for rank, step in sorted(self.boundary.items())),
             longest=self.longest if self.boundary else {},
             stacks=self.stacks(),
-            protection=protection,
+            protection=(*protection, *self.claims),
             round=RoundStatus(
                 committed=Step(committed),
                 proposed=Step(max(committed + 1, max(self.boundary.values(), default=-1))),
