@@ -788,6 +788,12 @@ def planned_nodes(session: Session, run_id: str, generation: int) -> frozenset[s
     return frozenset(found or ())
 
 
+def was_planned(session: Session, run_id: str, node_id: str) -> bool:
+    """Return whether a node was in the plan of any generation of a run."""
+    plans = session.scalars(select(GenerationRow.node_ids).where(GenerationRow.run_id == run_id))
+    return any(node_id in (nodes or ()) for nodes in plans)
+
+
 def planned(session: Session, run_id: str) -> tuple[SavedGeneration, ...]:
     """Return the generations of a run whose plans are still stored, oldest first."""
     query = select(GenerationRow.number).where(GenerationRow.run_id == run_id, GenerationRow.plan != b"")

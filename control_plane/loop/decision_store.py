@@ -157,10 +157,11 @@ class DecisionStore:
             message += f", {outcome}" if outcome else ""
             events.append_for_job(session, job, "DrillStateChanged", message, records.at(now), node_id=drill.node_id)
 
-    def record_outputs(self, fleet: FleetName, member: MemberReport, now: float) -> None:
+    def record_outputs(self, fleet: FleetName, node_id: NodeId, member: MemberReport, now: float) -> None:
         """Add the unstored outputs of a node that leaves an ended job to the job, with an event for new ones.
 
-        The job loop records those of an unfinished job. Raises StaleLease if the fleet's lease is lost.
+        The job loop records those of an unfinished job. A node that never belonged to the job adds nothing. Raises
+        StaleLease if the fleet's lease is lost.
         """
         with self._database.write() as session:
             self._fleet_leases.check(session, fleet)
@@ -168,7 +169,7 @@ class DecisionStore:
                 job = jobs.get_run(session, member.run)
             except NotFound:
                 return  # A person has deleted the job.
-            if job.ended_at is None:
+            if job.ended_at is None or not jobs.was_planned(session, member.run, node_id):
                 return
             unstored, event = unstored_outputs(memos.unstored_outputs_of(job), Generation(job.generation), [member])
             if event is not None:

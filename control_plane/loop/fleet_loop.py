@@ -139,7 +139,7 @@ class FleetLoop:
             if isinstance(action, Send) and isinstance(action.message, Release) and action.message.unstored_count:
                 member = observed.nodes[action.node_id].member
                 assert member is not None
-                await asyncio.to_thread(self.store.record_outputs, name, member, now)
+                await asyncio.to_thread(self.store.record_outputs, name, action.node_id, member, now)
             self.executor.send(action)
         return decision
 

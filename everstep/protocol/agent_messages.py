@@ -51,6 +51,7 @@ from everstep.protocol.limits import (
     Count,
     ExitCode,
     FewItems,
+    FileCount,
     HexDigest,
     HolderItems,
     Items,
@@ -529,7 +530,7 @@ class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
     cause: OutputCause
     generation: Generation | None = None
     """The generation of the rank. None from older agents: the generation of the report."""
-    omitted_count: Count = 0
+    omitted_count: FileCount = 0
     """Number of further unstored outputs of the node that the agent does not name. Only in the node's last entry."""
 
 

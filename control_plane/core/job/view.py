@@ -102,7 +102,7 @@ def view_of(now: float, spec: JobSpec, seen: JobObserved, policy: Policy, record
     nodes = {
         node_id: _history_before(seen.nodes.get(node_id, NodeObserved(node_id=node_id)), open_id) for node_id in team
     }
-    reports = current_reports(nodes, spec.run, record.generation)
+    reports = current_reports(nodes, spec.run, record.generation, seen.plan)
     progress = {node_id: progress_without(reports, node_id) for node_id in team}
     silences = track_silences(record.silences, tuple(nodes.values()), progress, now, policy.timeouts)
     since = {silence.node_id: silence for silence in silences}

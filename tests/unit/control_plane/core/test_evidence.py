@@ -23,6 +23,7 @@ from everstep.protocol.agent_messages import (
     ShardProtection,
 )
 from everstep.protocol.ids import Generation, JobName, NodeId, Rank, RunId, Step
+from tests.unit.worker.rank_plans import rank_plan
 
 NODE = NodeId("i-1")
 LADDER = ladder(3.0)
@@ -425,6 +426,25 @@ def owner(rank: int, holders: tuple[str, ...], in_view: tuple[str, ...]) -> Memb
     )
     return MemberReport(
         job=JobName("gpt"), run=RunId("r"), generation=Generation(1), phase=MemberPhase.RUNNING, protection=(shard,)
+    )
+
+
+@pytest.mark.security
+def test_an_agent_speaks_about_its_own_ranks_only() -> None:
+    plan = rank_plan(addresses=("a", "b"), generation=1)
+    first, second = (node.node_id for node in plan.nodes)
+    stranger = NodeId("stranger")
+    statuses = tuple(RankStatus(rank=Rank(number), boundary=Step(5)) for number in (-1, 0, 1, 2))
+    liar = structs.replace(owner(1, ("x",), ("x",)), run=plan.run, ranks=statuses)
+    nodes = {name: NodeObserved(node_id=name, member=liar) for name in (first, second, stranger)}
+    found = evidence.current_reports(nodes, plan.run, plan.generation, plan)
+    told = {
+        name: ([r.rank for r in report.ranks], [s.rank for s in report.protection]) for name, report in found.items()
+    }
+    assert told == {first: ([0], []), second: ([1], [1]), stranger: ([], [])}
+    earlier = structs.replace(plan, generation=Generation(2))
+    assert evidence.current_reports(nodes, plan.run, plan.generation, earlier)[first] is liar, (
+        "another generation's plan"
     )
 
 

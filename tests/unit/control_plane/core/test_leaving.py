@@ -138,14 +138,20 @@ def test_a_stopped_job_waits_for_a_checkpoint_if_only_the_departing_node_has_the
 def test_a_job_waits_with_an_announced_end_by_what_the_other_nodes_can_do(
     held: bool, ready: int, why: CheckpointWaitKind
 ) -> None:
-    protection = tuple(
-        ShardProtection(rank=Rank(rank), holders=(ONE,), in_view=(ONE,), committed=Step(9), payload_bytes=1)
-        for rank in (0, 1)
-    )
-    first = structs.replace(STOPPED[0], protection=protection if held else ())
+    members = [
+        structs.replace(
+            report,
+            protection=(
+                ShardProtection(rank=Rank(rank), holders=(ONE,), in_view=(ONE,), committed=Step(9), payload_bytes=1),
+            ),
+        )
+        if held
+        else report
+        for rank, report in enumerate(STOPPED)
+    ]
     notice = replace(ASKED, cause=Cause.NOTICE)
     moves = (notice,) if held else (notice, replace(ASKED, node_id=ONE))
-    decision = leaving.leave(leaving_job(moves, (first, STOPPED[1]), ready=ready, steps=()))
+    decision = leaving.leave(leaving_job(moves, members, ready=ready, steps=()))
     assert decision is not None
     assert decision.record.incident is not None
     assert isinstance(decision.record.incident.decision, LeavesNodes)

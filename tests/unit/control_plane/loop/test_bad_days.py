@@ -850,6 +850,21 @@ async def test_outputs_of_a_failed_job_that_are_refused_after_its_end_are_named_
     assert messages == ["outputs are not in S3: gen=2/rank=0/model.bin (Refused), gen=2/rank=0/log (Refused)"]
 
 
+@pytest.mark.security
+async def test_a_node_that_never_worked_for_a_job_adds_no_outputs_to_it(world: World) -> None:
+    world.submit(max_attempts=1)
+    await world.running()
+    world.kill_rank(world.team()[0], exit_class=ExitClass.ERROR, code=1, lines="NameError: x")
+    team = {each.node_id: (each.job, each.run) for each in world.team()}
+    stranger = next(each for each in world.agents.values() if each.node_id not in team)
+    await world.until(lambda: world.job().state == JobState.FAILED)
+    (stranger.job, stranger.run), stranger.phase = next(iter(team.values())), MemberPhase.EXITED
+    output = OutputFailure(rank=Rank(0), path="forged", cause=OutputCause.OUTSIDE)
+    stranger.faults = (NodeFault(code="output_missing", message="x", is_permanent=False, output=output),)
+    await world.until(lambda: stranger.run is None)
+    assert memos.unstored_outputs_of(world.job()) is None
+
+
 async def test_outputs_of_an_ended_generation_stay_on_the_job_with_their_generation(world: World) -> None:
     """A generation fails, and its outputs cannot be stored. The agents report them during later generations."""
     world.submit()
