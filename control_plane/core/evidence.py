@@ -24,15 +24,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from msgspec import structs
-
 from control_plane.core import remedies
 from control_plane.core.observed import facts
 from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, InstanceCondition, NodeObserved, Remedy
 from everstep.protocol.agent_messages import FaultCode, MemberReport
-from everstep.protocol.ids import NO_STEP, Generation, NodeId, Rank, RunId, Step
-from everstep.protocol.plan import GenerationPlan, Timeouts
+from everstep.protocol.ids import NO_STEP, NodeId, Step
+from everstep.protocol.plan import Timeouts
 
 NODE_FAULTS = frozenset({FaultCode.RANKS_NOT_GONE})
 """Fault codes in an agent's report about a job that make the node unusable.
@@ -470,33 +468,6 @@ def nodes_out_of_view(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeI
 def silent_in_rounds(reports: Mapping[NodeId, MemberReport]) -> frozenset[NodeId]:
     """Return the nodes from which a neighbour in the tree of agents receives no messages about commits."""
     return frozenset(peer for node, report in reports.items() for peer in report.silent_peers if peer != node)
-
-
-def current_reports(
-    nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation, plan: GenerationPlan | None = None
-) -> dict[NodeId, MemberReport]:
-    """Return the members' newest reports by node, without reports about other generations than `generation`.
-
-    With the plan of this generation, the reports also lack what agents claim about ranks of other nodes.
-    """
-    is_planned = plan is not None and plan.generation == generation
-    ranks = {node.node_id: frozenset(node.ranks) for node in plan.nodes} if plan is not None and is_planned else {}
-    return {
-        node_id: _about(node.member, ranks.get(node_id, frozenset())) if is_planned else node.member
-        for node_id, node in nodes.items()
-        if node.member is not None and node.member.run == run and node.member.generation == generation
-    }
-
-
-def _about(report: MemberReport, ranks: frozenset[Rank]) -> MemberReport:
-    """Return a report without the statements about other ranks."""
-    if all(each.rank in ranks for each in report.ranks) and all(each.rank in ranks for each in report.protection):
-        return report
-    return structs.replace(
-        report,
-        ranks=tuple(each for each in report.ranks if each.rank in ranks),
-        protection=tuple(each for each in report.protection if each.rank in ranks),
-    )
 
 
 def is_fleet_blind(nodes: Collection[NodeObserved], timeouts: Timeouts) -> bool:

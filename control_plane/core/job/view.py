@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
+from msgspec import structs
+
 from control_plane.core import accounting, checkpoints, faults
 from control_plane.core.actions import EventDraft, Send
 from control_plane.core.evidence import (
     NodeVerdict,
     blamed,
-    current_reports,
     is_silent,
     judge,
     nodes_out_of_view,
@@ -31,7 +32,7 @@ from control_plane.core.observed.spans import Bucket
 from control_plane.core.observed.specs import JobSpec, Policy
 from control_plane.core.states import LAUNCHED_JOBS, RUNNING_JOBS, IncidentState, JobState
 from everstep.protocol.agent_messages import ExitClass, HaltRanks, MemberPhase, MemberReport, RankExit
-from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Step
+from everstep.protocol.ids import FIRST_STEP, NO_STEP, Generation, NodeId, Rank, RunId, Step
 from everstep.protocol.plan import GenerationPlan
 
 GAP_LEASES = 4
@@ -227,6 +228,33 @@ def has_agreed_stop(view: JobView) -> bool:
     if status is not None and status.finished:
         return status.stopped
     return have_all_succeeded(view.reports, view.plan.world_size)
+
+
+def current_reports(
+    nodes: Mapping[NodeId, NodeObserved], run: RunId, generation: Generation, plan: GenerationPlan | None = None
+) -> dict[NodeId, MemberReport]:
+    """Return the members' newest reports by node, without reports about other generations than `generation`.
+
+    With the plan of this generation, the reports also lack what agents claim about ranks of other nodes.
+    """
+    is_planned = plan is not None and plan.generation == generation
+    ranks = {node.node_id: frozenset(node.ranks) for node in plan.nodes} if plan is not None and is_planned else {}
+    return {
+        node_id: _about(node.member, ranks.get(node_id, frozenset())) if is_planned else node.member
+        for node_id, node in nodes.items()
+        if node.member is not None and node.member.run == run and node.member.generation == generation
+    }
+
+
+def _about(report: MemberReport, ranks: frozenset[Rank]) -> MemberReport:
+    """Return a report without the statements about other ranks."""
+    if all(each.rank in ranks for each in report.ranks) and all(each.rank in ranks for each in report.protection):
+        return report
+    return structs.replace(
+        report,
+        ranks=tuple(each for each in report.ranks if each.rank in ranks),
+        protection=tuple(each for each in report.protection if each.rank in ranks),
+    )
 
 
 def is_training_over(reports: Mapping[NodeId, MemberReport], world_size: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from control_plane.core import checkpoints
 from control_plane.core.checkpoints import CheckpointRetention, KeptCheckpoint
-from control_plane.core.evidence import current_reports
+from control_plane.core.job.view import current_reports
 from control_plane.core.observed.steps import CheckpointRecord, initial_generation
 from everstep.protocol.agent_messages import RunningUpload
 from everstep.protocol.ids import Generation, Rank, Step

@@ -10,6 +10,7 @@ from msgspec import structs
 from control_plane.accounts.facts import sentence
 from control_plane.core import evidence
 from control_plane.core.evidence import NodeProgress, NodeStanding
+from control_plane.core.job.view import current_reports
 from control_plane.core.observed.facts import AgentSilent, InstanceEnded, OutOfView, Recorded
 from control_plane.core.observed.jobs import AgentSilence, Impairment
 from control_plane.core.observed.nodes import Cause, Implication, InstanceCondition, NodeObserved, Remedy
@@ -437,15 +438,13 @@ def test_an_agent_speaks_about_its_own_ranks_only() -> None:
     statuses = tuple(RankStatus(rank=Rank(number), boundary=Step(5)) for number in (-1, 0, 1, 2))
     liar = structs.replace(owner(1, ("x",), ("x",)), run=plan.run, ranks=statuses)
     nodes = {name: NodeObserved(node_id=name, member=liar) for name in (first, second, stranger)}
-    found = evidence.current_reports(nodes, plan.run, plan.generation, plan)
+    found = current_reports(nodes, plan.run, plan.generation, plan)
     told = {
         name: ([r.rank for r in report.ranks], [s.rank for s in report.protection]) for name, report in found.items()
     }
     assert told == {first: ([0], []), second: ([1], [1]), stranger: ([], [])}
     earlier = structs.replace(plan, generation=Generation(2))
-    assert evidence.current_reports(nodes, plan.run, plan.generation, earlier)[first] is liar, (
-        "another generation's plan"
-    )
+    assert current_reports(nodes, plan.run, plan.generation, earlier)[first] is liar, "another generation's plan"
 
 
 def test_of_two_that_blame_each_other_one_is_left_and_not_the_partner_of_one_that_was_left() -> None:
