@@ -61,7 +61,7 @@ SERVER_ACTIONS: Final = (
 )
 """IAM actions that every control plane needs."""
 SERVER_OPTIONS: Final = {
-    "ec2:DescribeInstanceTypes": "fleets with several instance types",
+    "ec2:DescribeInstanceTypes": "fleets with several instance types, and `ReplicaEncryption` with `Auto`",
     "ec2:GetConsoleOutput": "console output of nodes, stored before their end",
     "events:PutEvents": "events to EventBridge",
     "secretsmanager:GetSecretValue": "secrets in AWS Secrets Manager",
@@ -74,6 +74,7 @@ SERVER_OPTIONS: Final = {
 NODE_ACTIONS: Final = ("s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject")
 """IAM actions that every agent needs."""
 NODE_OPTIONS: Final = {
+    "ec2:DescribeInstanceTypes": "the comparison of a node with its instance type",
     "s3:ListBucket": "InputDataConfig",
     "s3:ListBucketMultipartUploads": "CheckpointConfig, to remove what killed agents left",
     "secretsmanager:GetSecretValue": "Secrets",

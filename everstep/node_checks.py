@@ -4,11 +4,13 @@
 finding is WRONG. `everstep.node_facts` gathers the facts.
 
 Invariant: the module is pure. A fact that could not be gathered has its default value. The module then reports the
-hardware or the limit as missing, if the instance type has this hardware or every node needs this limit.
+hardware or the limit as missing, if the instance type has this hardware or every node needs this limit. The instance
+type itself is an exception: without EC2's description of it, the module reports nothing about its hardware.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -22,34 +24,29 @@ In a job of a thousand ranks, rank 0 needs one open file per rank, and a data lo
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Accelerators:
-    """The accelerators and network cards of an EC2 instance type."""
+_P_TYPE: Final = re.compile(r"p(\d+)")
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceTypeFacts:
+    """The accelerators and network cards of an EC2 instance type, as EC2 describes them."""
+
+    name: str
     gpus: int
-    efa_cards: int = 0
-    has_switch: bool = False
-    """True if NVSwitch connects the GPUs. Such GPUs work only while the fabric manager runs."""
+    """Number of whole GPUs. 0 for a type without GPUs or with a part of one."""
+    network_cards: int
+    efa_interfaces: int
+    """Maximum number of EFA interfaces."""
 
+    @property
+    def has_switch(self) -> bool:
+        """Whether NVSwitch connects the GPUs. Such GPUs work only while the fabric manager runs.
 
-INSTANCE_TYPES: Final = {
-    "p4d.24xlarge": Accelerators(8, 4, has_switch=True),
-    "p4de.24xlarge": Accelerators(8, 4, has_switch=True),
-    "p5.4xlarge": Accelerators(1),
-    "p5.48xlarge": Accelerators(8, 32, has_switch=True),
-    "p5e.48xlarge": Accelerators(8, 32, has_switch=True),
-    "p5en.48xlarge": Accelerators(8, 16, has_switch=True),
-    "p6-b200.48xlarge": Accelerators(8, 8, has_switch=True),
-    **{
-        f"{family}.{size}xlarge": Accelerators(count)
-        for family in ("g5", "g6", "g6e")
-        for size, count in {"": 1, "2": 1, "4": 1, "8": 1, "12": 4, "16": 1, "24": 4, "48": 8}.items()
-    },
-}
-"""Instance types with NVIDIA GPUs. Their numbers of EFA cards equal those in infra/terraform/modules/fleet/efa.tf.
-
-Source: Amazon EC2 Instance Types; Amazon EC2 User Guide, "Maximize network bandwidth with multiple network cards".
-"""
+        EC2 does not describe this fact. It holds for P types with several GPUs since A100. Source:
+        https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html
+        """
+        generation = _P_TYPE.match(self.name)
+        return generation is not None and int(generation[1]) >= 4 and self.gpus > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +55,14 @@ class NodeFacts:
 
     instance_type: str = ""
     """EC2's name of the type. Empty outside EC2, or if the metadata service does not answer."""
+    described: InstanceTypeFacts | None = None
+    """EC2's description of the type. None if EC2 could not be asked; the node is then not compared with its type."""
     gpu_count: int = 0
     """Number of GPUs that NVML lists."""
     efa_count: int = 0
-    """Number of EFA devices of the kernel."""
+    """Number of EFA devices that the kernel drives."""
+    efa_attached: int = 0
+    """Number of EFA devices on the PCI bus, with or without a driver."""
     efa_error: str = ""
     """Reason why libfabric offers no EFA provider. Empty if it offers one, or on a machine without EFA devices."""
     has_nccl_plugin: bool = False
@@ -80,39 +81,45 @@ class NodeFacts:
 
 def judge_node(facts: NodeFacts) -> tuple[Finding, ...]:
     """Return the findings about a node: accelerators, limits of processes, metadata service."""
-    wanted = INSTANCE_TYPES.get(facts.instance_type)
     return (
-        *(() if wanted is None else _accelerators(facts, wanted)),
+        *(() if facts.described is None else _accelerators(facts, facts.described)),
         *_limits(facts),
         *_metadata(facts),
     )
 
 
-def _accelerators(facts: NodeFacts, wanted: Accelerators) -> Iterator[Finding]:
-    kind = facts.instance_type
-    if facts.gpu_count != wanted.gpus:
+def _accelerators(facts: NodeFacts, wanted: InstanceTypeFacts) -> Iterator[Finding]:
+    kind = wanted.name
+    if wanted.gpus and facts.gpu_count != wanted.gpus:
         words = f"{kind} has {wanted.gpus} GPUs, and NVML lists {facts.gpu_count}"
         advice = "Read `nvidia-smi` and `dmesg`. If a GPU is lost, replace the instance."
         yield Finding("gpu count", Level.WRONG, words, advice)
-    else:
+    elif wanted.gpus:
         yield Finding("gpu count", Level.OK, f"all {wanted.gpus} GPUs of {kind}")
     if wanted.has_switch and facts.fabric_manager != "active":
         words = f"the GPUs of {kind} need NVIDIA's fabric manager, and its unit is {facts.fabric_manager or 'missing'}"
         advice = "Install nvidia-fabricmanager in the driver's version: systemctl enable --now nvidia-fabricmanager"
         yield Finding("fabric manager", Level.WRONG, words, advice)
-    if not wanted.efa_cards:
-        return
-    if facts.efa_count != wanted.efa_cards:
-        words = f"{kind} has {wanted.efa_cards} EFA cards, and this machine has {facts.efa_count}"
-        advice = "Install EFA's driver, and add the cards to the launch template (infra/terraform/modules/fleet)."
-        yield Finding("efa", Level.WRONG, words, advice)
-    elif facts.efa_error:
-        yield Finding("efa", Level.WRONG, facts.efa_error, "Install EFA: infra/image/install.sh with --gpu.")
-    elif not facts.has_nccl_plugin:
-        words = "aws-ofi-nccl is not installed, so that NCCL does not use EFA"
-        yield Finding("efa", Level.WRONG, words, "Install EFA: infra/image/install.sh with --gpu.")
-    else:
-        yield Finding("efa", Level.OK, f"{facts.efa_count} EFA cards, with aws-ofi-nccl")
+    if facts.efa_count or facts.efa_attached or (wanted.efa_interfaces and wanted.network_cards > 1):
+        yield _efa(facts, wanted)
+
+
+def _efa(facts: NodeFacts, wanted: InstanceTypeFacts) -> Finding:
+    """Return the finding about EFA, which NCCL needs on types with several network cards, and may use on others."""
+    install = "Install EFA: infra/image/install.sh with --gpu."
+    if facts.efa_count < facts.efa_attached:
+        words = f"the kernel drives {facts.efa_count} of the {facts.efa_attached} EFA interfaces of this instance"
+        return Finding("efa", Level.WRONG, words, f"Read `dmesg`. {install} If a card is lost, replace the instance.")
+    if facts.efa_error:
+        return Finding("efa", Level.WRONG, facts.efa_error, install)
+    if facts.efa_count and not facts.has_nccl_plugin:
+        return Finding("efa", Level.WRONG, "aws-ofi-nccl is not installed, so that NCCL does not use EFA", install)
+    if facts.efa_count < wanted.efa_interfaces:
+        words = f"{wanted.name} can have {wanted.efa_interfaces} EFA interfaces, and this machine has {facts.efa_count}"
+        # A launch template may omit interfaces on purpose, but without any, NCCL has a small part of the bandwidth.
+        level = Level.WARNING if facts.efa_count else Level.WRONG
+        return Finding("efa", level, words, "Add interfaces to the launch template (infra/terraform/modules/fleet).")
+    return Finding("efa", Level.OK, f"{facts.efa_count} EFA interfaces, with aws-ofi-nccl")
 
 
 def _limits(facts: NodeFacts) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Gathers the facts that `everstep.node_checks` judges. They come from the kernel, systemd and the metadata service.
+"""Gathers the facts that `everstep.node_checks` judges. They come from the kernel, systemd, EC2 and its metadata.
 
 Invariant: the module changes nothing and raises no errors. A fact that cannot be gathered keeps its default.
 """
@@ -12,15 +12,18 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from everstep.node_checks import NodeFacts
+from everstep.node_checks import InstanceTypeFacts, NodeFacts
 from everstep.protocol.firmware import is_ec2_instance
 
 EC2_METADATA: Final = "http://169.254.169.254"
 TIMEOUT_SECONDS: Final = 10.0
 CLASS_INFINIBAND: Final = Path("/sys/class/infiniband")
+PCI_DEVICES: Final = Path("/sys/bus/pci/devices")
+EFA_MODALIAS: Final = "pci:v00001D0Fd0000EFA"
+"""Beginning of the kernel's name for an EFA device on the PCI bus: Amazon's vendor id, and device ids efa0 to efa3."""
 EFA_TOOLS: Final = Path("/opt/amazon/efa/bin")
 NCCL_PLUGINS: Final = (Path("/opt/amazon"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/local/lib"))
 
@@ -29,6 +32,7 @@ def node_facts(
     *,
     gpu_count: int,
     devices: Path = CLASS_INFINIBAND,
+    pci: Path = PCI_DEVICES,
     tools: Path = EFA_TOOLS,
     plugins: Sequence[Path] = NCCL_PLUGINS,
     endpoint: str | None = None,
@@ -38,6 +42,7 @@ def node_facts(
     Args:
         gpu_count: number of GPUs that NVML lists.
         devices: the kernel's folder of RDMA devices.
+        pci: the kernel's folder of PCI devices.
         tools: folder with EFA's programs. The function also searches PATH for them.
         plugins: folders that may contain aws-ofi-nccl, at any depth.
         endpoint: URL of the instance metadata service. None: EC2's own URL on EC2; outside EC2, no request is sent.
@@ -49,10 +54,14 @@ def node_facts(
     efa_count = sum(1 for each in devices.glob("*/device/driver") if each.resolve().name == "efa")
     _, open_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     _, locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    kind = _metadata(endpoint, "instance-type", with_token=True) if endpoint else None
+    region = _metadata(endpoint, "placement/region", with_token=True) if endpoint else None
     return NodeFacts(
-        instance_type=_metadata(endpoint, "instance-type", with_token=True) or "" if endpoint else "",
+        instance_type=kind or "",
+        described=described_type(kind, region) if kind and region else None,
         gpu_count=gpu_count,
         efa_count=efa_count,
+        efa_attached=_efa_attached(pci),
         efa_error=_efa_error(tools) if efa_count else "",
         has_nccl_plugin=any(next(folder.rglob("libnccl-net*.so*"), None) is not None for folder in plugins),
         fabric_manager=_output("systemctl", "is-active", "nvidia-fabricmanager.service").strip(),
@@ -62,6 +71,40 @@ def node_facts(
         answers_without_token=_metadata(endpoint, "instance-type", with_token=False) is not None if endpoint else None,
         has_rdma_device=next(devices.glob("*"), None) is not None,
     )
+
+
+def described_type(instance_type: str, region_name: str) -> InstanceTypeFacts | None:
+    """Return EC2's description of an instance type, or None if this machine's AWS credentials do not obtain one.
+
+    Source: https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstanceTypes.html
+    """
+    import boto3  # pyright: ignore[reportMissingTypeStubs]  its stubs are large
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
+
+    # The boot of a node without a way to EC2 must not wait for long.
+    retries: Any = {"mode": "standard", "total_max_attempts": 2}
+    settings = Config(connect_timeout=5, read_timeout=5, retries=retries, user_agent_extra="everstep")
+    try:
+        ec2 = cast(Any, boto3.Session(region_name=region_name)).client("ec2", config=settings)
+        (found,) = ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
+    except (BotoCoreError, ClientError, ResponseParserError, ValueError):
+        return None
+    network = found["NetworkInfo"]
+    return InstanceTypeFacts(
+        name=instance_type,
+        gpus=sum(each["Count"] for each in found.get("GpuInfo", {}).get("Gpus", ())),
+        network_cards=network["MaximumNetworkCards"],
+        efa_interfaces=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
+    )
+
+
+def _efa_attached(pci: Path) -> int:
+    try:
+        return sum(1 for each in pci.glob("*/modalias") if each.read_text().startswith(EFA_MODALIAS))
+    except OSError:
+        return 0
 
 
 def _efa_error(tools: Path) -> str:

@@ -784,6 +784,7 @@ def fleet(
         encrypts_replicas=encryption.is_needed(
             ReplicaEncryption(record.replica_encryption),
             {node.instance_type for node in nodes} or {record.instance_type},
+            record.encrypting_types,
         ),
         duty=duty(standing),
         fleet_status=FleetStatus.DELETING if record.delete_requested_at is not None else FleetStatus(record.state),

@@ -15,11 +15,11 @@ from typing import Any, Final
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import CloudError, GroupNotOurs, InvalidRequest, NotFound
 from control_plane.cloud.instance_batches import described
+from control_plane.cloud.instance_types import InstanceTypes
 from control_plane.cloud.operator import (
     FLEET_TAG,
     Ec2State,
     GroupState,
-    InstanceShape,
     InstanceState,
     InstanceStatus,
     LaunchFailure,
@@ -73,7 +73,7 @@ class AwsOperator:
         self._lock = threading.Lock()
         self._settings: dict[str, _Settings] = {}
         self._tagged: set[str] = set()
-        self._shapes: dict[str, InstanceShape] = {}
+        self._types = InstanceTypes(self._ec2, monotonic)
 
     def describe_group(self, name: str) -> GroupState:
         """Return the current state of an Auto Scaling group (see `CloudOperator.describe_group`)."""
@@ -95,12 +95,15 @@ class AwsOperator:
         """Add lifecycle hooks, scaling policies and instance type to a group (see `CloudOperator.complete_group`)."""
         self._check_tag(group)
         settings = self._group_settings(group.name, group.launch_template, group.members)
+        kind, mixed = _instance_type(settings.instance_type, group.mixed), self._with_shapes(group.mixed)
+        types = {kind, *(mixed.instance_types if mixed else ()), *(member.instance_type for member in group.members)}
         return replace(
             group,
             hooks=settings.hooks,
             scaling_policies=settings.policies,
-            instance_type=_instance_type(settings.instance_type, group.mixed),
-            mixed=self._with_shapes(group.mixed),
+            instance_type=kind,
+            mixed=mixed,
+            encrypting_types=self._types.encrypting(types - {""}),
         )
 
     def describe_instances(self, instance_ids: Collection[NodeId]) -> Mapping[NodeId, InstanceState]:
@@ -319,16 +322,8 @@ class AwsOperator:
         """Return a mixed instances policy with the hardware of its types, which EC2 describes once per type."""
         if mixed is None or mixed.features or len(mixed.instance_types) < 2:
             return mixed
-        with self._lock:
-            missing = [each for each in mixed.instance_types if each not in self._shapes]
-        if missing:
-            with translated():
-                pages = self._ec2.get_paginator("describe_instance_types").paginate(InstanceTypes=missing)
-                found = {each["InstanceType"]: _shape(each) for page in pages for each in page["InstanceTypes"]}
-            with self._lock:
-                self._shapes |= found
-        with self._lock:
-            return replace(mixed, shapes={each: self._shapes[each] for each in mixed.instance_types})
+        shapes = self._types.shapes(mixed.instance_types)
+        return replace(mixed, shapes={each: shapes[each] for each in mixed.instance_types})
 
 
 @contextmanager
@@ -396,18 +391,6 @@ def _instance_type(of_template: str, mixed: MixedInstances | None) -> str:
     if mixed is None or not (mixed.instance_types or mixed.features):
         return of_template
     return next(iter(mixed.instance_types), "")
-
-
-def _shape(described: Mapping[str, Any]) -> InstanceShape:
-    """Return the hardware of an instance type from EC2's description."""
-    gpus = (described.get("GpuInfo") or {}).get("Gpus") or ()
-    neurons = (described.get("NeuronInfo") or {}).get("NeuronDevices") or ()
-    network = described.get("NetworkInfo") or {}
-    return InstanceShape(
-        accelerator_count=sum(each["Count"] for each in (*gpus, *neurons)),
-        efa_count=(network.get("EfaInfo") or {}).get("MaximumEfaInterfaces", 0),
-        memory_mib=described["MemoryInfo"]["SizeInMiB"],
-    )
 
 
 def _member(member: dict[str, Any]) -> MemberState:

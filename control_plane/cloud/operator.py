@@ -147,6 +147,12 @@ class InstanceShape:
     efa_count: int
     """Maximum number of EFA interfaces. The launch template attaches the same interfaces to all nodes."""
     memory_mib: int
+    encrypts_in_transit: bool = False
+    """Whether EC2 encrypts all traffic between two instances of this type.
+
+    AWS encrypts if both instances are of such a type, in one VPC, and no virtual device is on the path.
+    Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/data-protection.html#encryption-transit
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +192,11 @@ class GroupState:
     """
     mixed: MixedInstances | None = None
     """The group's mixed instances policy. None if it has a plain launch template or a launch configuration."""
+    encrypting_types: frozenset[str] = frozenset()
+    """Those types of the group and its members that encrypt traffic between instances (`encrypts_in_transit`).
+
+    A type that EC2 did not describe is missing. Valid after `complete_group`.
+    """
     has_capacity_rebalance: bool = False
     """Whether AWS replaces Spot instances by itself after a rebalance recommendation."""
     has_warm_pool: bool = False
@@ -267,8 +278,8 @@ class CloudOperator(Protocol):
         """Return Auto Scaling groups as a mapping from their names, with one request per 100 names.
 
         The poller of AWS calls this method for each poll. The result omits groups that do not exist, and includes
-        groups without `FLEET_TAG`. The fields `hooks`, `scaling_policies`, `instance_type` and `mixed.shapes` are valid
-        only after `complete_group`.
+        groups without `FLEET_TAG`. The fields `hooks`, `scaling_policies`, `instance_type`, `encrypting_types` and
+        `mixed.shapes` are valid only after `complete_group`.
         """
 
     def complete_group(self, group: GroupState) -> GroupState:

@@ -49,6 +49,7 @@ class NewFleet:
     allow_drills: bool = False
     allow_commands: bool = False
     replica_encryption: str = ReplicaEncryption.AUTO
+    encrypting_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,6 +214,8 @@ class FleetRow(Base):
     allow_commands: Mapped[bool] = mapped_column(default=False)
     replica_encryption: Mapped[str] = mapped_column(default="Auto", server_default="Auto")
     """When nodes use TLS between them: a value of `core.encryption.ReplicaEncryption`."""
+    encrypting_types: Mapped[tuple[str, ...]] = mapped_column(default=(), server_default="[]")
+    """Instance types of the fleet that encrypt traffic between instances, as EC2 described them last."""
     blindness_lifted_at: Mapped[datetime | None]
     """When a user stated that the fleet's silent nodes are lost (UnfreezeFleet).
 

@@ -62,6 +62,11 @@ class CloudView:
     """Time at which the server sent the request to AWS, in monotonic seconds."""
     group: GroupObserved
     instance_type: str
+    """Instance type that the group launches. With several types, the first."""
+    instance_types: Mapping[NodeId, str]
+    """Instance type of each node that EC2 describes."""
+    encrypting_types: tuple[str, ...]
+    """See `GroupState.encrypting_types`."""
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, InstanceEnded | None]]
     """Condition of each node's instance, and AWS's report if the instance ended or is omitted."""
@@ -361,6 +366,8 @@ class CloudWatch:
             asked_at=asked_at,
             group=group_observed(group, about.launch_failures, before.group if before is not None else None),
             instance_type=group.instance_type,
+            instance_types={id: instance.instance_type for id, instance in instances.items() if instance.instance_type},
+            encrypting_types=tuple(sorted(group.encrypting_types)),
             availability_zone=", ".join(group.availability_zones),
             conditions=conditions_of(group, instances, about.omissions.absent),
         )

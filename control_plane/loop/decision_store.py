@@ -210,6 +210,7 @@ class DecisionStore:
             "state": state.value,
             "max_node_count": view.group.max_size,
             "instance_type": view.instance_type,
+            "encrypting_types": view.encrypting_types,
             "availability_zone": view.availability_zone,
             "desired_node_count": decision.desired_count,
             "vacancies": decision.vacancies,
@@ -256,7 +257,9 @@ class DecisionStore:
                     before=None if before is None else before.state,
                     had_request=before is not None and before.request is not None,
                 )
-                columns["instance_type"], columns["availability_zone"] = view.instance_type, view.availability_zone
+                of_row = before.instance_type if before is not None else ""
+                columns["instance_type"] = view.instance_types.get(row.node_id) or of_row or view.instance_type
+                columns["availability_zone"] = view.availability_zone
                 columns["ended_at"] = moment if row.state is NodeState.GONE else None
                 nodes.change(session, lease, row.node_id, initial_state=NodeState.JOINING, now=moment, **columns)
                 if row.request is not None and (before is None or before.request is None):

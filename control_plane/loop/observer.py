@@ -300,6 +300,7 @@ class Observer:
             and encryption.is_needed(
                 ReplicaEncryption(stored.fleet.replica_encryption),
                 {row.instance_type for node_id in assigned if (row := around.nodes.get(node_id)) is not None},
+                stored.fleet.encrypting_types,
             ),
         )
 

@@ -136,6 +136,9 @@ def _wrong_values(shape: Shape, value: Any, where: str) -> Iterator[Violation]:
             if name in value:
                 yield from _wrong_values(member, value[name], f"{where}.{name}".lstrip("."))
     elif shape.type_name == "list" and isinstance(value, (list, tuple)):
+        longest = shape.metadata.get("max")
+        if longest is not None and len(value) > longest:
+            yield Violation("InvalidParameterValue", f"{where} has {len(value)} items; the limit is {longest}")
         for item in value:
             yield from _wrong_values(shape.member, item, where)
     elif shape.type_name == "map" and isinstance(value, Mapping):

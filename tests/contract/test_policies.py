@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 
@@ -21,6 +23,7 @@ from control_plane.cloud.notices import SqsQueue
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
 from control_plane.cloud.sinks import sink_of
+from everstep.node_facts import described_type
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
 from infra.local_cloud.environment import aws_variables
@@ -209,7 +212,8 @@ def fail_upload(store: S3ServiceStore, connection: Connection) -> None:
 def act_as_agent(aws: ServedAws) -> list[Request]:
     """Make each call of an agent, and return the requests."""
     environment = {**aws_variables(aws.url, aws.keys), "EVERSTEP_LOCAL": "1"}
-    with recorded(aws) as requests:
+    with recorded(aws) as requests, patch.dict(os.environ, environment):
+        assert described_type("p5.48xlarge", "us-east-1") is not None
         node = NodeAws(environment)
         node.secret("secretsmanager:team/token", None)
         node.secret("ssm:/team/token", None)

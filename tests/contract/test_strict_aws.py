@@ -359,7 +359,9 @@ def test_a_group_fits_whose_types_have_one_family_and_like_hardware(aws: ServedA
     group = operator.describe_group(mixed_group(aws, ["g5.2xlarge", "g5.4xlarge", "g5.8xlarge"]))
     assert group.instance_type == "g5.2xlarge", "jobs are sized for the type that the group prefers"
     assert group.mixed is not None
-    assert group.mixed.shapes["g5.2xlarge"] == InstanceShape(accelerator_count=1, efa_count=0, memory_mib=32_768)
+    assert group.mixed.shapes["g5.2xlarge"] == InstanceShape(
+        accelerator_count=1, efa_count=0, memory_mib=32_768, encrypts_in_transit=True
+    )
     ensured = ensure(operator, group)
     assert drift(ensured.group) == ()
 

@@ -123,6 +123,7 @@ class FakeOperator:
             tags={FLEET_TAG: name} if tags is None else dict(tags),
             launch_template=LaunchTemplateRef(template_id="lt-0", name=name, version="$Latest"),
             instance_type=instance_type,
+            encrypting_types=frozenset({instance_type}),
         )
         with self._lock:
             self._groups[name] = _Group(state)

@@ -252,6 +252,7 @@ def _store(
                 state=FleetStatus.ACTIVE,
                 max_node_count=group.max_size,
                 instance_type=group.instance_type,
+                encrypting_types=tuple(sorted(group.encrypting_types)),
                 availability_zone=next(iter(group.availability_zones), ""),
                 tags=request.tags,
             ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from everstep import node_facts as node_facts_module
 from everstep.findings import Level
-from everstep.node_checks import INSTANCE_TYPES, NodeFacts, judge_node
+from everstep.node_checks import InstanceTypeFacts, NodeFacts, judge_node
 from everstep.node_facts import node_facts
 from tests.instance_metadata import Service, served
 
-EFA = Path(__file__).parents[3] / "infra/terraform/modules/fleet/efa.tf"
+P5 = InstanceTypeFacts(name="p5.48xlarge", gpus=8, network_cards=32, efa_interfaces=32)
 GOOD = NodeFacts(
-    instance_type="p5.48xlarge",
+    instance_type=P5.name,
+    described=P5,
     gpu_count=8,
     efa_count=32,
+    efa_attached=32,
     has_nccl_plugin=True,
     fabric_manager="active",
     open_files=1_048_576,
@@ -42,7 +44,9 @@ def test_a_node_with_everything_that_its_type_has_passes() -> None:
         ({"gpu_count": 0}, "gpu count", Level.WRONG, "NVML lists 0"),
         ({"fabric_manager": "failed"}, "fabric manager", Level.WRONG, "its unit is failed"),
         ({"fabric_manager": ""}, "fabric manager", Level.WRONG, "its unit is missing"),
-        ({"efa_count": 1}, "efa", Level.WRONG, "has 32 EFA cards, and this machine has 1"),
+        ({"efa_count": 31}, "efa", Level.WRONG, "the kernel drives 31 of the 32 EFA interfaces"),
+        ({"efa_count": 0, "efa_attached": 0}, "efa", Level.WRONG, "can have 32 EFA interfaces, and this machine has 0"),
+        ({"efa_count": 4, "efa_attached": 4}, "efa", Level.WARNING, "32 EFA interfaces, and this machine has 4"),
         ({"efa_error": "no provider"}, "efa", Level.WRONG, "no provider"),
         ({"has_nccl_plugin": False}, "efa", Level.WRONG, "aws-ofi-nccl is not installed"),
         ({"open_files": 1024}, "limits", Level.WARNING, "1,024 files"),
@@ -65,15 +69,31 @@ def test_a_difference_is_found_and_names_what_to_do(
     assert found.advice
 
 
-def test_a_type_without_an_entry_and_a_machine_outside_ec2_have_no_accelerators_to_check() -> None:
-    for kind in ("", "t3.large"):
-        facts = NodeFacts(instance_type=kind, open_files=1_048_576, is_memory_lockable=True)
-        assert [(found.check, found.level) for found in judge_node(facts)] == [("limits", Level.OK)]
+@pytest.mark.parametrize(
+    "described",
+    [
+        None,
+        InstanceTypeFacts(name="t3.large", gpus=0, network_cards=1, efa_interfaces=0),
+        InstanceTypeFacts(name="g6f.xlarge", gpus=0, network_cards=1, efa_interfaces=0),
+        InstanceTypeFacts(name="c7i.metal-48xl", gpus=0, network_cards=1, efa_interfaces=1),
+    ],
+    ids=lambda described: described.name if described else "EC2 was not asked",
+)
+def test_a_type_without_whole_gpus_or_without_a_description_has_no_accelerators_to_check(
+    described: InstanceTypeFacts | None,
+) -> None:
+    facts = NodeFacts(described=described, gpu_count=1, open_files=1_048_576, is_memory_lockable=True)
+    assert [(found.check, found.level) for found in judge_node(facts)] == [("limits", Level.OK)]
 
 
-def test_terraform_gives_each_type_the_cards_that_the_check_expects() -> None:
-    cards = {kind: int(count) for kind, count in re.findall(r'"(p[\w.-]+)" += \{ cards = (\d+)', EFA.read_text())}
-    assert cards == {kind: found.efa_cards for kind, found in INSTANCE_TYPES.items() if found.efa_cards}
+@pytest.mark.parametrize(
+    ("name", "gpus", "has_switch"),
+    [("p3.16xlarge", 8, False), ("p5.4xlarge", 1, False), ("p6-b300.48xlarge", 8, True), ("g7e.48xlarge", 8, False)],
+)
+def test_gpus_with_a_switch_need_the_fabric_manager(name: str, gpus: int, has_switch: bool) -> None:
+    kind = InstanceTypeFacts(name=name, gpus=gpus, network_cards=1, efa_interfaces=0)
+    found = judge_node(NodeFacts(described=kind, gpu_count=gpus, fabric_manager="inactive"))
+    assert ("fabric manager" in [each.check for each in found]) is has_switch
 
 
 @pytest.fixture
@@ -82,8 +102,16 @@ def metadata() -> Iterator[Service]:
         yield service
 
 
-def test_facts_come_from_the_metadata_service_and_the_kernel(tmp_path: Path, metadata: Service) -> None:
-    metadata.says = {"instance-type": "p5.48xlarge"}
+def test_facts_come_from_the_metadata_service_and_the_kernel(
+    tmp_path: Path, metadata: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata.says = {"instance-type": "p5.48xlarge", "placement/region": "eu-west-1"}
+    monkeypatch.setattr(
+        node_facts_module, "described_type", lambda *asked: P5 if asked == (P5.name, "eu-west-1") else None
+    )
+    for number, modalias in enumerate(("pci:v00001D0Fd0000EFA1sv00001D0F", "pci:v00001D0Fd0000EC20sv00001D0F")):
+        (tmp_path / "pci" / f"0000:0{number}:00.0").mkdir(parents=True)
+        (tmp_path / "pci" / f"0000:0{number}:00.0" / "modalias").write_text(modalias)
     drivers = tmp_path / "drivers"
     for name, driver in (("rdmap0", "efa"), ("rdmap1", "efa"), ("mlx5_0", "mlx5_core")):
         (drivers / driver).mkdir(parents=True, exist_ok=True)
@@ -96,12 +124,14 @@ def test_facts_come_from_the_metadata_service_and_the_kernel(tmp_path: Path, met
     (tmp_path / "amazon" / "ofi-nccl").mkdir(parents=True)
     places = {
         "devices": tmp_path / "infiniband",
+        "pci": tmp_path / "pci",
         "tools": tool.parent,
         "plugins": (tmp_path / "amazon",),
         "endpoint": metadata.url,
     }
     found = node_facts(gpu_count=8, **places)
     assert (found.instance_type, found.gpu_count, found.efa_count, found.efa_error) == ("p5.48xlarge", 8, 2, "")
+    assert (found.described, found.efa_attached) == (P5, 1)
     assert found.answers_without_token is False
     assert not found.has_nccl_plugin
     assert found.has_rdma_device
@@ -115,5 +145,5 @@ def test_facts_come_from_the_metadata_service_and_the_kernel(tmp_path: Path, met
 def test_a_silent_metadata_service_leaves_the_type_unknown(tmp_path: Path, metadata: Service) -> None:
     metadata.status = 503
     found = node_facts(gpu_count=0, devices=tmp_path, plugins=(), endpoint=metadata.url)
-    assert (found.instance_type, found.answers_without_token, found.efa_count) == ("", False, 0)
+    assert (found.instance_type, found.described, found.answers_without_token, found.efa_count) == ("", None, False, 0)
     assert not found.has_rdma_device

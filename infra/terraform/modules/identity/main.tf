@@ -165,6 +165,13 @@ data "aws_iam_policy_document" "server" {
 data "aws_iam_policy_document" "node" {
   source_policy_documents = [data.aws_iam_policy_document.encryption.json]
 
+  # The boot gate compares the node with EC2's description of its type. AWS has no permission for a single type.
+  statement {
+    sid       = "Describe"
+    actions   = ["ec2:DescribeInstanceTypes"]
+    resources = ["*"]
+  }
+
   statement {
     sid       = "Jobs"
     actions   = ["s3:AbortMultipartUpload", "s3:GetObject", "s3:PutObject"]

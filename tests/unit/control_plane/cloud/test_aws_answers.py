@@ -16,6 +16,7 @@ from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
 from control_plane.cloud.instance_batches import BATCHES_AT_ONCE, described
+from control_plane.cloud.instance_types import RETRY_SECONDS
 from control_plane.cloud.operator import (
     Ec2State,
     GroupState,
@@ -353,7 +354,7 @@ def test_the_hardware_of_several_instance_types_is_asked_once(operator: AwsOpera
         {
             "InstanceType": "g6.24xlarge",
             "GpuInfo": {"Gpus": [{"Count": 4}]},
-            "NetworkInfo": {"EfaInfo": {"MaximumEfaInterfaces": 1}},
+            "NetworkInfo": {"EfaInfo": {"MaximumEfaInterfaces": 1}, "EncryptionInTransitSupported": True},
             "MemoryInfo": {"SizeInMiB": 393_216},
         },
         {
@@ -370,9 +371,28 @@ def test_the_hardware_of_several_instance_types_is_asked_once(operator: AwsOpera
     ]
     shapes = {
         "trn1.2xlarge": InstanceShape(accelerator_count=1, efa_count=0, memory_mib=32_768),
-        "g6.24xlarge": InstanceShape(accelerator_count=4, efa_count=1, memory_mib=393_216),
+        "g6.24xlarge": InstanceShape(accelerator_count=4, efa_count=1, memory_mib=393_216, encrypts_in_transit=True),
     }
     assert [group.mixed and group.mixed.shapes for group in groups] == [shapes, shapes]
+    assert [group.encrypting_types for group in groups] == [{"g6.24xlarge"}, {"g6.24xlarge"}]
+
+
+def test_a_type_that_ec2_does_not_describe_counts_as_plain_and_is_asked_again_later(
+    connection: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    operator = AwsOperator(connection, monotonic=lambda: now[0])
+    kind = {
+        "InstanceType": "c7i.large",
+        "NetworkInfo": {"EncryptionInTransitSupported": True},
+        "MemoryInfo": {"SizeInMiB": 4096},
+    }
+    with caplog.at_level("INFO"):
+        assert described_group(operator, connection, LaunchTemplate=TEMPLATE).encrypting_types == frozenset()
+    assert "does not describe the instance types c7i.large" in caplog.text
+    now[0] = RETRY_SECONDS
+    group = described_group(operator, connection, types=[kind], LaunchTemplate=TEMPLATE)
+    assert group.encrypting_types == {"c7i.large"}
 
 
 def test_capacity_rebalancing_and_a_warm_pool_are_read_from_the_group(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +19,7 @@ from control_plane.loop import standing
 from everstep.protocol.agent_messages import ExitClass, Prepare
 from everstep.protocol.ids import Generation
 from tests.postgresql import BOTH_ENGINES
-from tests.unit.control_plane.loop.world import World, evidence_of
+from tests.unit.control_plane.loop.world import GROUP, World, evidence_of
 
 pytestmark = pytest.mark.parametrize("engine", BOTH_ENGINES)
 
@@ -78,6 +79,18 @@ async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
     await world.train(5)
     await world.until(lambda: not world.job().memo.get("incident"))
     assert shown() == ["Pending", "Starting", "Downloading", "Starting", "Training", "Restarting", "Training"]
+
+
+async def test_nodes_use_tls_until_ec2_has_described_their_type_as_encrypting(world: World) -> None:
+    world.operator.change_group(GROUP, lambda group: replace(group, encrypting_types=frozenset()))
+    world.submit()
+    await world.running()
+    assert world.plan().encrypts_peers
+    world.operator.change_group(GROUP, lambda group: replace(group, encrypting_types=frozenset({"p5.48xlarge"})))
+    await world.train(1)
+    world.kill_rank(world.team()[2])
+    await world.until(lambda: world.job().state == JobState.RUNNING and world.job().generation == 2)
+    assert not world.plan().encrypts_peers
 
 
 async def test_a_fleets_setting_for_tls_takes_effect_with_the_next_launch(world: World) -> None:
