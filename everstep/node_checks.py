@@ -33,7 +33,7 @@ class InstanceTypeFacts:
 
     name: str
     gpus: int
-    """Number of whole GPUs. 0 for a type without GPUs or with a part of one."""
+    """Number of whole NVIDIA GPUs. 0 for a type without NVIDIA GPUs, or with a part of one."""
     network_cards: int
     efa_interfaces: int
     """Maximum number of EFA interfaces."""
@@ -100,7 +100,7 @@ def _accelerators(facts: NodeFacts, wanted: InstanceTypeFacts) -> Iterator[Findi
         words = f"the GPUs of {kind} need NVIDIA's fabric manager, and its unit is {facts.fabric_manager or 'missing'}"
         advice = "Install nvidia-fabricmanager in the driver's version: systemctl enable --now nvidia-fabricmanager"
         yield Finding("fabric manager", Level.WRONG, words, advice)
-    if facts.efa_count or facts.efa_attached or (wanted.efa_interfaces and wanted.network_cards > 1):
+    if facts.efa_count or facts.efa_attached or (wanted.gpus and wanted.efa_interfaces and wanted.network_cards > 1):
         yield _efa(facts, wanted)
 
 

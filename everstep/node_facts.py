@@ -91,10 +91,10 @@ def described_type(instance_type: str, region_name: str) -> InstanceTypeFacts | 
         (found,) = ec2.describe_instance_types(InstanceTypes=[instance_type])["InstanceTypes"]
     except (BotoCoreError, ClientError, ResponseParserError, ValueError):
         return None
-    network = found["NetworkInfo"]
+    network, gpus = found["NetworkInfo"], found.get("GpuInfo", {}).get("Gpus", ())
     return InstanceTypeFacts(
         name=instance_type,
-        gpus=sum(each["Count"] for each in found.get("GpuInfo", {}).get("Gpus", ())),
+        gpus=sum(each["Count"] for each in gpus if each["Manufacturer"] == "NVIDIA"),
         network_cards=network["MaximumNetworkCards"],
         efa_interfaces=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
     )

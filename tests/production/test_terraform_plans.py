@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +132,75 @@ def test_a_capacity_block_is_the_only_market_of_its_fleet(production: Terraform)
         (target,) = specification["capacity_reservation_target"]
         assert target["capacity_reservation_id"] == reservation
     assert open_["capacity_reservation_specification"] == []
-    assert len(block["network_interfaces"]) == 32, "the EFA cards of a p5.48xlarge"
+
+
+FIRST = (0, 0, "interface")
+
+
+def efa_only(cards: range) -> list[tuple[int, int, str]]:
+    return [(card, 1 if card == 0 else 0, "efa-only") for card in cards]
+
+
+def with_ip(cards: range) -> list[tuple[int, int, str]]:
+    return [(card, 1, "interface") for card in cards]
+
+
+LAYOUTS = {
+    "c7i.large": [],
+    "g6.12xlarge": [],
+    "c6in.32xlarge": [],
+    # AWS: "use case 2" of each of these three types.
+    "p5.48xlarge": [FIRST, *with_ip(range(4, 32, 4)), *efa_only(range(32))],
+    "p5e.48xlarge": [FIRST, *with_ip(range(4, 32, 4)), *efa_only(range(32))],
+    "p6-b200.48xlarge": [FIRST, *with_ip(range(1, 8)), *efa_only(range(8))],
+    # AWS: "use case 1" has card 0 alone, and "use case 2" every card.
+    "p6-b300.48xlarge": [FIRST, *with_ip(range(1, 17, 2)), *efa_only(range(1, 17))],
+    # AWS documents no layout of these types beyond the general rule.
+    "g7e.48xlarge": [FIRST, *with_ip(range(1, 4)), *efa_only(range(4))],
+    "p4d.24xlarge": [FIRST, *with_ip(range(1, 4)), *efa_only(range(4))],
+    "p5en.48xlarge": [FIRST, *with_ip(range(2, 16, 2)), *efa_only(range(16))],
+    "trn1.32xlarge": [FIRST, *with_ip(range(1, 8)), *efa_only(range(8))],
+    "trn2.48xlarge": [FIRST, *with_ip(range(1, 16)), *efa_only(range(16))],
+}
+"""Network interfaces by instance type: network card, device index, and kind.
+
+Source: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html
+"""
+
+
+def test_the_cards_of_each_type_have_the_layout_of_awss_guide(production: Terraform, aws: ServedAws) -> None:
+    given = [{"card": 0, "device": 0, "kind": "interface"}, {"card": 2, "device": 1, "kind": "efa"}]
+    fleets = {name.replace(".", "-"): {**FLEET, "instance_type": name} for name in LAYOUTS}
+    fleets |= {"own": {**FLEET, "network_interfaces": given}, "none": {**FLEET, "network_interfaces": []}}
+    planned = production.planned(**{**GIVEN, "fleets": fleets}, zones=ZONES)
+    templates = {
+        name: planned[f'module.fleet["everstep-{name}"].aws_launch_template.this']["network_interfaces"]
+        for name in fleets
+    }
+    found = {
+        name: [(each["network_card_index"], each["device_index"], each["interface_type"]) for each in interfaces]
+        for name, interfaces in templates.items()
+    }
+    assert found.pop("own") == [(0, 0, "interface"), (2, 1, "efa")]
+    assert found.pop("none") == []
+    assert found == {name.replace(".", "-"): layout for name, layout in LAYOUTS.items()}
+    described = aws.client("ec2").describe_instance_types(InstanceTypes=list(LAYOUTS))["InstanceTypes"]
+    for kind in described:
+        check_layout(LAYOUTS[kind["InstanceType"]], kind["NetworkInfo"])
+    wrong = {"wrong": {**FLEET, "network_interfaces": [{"card": 0, "device": 0, "kind": "efa-only"}]}}
+    assert "cannot be efa-only" in production.refusal(**{**GIVEN, "fleets": wrong}, zones=ZONES)
+
+
+def check_layout(layout: list[tuple[int, int, str]], network: Any) -> None:
+    """Check that EC2 accepts these interfaces for a type, and that the type's EFA interfaces are all used."""
+    assert len({(card, device) for card, device, _ in layout}) == len(layout)
+    for card, interfaces in groupby(sorted(layout), key=itemgetter(0)):
+        kinds = [kind for _, _, kind in interfaces]
+        facts = network["NetworkCards"][card]
+        assert len(kinds) <= facts["MaximumNetworkInterfaces"]
+        assert set(kinds) <= set(facts["InterfaceTypes"])
+    if layout:
+        assert [kind for _, _, kind in layout].count("efa-only") == network["EfaInfo"]["MaximumEfaInterfaces"]
 
 
 def test_a_fleet_may_have_several_instance_types_and_spot_instances(production: Terraform) -> None:

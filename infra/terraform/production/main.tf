@@ -192,6 +192,7 @@ module "fleet" {
   instance_profile        = module.identity.node_profile
   instance_type           = each.value.instance_type
   other_instance_types    = each.value.other_instance_types
+  network_interfaces      = each.value.network_interfaces
   spot_percentage         = each.value.spot_percentage
   image_id                = each.value.image_id
   root_device             = var.root_device

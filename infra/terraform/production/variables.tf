@@ -119,6 +119,7 @@ variable "fleets" {
     image_id                = string
     max_nodes               = number
     other_instance_types    = optional(list(string), [])
+    network_interfaces      = optional(list(object({ card = number, device = number, kind = string })))
     spot_percentage         = optional(number, 0)
     is_clustered            = optional(bool, false)
     capacity_reservation_id = optional(string)

@@ -75,7 +75,7 @@ def test_a_difference_is_found_and_names_what_to_do(
         None,
         InstanceTypeFacts(name="t3.large", gpus=0, network_cards=1, efa_interfaces=0),
         InstanceTypeFacts(name="g6f.xlarge", gpus=0, network_cards=1, efa_interfaces=0),
-        InstanceTypeFacts(name="c7i.metal-48xl", gpus=0, network_cards=1, efa_interfaces=1),
+        InstanceTypeFacts(name="c6in.32xlarge", gpus=0, network_cards=2, efa_interfaces=2),
     ],
     ids=lambda described: described.name if described else "EC2 was not asked",
 )

@@ -21,7 +21,7 @@ resource "aws_launch_template" "this" {
   instance_type          = var.instance_type
   user_data              = base64encode(var.user_data)
   update_default_version = true
-  vpc_security_group_ids = local.efa == null ? var.security_group_ids : null
+  vpc_security_group_ids = length(local.interfaces) == 0 ? var.security_group_ids : null
   tags                   = local.tags
 
   iam_instance_profile {

@@ -39,6 +39,19 @@ variable "other_instance_types" {
   }
 }
 
+variable "network_interfaces" {
+  description = "Network interfaces of the nodes: network card, device index, and kind (`interface`, `efa` or `efa-only`). Null: AWS's layout for the type. Empty: one ordinary interface."
+  type        = list(object({ card = number, device = number, kind = string }))
+  default     = null
+
+  validation {
+    condition = var.network_interfaces == null || alltrue([
+      for each in coalesce(var.network_interfaces, []) : contains(["interface", "efa", "efa-only"], each.kind) && (each.kind != "efa-only" || each.card != 0 || each.device != 0)
+    ])
+    error_message = "The kinds are interface, efa and efa-only, and the interface at card 0 and device 0 cannot be efa-only."
+  }
+}
+
 variable "spot_percentage" {
   description = "Percentage of the nodes that are Spot instances."
   type        = number
