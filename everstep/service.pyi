@@ -956,11 +956,21 @@ class Node(TypedDict):
     Reason: str
     Conditions: list[Condition]
     """Current problems that the agent reports about the node and about its job's work on the node. Empty while the agent is not connected."""
+    BurnIn: NotRequired[NodeBurnIn]
+    """Absent until the node has been tested."""
     Incidents: list[NodeIncident]
     """The node's history, oldest entry first. Only in DescribeNode."""
     CreationTime: datetime
     ConnectionTime: NotRequired[datetime]
     EndTime: NotRequired[datetime]
+
+class NodeBurnIn(TypedDict):
+    """The newest test results of a node, which the node's agent measured."""
+    Time: datetime
+    Level: int
+    """Level of DCGM's diagnostics: 1 after the boot, 3 on an idle spare."""
+    Seconds: float
+    Tests: list[NodeTest]
 
 class NodeIncident(TypedDict):
     """One entry of a node's history: an incident in which the node was involved."""
@@ -983,6 +993,16 @@ class NodeMemory(TypedDict):
     """Memory limit of the cgroup of agent and ranks. Absent if no cgroup limit is below the machine's memory."""
     Ranks: list[RankMemory]
     """Memory of the running ranks, by rank."""
+
+class NodeTest(TypedDict):
+    """The result of one test of a node."""
+    Name: str
+    Outcome: Literal["passed", "failed", "unknown"]
+    """`unknown` if the test could not run to its end."""
+    Rate: NotRequired[int]
+    """Bytes per second; for a matmul, floating-point operations per second. Absent if the test measures no rate."""
+    Text: str
+    """Why the test failed or could not run. Empty if it passed."""
 
 class Note(TypedDict):
     """A note that a person has written about a job or an incident. A note never changes."""

@@ -123,6 +123,10 @@ def sentence(fact: facts.Fact) -> str:
             return f"{fact.node_id} is no longer part of the fleet"
         case facts.Faulty():
             return f"{fault_name(fact)}: {fact.text}" + ("; a reboot did not repair it" if fact.is_repeated else "")
+        case facts.SlowNode():
+            rates = [f"{rate / 1e6:,.1f}" for rate in (fact.rate, fact.median_rate)]
+            unit = "million operations per second" if "matmul" in fact.test else "MB/s"
+            return f"{fact.test} reaches {rates[0]} {unit}; the median of {fact.other_count} others is {rates[1]}"
         case facts.NodeFaulty():
             return f"the agent of {fact.node_id} reports {sentence(fact.fault)}"
         case facts.Lemon():

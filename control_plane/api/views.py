@@ -62,6 +62,7 @@ from control_plane.core.observed.facts import (
 )
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.jobs import CapacityWait
+from control_plane.core.observed.nodes import BurnIn
 from control_plane.core.observed.reasons import Lapsed
 from control_plane.core.observed.spans import JobSpan
 from control_plane.core.observed.specs import DEFAULT_STORE_PATIENCE_SECONDS
@@ -857,6 +858,7 @@ def node(
         training_job_name=job_name,
         memory=_memory(agent, with_ranks=job_name is not None),
         conditions=_conditions(agent, with_member=job_name is not None),
+        burn_in=_burn_in(record.burn_in),
         incidents=[shaped(line, nodes_schemas.NodeIncident, evidence=sentence(line.evidence)) for line in history],
         refused_message_count=refused_message_count,
         refused_session_count=agent.report.refused_count if agent is not None and agent.report is not None else 0,
@@ -869,6 +871,13 @@ def _hold_advice(record: SavedNode, price_usd_per_hour: float | None) -> nodes_s
         return None
     found = held_nodes.advice(record.id, Hold(record.hold), record.reason, price_usd_per_hour)
     return shaped(found, nodes_schemas.HoldAdvice)
+
+
+def _burn_in(stored: BurnIn | None) -> nodes_schemas.NodeBurnIn | None:
+    if stored is None or stored.result is None:
+        return None
+    tests = [shaped(test, nodes_schemas.NodeTest) for test in stored.result.tests]
+    return shaped(stored.result, nodes_schemas.NodeBurnIn, time=stored.ended_at, tests=tests)
 
 
 def _memory(agent: AgentView | None, *, with_ranks: bool) -> nodes_schemas.NodeMemory | None:

@@ -26,6 +26,7 @@ from everstep.protocol.agent_messages import (
     Prepare,
     Rehearse,
     Release,
+    RunBurnIn,
     Start,
     StopTraining,
     TakeCheckpoint,
@@ -41,7 +42,18 @@ class Send:
     """Send a message to a node's agent."""
 
     node_id: NodeId
-    message: Prepare | Start | StopTraining | HaltRanks | TakeCheckpoint | TakeStacks | Rehearse | Release | KeepSources
+    message: (
+        Prepare
+        | Start
+        | StopTraining
+        | HaltRanks
+        | TakeCheckpoint
+        | TakeStacks
+        | Rehearse
+        | Release
+        | KeepSources
+        | RunBurnIn
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

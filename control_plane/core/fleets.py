@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import zip_longest
 
-from control_plane.core import capacity, notices, remedies, requests, rolls
+from control_plane.core import burn_in, capacity, notices, remedies, requests, rolls
 from control_plane.core.actions import (
     CompleteTermination,
     EventDraft,
@@ -49,7 +49,7 @@ from control_plane.core.actions import (
 from control_plane.core.evidence import is_fleet_blind, is_silent
 from control_plane.core.moves import is_in_service, is_ready
 from control_plane.core.observed import causes
-from control_plane.core.observed.facts import Announced, InstanceEnded, NodeRequest
+from control_plane.core.observed.facts import Announced, Fact, InstanceEnded, NodeRequest
 from control_plane.core.observed.fleets import (
     FleetHistory,
     FleetJob,
@@ -76,7 +76,16 @@ from control_plane.core.states import (
     advance,
 )
 from control_plane.core.timeouts import HOLD_SECONDS, JOIN_SECONDS, REBOOT_SECONDS
-from everstep.protocol.agent_messages import HaltRanks, KeepSources, MemberPhase, NoticeKind, Release
+from everstep.protocol.agent_messages import (
+    BurnInResult,
+    FaultCode,
+    HaltRanks,
+    KeepSources,
+    MemberPhase,
+    NodeFault,
+    NoticeKind,
+    Release,
+)
 from everstep.protocol.ids import NodeId, RunId
 from everstep.protocol.plan import SourceArchive
 
@@ -133,6 +142,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     table.follow_jobs(policy)
     table.follow_roll(policy, is_frozen=is_frozen)
     table.follow_requests()
+    table.follow_burn_ins()
     table.follow_faults(policy, is_blind=is_blind)
     table.take_back()
     table.assign(policy)
@@ -148,6 +158,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         *_held_back(spec, observed.group, table, policy, is_blind=is_blind),
         *_releases(observed, table, policy),
         *_sources(table, policy),
+        *_burn_ins(table),
     ]
     if observed.group.unprotected:
         # CreateFleet sets the group to protect new instances, but not an instance that was starting at that time.
@@ -228,6 +239,7 @@ class _Table:
         state = advance(NODE_TRANSITIONS, f"node {row.node_id}", row.state, event, (str(row.reason),))
         # Keep a user's pending request for the node (such as to hold it) only if the new state is SPARE or ASSIGNED.
         is_kept = state in (NodeState.SPARE, NodeState.ASSIGNED)
+        is_back = state is NodeState.SPARE and row.state is not NodeState.ASSIGNED
         self.rows[row.node_id] = replace(
             row,
             state=state,
@@ -238,6 +250,7 @@ class _Table:
             release=row.release if state in (NodeState.DRAINING, NodeState.GONE) else None,
             evidence_at=None,
             request=row.request if is_kept else None,
+            burn_in=burn_in.renewed(row.burn_in, self.now) if is_back else row.burn_in,
         )
         message = f"{row.state} → {state}"
         self.events.append(
@@ -396,11 +409,23 @@ class _Table:
             if row.hold is Hold.UNREACHABLE and is_ready(self.node(row.node_id), self.now, policy.timeouts):
                 self.move(row, NodeEvent.RELEASED, causes.Happened(what=causes.NodeFact.REPORTS_AGAIN))
 
+    def follow_burn_ins(self) -> None:
+        """Store the results of the spares' tests, and order the tests that are due."""
+        for row in self.in_state(NodeState.SPARE):
+            node = self.node(row.node_id)
+            if node.is_connected and node.has_reported:
+                after = burn_in.follow(row.burn_in, node, self._other_results(row), since=row.since, now=self.now)
+                self.rows[row.node_id] = replace(row, burn_in=after)
+
+    def _other_results(self, row: NodeRecord) -> list[BurnInResult]:
+        others = (each.burn_in for each in self.rows.values() if each.node_id != row.node_id)
+        return [each.result for each in others if each is not None and each.result is not None]
+
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
         """Remove unusable spares from service, and return rebooted nodes to service.
 
-        A spare is unusable if it is faulty, silent for T_max (`exclude_seconds`), or involved in too many incidents. A
-        rebooted node returns to service if its fault is gone. Otherwise the fleet replaces the node.
+        A spare is unusable if it is faulty, failed its burn-in, is silent for T_max (`exclude_seconds`), or is involved
+        in too many incidents. A rebooted node returns to service if its fault is gone. Otherwise the fleet replaces it.
         """
         for row in self.in_state(NodeState.SPARE):
             node = self.node(row.node_id)
@@ -409,9 +434,12 @@ class _Table:
                     self.take_out(row, Remedy.HOLD, causes.Silent(seconds=policy.timeouts.exclude_seconds))
                 elif node.complaint and not is_blind:
                     self.take_out(row, Remedy.HOLD, causes.Silent(text=node.complaint))
-            elif (found := remedies.worst(node.faults, node.history, self.now)) is not None:
+            elif (found := remedies.worst(_all_faults(row, node), node.history, self.now)) is not None:
                 self.take_out(row, found.remedy, found.fault)
-                self._implicate(row, found)
+                self._implicate(row, found.what, found.fault, found.remedy)
+            elif (slow := burn_in.slowness(row.burn_in, self._other_results(row))) is not None:
+                self.take_out(row, Remedy.RETIRE, slow)
+                self._implicate(row, FaultCode.NODE_SLOW, slow, Remedy.RETIRE)
             elif (why := remedies.lemon(row.node_id, node.history, self.now)) is not None:
                 self.take_out(row, remedies.of_lemon(node.history, self.now), why)
         for row in self.in_state(NodeState.REBOOTING):
@@ -470,16 +498,16 @@ class _Table:
             no_room = causes.NotKept(because=reason, max_size=most, needed_count=needed, held_count=held)
             self.move(row, NodeEvent.EXCLUDED, no_room)
 
-    def _implicate(self, row: NodeRecord, found: remedies.Finding) -> None:
+    def _implicate(self, row: NodeRecord, what: str, evidence: Fact, remedy: Remedy) -> None:
         self.implications.append(
             Implication(
                 node_id=row.node_id,
                 incident_id=f"fleet-{self.spec.name}-{int(self.now)}",
                 at=self.now,
-                what=found.what,
-                evidence=found.fault,
-                is_own_word=True,
-                remedy=found.remedy,
+                what=what,
+                evidence=evidence,
+                is_own_word=remedy is not Remedy.RETIRE,
+                remedy=remedy,
             )
         )
 
@@ -526,7 +554,10 @@ class _Table:
         where it has the fewest nodes, so that copies of a shard are in different domains. No job waits for a warm node.
         """
         idle = [
-            row for row in self.in_state(NodeState.SPARE) if is_ready(self.node(row.node_id), self.now, policy.timeouts)
+            row
+            for row in self.in_state(NodeState.SPARE)
+            if is_ready(self.node(row.node_id), self.now, policy.timeouts)
+            and burn_in.is_fit(row.burn_in, self.node(row.node_id), self.now)
         ]
         holding = in_order(job for job in self.jobs.values() if job.state in HOLDING_JOBS and not job.is_taken_over)
         launched = [job for job in holding if job.state in LAUNCHED_JOBS]
@@ -667,6 +698,11 @@ class _Table:
                 is_whole = notice is None
             if notice is not None and notice.kind is not NoticeKind.CAPACITY_BLOCK_END:
                 self.move(row, NodeEvent.EXCLUDED, notices.announced(row.node_id, notice))
+
+
+def _all_faults(row: NodeRecord, node: NodeObserved) -> tuple[NodeFault, ...]:
+    failed = burn_in.failure(row.burn_in)
+    return node.faults if failed is None else (*node.faults, failed)
 
 
 def _has_successor(row: NodeRecord) -> bool:
@@ -876,6 +912,14 @@ def _sources(table: _Table, policy: Policy) -> list[Send]:
         and not is_silent(node, policy.timeouts)
         and node.sources != held.keys()
     ]
+
+
+def _burn_ins(table: _Table) -> list[Send]:
+    rows = table.in_state(NodeState.SPARE)
+    orders = {
+        row.node_id: burn_in.order(row.burn_in, table.node(row.node_id), since=row.since, now=table.now) for row in rows
+    }
+    return [Send(node_id, order) for node_id, order in orders.items() if order is not None]
 
 
 def _reboots(spec: FleetSpec, table: _Table) -> list[FleetAction]:

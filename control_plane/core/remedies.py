@@ -68,10 +68,12 @@ FAULTS: Mapping[str, Remedy] = {
     FaultCode.DISK_SILENT: Remedy.REBOOT,
     FaultCode.MEMORY_LOW: Remedy.NONE,
     FaultCode.MEMORY_KILLED: Remedy.NONE,
+    FaultCode.BURN_IN_FAILED: Remedy.REBOOT,
 }
 """Remedies by fault code. `gpu_xid` uses `XID` instead.
 
-If a disk does not respond, processes that access it hang in the kernel until a reboot. Throttling, network errors, a
+A wrong result of a test can have a transient cause, so only a second failure after a reboot replaces the node. If a
+disk does not respond, processes that access it hang in the kernel until a reboot. Throttling, network errors, a
 full disk and low memory are temporary or caused by the job, so they need no remedy.
 """
 OF_HARDWARE = (Remedy.REBOOT, Remedy.REPLACE)

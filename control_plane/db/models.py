@@ -52,6 +52,7 @@ from sqlalchemy.types import TypeDecorator
 from control_plane.core.observed.causes import NOTHING, Reason
 from control_plane.core.observed.facts import Fact, Recorded
 from control_plane.core.observed.incidents import Response
+from control_plane.core.observed.nodes import BurnIn
 from control_plane.core.verification import Blocked, CheckpointVerdict
 from everstep.protocol.codec import resolve
 
@@ -314,6 +315,8 @@ class NodeRow(Base):
     """When a user last returned the node to service. Older entries of the node's fault history do not count."""
     evidence_at: Mapped[datetime | None]
     """When the logs of a node that is held for inspection were completely uploaded to S3."""
+    burn_in: Mapped[BurnIn | None] = mapped_column(StoredValue(BurnIn))
+    """Tests of the node. None before the first order to test it."""
     created_at: Mapped[datetime]
     wanted_at: Mapped[datetime | None]
     """When the control plane noticed that the group lacked the instance that later became this node.

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.fleets import HoldRelease
+from control_plane.core.observed.nodes import BurnIn
 from control_plane.core.states import NodeState
 from control_plane.db import leases
 from control_plane.db.errors import Conflict, NotFound
@@ -51,6 +52,7 @@ class SavedNode:
     replaced_at: datetime | None
     returned_at: datetime | None
     evidence_at: datetime | None
+    burn_in: BurnIn | None
     created_at: datetime
     wanted_at: datetime | None
     connected_at: datetime | None

@@ -393,7 +393,7 @@ def _news(report: AgentReport) -> object:
     """
     member = report.member
     if member is None:
-        return report.notices
+        return report.notices, report.burn_in
     exits = tuple((rank.rank, rank.exit) for rank in member.ranks)
     views = tuple((shard.rank, shard.in_view, shard.reason) for shard in member.protection)
     ended = member.round is not None and (member.round.stopped or member.round.finished)

@@ -451,6 +451,7 @@ class Observer:
             sources=frozenset(report.sources) if report is not None else frozenset(),
             member=report.member if report is not None else None,
             faults=report.faults if report is not None else (),
+            burn_in=report.burn_in if report is not None else None,
             history=tuple(records.implication(line) for line in lines),
             request=row.request if row is not None and isinstance(row.request, Requested) else None,
             domain=row.failure_domain if row is not None else None,

@@ -412,6 +412,7 @@ def node_update(node: NodeRecord, before: str | None, *, had_request: bool = Fal
         "wanted_at": _moment(node.wanted_at),
         "since": _moment(node.since),
         "replaced_at": _moment(node.replaced_at),
+        "burn_in": node.burn_in,
     }
     if had_request and node.request is None:
         columns["request"] = None

@@ -58,6 +58,7 @@ def describe(service: Service, node_id: NodeId) -> Shown:
         ("memory for slots", size(node["MemoryBytes"])),
         ("instance type", node["InstanceType"] or None),
         ("zone", node["AvailabilityZone"] or None),
+        ("tests", _tests(node)),
         ("reason", node["Reason"] or None),
         ("do", to_do(node["HoldAdvice"]) if "HoldAdvice" in node else None),
         (
@@ -173,6 +174,18 @@ def _rank_memory(node: Json) -> str | None:
         )
         or None
     )
+
+
+def _tests(node: Json) -> str | None:
+    """Return a line with the time and level of the node's burn-in, and one line per test."""
+    if (burn_in := node.get("BurnIn")) is None:
+        return None
+    lines = [f"{when(burn_in['Time'])}  level {burn_in['Level']}, {burn_in['Seconds']:.1f} s"]
+    for test in burn_in["Tests"]:
+        unit = "Mop/s" if "matmul" in test["Name"] else "MB/s"
+        rate = f"  {test['Rate'] / 1e6:,.0f} {unit}" if "Rate" in test else ""
+        lines.append(f"{test['Name']}: {test['Outcome']}{rate}  {test['Text']}".rstrip())
+    return "\n".join(lines)
 
 
 def _refusals(node: Json) -> str | None:

@@ -22,6 +22,7 @@ In the diagram, g is a generation, k a step and n a number.
                                   ◀─────      TakeStacks(g, n)        until the report contains stacks with number n
                                   ◀─────      Release(run)            when the job has ended or released this node
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
+                                  ◀─────      RunBurnIn(n, level)     to a spare, until report.burn_in has number n
                                   ◀─────      SendLines(run)          every few seconds while a client follows the logs
     LogLines …                    ─────▶      as the ranks print. Lost lines are in the object store
                                   ◀─────      RunCommand(id, argv)    once: run a user's command on a rank's node
@@ -453,6 +454,11 @@ class FaultCode(StrEnum):
     - NIC_DOWN, NIC_ERRORS: a network card.
     - DISK_FULL, DISK_READ_ONLY, DISK_SILENT: a volume.
     - MEMORY_LOW, MEMORY_KILLED: the node's memory.
+
+    Faults that the control plane derives from the results of a burn-in:
+
+    - BURN_IN_FAILED: a test failed on the node.
+    - NODE_SLOW: the node is much slower in a test than the other nodes of its fleet.
     """
 
     SOURCE_MISMATCH = "source_mismatch"
@@ -474,6 +480,8 @@ class FaultCode(StrEnum):
     DISK_SILENT = "disk_silent"
     MEMORY_LOW = "memory_low"
     MEMORY_KILLED = "memory_killed"
+    BURN_IN_FAILED = "burn_in_failed"
+    NODE_SLOW = "node_slow"
 
 
 class Obstacle(StrEnum):
@@ -726,6 +734,40 @@ class NodeMemory(Message, frozen=True):
     """Memory of each living rank, in rank order."""
 
 
+MAX_BURN_IN_TESTS = 64
+
+
+class BurnInOutcome(StrEnum):
+    """The outcome of one test: PASSED, FAILED, or UNKNOWN if the test could not run to its end."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class BurnInTest(Message, frozen=True):
+    """The result of one test of a node."""
+
+    name: Name
+    """`matmul`, `disk-write`, `disk-read`, `loopback`, `gpus`, `dcgm`, or `gpu-matmul-` and the index of a GPU."""
+    outcome: BurnInOutcome
+    rate: Count | None = None
+    """Bytes per second; for a matmul, floating-point operations per second. None if the test measures no rate."""
+    text: Text = ""
+    """Why the test failed or could not run. Empty if it passed."""
+
+
+class BurnInResult(Message, frozen=True):
+    """The results of a node's newest complete burn-in (`RunBurnIn`)."""
+
+    number: Count
+    """Number of the command."""
+    level: Count
+    seconds: Seconds
+    """Duration of all tests."""
+    tests: Annotated[tuple[BurnInTest, ...], msgspec.Meta(max_length=MAX_BURN_IN_TESTS)] = ()
+
+
 class AgentReport(Message, frozen=True):
     """The whole state of an agent. Each report replaces all earlier reports."""
 
@@ -773,6 +815,8 @@ class AgentReport(Message, frozen=True):
 
     A change of these values alone triggers no report.
     """
+    burn_in: BurnInResult | None = None
+    """None until this agent process has completed a burn-in."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, and make decoding fail, if a name is too long, or an id not printable ASCII.
@@ -988,6 +1032,20 @@ class KeepSources(Message, frozen=True):
     sources: tuple[SourceArchive, ...]
 
 
+class RunBurnIn(Message, frozen=True):
+    """Command to test an idle node.
+
+    The control plane repeats the command until the report contains a result with this number. A node that has promised
+    to join a generation ignores the command. A promise ends a running burn-in without a result.
+    """
+
+    since_minor: ClassVar[int] = 2
+
+    number: int
+    level: int
+    """Level of DCGM's diagnostics (`dcgmi diag -r`), from 1 to 3."""
+
+
 class SendLines(Message, frozen=True):
     """Command to send the ranks' output as they print it, for the next `SEND_LINES_SECONDS`.
 
@@ -1141,6 +1199,7 @@ ControlToAgent = (
     | Release
     | KeepEvidence
     | KeepSources
+    | RunBurnIn
     | SendLines
     | RunCommand
     | HoldSnapshot

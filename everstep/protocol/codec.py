@@ -32,7 +32,7 @@ from everstep.protocol.errors import UNDECODABLE, MalformedMessage, OversizedMes
 
 PROTOCOL_VERSION = 1
 """The major version. Processes with different protocol versions refuse each other's messages."""
-PROTOCOL_MINOR = 1
+PROTOCOL_MINOR = 2
 """The minor version: the number of additions to the major version so far.
 
 Agent and control plane exchange it in their first messages.

@@ -244,10 +244,19 @@ class Xid(_OnInstance, frozen=True):
     lost: Annotated[bool, msgspec.Meta(description="whether the GPU has fallen off the bus")] = False
 
 
+class Unfit(_OnInstance, frozen=True):
+    """Spoil a test of a node. The agent runs its tests after a reboot of the node."""
+
+    test: Annotated[
+        Literal["matmul", "disk-write", "disk-read", "loopback"],
+        msgspec.Meta(description="matmul: wrong product; any other: slow"),
+    ] = "matmul"
+
+
 AnyFault = Union[  # noqa: UP007
     SpotWarning, Rebalance, Maintenance, BlockEnd, Terminate, Crash, FailStatus,
     Throttle, RateLimits, StaleView, ZoneDisruption, Capacity, SlowBoot, SlotsTaken, BadEvents, SuspendLaunch,
-    KillRank, KillAgent, KillControlPlane, Hang, Partition, SlowNetwork, CorruptReplica, Xid,
+    KillRank, KillAgent, KillControlPlane, Hang, Partition, SlowNetwork, CorruptReplica, Xid, Unfit,
 ]  # fmt: skip
 FAULT: Final = msgspec.json.Decoder(AnyFault)
 FAULT_IN_WORDS: Final = msgspec.json.Decoder(AnyFault, strict=False)
@@ -262,7 +271,7 @@ WARNINGS: Final = frozenset({"spot-warning", "rebalance", "maintenance", "block-
 LASTING: Final = WARNINGS | {
     "throttle", "rate-limits", "stale-view", "zone-disruption",
     "capacity", "slow-boot", "slots-taken", "bad-events", "suspend-launch",
-    "fail-status", "hang", "xid", "partition", "slow-network",
+    "fail-status", "hang", "xid", "unfit", "partition", "slow-network",
 }  # fmt: skip
 """Kinds of faults whose effect lasts until `clear` ends it."""
 

@@ -149,6 +149,7 @@ class Injector:
             "suspend-launch": self._resume_launch,
             "hang": self._continue_ranks,
             "xid": self._heal_gpus,
+            "unfit": self._repair_nodes,
             "partition": partial(self._mend_lines, "partition"),
             "slow-network": partial(self._mend_lines, "slow-network"),
         }
@@ -187,6 +188,13 @@ class Injector:
         for instance_id in sick:
             node_faults.write_gpus(self.runner.directory(instance_id), ())
         return [f"the GPUs of {instance_id} are well" for instance_id in sick]
+
+    def _repair_nodes(self) -> list[str]:
+        files = [node_faults.burn_in_file(self.runner.directory(instance_id)) for instance_id in self.runner.pids()]
+        spoiled = [file for file in files if file.exists()]
+        for file in spoiled:
+            file.unlink()
+        return [f"{file.parent.name} passes its tests" for file in spoiled]
 
     def _mend_lines(self, fault: str, target: str = "") -> list[str]:
         network, sentences = self.network, []
@@ -409,6 +417,11 @@ class Injector:
         path = node_faults.write_gpus(self.runner.directory(instance_id), [gpus[index] for index in sorted(gpus)])
         facts: Facts = {"file": str(path), "gpu": msgspec.to_builtins(gpus[fault.gpu])}
         return instance_id, f"NVML of {instance_id} reports Xid {fault.code} on GPU {fault.gpu}", facts
+
+    def _unfit(self, fault: fault_kinds.Unfit) -> _Outcome:
+        instance_id = self._running(fault.target)
+        file = node_faults.spoil_test(self.runner.directory(instance_id), fault.test)
+        return instance_id, f"the test {fault.test} of {instance_id} is spoiled", {"file": str(file)}
 
     def _affected(self, target: str) -> tuple[Instance, Life]:
         return self.ec2.find(self._running(target))

@@ -19,7 +19,7 @@ from pathlib import Path
 from infra.local_cloud.instance_init import exit_file, remove_memory
 from infra.local_cloud.metadata import MetadataService
 from infra.local_cloud.network import Network, listening_socket
-from infra.local_cloud.node_faults import nvml_file, write_gpus
+from infra.local_cloud.node_faults import burn_in_file, nvml_file, write_gpus
 from infra.local_cloud.processes import kill_descendants
 
 log = logging.getLogger(__name__)
@@ -100,6 +100,7 @@ class InstanceRunner:
             "EVERSTEP_ADDRESS": instance.address,
             "EVERSTEP_STATE_DIR": str(directory),
             "EVERSTEP_NVML_STUB": str(nvml_file(directory)),
+            "EVERSTEP_BURN_IN_STUB": str(burn_in_file(directory)),
         }
         write_gpus(directory, ())
         namespace = self.network.attach(instance.instance_id, instance.address) if self.network else None

@@ -159,6 +159,18 @@ def write_gpus(directory: Path, gpus: Sequence[Gpu]) -> Path:
     return path
 
 
+def burn_in_file(directory: Path) -> Path:
+    """Return the path of the file that names the spoiled tests of an instance (EVERSTEP_BURN_IN_STUB)."""
+    return directory / "spoiled_tests"
+
+
+def spoil_test(directory: Path, test: str) -> Path:
+    """Spoil a test of an instance from its agent's next burn-in on."""
+    path = burn_in_file(directory)
+    write_private(path, f"{path.read_text() if path.exists() else ''} {test}".encode())
+    return path
+
+
 def _rank(init_pid: int, rank: int | None) -> tuple[int, Process]:
     # `rank_of` also returns a number for child processes of a rank. The sort is stable and parents precede children, so
     # the rank itself comes first.

@@ -1547,11 +1547,22 @@ export interface Node {
   Reason: string
   /** Current problems that the agent reports about the node and about its job's work on the node. Empty while the agent is not connected. */
   Conditions: Condition[]
+  /** Absent until the node has been tested. */
+  BurnIn?: NodeBurnIn
   /** The node's history, oldest entry first. Only in DescribeNode. */
   Incidents: NodeIncident[]
   CreationTime: Timestamp
   ConnectionTime?: Timestamp
   EndTime?: Timestamp
+}
+
+/** The newest test results of a node, which the node's agent measured. */
+export interface NodeBurnIn {
+  Time: Timestamp
+  /** Level of DCGM's diagnostics: 1 after the boot, 3 on an idle spare. */
+  Level: number
+  Seconds: number
+  Tests: NodeTest[]
 }
 
 /** One entry of a node's history: an incident in which the node was involved. */
@@ -1576,6 +1587,17 @@ export interface NodeMemory {
   CgroupLimitBytes?: number
   /** Memory of the running ranks, by rank. */
   Ranks: RankMemory[]
+}
+
+/** The result of one test of a node. */
+export interface NodeTest {
+  Name: string
+  /** `unknown` if the test could not run to its end. */
+  Outcome: 'passed' | 'failed' | 'unknown'
+  /** Bytes per second; for a matmul, floating-point operations per second. Absent if the test measures no rate. */
+  Rate?: number
+  /** Why the test failed or could not run. Empty if it passed. */
+  Text: string
 }
 
 /** A note that a person has written about a job or an incident. A note never changes. */

@@ -20,6 +20,7 @@ from functools import partial
 
 from everstep.protocol.plan import Timeouts
 from worker.agent.attestation import join
+from worker.agent.burn_in import NodeBurnIn
 from worker.agent.commands import Commands
 from worker.agent.control_client import ControlClient
 from worker.agent.departure import Departure
@@ -127,6 +128,7 @@ class Agent:
         self.lines = RankLogLines(state, objects, self.full_disks, now=now, send=self.control.send_lines)
         self.outputs = EndedOutputs(objects, self.rank_outputs, changed)
         self.sources = SourcePrefetch(self.archives, self.full_disks, on_change=changed)
+        self.burn_in = NodeBurnIn(state, changed)
         self.evidence = Evidence(own_log or OwnLog(), objects, state)
         self.inspection = RankInspection(
             settings, supervisor, self.usage, answer=self.control.send_answer, on_change=changed
@@ -184,6 +186,7 @@ class Agent:
             snapshots=self.snapshots,
             lines=self.lines,
             sources=self.sources,
+            burn_in=self.burn_in,
             evidence=self.evidence,
             outbox=self.outbox,
             identity=identity,
@@ -198,6 +201,7 @@ class Agent:
             supervisor=supervisor,
             supplies=self.supplies,
             sources=self.sources,
+            burn_in=self.burn_in,
             evidence=self.evidence,
             inspection=self.inspection,
             usage=self.usage,
@@ -236,6 +240,7 @@ class Agent:
             await self.lifecycle.end_work()
             await self.departure.close()
             await self.outputs.close()
+            await self.burn_in.stop()
             await self.inspection.close()
             await self.snapshots.close()
             await self.lines.close()

@@ -29,6 +29,7 @@ from everstep.protocol.agent_messages import (
     Rehearse,
     Release,
     ReleaseSnapshot,
+    RunBurnIn,
     RunCommand,
     SendLines,
     Start,
@@ -38,6 +39,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Rank, RunId
+from worker.agent.burn_in import NodeBurnIn
 from worker.agent.departure import Departure
 from worker.agent.inspection import RankInspection
 from worker.agent.lifecycle import Lifecycle
@@ -74,6 +76,7 @@ class Commands:
         snapshots: keeps snapshots in memory while a user exports them, and reads them.
         lines: sends log lines to users who follow them.
         sources: fetches source archives on an idle node.
+        burn_in: tests an idle node.
         evidence: stores the logs of this agent in S3.
         outbox: holds logged values until the control plane confirms that it has stored them.
         identity: stores this node's certificate for TLS between agents, which the control plane sends.
@@ -89,6 +92,7 @@ class Commands:
     snapshots: SnapshotRequests
     lines: RankLogLines
     sources: SourcePrefetch
+    burn_in: NodeBurnIn
     evidence: Evidence
     outbox: MetricOutbox
     identity: PeerIdentity
@@ -123,6 +127,7 @@ class Commands:
                 if self.lifecycle.must_promise(command):
                     await self.departure.make_way(command.run)
                     self.sources.stop()
+                    await self.burn_in.stop()
                     await self.lifecycle.prepare(command)
             case Load(plan=plan, key=key):
                 self.lifecycle.load(plan, key)
@@ -167,6 +172,9 @@ class Commands:
                 # Only a node without a job fetches source archives in advance.
                 if self.lifecycle.promise.value is None:
                     await self.sources.want(sources)
+            case RunBurnIn():
+                if self.lifecycle.promise.value is None:
+                    await self.burn_in.start(command)
             case _:
                 log.debug("%s ignored: it is not for this node's promised generation", type(command).__name__)
         # After a release, values that the run logged must not delay those of the node's next run.

@@ -15,6 +15,7 @@ from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport, Hello, MemberReport, NodeFault
 from everstep.protocol.codec import PROTOCOL_MINOR
 from everstep.protocol.limits import MAX_FAULTS, cut
+from worker.agent.burn_in import NodeBurnIn
 from worker.agent.inspection import RankInspection
 from worker.agent.lifecycle import Lifecycle
 from worker.agent.own_log import Evidence
@@ -44,6 +45,7 @@ class AgentReports:
         supervisor: shows whether ranks can be forked from the template process (a warm start).
         supplies: counts the requests of ranks for AWS credentials that this node refused.
         sources: lists the source archives that this node fetched before it received a job.
+        burn_in: holds the results of the node's tests.
         evidence: names the key in S3 under which this agent's logs are stored.
         inspection: returns the newest samples of the ranks' stacks.
         usage: reads the use of memory and devices.
@@ -61,6 +63,7 @@ class AgentReports:
     supervisor: Supervisor
     supplies: Supplies
     sources: SourcePrefetch
+    burn_in: NodeBurnIn
     evidence: Evidence
     inspection: RankInspection
     usage: Usage
@@ -109,6 +112,7 @@ class AgentReports:
             sources=self.sources.settled,
             faults=self._node_faults(),
             memory=self.usage.memory(),
+            burn_in=self.burn_in.result,
         )
         return self._newest
 

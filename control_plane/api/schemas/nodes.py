@@ -12,6 +12,7 @@ from control_plane.core.observed.facts import NodeRequest
 from control_plane.core.observed.fleets import Hold
 from control_plane.core.observed.nodes import Remedy
 from control_plane.core.states import NodeState
+from everstep.protocol.agent_messages import BurnInOutcome
 
 
 class NodeIncident(Shape):
@@ -89,6 +90,28 @@ class NodeMemory(Shape):
     """Memory of the running ranks, by rank."""
 
 
+class NodeTest(Shape):
+    """The result of one test of a node."""
+
+    name: str
+    outcome: BurnInOutcome
+    """`unknown` if the test could not run to its end."""
+    rate: int | None
+    """Bytes per second; for a matmul, floating-point operations per second. Absent if the test measures no rate."""
+    text: str
+    """Why the test failed or could not run. Empty if it passed."""
+
+
+class NodeBurnIn(Shape):
+    """The newest test results of a node, which the node's agent measured."""
+
+    time: datetime
+    level: int
+    """Level of DCGM's diagnostics: 1 after the boot, 3 on an idle spare."""
+    seconds: float
+    tests: list[NodeTest]
+
+
 class Node(Shape):
     """An EC2 instance of a fleet, with its agent."""
 
@@ -151,6 +174,8 @@ class Node(Shape):
 
     Empty while the agent is not connected.
     """
+    burn_in: NodeBurnIn | None
+    """Absent until the node has been tested."""
     incidents: list[NodeIncident]
     """The node's history, oldest entry first. Only in DescribeNode."""
     creation_time: datetime

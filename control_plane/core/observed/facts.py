@@ -66,6 +66,15 @@ class Faulty(Value, frozen=True):
         return index if kind == "gpu" else None
 
 
+class SlowNode(Value, frozen=True):
+    """The node is much slower in a test than other nodes of its fleet. Rates are in bytes or operations per second."""
+
+    test: str
+    rate: int
+    median_rate: int
+    other_count: int
+
+
 class NodeFaulty(Value, frozen=True):
     """The agent of the node reports a fault that makes the node unusable."""
 
@@ -390,6 +399,7 @@ Fact: TypeAlias = (
     | InstanceEnded
     | NodeRemoved
     | Faulty
+    | SlowNode
     | NodeFaulty
     | Lemon
     | Announced

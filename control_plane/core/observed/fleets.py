@@ -10,7 +10,7 @@ from typing import TypeAlias
 from control_plane.core.observed.causes import Reason
 from control_plane.core.observed.facts import Requested
 from control_plane.core.observed.jobs import Departure, Exclusion
-from control_plane.core.observed.nodes import NodeObserved
+from control_plane.core.observed.nodes import BurnIn, NodeObserved
 from control_plane.core.observed.rolls import FleetRoll, RollProgress
 from control_plane.core.observed.specs import DEFAULT_REPLACEMENTS_PER_HOUR
 from control_plane.core.states import LAUNCHED_JOBS, JobState, NodeState
@@ -176,6 +176,8 @@ class NodeRecord:
     """Time at which the node's agent last connected, in Unix seconds."""
     evidence_at: float | None = None
     """Unix time at which the upload of the node's logs to S3 was complete. None before the end of the upload."""
+    burn_in: BurnIn | None = None
+    """Tests of the node. None before the first order to test it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

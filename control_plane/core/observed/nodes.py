@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from control_plane.core.observed.facts import Fact, InstanceEnded, Requested
-from everstep.protocol.agent_messages import MemberReport, NodeFault, NoticeKind
+from everstep.protocol.agent_messages import BurnInResult, MemberReport, NodeFault, NoticeKind
 from everstep.protocol.ids import NodeId
 
 
@@ -130,6 +130,28 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BurnIn:
+    """The newest order to test a node, and the newest result."""
+
+    number: int
+    """Number of the order."""
+    level: int
+    ordered_at: float
+    """Unix time of the order."""
+    repeat_count: int = 0
+    """How many earlier results in a row were slow."""
+    result: BurnInResult | None = None
+    """None while the node is untested. While a further test is pending, the result of an earlier order."""
+    ended_at: float = 0.0
+    """Unix time at which the result arrived."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether the result of the newest order is missing."""
+        return self.result is None or self.result.number != self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObserved:
     """A node as AWS and its agent report it."""
 
@@ -170,6 +192,8 @@ class NodeObserved:
     """
     faults: tuple[NodeFault, ...] = ()
     """Faults of the node's hardware or system, from its agent's newest report."""
+    burn_in: BurnInResult | None = None
+    """Result of the node's tests, from its agent's newest report."""
     history: tuple[Implication, ...] = ()
     """Incidents that involved the node since a person last returned it to service, oldest first."""
     request: Requested | None = None

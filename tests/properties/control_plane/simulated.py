@@ -63,6 +63,7 @@ from everstep.protocol.agent_messages import (
     RankExit,
     Rehearse,
     Release,
+    RunBurnIn,
     Start,
     StopTraining,
     TakeCheckpoint,
@@ -392,6 +393,7 @@ class Simulation:
                 has_reported=agent is not None and node_id in self.last_words,
                 member=member,
                 faults=self.told_faults(node_id, agent, silent=silent),
+                burn_in=agent.burn_in if agent is not None and not silent else None,
                 history=tuple(self.histories.get(node_id, {}).values()),
                 notices=notices.merged(self.announced.get(node_id, ())),
             )
@@ -486,7 +488,7 @@ class Simulation:
                     self.rebooted[node_id, since] = self.control_seconds
                     self.agents.pop(node_id, None)
                     self.booting[node_id] = self.seconds + 5
-                case Send(node_id, Release() | HaltRanks() as message):
+                case Send(node_id, Release() | HaltRanks() | RunBurnIn() as message):
                     self.send(node_id, message)
                 case _:
                     raise AssertionError(action)

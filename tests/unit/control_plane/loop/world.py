@@ -32,6 +32,9 @@ from control_plane.loop.observer import Observer
 from control_plane.loop.runner import Runner
 from everstep.protocol.agent_messages import (
     AgentReport,
+    BurnInOutcome,
+    BurnInResult,
+    BurnInTest,
     ControlToAgent,
     EndedRanks,
     ExitClass,
@@ -62,6 +65,7 @@ from everstep.protocol.agent_messages import (
     Rehearse,
     Release,
     RoundStatus,
+    RunBurnIn,
     RunningUpload,
     SendLines,
     ShardProtection,
@@ -199,6 +203,9 @@ class Agent:
     resume_revision: int = 0
     """Number of changes that each rank of this node reports."""
     protocol_minor: int = PROTOCOL_MINOR
+    burn_in: BurnInResult | None = None
+    tests: tuple[BurnInTest, ...] = (BurnInTest(name="matmul", outcome=BurnInOutcome.PASSED),)
+    """Results of the node's tests. The agent reports them at the next order to test the node."""
     target: int = 0
     measured: dict[str, float] = field(default_factory=dict)
     logged: tuple[RankValues, ...] = ()
@@ -240,6 +247,7 @@ class Agent:
             evidence_key=self.evidence_key,
             exposure=self.exposure,
             sources=self.sources,
+            burn_in=self.burn_in,
         )
         self.connection.report(report)
 
@@ -487,6 +495,9 @@ class Agent:
             case KeepSources(sources=sources):
                 if self.run is None:
                     self.sources = tuple(source.sha256 for source in sources)
+            case RunBurnIn(number=number, level=level):
+                if self.run is None:
+                    self.burn_in = BurnInResult(number=number, level=level, seconds=0.5, tests=self.tests)
             case MetricsStored():
                 pass  # the simulated agent buffers no metrics
             case SendLines():

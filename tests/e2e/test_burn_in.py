@@ -1,0 +1,58 @@
+"""Unfit nodes never work for a job: a wrong product, a slow disk and a slow loopback are planted on three nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from infra.local_cloud.fault_kinds import Unfit
+from tests.e2e.conftest import workplace
+from tests.e2e.jobs import Json, Shape, Workplace, assert_identical, wait_until
+from tests.e2e.reference import References
+
+HEALTHY = 3
+
+
+@pytest.fixture(scope="module")
+def place(request: pytest.FixtureRequest, references: References) -> Iterator[Workplace]:
+    """Yield a cluster of three healthy nodes and three nodes for the faults."""
+    with workplace(request.session, references, nodes=HEALTHY, spares=3) as own:
+        yield own
+
+
+def test_a_node_that_fails_its_burn_in_joins_no_job_and_healthy_nodes_do(place: Workplace) -> None:
+    nodes = [node["NodeId"] for node in place.client.list_nodes(FleetName="local")["Nodes"]]
+    for id in nodes:
+        wait_until(
+            f"the tests of {id}", lambda id=id: "BurnIn" in described(place, id), lambda id=id: described(place, id)
+        )
+    planted = dict(zip(nodes, ("matmul", "disk-write", "loopback"), strict=False))
+    for id, test in planted.items():
+        place.cluster.inject(Unfit(target=id, test=test))
+        place.client.reboot_node(NodeId=id)
+    # One node more than healthy ones: the job waits for a new instance rather than use an unfit node.
+    job = place.submit("fit", Shape(nodes=HEALTHY + 1), adapter="plain", steps=10)
+    job.wait_ended()
+    assert set(job.describe()["NodeIds"]).isdisjoint(planted)
+    assert_identical(job)
+
+    for id, test in planted.items():
+        code = "burn_in_failed" if test == "matmul" else "node_slow"
+        wait_until(
+            f"the fault {code} of {id}",
+            lambda id=id, code=code: code in {line["Cause"] for line in described(place, id)["Incidents"]},
+            lambda id=id: described(place, id),
+        )
+        if code == "node_slow":
+            node = described(place, id)
+            assert (node["NodeStatus"], node["Hold"]) == ("held", "distrusted")
+            assert test in node["Reason"]
+    changes = place.client.get_paginator("list_events").paginate(FleetName="local").search("Events[]")
+    assigned = {event["NodeId"] for event in changes if event["Message"].startswith("spare → assigned")}
+    assert assigned
+    assert assigned.isdisjoint(planted)
+
+
+def described(place: Workplace, node_id: str) -> Json:
+    return place.client.describe_node(NodeId=node_id)

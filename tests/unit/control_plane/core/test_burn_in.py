@@ -1,0 +1,176 @@
+"""When a spare is tested, and what its results mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from control_plane.core import burn_in
+from control_plane.core.burn_in import (
+    BOOT_SECONDS,
+    IDLE_SECONDS,
+    LEAST_OTHERS,
+    REPEAT_COUNT,
+    RETEST_SECONDS,
+    SHARES,
+    failure,
+    follow,
+    is_fit,
+    order,
+    renewed,
+    slow_test,
+    slowness,
+)
+from control_plane.core.observed.facts import NOTHING, SlowNode
+from control_plane.core.observed.nodes import BurnIn, Implication, NodeObserved
+from everstep.protocol.agent_messages import BurnInOutcome, BurnInResult, BurnInTest, FaultCode, RunBurnIn
+from everstep.protocol.ids import NodeId
+
+NOW = 1_000_000.0
+NODE = NodeObserved(node_id=NodeId("i-1"), is_connected=True, has_reported=True, protocol_minor=RunBurnIn.since_minor)
+OLDER = replace(NODE, protocol_minor=RunBurnIn.since_minor - 1)
+FAILED, PASSED, UNKNOWN = BurnInOutcome.FAILED, BurnInOutcome.PASSED, BurnInOutcome.UNKNOWN
+
+
+def result(
+    rate: int | None = 100,
+    *,
+    number: int = 1,
+    level: int = 1,
+    name: str = "disk-write",
+    outcome: BurnInOutcome = PASSED,
+) -> BurnInResult:
+    test = BurnInTest(name=name, outcome=outcome, rate=rate, text="words" if outcome is not PASSED else "")
+    return BurnInResult(number=number, level=level, seconds=1.0, tests=(test,))
+
+
+def record(given: BurnInResult | None = None, **changes: object) -> BurnIn:
+    ordered = BurnIn(number=1, level=1, ordered_at=NOW - 10, result=given, ended_at=0.0 if given is None else NOW)
+    return replace(ordered, **changes)  # type: ignore[arg-type]
+
+
+def followed(
+    before: BurnIn | None, *, node: NodeObserved = NODE, others: Sequence[BurnInResult] = (), **times: float
+) -> BurnIn | None:
+    return follow(before, node, others, **{"since": NOW, "now": NOW, **times})
+
+
+def test_a_new_node_is_tested_at_level_1_and_no_job_uses_it_meanwhile() -> None:
+    first = followed(None)
+    assert first == BurnIn(number=1, level=1, ordered_at=NOW)
+    assert order(first, NODE, since=NOW, now=NOW) == RunBurnIn(number=1, level=1)
+    assert not is_fit(None, NODE, NOW)
+    assert not is_fit(first, NODE, NOW + BOOT_SECONDS)
+    assert is_fit(first, NODE, NOW + BOOT_SECONDS + 1), "a job waits for a test no longer"
+
+
+def test_a_result_ends_the_order_and_frees_the_node() -> None:
+    ended = followed(record(), node=replace(NODE, burn_in=result()))
+    assert ended == record(result())
+    assert is_fit(ended, NODE, NOW)
+    assert order(ended, NODE, since=NOW, now=NOW) is None
+    assert followed(ended, node=NODE) == ended, "a restarted agent has no result, and the node stays tested"
+
+
+def test_the_result_of_another_order_changes_nothing() -> None:
+    assert followed(record(), node=replace(NODE, burn_in=result(number=7))) == record()
+
+
+def test_an_agent_of_an_earlier_release_is_not_tested_and_jobs_use_its_node() -> None:
+    assert followed(None, node=OLDER) is None
+    assert is_fit(None, OLDER, NOW)
+    assert is_fit(record(), OLDER, NOW)
+    assert order(record(), OLDER, since=NOW, now=NOW) is None
+
+
+def test_an_idle_spare_is_tested_at_level_3_and_again_after_a_day() -> None:
+    tested = record(result())
+    assert followed(tested, now=NOW + IDLE_SECONDS - 1) == tested
+    idle = followed(tested, now=NOW + IDLE_SECONDS)
+    assert idle == replace(tested, number=2, level=3, ordered_at=NOW + IDLE_SECONDS)
+    assert is_fit(idle, NODE, NOW + IDLE_SECONDS), "jobs may use the node during a test of level 3"
+    later = replace(idle, result=result(number=2, level=3), ended_at=NOW)
+    assert followed(later, now=NOW + RETEST_SECONDS - 1) == later
+    again = followed(later, now=NOW + RETEST_SECONDS)
+    assert again is not None
+    assert (again.number, again.level, again.is_pending) == (3, 3, True)
+
+
+def test_an_order_of_level_3_waits_until_the_spare_is_idle() -> None:
+    pending = record(result(), number=2, level=3)
+    assert order(pending, NODE, since=NOW, now=NOW + IDLE_SECONDS - 1) is None
+    assert order(pending, NODE, since=NOW, now=NOW + IDLE_SECONDS) == RunBurnIn(number=2, level=3)
+
+
+def test_a_node_in_a_new_incident_is_tested_before_its_next_job() -> None:
+    line = Implication(node_id=NODE.node_id, incident_id="inc-1", at=NOW + 5, what="agent_lost", evidence=NOTHING)
+    suspect = followed(record(result()), node=replace(NODE, history=(line,)), now=NOW + 6)
+    assert suspect == BurnIn(number=2, level=1, ordered_at=NOW + 6)
+    earlier = replace(line, at=NOW - 5)
+    assert followed(record(result()), node=replace(NODE, history=(earlier,))) == record(result())
+
+
+def test_a_node_that_returns_to_service_is_untested() -> None:
+    assert renewed(record(result()), NOW) == BurnIn(number=2, level=1, ordered_at=NOW)
+    assert renewed(None, NOW) is None
+
+
+@pytest.mark.parametrize(("outcome", "is_failure"), [(PASSED, False), (UNKNOWN, False), (FAILED, True)])
+def test_only_a_failed_test_is_a_fault(outcome: BurnInOutcome, is_failure: bool) -> None:
+    fault = failure(record(result(None, name="matmul", outcome=outcome)))
+    assert (fault is not None) == is_failure
+    if fault is not None:
+        assert (fault.code, fault.message) == (FaultCode.BURN_IN_FAILED, "matmul: words")
+
+
+def test_an_untested_node_has_no_fault() -> None:
+    assert failure(None) is failure(record()) is None
+    assert slowness(None, ()) is slowness(record(), ()) is None
+
+
+@pytest.mark.parametrize("name", ["disk-write", "gpu-matmul-3"])
+def test_a_rate_below_a_share_of_the_median_of_others_is_slow(name: str) -> None:
+    others = [result(rate, name=name) for rate in (800, 1000, 9000)]
+    limit = int(1000 * SHARES[name.removesuffix("-3")])
+    assert slow_test(result(limit, name=name), others) is None
+    expected = SlowNode(test=name, rate=limit - 1, median_rate=1000, other_count=3)
+    assert slow_test(result(limit - 1, name=name), others) == expected
+
+
+def test_too_few_others_another_test_or_no_rate_prove_nothing() -> None:
+    others = [result(1000)] * LEAST_OTHERS
+    assert slow_test(result(1), others) is not None
+    assert slow_test(result(1), others[1:]) is None
+    assert slow_test(result(1), [*others[1:], result(1000, name="disk-read"), result(None)]) is None
+    assert slow_test(result(None), others) is None
+    assert slow_test(result(1, name="matmul"), [result(1000, name="matmul")] * 3) is None
+
+
+def test_a_slow_result_counts_after_repetitions_in_a_row() -> None:
+    others = [result(1000)] * LEAST_OTHERS
+    now: BurnIn | None = record(result(1))
+    for count in range(1, REPEAT_COUNT + 1):
+        assert slowness(now, others) is None
+        now = followed(now, others=others)
+        assert now is not None
+        assert (now.number, now.repeat_count, now.result) == (count + 1, count, None)
+        now = followed(now, node=replace(NODE, burn_in=result(1, number=count + 1)))
+    assert slowness(now, others) == SlowNode(test="disk-write", rate=1, median_rate=1000, other_count=3)
+    assert followed(now, others=others) == now, "the node is not tested once more"
+    assert slowness(now, [result(2)] * LEAST_OTHERS) is None
+
+
+def test_a_repetition_that_is_fast_clears_the_node() -> None:
+    others = [result(1000)] * LEAST_OTHERS
+    doubted = followed(record(result(1)), others=others)
+    cleared = followed(doubted, node=replace(NODE, burn_in=result(900, number=2)), others=others)
+    assert is_fit(cleared, NODE, NOW)
+    assert slowness(cleared, others) is None
+
+
+def test_a_node_with_state_of_a_job_gets_no_order() -> None:
+    busy = replace(NODE, member=object())  # type: ignore[arg-type]
+    assert order(record(), busy, since=NOW, now=NOW) is None
+    assert burn_in.can_test(busy)
