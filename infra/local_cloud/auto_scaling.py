@@ -54,6 +54,12 @@ PROCESSES: Final = frozenset(
 )
 PROTECTABLE: Final = frozenset({"InService", "EnteringStandby", "Standby"})
 """Lifecycle states of a member in which SetInstanceProtection succeeds."""
+RETAINED: Final = "Terminating:Retained"
+"""Lifecycle state of a member whose termination was abandoned in a group with an instance lifecycle policy.
+
+The member runs until TerminateInstanceInAutoScalingGroup, and does not count towards the desired capacity. Source:
+https://docs.aws.amazon.com/autoscaling/ec2/userguide/instance-lifecycle-policy.html.
+"""
 ACTIVITIES_KEPT: Final = 500
 LAUNCH_FAILED: Final = f"{INSUFFICIENT_CAPACITY} Launching EC2 instance failed."
 GLOBAL_TIMEOUT_SECONDS: Final = 172_800
@@ -167,6 +173,19 @@ class AutoScaling:
         group.desired_capacity = desired
         self._record(group).no_launch_before = 0.0
 
+    def launch_now(
+        self, group: FakeAutoScalingGroup, count: int, zone: str, subnet: str | None, *, is_retried: bool
+    ) -> dict[str, list[str]]:
+        """LaunchInstances: launch up to `count` instances at once, and raise the desired capacity.
+
+        The desired capacity grows by `count` if the group shall retry failed launches (`is_retried`), else by the
+        number of launched instances. Returns the ids by instance type.
+        """
+        launched = self._start(group, count, zone, subnet)
+        total = sum(map(len, launched.values()))
+        group.desired_capacity = (group.desired_capacity or 0) + (count if is_retried else total)
+        return launched
+
     def update(
         self, group: FakeAutoScalingGroup, min_size: int | None, max_size: int | None, desired: int | None
     ) -> None:
@@ -225,7 +244,12 @@ class AutoScaling:
 
         Raises:
             AutoscalingClientError: ResourceInUse, because the group has instances and `force` is not set.
+            ValidationError: the group's deletion protection prevents the deletion. Source:
+                https://docs.aws.amazon.com/autoscaling/ec2/userguide/resource-deletion-protection.html.
         """
+        protection = group.deletion_protection
+        if protection == "prevent-all-deletion" or (force and protection == "prevent-force-deletion"):
+            raise ValidationError(f"The deletion protection {protection} of {group.name} prevents its deletion.")
         if group.instance_states and not force:
             raise AutoscalingClientError(
                 "ResourceInUse",
@@ -412,6 +436,8 @@ class AutoScaling:
                 self._begin_termination(
                     group, member, f"At {_stamp()} the lifecycle action of the launch was abandoned."
                 )
+            elif result == "ABANDON" and _retains(group):
+                member.lifecycle_state = RETAINED
             else:
                 member.lifecycle_state = member.lifecycle_state.removesuffix(":Wait")
         if member.lifecycle_state == "Pending" and member.instance.state == "running":
@@ -455,13 +481,9 @@ class AutoScaling:
 
     def _launch(self, group: FakeAutoScalingGroup, count: int) -> None:
         """Launch up to `count` instances while capacity is free, of the group's types in the order of its overrides."""
-        record, types, launched = self._record(group), instance_types(group), 0
-        for instance_type in types:
-            possible = self._ec2.free_count(instance_type, count - launched)
-            if possible:
-                record.failing_since = None
-                self._run(group, instance_type, possible)
-                launched += possible
+        record, types = self._record(group), instance_types(group)
+        subnet = group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None
+        launched = sum(map(len, self._start(group, count, group.availability_zones[0], subnet).values()))
         if launched < count:
             record.no_launch_before = self._monotonic() + self._faults.conditions.launch_retry_seconds
             message = LAUNCH_FAILED.format(type=types[-1], zone=group.availability_zones[0])
@@ -472,7 +494,19 @@ class AutoScaling:
             if not launched:
                 self._give_up(group, record)
 
-    def _run(self, group: FakeAutoScalingGroup, instance_type: str, count: int) -> None:
+    def _start(self, group: FakeAutoScalingGroup, count: int, zone: str, subnet: str | None) -> dict[str, list[str]]:
+        """Start up to `count` instances while capacity is free, and return their ids by instance type."""
+        started: dict[str, list[str]] = {}
+        for instance_type in instance_types(group):
+            possible = self._ec2.free_count(instance_type, count - sum(map(len, started.values())))
+            if possible:
+                self._record(group).failing_since = None
+                started[instance_type] = self._run(group, instance_type, possible, zone, subnet)
+        return started
+
+    def _run(
+        self, group: FakeAutoScalingGroup, instance_type: str, count: int, zone: str, subnet: str | None
+    ) -> list[str]:
         # Call EC2 here, because moto's Auto Scaling would launch the template's default version, not the group's
         # version.
         reservation = group.ec2_backend.run_instances(
@@ -489,10 +523,10 @@ class AutoScaling:
                     "aws:autoscaling:groupName": group.name,
                 }
             },
-            placement=group.availability_zones[0],
+            placement=zone,
             launch_config=group.launch_config,
             launch_template=_template_of(group),
-            subnet_id=group.vpc_zone_identifier.split(",")[0] if group.vpc_zone_identifier else None,
+            subnet_id=subnet,
         )
         for instance in reservation.instances:
             instance.autoscaling_group = group
@@ -511,6 +545,7 @@ class AutoScaling:
                 status="InProgress",
                 cause=f"{cause} capacity.",
             )
+        return [instance.id for instance in reservation.instances]
 
     def _give_up(self, group: FakeAutoScalingGroup, record: _Record) -> None:
         """Suspend the process Launch, as AWS does, if all launches have failed for the time in `Conditions`."""
@@ -520,6 +555,8 @@ class AutoScaling:
             self.suspend_administratively(group)
 
     def _begin_termination(self, group: FakeAutoScalingGroup, member: InstanceState, cause: str) -> None:
+        if member.lifecycle_state == RETAINED:
+            member.lifecycle_state = "Terminating"  # The hook has ended, so it does not hold the instance again.
         if member.lifecycle_state.startswith("Terminating"):
             return
         own = self._member(member)
@@ -662,6 +699,11 @@ def _require_bounds(min_size: int, max_size: int, desired: int | None) -> None:
         raise ValidationError(
             f"Desired capacity:{desired} must be between the specified min size:{min_size} and max size:{max_size}"
         )
+
+
+def _retains(group: FakeAutoScalingGroup) -> bool:
+    triggers = (group.instance_lifecycle_policy or {}).get("RetentionTriggers") or {}
+    return bool(triggers.get("TerminateHookAbandon") == "retain")
 
 
 def _owner(group: FakeAutoScalingGroup) -> Owner:

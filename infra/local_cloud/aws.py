@@ -52,6 +52,7 @@ from infra.local_cloud.moto_api import install, session_key
 from infra.local_cloud.network import Network, remove
 from infra.local_cloud.service_errors import answer_of, denied, service_of, throttled
 from infra.local_cloud.signatures import ADMIN_SERVICE, Denied, IssuedKey, SignedRequest, Signer, stray, verify
+from infra.local_cloud.synchronous_launches import SynchronousLaunches
 from infra.local_cloud.visibility import DELAYED
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,8 @@ class LocalAws:
         self._gate = AwsGate(self.faults, self._ec2.zone_of, time.monotonic, answers.auto_scaling_rate)
         self._auto_scaling = AutoScaling(self._ec2, self.faults, self._announcements, time.monotonic)
         self._refreshes = InstanceRefreshes(self._auto_scaling)
-        install(self._ec2, self._auto_scaling, self._refreshes)
+        launches = SynchronousLaunches(self._auto_scaling, time.monotonic)
+        install(self._ec2, self._auto_scaling, self._refreshes, launches)
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._keys = LocalKeys.read(Path(options.keys_file))
         self._calls = CallRecord()

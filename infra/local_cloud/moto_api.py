@@ -12,10 +12,12 @@ from datetime import UTC
 from functools import wraps
 from typing import Any
 
+from botocore import xform_name
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import AutoScalingBackend, FakeAutoScalingGroup, InstanceState
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
+from moto.core.utils import get_service_model
 from moto.ec2.exceptions import InvalidInstanceIdError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
@@ -28,9 +30,13 @@ from infra.local_cloud.auto_scaling import PROCESSES, AutoScaling, find_group, f
 from infra.local_cloud.ec2 import Ec2, StatusCheck
 from infra.local_cloud.instance_refresh import InstanceRefreshes
 from infra.local_cloud.moto_repairs import repair
+from infra.local_cloud.rates import READING
 from infra.local_cloud.signatures import IssuedKey
+from infra.local_cloud.synchronous_launches import LaunchRequest, SynchronousLaunches, zone_id
 
 MAX_ACTIVITIES_PER_PAGE = 100
+NEW_SETTINGS = ("DeletionProtection", "InstanceLifecyclePolicy")
+"""Settings of a group that moto does not store, and that CreateAutoScalingGroup and UpdateAutoScalingGroup accept."""
 NAMED_GROUP_ACTIONS = (
     "attach_instances",
     "delete_lifecycle_hook",
@@ -50,7 +56,7 @@ For these actions, this module first checks whether the group exists, and otherw
 """
 
 
-def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes) -> None:
+def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes, launches: SynchronousLaunches) -> None:
     """Make moto call the engine (the arguments) for EC2 instances and Auto Scaling groups, until this process ends.
 
     The caller must call this function once, before the first request.
@@ -61,6 +67,8 @@ def install(ec2: Ec2, auto_scaling: AutoScaling, refreshes: InstanceRefreshes) -
     _install_groups(auto_scaling)
     _install_members(auto_scaling)
     _install_refreshes(refreshes)
+    _install_launches(launches)
+    _lock_operated_groups()
 
 
 def session_key(access_key_id: str) -> IssuedKey | None:
@@ -127,7 +135,7 @@ def _install_instances(ec2: Ec2) -> None:
                         "InstanceType": instance.instance_type,
                         "NetworkNodes": ec2.topology(instance),
                         "AvailabilityZone": instance.placement.zone,
-                        "ZoneId": f"use1-az{1 + 'abcdef'.index(instance.placement.zone[-1])}",
+                        "ZoneId": zone_id(instance.placement.zone),
                     }
                     for instance in found
                     if instance.state in ("pending", "running")
@@ -203,6 +211,7 @@ def _install_launch_templates() -> None:
 
 def _install_groups(engine: AutoScaling) -> None:
     create, update = AutoScalingBackend.create_auto_scaling_group, AutoScalingBackend.update_auto_scaling_group
+    create_action = AutoScalingResponse.create_auto_scaling_group
     update_action, plain_template = (
         AutoScalingResponse.update_auto_scaling_group,
         FakeAutoScalingGroup.launch_template.fget,
@@ -237,8 +246,19 @@ def _install_groups(engine: AutoScaling) -> None:
         updated.desired_capacity = min(max(updated.desired_capacity, updated.min_size), updated.max_size)
         return updated
 
-    def update_with_rebalance(self: AutoScalingResponse) -> ActionResult:
+    def keep_new_settings(self: AutoScalingResponse, *names: str) -> None:
+        for name in names:
+            if (value := self._get_param(name)) is not None:
+                setattr(_group(self), xform_name(name), value)
+
+    def create_with_settings(self: AutoScalingResponse) -> ActionResult:
+        answer = create_action(self)
+        keep_new_settings(self, *NEW_SETTINGS, "Operator")
+        return answer
+
+    def update_with_settings(self: AutoScalingResponse) -> ActionResult:
         answer = update_action(self)
+        keep_new_settings(self, *NEW_SETTINGS)
         rebalance = self._get_bool_param("CapacityRebalance", None)
         if rebalance is not None:
             _group(self).capacity_rebalance = rebalance
@@ -293,7 +313,10 @@ def _install_groups(engine: AutoScaling) -> None:
 
     FakeAutoScalingGroup.set_desired_capacity = store_desired
     FakeAutoScalingGroup.launch_template = property(launch_template)
-    AutoScalingResponse.update_auto_scaling_group = update_with_rebalance
+    FakeAutoScalingGroup.deletion_protection = "none"
+    FakeAutoScalingGroup.instance_lifecycle_policy = FakeAutoScalingGroup.operator = None
+    AutoScalingResponse.create_auto_scaling_group = create_with_settings
+    AutoScalingResponse.update_auto_scaling_group = update_with_settings
     AutoScalingBackend.create_auto_scaling_group = create_auto_scaling_group
     AutoScalingBackend.update_auto_scaling_group = update_auto_scaling_group
     AutoScalingBackend.set_desired_capacity = set_desired_capacity
@@ -364,6 +387,47 @@ def _install_refreshes(refreshes: InstanceRefreshes) -> None:
 
     AutoScalingResponse.start_instance_refresh = start_instance_refresh
     AutoScalingResponse.describe_instance_refreshes = describe_instance_refreshes
+
+
+def _install_launches(launches: SynchronousLaunches) -> None:
+    def launch_instances(self: AutoScalingResponse) -> ActionResult:
+        request = LaunchRequest(
+            count=self._get_int_param("RequestedCapacity"),
+            token=self._get_param("ClientToken"),
+            zones=tuple(self._get_param("AvailabilityZones", [])),
+            zone_ids=tuple(self._get_param("AvailabilityZoneIds", [])),
+            subnets=tuple(self._get_param("SubnetIds", [])),
+            retry_strategy=self._get_param("RetryStrategy", "none"),
+        )
+        return ActionResult(launches.launch(_group(self), request))
+
+    AutoScalingResponse.launch_instances = launch_instances
+
+
+def _lock_operated_groups() -> None:
+    """Refuse each change of a group that has an Operator: only this service principal may change the group.
+
+    Source: https://docs.aws.amazon.com/autoscaling/ec2/APIReference/API_CreateAutoScalingGroup.html.
+    """
+
+    def locked(action: Callable[[AutoScalingResponse], Any]) -> Callable[[AutoScalingResponse], Any]:
+        @wraps(action)
+        def checked(self: AutoScalingResponse) -> Any:
+            backend, instance = self.autoscaling_backend, self._get_param("InstanceId")
+            names = [self._get_param("AutoScalingGroupName")]
+            names += [each["ResourceId"] for each in self._get_param("Tags", []) if "ResourceId" in each]
+            for group in backend.autoscaling_groups.values():
+                members = {member.instance.id for member in group.instance_states}
+                if group.operator and (group.name in names or instance in members):
+                    raise AutoscalingClientError("AccessDenied", f"Only the operator of {group.name} may change it.")
+            return action(self)
+
+        return checked
+
+    for operation in get_service_model("autoscaling").operation_names:
+        name = xform_name(operation)
+        if not operation.startswith(READING) and hasattr(AutoScalingResponse, name):
+            setattr(AutoScalingResponse, name, locked(getattr(AutoScalingResponse, name)))
 
 
 def _group(action: AutoScalingResponse) -> FakeAutoScalingGroup:
