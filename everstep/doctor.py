@@ -61,6 +61,8 @@ SERVER_ACTIONS: Final = (
 )
 """IAM actions that every control plane needs."""
 SERVER_OPTIONS: Final = {
+    "autoscaling:LaunchInstances": "launches whose instances and errors arrive at once",
+    "ec2:CreateFleet": "launches whose instances and errors arrive at once",
     "ec2:DescribeInstanceTypes": "fleets with several instance types, and `ReplicaEncryption` with `Auto`",
     "ec2:GetConsoleOutput": "console output of nodes, stored before their end",
     "events:PutEvents": "events to EventBridge",

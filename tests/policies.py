@@ -112,6 +112,8 @@ def _requests(aws: ServedAws, service: str, operation: str, given: Mapping[str, 
             yield Request(action, "*")
         case "autoscaling", _:
             yield _of_group(aws, action, given)
+            if operation == "LaunchInstances":
+                yield from _of_launch(aws, given["AutoScalingGroupName"])
         case "ec2", ("RebootInstances" | "TerminateInstances"):
             for instance in given["InstanceIds"]:
                 tags = aws.instance(instance).get("Tags", [])
@@ -143,6 +145,21 @@ def _of_group(aws: ServedAws, action: str, given: Mapping[str, Any]) -> Request:
         name = member["AutoScalingGroupName"]
     group = aws.group(name)
     return Request(action, group["AutoScalingGroupARN"], _tagged(group["Tags"]))
+
+
+def _of_launch(aws: ServedAws, name: str) -> Iterator[Request]:
+    """Yield the requests of the EC2 Fleet that LaunchInstances creates from the group's launch template.
+
+    Source: https://docs.aws.amazon.com/autoscaling/ec2/userguide/launching-instances-synchronous-provisioning.html.
+    AWS's policy BedrockAgentCoreRuntimeInstancesOperatorRolePolicy lists the kinds of resources.
+    """
+    template = aws.group(name)["LaunchTemplate"]["LaunchTemplateId"]
+    found = aws.client("ec2").describe_tags(Filters=[{"Name": "resource-id", "Values": [template]}])["Tags"]
+    tags = _tagged(found)
+    yield Request("ec2:CreateFleet", f"arn:aws:ec2:{ACCOUNT}:launch-template/{template}", tags)
+    for kind in ("fleet", "instance", "network-interface", "security-group", "subnet", "volume"):
+        yield Request("ec2:CreateFleet", f"arn:aws:ec2:{ACCOUNT}:{kind}/*")
+    yield Request("ec2:CreateFleet", "arn:aws:ec2:us-east-1::image/ami-1")
 
 
 def _of_object(operation: str, given: Mapping[str, Any]) -> Iterator[Request]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -22,6 +22,7 @@ from control_plane.cloud.operator import (
     GroupState,
     InstanceState,
     InstanceStatus,
+    Launched,
     LaunchFailure,
     LaunchTemplateRef,
     LifecycleHook,
@@ -29,6 +30,8 @@ from control_plane.cloud.operator import (
     MixedInstances,
     ScheduledEvent,
 )
+from control_plane.cloud.scaling_activities import recent_failures
+from control_plane.steady_clock import steady_now
 from everstep.protocol.ids import NodeId
 
 log = logging.getLogger(__name__)
@@ -74,6 +77,8 @@ class AwsOperator:
         self._settings: dict[str, _Settings] = {}
         self._tagged: set[str] = set()
         self._types = InstanceTypes(self._ec2, monotonic)
+        self._failures: dict[str, tuple[LaunchFailure, ...]] = {}
+        """Failures of the newest LaunchInstances of each group."""
 
     def describe_group(self, name: str) -> GroupState:
         """Return the current state of an Auto Scaling group (see `CloudOperator.describe_group`)."""
@@ -126,6 +131,27 @@ class AwsOperator:
             self._auto_scaling.set_desired_capacity(
                 AutoScalingGroupName=name, DesiredCapacity=desired_count, HonorCooldown=False
             )
+
+    def launch_instances(self, name: str, count: int, *, zone: str, token: str) -> Launched:
+        """Launch instances into an Auto Scaling group (see `CloudOperator.launch_instances`)."""
+        self._require_tag(name)
+        with translated():
+            answer = self._auto_scaling.launch_instances(
+                AutoScalingGroupName=name,
+                RequestedCapacity=count,
+                ClientToken=token,
+                AvailabilityZones=[zone],
+                RetryStrategy="retry-with-group-configuration",
+            )
+        now = steady_now()
+        failures = tuple(
+            LaunchFailure(at=now, message=each.get("ErrorMessage") or each["ErrorCode"], code=each["ErrorCode"])
+            for each in answer.get("Errors") or ()
+        )
+        with self._lock:
+            self._failures[name] = failures
+        ids = [id for each in answer.get("Instances") or () for id in each.get("InstanceIds") or ()]
+        return Launched(instance_ids=tuple(map(NodeId, ids)), failures=failures)
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """Terminate one instance of an Auto Scaling group (see `CloudOperator.terminate_member`)."""
@@ -204,7 +230,9 @@ class AwsOperator:
         """Return the failed launches since the last successful one (see `CloudOperator.recent_launch_failures`)."""
         with translated():
             answer = self._auto_scaling.describe_scaling_activities(AutoScalingGroupName=name, MaxRecords=100)
-        return tuple(_failures_since_success(answer["Activities"]))
+        with self._lock:
+            own = self._failures.get(name, ())
+        return recent_failures(answer["Activities"], own)
 
     def protect_new_instances(self, name: str) -> None:
         """Protect a group's future instances from scale-in (see `CloudOperator.protect_new_instances`)."""
@@ -447,24 +475,4 @@ def _scheduled(status: dict[str, Any]) -> Iterator[ScheduledEvent]:
                 code=event["Code"],
                 description=description,
                 not_before=event.get("NotBefore"),
-            )
-
-
-def _failures_since_success(activities: Iterable[dict[str, Any]]) -> Iterator[LaunchFailure]:
-    """Yield failed launches up to the newest successful launch.
-
-    `activities` is sorted newest first. Source: Amazon EC2 Auto Scaling API Reference, DescribeScalingActivities. A
-    failed launch has the status Failed or Cancelled, and a StatusMessage with the reason. A cancelled launch without a
-    message is no failure, because Auto Scaling no longer needed the instance.
-    """
-    for activity in activities:
-        if not activity.get("Description", "").startswith("Launching"):
-            continue
-        if activity["StatusCode"] == "Successful":
-            return
-        if activity["StatusCode"] == "Failed" or (
-            activity["StatusCode"] == "Cancelled" and activity.get("StatusMessage")
-        ):
-            yield LaunchFailure(
-                at=activity["StartTime"], message=activity.get("StatusMessage") or activity["Description"]
             )

@@ -29,6 +29,8 @@ AWS does not document the words for its own suspensions, so any other reason cou
 """
 _SHORTAGE = re.compile(r"sufficient .*capacity|InsufficientInstanceCapacity", re.IGNORECASE)
 """Pattern of AWS's messages about a lack of capacity."""
+SHORTAGE_CODE = "InsufficientInstanceCapacity"
+"""EC2's error code for a lack of capacity. Source: Amazon EC2 API Reference, error codes."""
 
 
 class Ec2State(StrEnum):
@@ -226,11 +228,27 @@ class LaunchFailure:
     at: datetime
     message: str
     """AWS's message, unchanged."""
+    code: str = ""
+    """AWS's error code. Empty for a failure from the activity history, which has only messages."""
 
     @property
     def is_shortage(self) -> bool:
-        """Whether AWS has too few instances of the type. AWS reports the cause of a failed launch only as a message."""
+        """Whether AWS has too few instances of the type."""
+        if self.code:
+            return self.code == SHORTAGE_CODE
         return _SHORTAGE.search(self.message) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """AWS's answer to LaunchInstances: the instances that it launched, and the failed launches."""
+
+    instance_ids: tuple[NodeId, ...]
+    failures: tuple[LaunchFailure, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the instances and the error codes, for the stored outcome of the call."""
+        return ", ".join([*self.instance_ids, *(failure.code for failure in self.failures)]) or "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +316,23 @@ class CloudOperator(Protocol):
     def set_desired(self, name: str, desired_count: int) -> None:
         """Set an Auto Scaling group's desired capacity. Idempotent. Only the fleet loop's decisions cause this call."""
 
+    def launch_instances(self, name: str, count: int, *, zone: str, token: str) -> Launched:
+        """Launch instances into an Auto Scaling group, and raise its desired capacity by `count`.
+
+        AWS raises the capacity also if launches fail for lack of capacity, and the group then retries them by itself.
+        `recent_launch_failures` includes these failures. A repeated call with the same token within 8 hours launches
+        nothing and returns the first answer, or raises `CloudUnavailable` while AWS still executes it.
+
+        Args:
+            name: a tagged group with a launch template.
+            count: number of instances, at most 100.
+            zone: Availability Zone of the instances, one of the group's.
+            token: idempotency token of 1 to 64 letters, digits, `-`, `_` and `/`.
+
+        Returns:
+            The launched instances, which are still pending, and the failures.
+        """
+
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """Terminate one instance of a tagged group, or remove an already ended instance from the Auto Scaling group.
 
@@ -356,7 +391,8 @@ class CloudOperator(Protocol):
     def recent_launch_failures(self, name: str) -> tuple[LaunchFailure, ...]:
         """Return an Auto Scaling group's failed launches since the last successful launch, newest first.
 
-        AWS lists only recent activities, so older failures of a long series are missing.
+        The result includes failures of the newest `launch_instances`. AWS lists only recent activities, so older
+        failures of a long series are missing.
         """
 
     def protect_new_instances(self, name: str) -> None:

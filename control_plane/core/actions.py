@@ -84,6 +84,21 @@ class SetDesired:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchInstances:
+    """Launch instances into an Auto Scaling group. AWS raises the desired capacity, and returns ids and errors at once.
+
+    A repeated action has the same key, count and zone, so that AWS launches only once.
+    """
+
+    group: str
+    key: str
+    count: int
+    desired_count: int
+    """Desired capacity that the group has after the call."""
+    zone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateMember:
     """Terminate one instance by its id, or remove an instance that has already ended from its Auto Scaling group."""
 
@@ -112,6 +127,10 @@ def reboot_key(node_id: NodeId, since: float) -> str:
     `since` is the Unix time at which the node entered the state REBOOTING.
     """
     return f"reboot/{node_id}/{since:.3f}"
+
+
+LAUNCH_CALL = "LaunchInstances"
+"""Name under which the control plane stores a call of LaunchInstances before it makes the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +196,7 @@ class ProtectMembers:
 
 
 JobAction = Send | SendLoad | PutManifest
-MemberAction = SetDesired | TerminateMember | RebootMember | CompleteTermination
+MemberAction = SetDesired | LaunchInstances | TerminateMember | RebootMember | CompleteTermination
 """Actions that change the members of a fleet's Auto Scaling group, or the members' state.
 
 After such an action, earlier answers of AWS about the group are outdated, and the control plane ignores them.

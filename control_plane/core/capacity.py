@@ -7,16 +7,22 @@
   fails does not move them: Everstep retries at the first of these times after the newest failure.
 - Everstep resumes launches that AWS suspended, and leaves a suspension by a user in place.
 
-Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Source:
-Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension).
+The module also chooses the call that enlarges a group. LaunchInstances returns ids and errors at once, but counts from
+the present capacity. SetDesiredCapacity sets an absolute value, so it is safe whenever the newest LaunchInstances is
+refused, unknown, or not yet visible.
+
+Invariant: pure. A retry requests the capacity that the group already desires, so it can never enlarge a fleet. Sources:
+Amazon EC2 Auto Scaling User Guide, `Suspend and resume processes` (administrative suspension);
+https://docs.aws.amazon.com/autoscaling/ec2/userguide/launch-instances-synchronously.html.
 """
 
 from __future__ import annotations
 
 from itertools import groupby
 
+from control_plane.core.actions import LaunchInstances, SetDesired
 from control_plane.core.observed.causes import LaunchesFail
-from control_plane.core.observed.fleets import GroupObserved, Vacancies
+from control_plane.core.observed.fleets import GroupObserved, LaunchRecord, Vacancies
 from control_plane.core.observed.jobs import CapacityWait, FailedLaunches
 
 FIRST_RETRY_SECONDS = 30.0
@@ -25,6 +31,64 @@ _MOST_DOUBLINGS = 10
 """More doublings of the first pause than the longest pause has."""
 LONG_WAIT_SECONDS = 300.0
 """If the next retry is at least this far away, Everstep asks a person to decide whether the job waits for it."""
+
+MOST_LAUNCHED = 100
+"""Limit of AWS for the instances of one call of LaunchInstances."""
+REPEAT_SECONDS = 600.0
+"""Time for which Everstep repeats a call of LaunchInstances without an answer, under the same token.
+
+A ClientToken is valid for 8 hours; afterwards the same token launches again. Source:
+https://docs.aws.amazon.com/autoscaling/ec2/userguide/launching-instances-synchronous-provisioning.html.
+"""
+SETTLE_SECONDS = 10.0
+"""Time after a successful LaunchInstances during which AWS may still show the desired capacity before it. Assumed."""
+ASK_AGAIN_SECONDS = 3600.0
+"""Time after a refused LaunchInstances until Everstep tries the call again: a person may have changed the group."""
+
+
+def may_launch(now: float, group: GroupObserved, launch: LaunchRecord | None) -> bool:
+    """Return whether LaunchInstances may enlarge a group now. Otherwise only SetDesiredCapacity may.
+
+    `launch` is the fleet's newest call of LaunchInstances. The group must have no more members than it desires:
+    otherwise its desired capacity grows without new instances.
+    """
+    counted = sum(member.counts for member in group.members)
+    if not group.zone or group.drift or group.launch_suspension is not None or counted > group.desired_count:
+        return False
+    if launch is None:
+        return True
+    age = now - launch.since
+    if launch.is_refused or (launch.is_open and not _is_repeated(now, launch)):
+        return age >= ASK_AGAIN_SECONDS
+    return launch.is_open or group.desired_count >= launch.desired_count or age >= SETTLE_SECONDS
+
+
+def unknown_count(now: float, group: GroupObserved, launch: LaunchRecord | None) -> int:
+    """Return how many instances a call of LaunchInstances without a known outcome may still add to a group."""
+    if launch is None or not _is_repeated(now, launch) or group.desired_count >= launch.desired_count:
+        return 0
+    return launch.count
+
+
+def _is_repeated(now: float, launch: LaunchRecord) -> bool:
+    return launch.is_open and now - launch.since < REPEAT_SECONDS
+
+
+def growth(
+    now: float, name: str, group: GroupObserved, desired: int, launch: LaunchRecord | None
+) -> LaunchInstances | SetDesired:
+    """Return the call that enlarges a group to the desired capacity `desired`.
+
+    A call of LaunchInstances without a known outcome is repeated unchanged, so that AWS launches its instances once.
+    """
+    if not may_launch(now, group, launch):
+        return SetDesired(group=name, desired_count=desired)
+    if launch is not None and _is_repeated(now, launch):
+        key, count, after = launch.key, launch.count, launch.desired_count
+    else:
+        count = min(desired - group.desired_count, MOST_LAUNCHED)
+        key, after = f"launch/{name}/{now:.3f}", group.desired_count + count
+    return LaunchInstances(group=name, key=key, count=count, desired_count=after, zone=group.zone)
 
 
 def is_long(wait: CapacityWait, now: float) -> bool:

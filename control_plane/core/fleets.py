@@ -4,9 +4,10 @@ Only the fleet loop changes the desired capacity and the assignment of nodes to 
 
     desired capacity    max(MinNodeCount, nodes of all admitted jobs) + spares + held nodes + nodes that AWS
                             will reclaim, within the group's own limits
-    up                  SetDesired
+    up                  LaunchInstances, or SetDesired where AWS refuses it (`core.capacity`)
     down                first lower the capacity to the existing instances; then terminate idle nodes by id, one by one
-    ended               remove each instance that AWS reports as ended; the group then launches a replacement
+    ended               remove each instance that AWS reports as ended, and lower the capacity; the next pass launches
+                            its replacement. Without LaunchInstances, the group launches it by itself
     moves               assign a job another node for each node that it must give up (`core.moves`)
 
 The fleet applies a remedy to each node that its job gives up, and to each unusable spare: it releases, holds, reboots
@@ -37,6 +38,7 @@ from control_plane.core.actions import (
     FleetAction,
     FleetDecision,
     HoldTermination,
+    LaunchInstances,
     ProtectMembers,
     RebootMember,
     ResumeLaunch,
@@ -152,8 +154,9 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
     table.replace_within_limit(is_frozen=is_frozen)
     desired = observed.group.min_size if spec.is_deleting else _desired(spec, observed, table)
     standing = observed.group.desired_count if is_frozen else _without_hope(observed.group, desired)
+    lowerable = table.lowerable_count()
     actions: list[FleetAction] = [
-        *_ended_members(spec, observed, table, desired),
+        *_ended_members(spec, observed, table, desired, lowerable),
         *_evidence(table),
         *_held_back(spec, observed.group, table, policy, is_blind=is_blind),
         *_releases(observed, table, policy),
@@ -164,7 +167,7 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         # CreateFleet sets the group to protect new instances, but not an instance that was starting at that time.
         actions.insert(0, ProtectMembers(group=spec.group, node_ids=observed.group.unprotected))
     if observed.group.desired_count < desired:
-        actions.append(SetDesired(group=spec.group, desired_count=desired))
+        actions.append(table.grow(desired))
     elif standing < observed.group.desired_count - sum(
         isinstance(action, TerminateMember) and action.decrement for action in actions
     ):
@@ -175,9 +178,10 @@ def decide(now: float, spec: FleetSpec, observed: FleetObserved, policy: Policy)
         actions += _reboots(spec, table)
         ending = [action for action in actions if isinstance(action, TerminateMember)]
         room = standing - desired - sum(action.decrement for action in ending)
-        drained = _drained(spec, observed.group, table, room)
+        lowerable -= sum(action.decrement for action in ending)
+        drained = _drained(spec, observed.group, table, max(room, lowerable))
         room -= sum(action.decrement for action in drained)
-        left = _counted(observed.group) - len(ending) - len(drained)
+        left = sum(member.counts for member in observed.group.members) - len(ending) - len(drained)
         actions += drained
         actions += _surplus(table, desired, max(room, left - desired), room)
     return FleetDecision(
@@ -220,6 +224,19 @@ class _Table:
         """
         capacity = self.seen.group.max_size - len(self.in_state(NodeState.HELD))
         return schedule(self.seen.jobs, capacity, self.now).counts
+
+    def lowerable_count(self) -> int:
+        """Return how many removals may lower the desired capacity because a later pass launches the replacements."""
+        group = self.seen.group
+        return group.desired_count - group.min_size if capacity.may_launch(self.now, group, self.seen.launch) else 0
+
+    def grow(self, desired: int) -> FleetAction:
+        """Return the action that enlarges the group, and record since when its new instances are wanted."""
+        launch = self.seen.launch
+        action = capacity.growth(self.now, self.spec.group, self.seen.group, desired, launch)
+        if isinstance(action, LaunchInstances) and (launch is None or action.key != launch.key):
+            self.vacancies = (*self.vacancies, (self.now, action.count))
+        return action
 
     def node(self, node_id: NodeId) -> NodeObserved:
         return self.seen.nodes.get(node_id) or NodeObserved(node_id=node_id)
@@ -270,6 +287,7 @@ class _Table:
         staying = self.seen.group.staying
         joined = [id for id in staying if id not in self.rows and self.node(id).instance is not InstanceCondition.ENDED]
         missing = max(0, self.seen.group.desired_count - len(staying))
+        missing += capacity.unknown_count(self.now, self.seen.group, self.seen.launch)
         self.vacancies, filled = capacity.vacancies(self.vacancies, missing=missing, joined=len(joined), now=self.now)
         for node_id, wanted_at in zip_longest(joined, filled):
             self.rows[node_id] = NodeRecord(
@@ -771,24 +789,16 @@ def _without_hope(group: GroupObserved, desired: int) -> int:
     return max(group.min_size, min(group.desired_count, max(desired, len(group.staying))))
 
 
-def _counted(group: GroupObserved) -> int:
-    """Return how many members of a group Auto Scaling counts towards the group's desired capacity.
-
-    Members that are terminating or in standby do not count.
-    """
-    return sum(
-        not member.is_leaving and not member.lifecycle_state.startswith(("Standby", "EnteringStandby"))
-        for member in group.members
-    )
-
-
-def _ended_members(spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int) -> list[FleetAction]:
+def _ended_members(
+    spec: FleetSpec, seen: FleetObserved, table: _Table, desired: int, lowerable: int
+) -> list[FleetAction]:
     """Return the actions that remove members whose instances have ended from the Auto Scaling group.
 
-    A removal launches a replacement, unless it also lowers the desired capacity.
+    The group launches a replacement, unless the removal also lowers the desired capacity. `lowerable` removals lower it
+    because a later pass calls LaunchInstances.
     """
     actions: list[FleetAction] = []
-    extra = seen.group.desired_count - desired
+    extra = max(seen.group.desired_count - desired, lowerable)
     for member in seen.group.members:
         if member.is_leaving or table.node(member.node_id).instance is not InstanceCondition.ENDED:
             continue
@@ -944,8 +954,8 @@ def _drained(spec: FleetSpec, group: GroupObserved, table: _Table, extra: int) -
     """Return the terminations of nodes in state DRAINING (to be terminated), except those that `_surplus` returns.
 
     The result contains only nodes whose replacement was requested, whose end AWS announced, or that a roll (replacement
-    of all nodes) replaces. The first `extra` terminations also lower the desired capacity. After each further
-    termination, the group launches a replacement.
+    of all nodes) replaces. The first `extra` terminations also lower the desired capacity: they need no replacement, or
+    a later pass launches it. After each further termination, the group launches a replacement.
     """
     staying = set(group.staying)
     due = [

@@ -121,6 +121,17 @@ def done_at(session: Session, keys: Collection[str]) -> dict[str, datetime]:
     return {key: at for key, at in session.execute(query) if at is not None}
 
 
+def newest(session: Session, subject: str, action: str) -> IntentRecord | None:
+    """Return the newest intent (recorded call) of one kind for a job or fleet (`subject_of`), or None."""
+    query = (
+        select(IntentRow)
+        .where(IntentRow.subject == subject, IntentRow.action == action)
+        .order_by(IntentRow.created_at.desc())
+        .limit(1)
+    )
+    return next(map(_record_of, session.scalars(query)), None)
+
+
 def unfinished(session: Session, lease: Lease) -> tuple[IntentRecord, ...]:
     """Return the open intents (recorded calls without an outcome) of a job or fleet, oldest first."""
     query = (

@@ -64,6 +64,7 @@ def group_observed(
         failing_since=failing_since(before, failures[-1].at.timestamp()) if failures else None,
         launch_suspension=group.suspension_reasons.get("Launch", "") if "Launch" in group.suspended_processes else None,
         is_suspension_administrative=group.is_suspended_by_aws("Launch"),
+        zone=group.availability_zones[0] if len(group.availability_zones) == 1 and group.launch_template else "",
         hook_seconds=hook_seconds(group),
     )
 

@@ -24,12 +24,15 @@ from sqlalchemy.orm import Session
 from control_plane.accounts import reasons
 from control_plane.cloud.errors import CloudError, NotFound, ObjectChanged
 from control_plane.cloud.objects import has_content
+from control_plane.cloud.operator import Launched
 from control_plane.core.actions import (
+    LAUNCH_CALL,
     CompleteTermination,
     FleetAction,
     GroupAction,
     HoldTermination,
     JobAction,
+    LaunchInstances,
     MemberAction,
     ProtectMembers,
     PutManifest,
@@ -202,6 +205,10 @@ class Executor:
                 key = f"set-desired/{group}/{desired}/{now.isoformat(timespec='milliseconds')}"
                 make = partial(operator.set_desired, group, desired)
                 return call(key, "SetDesiredCapacity", make, desired_count=desired)
+            case LaunchInstances(key=key, count=count, desired_count=desired, zone=zone):
+                token = hashlib.sha256(key.encode()).hexdigest()  # Keys are longer than the 64 characters of a token.
+                launch = partial(operator.launch_instances, group, count, zone=zone, token=token)
+                return call(key, LAUNCH_CALL, launch, count=count, desired_count=desired, zone=zone)
             case TerminateMember(node_id=node_id, decrement=decrement):
                 key, why = f"terminate/{node_id}/{minute}", reasons.sentence(action.reason)
                 make = partial(operator.terminate_member, node_id, decrement=decrement)
@@ -269,7 +276,7 @@ class Executor:
         if intent is None or intent.state is not IntentState.OPEN:
             return
         try:
-            await asyncio.to_thread(self._make, call)
+            answer = await asyncio.to_thread(self._make, call)
         except NotFound as gone:
             await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, f"nothing left to do: {gone}")
         except CloudError as error:
@@ -277,7 +284,8 @@ class Executor:
             if not error.retryable:
                 await asyncio.to_thread(self._finish, lease, call, IntentState.FAILED, str(error))
         else:
-            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, "done")
+            outcome = str(answer) if isinstance(answer, Launched) else "done"
+            await asyncio.to_thread(self._finish, lease, call, IntentState.DONE, outcome)
 
     async def _put(self, lease: Lease, key: str, action: PutManifest) -> None:
         manifest = action.manifest

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from control_plane.accounts import jobs as accounts
 from control_plane.core import capacity, encryption
 from control_plane.core.absence import settled
-from control_plane.core.actions import reboot_key
+from control_plane.core.actions import LAUNCH_CALL, reboot_key
 from control_plane.core.encryption import ReplicaEncryption
 from control_plane.core.evidence import WATCHED_FROM_LEASES, is_fleet_blind
 from control_plane.core.fleets import RATE_WINDOW_SECONDS
@@ -100,6 +100,7 @@ class StoredFleet:
     """
     failed_join_count: int
     rebooted: Mapping[NodeId, datetime]
+    launch: intents.IntentRecord | None
     """Time at which EC2 accepted the reboot request, for each node in state REBOOTING."""
     pause: str = ""
     """The person who paused all automatic actions, and the reason. Empty while automation is active."""
@@ -379,6 +380,7 @@ class Observer:
                 replaced=nodes.replaced_since(session, name, now - timedelta(seconds=RATE_WINDOW_SECONDS)),
                 failed_join_count=nodes.failed_join_count(session, name),
                 rebooted={keys[key]: at for key, at in intents.done_at(session, keys).items()} if keys else {},
+                launch=intents.newest(session, f"fleet/{name}", LAUNCH_CALL),
                 pause=automation.words(session),
             )
 
@@ -409,6 +411,7 @@ class Observer:
             replaced=tuple(moment.timestamp() for moment in stored.replaced),
             failed_join_count=stored.failed_join_count,
             rebooted={node_id: moment.timestamp() for node_id, moment in stored.rebooted.items()},
+            launch=None if stored.launch is None else records.launch_record(stored.launch),
             roll=rolls.roll_of(stored.fleet),
             roll_progress=rolls.progress_of(stored.fleet),
         )

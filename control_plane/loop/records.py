@@ -27,7 +27,14 @@ from control_plane.core.idle_nodes import IdleNodes
 from control_plane.core.ledger_hours import Ledger
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.facts import Requested
-from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, HoldRelease, NodeRecord
+from control_plane.core.observed.fleets import (
+    FleetJob,
+    FleetSpec,
+    Hold,
+    HoldRelease,
+    LaunchRecord,
+    NodeRecord,
+)
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import JobRecord, Memo
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
@@ -39,7 +46,7 @@ from control_plane.core.observed.steps import (
     initial_generation,
 )
 from control_plane.core.states import INCIDENT_PHASES, JobState, NodeState
-from control_plane.db import checkpoints, drills, fleets, implications, incidents, jobs, nodes, notices
+from control_plane.db import checkpoints, drills, fleets, implications, incidents, intents, jobs, nodes, notices
 from everstep.protocol.agent_messages import AgentReport, NoticeKind
 from everstep.protocol.codec import resolve
 from everstep.protocol.ids import FleetName, Generation, JobName, NodeId, RunId, Step
@@ -371,6 +378,18 @@ def fleet_job(job: jobs.SavedJob) -> FleetJob:
         is_settled=elastic.is_settled(record),
         is_taken_over=bool(record.taken_over_by),
         avoided=tuple(trial.node_id for trial in record.trials if trial.node_id is not None),
+    )
+
+
+def launch_record(intent: intents.IntentRecord) -> LaunchRecord:
+    """Convert a stored call of LaunchInstances to the record that decisions about its fleet use."""
+    return LaunchRecord(
+        key=intent.key,
+        count=intent.detail["count"],
+        desired_count=intent.detail["desired_count"],
+        since=(intent.finished_at or intent.created_at).timestamp(),
+        is_open=intent.state is intents.IntentState.OPEN,
+        is_refused=intent.state is intents.IntentState.FAILED,
     )
 
 

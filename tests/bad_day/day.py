@@ -468,6 +468,8 @@ def _call(call: RecordedCall) -> facts.Call:
         action=call.action,
         instance=call.parameters.get("InstanceId", ""),
         desired=int(desired) if desired else None,
+        launched=int(call.parameters.get("RequestedCapacity", 0)),
+        token=call.parameters.get("ClientToken", ""),
         is_decrement=call.parameters.get("ShouldDecrementDesiredCapacity", "").lower() == "true",
         status=call.status,
         server=call.caller if call.caller.startswith(SERVER_NAME) else "",

@@ -32,6 +32,10 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     instance: str = ""
     desired: int | None = None
     """Requested desired capacity. None: the call does not set it."""
+    launched: int = 0
+    """Number of instances by which LaunchInstances enlarges the group."""
+    token: str = ""
+    """ClientToken of LaunchInstances. AWS launches once per token."""
     is_decrement: bool = False
     status: int = 200
     server: str = ""

@@ -38,7 +38,9 @@ With two servers, the kinds in `SERVER_ROUND` must, too. Failed status checks ne
 plane lacks a safeguard.
 """
 OBEYED: Final = 200
-DECIDED: Final = frozenset({"SetDesiredCapacity", "TerminateInstanceInAutoScalingGroup", "CompleteLifecycleAction"})
+DECIDED: Final = frozenset(
+    {"SetDesiredCapacity", "LaunchInstances", "TerminateInstanceInAutoScalingGroup", "CompleteLifecycleAction"}
+)
 """Calls that only the server that manages a fleet makes. Any server makes the others, in answer to API requests."""
 ENDS_BY_NAME: Final = "TerminateInstanceInAutoScalingGroup"
 UNREACHABLE: Final = "node_unreachable"
@@ -243,10 +245,21 @@ def steady_capacity(day: Day) -> list[str]:
 
 
 def _moves(calls: Iterable[Call]) -> list[tuple[float, int]]:
-    """Return the time and the amount of each change of desired capacity that AWS accepted."""
-    moves, desired = [], 0
+    """Return the time and the amount of each change of desired capacity that AWS accepted.
+
+    A removal by name and the launch that replaces it soon afterwards cancel each other.
+    """
+    moves, desired, tokens = list[tuple[float, int]](), 0, set[str]()
     for call in sorted(calls, key=lambda call: call.at):
-        if call.status != OBEYED:
+        if call.status != OBEYED or call.token in tokens:
+            continue
+        if call.launched:
+            tokens.add(call.token)
+            count, desired = call.launched, desired + call.launched
+            while count and moves and moves[-1][1] == -1 and call.at - moves[-1][0] <= CAUSE_REACH_SECONDS:
+                moves.pop()
+                count -= 1
+            moves += [(call.at, count)] if count else []
             continue
         after = desired - 1 if call.is_decrement else desired if call.desired is None else call.desired
         if after != desired:

@@ -229,6 +229,37 @@ def test_failed_launches_are_told_until_one_succeeds(world: World) -> None:
     assert world.operator.recent_launch_failures(name) == ()
 
 
+def test_a_launch_returns_instances_and_failures_at_once_and_a_token_launches_once(world: World) -> None:
+    name = world.make_group(desired=1)
+    world.in_service(name, 1)
+    world.limit_capacity(name, 2)
+    launched = world.operator.launch_instances(name, 2, zone="us-east-1a", token="first")
+    (failure,) = launched.failures
+    assert (failure.code, failure.is_shortage) == ("InsufficientInstanceCapacity", True)
+    assert str(launched) == f"{launched.instance_ids[0]}, InsufficientInstanceCapacity"
+    assert world.operator.describe_group(name).desired_count == 3
+    assert world.operator.recent_launch_failures(name)
+    assert world.operator.launch_instances(name, 2, zone="us-east-1a", token="first").instance_ids == (
+        launched.instance_ids
+    )
+    assert set(launched.instance_ids) <= {member.instance_id for member in world.operator.describe_group(name).members}
+    with pytest.raises(InvalidRequest) as mismatch:
+        world.operator.launch_instances(name, 1, zone="us-east-1a", token="first")
+    assert mismatch.value.code == "IdempotentParameterMismatch"
+    world.limit_capacity(name, None)
+    world.in_service(name, 3)
+    assert world.operator.recent_launch_failures(name) == ()
+
+
+def test_a_launch_above_the_maximum_size_or_in_another_zone_is_refused(world: World) -> None:
+    name = world.make_group(desired=0, max_size=1)
+    for count, zone, token in ((2, "us-east-1a", "a"), (1, "us-east-1b", "b")):
+        with pytest.raises(InvalidRequest) as refusal:
+            world.operator.launch_instances(name, count, zone=zone, token=token)
+        assert refusal.value.code == "ValidationError"
+    assert world.operator.describe_group(name).members == ()
+
+
 def test_a_suspension_is_told_with_its_reason_and_resumed(world: World) -> None:
     name = world.make_group(desired=0)
     world.operator.suspend_processes(name, ["Launch"])

@@ -122,6 +122,9 @@ output "policies" {
 def act_as_server(aws: ServedAws, places: Mapping[str, str]) -> list[Request]:
     """Make each call of a server, and return the requests."""
     group = aws.make_group(desired=1, Tags=TAGS)
+    template = aws.group(group)["LaunchTemplate"]["LaunchTemplateId"]
+    tags = [{"Key": each["Key"], "Value": each["Value"]} for each in TAGS]
+    aws.client("ec2").create_tags(Resources=[template], Tags=tags)
     aws.in_service(group, 1)
     mixed = mixed_group(aws, group)
     with recorded(aws) as requests:
@@ -173,6 +176,7 @@ def change_group(aws: ServedAws, operator: AwsOperator, name: str) -> None:
     operator.resume_processes(name, ["AZRebalance"])
     operator.put_termination_hook(name, TERMINATION_HOOK)
     operator.set_desired(name, 1)
+    operator.launch_instances(name, 1, zone="us-east-1a", token="launch")
     operator.reboot_member(name, member)
     operator.hold_termination(name, TERMINATION_HOOK.name, member)
     operator.complete_termination(name, TERMINATION_HOOK.name, member)

@@ -18,11 +18,13 @@ from control_plane.cloud.objects import SMALL_BYTES, STREAM_CHUNK_BYTES, ObjectI
 from control_plane.cloud.operator import (
     FLEET_TAG,
     IN_SERVICE,
+    SHORTAGE_CODE,
     TERMINATING_TRANSITION,
     Ec2State,
     GroupState,
     InstanceState,
     InstanceStatus,
+    Launched,
     LaunchFailure,
     LaunchTemplateRef,
     LifecycleHook,
@@ -50,6 +52,8 @@ class _Group:
     members: dict[NodeId, _Member] = field(default_factory=dict)
     failures: list[LaunchFailure] = field(default_factory=list)
     no_launch_before: datetime = EPOCH
+    launched: dict[str, tuple[tuple[int, str], Launched]] = field(default_factory=dict)
+    """Parameters and answer of each call of LaunchInstances, by its token."""
 
 
 class FakeOperator:
@@ -80,6 +84,8 @@ class FakeOperator:
         """Error that every call of a `CloudOperator` method raises. None: calls succeed."""
         self.refused_count = 0
         """Number of calls that raised the error in `refusal`."""
+        self.launch_refusal: CloudError | None = None
+        """Error that every new call of `launch_instances` raises. None: AWS permits the call."""
         self.events: dict[NodeId, tuple[ScheduledEvent, ...]] = {}
         """Scheduled events by instance."""
         self.failed_checks: dict[NodeId, tuple[str, ...]] = {}
@@ -225,6 +231,29 @@ class FakeOperator:
             group.state = replace(group.state, desired_count=desired_count)
             group.no_launch_before = self.now
             self._reconcile()
+
+    def launch_instances(self, name: str, count: int, *, zone: str, token: str) -> Launched:
+        """Launch instances and raise the desired capacity (see `CloudOperator.launch_instances`)."""
+        with self._lock:
+            self._maybe_fail()
+            group = self._group(name)
+            if token in group.launched:
+                parameters, answer = group.launched[token]
+                if parameters != (count, zone):
+                    raise InvalidRequest("other parameters", code="IdempotentParameterMismatch")
+                return answer
+            if self.launch_refusal is not None:
+                raise self.launch_refusal
+            if group.state.desired_count + count > group.state.max_size or zone not in group.state.availability_zones:
+                raise InvalidRequest(f"{count} more instances in {zone} are refused", code="ValidationError")
+            self.calls.append(("launch_instances", name, count))
+            before, failed = set(group.members), len(group.failures)
+            group.state = replace(group.state, desired_count=group.state.desired_count + count)
+            self._launch(group, count)
+            failures = tuple(replace(each, code=SHORTAGE_CODE) for each in group.failures[failed:])
+            answer = Launched(instance_ids=tuple(sorted(set(group.members) - before)), failures=failures)
+            group.launched[token] = ((count, zone), answer)
+            return answer
 
     def terminate_member(self, instance_id: NodeId, *, decrement: bool) -> None:
         """Terminate one instance of a group (see `CloudOperator.terminate_member`)."""

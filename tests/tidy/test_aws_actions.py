@@ -31,10 +31,12 @@ Source: Service Authorization Reference.
 FURTHER = {
     "upload_fileobj": {"s3:PutObject", "s3:AbortMultipartUpload"},
     "assume_role": {"sts:TagSession"},
+    "launch_instances": {"ec2:CreateFleet"},
 }
 """Actions that a call needs besides the action of its own name, by the call.
 
 `upload_fileobj` uploads a large object in parts, and aborts a failed upload. `assume_role` sets tags of the session.
+LaunchInstances creates an EC2 Fleet for the caller.
 """
 FREE = frozenset({"sts:GetCallerIdentity"})
 """Operations that need no permission."""

@@ -83,6 +83,11 @@ class GroupMember:
     awaits_termination: bool
     lifecycle_state: str = ""
 
+    @property
+    def counts(self) -> bool:
+        """Whether Auto Scaling counts the instance towards the desired capacity: it neither leaves nor stands by."""
+        return not self.is_leaving and not self.lifecycle_state.startswith(("Standby", "EnteringStandby"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupObserved:
@@ -111,7 +116,8 @@ class GroupObserved:
     """AWS's reason for the suspension of the group's Launch process. None if the process is not suspended."""
     is_suspension_administrative: bool = False
     """Whether AWS suspended the launches by itself, after a long period of failures."""
-
+    zone: str = ""
+    """The group's only Availability Zone. Empty if the group has several, or launches without a launch template."""
     unprotected: tuple[NodeId, ...] = ()
     """Instances in service, sorted, that Auto Scaling may terminate because they lack protection from scale-in."""
 
@@ -124,6 +130,23 @@ class GroupObserved:
     def staying(self) -> tuple[NodeId, ...]:
         """The ids of the instances that the Auto Scaling group contains and is not terminating."""
         return tuple(member.node_id for member in self.members if not member.is_leaving)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """A fleet's newest call of LaunchInstances, as the control plane stored it before the call."""
+
+    key: str
+    """The call's idempotency key. The ClientToken is its digest."""
+    count: int
+    desired_count: int
+    """Desired capacity that the group has after the call."""
+    since: float
+    """Time of AWS's answer, or of the first attempt while `is_open`, in Unix seconds."""
+    is_open: bool = False
+    """Whether the outcome is unknown: AWS has not answered, or the control plane ended before it stored the answer."""
+    is_refused: bool = False
+    """Whether AWS refused the call. If neither `is_open` nor `is_refused` is set, AWS executed the call."""
 
 
 class Hold(StrEnum):
@@ -273,6 +296,8 @@ class FleetObserved:
 
     If a REBOOTING node has no entry, the fleet must still request its reboot.
     """
+    launch: LaunchRecord | None = None
+    """The fleet's newest call of LaunchInstances. None before the first."""
     roll: FleetRoll | None = None
     """The fleet's newest roll (replacement or reboot of all nodes), which may have ended. None without a roll."""
     roll_progress: RollProgress | None = None

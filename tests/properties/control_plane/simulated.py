@@ -22,6 +22,7 @@ from control_plane.core.absence import settled
 from control_plane.core.actions import (
     Decision,
     FleetDecision,
+    LaunchInstances,
     PutManifest,
     RebootMember,
     Send,
@@ -39,6 +40,7 @@ from control_plane.core.observed.fleets import (
     GroupMember,
     GroupObserved,
     HoldRelease,
+    LaunchRecord,
     NodeRecord,
 )
 from control_plane.core.observed.incidents import IncidentRecord
@@ -205,6 +207,7 @@ class Simulation:
         self.ended: dict[NodeId, str] = {}
         self.removed: set[NodeId] = set()
         self.desired = 0
+        self.newest_launch: LaunchRecord | None = None
         self.launched = 0
         self.capacity: int | None = None
         """Largest number of instances that AWS provides. None: no limit."""
@@ -435,7 +438,9 @@ class Simulation:
                 members=members,
                 termination_hooks=(),
                 drift=(),
+                zone="zone",
             ),
+            launch=self.newest_launch,
             records=tuple(row for row in self.table.values() if row.state is not NodeState.GONE),
             nodes=nodes,
             jobs=tuple(self.fleet_jobs()),
@@ -466,6 +471,11 @@ class Simulation:
                     assert len(members) <= desired <= self.max_size, "an instance that nobody named would be ended"
                     assert desired != self.desired
                     self.desired = desired
+                case LaunchInstances(key=key, count=count, desired_count=desired):
+                    assert self.newest_launch is None or self.newest_launch.key != key, "a token launches once"
+                    self.desired += count
+                    assert len(members) <= self.desired <= self.max_size
+                    self.newest_launch = LaunchRecord(key=key, count=count, desired_count=desired, since=now)
                 case TerminateMember(node_id=node_id, decrement=decrement):
                     owner = self.table.get(node_id)  # None if a restored database has no row of the ended instance
                     assert owner is None or owner.state is not NodeState.ASSIGNED, "a node was ended while a job had it"

@@ -8,6 +8,12 @@ data "aws_partition" "this" {}
 data "aws_region" "this" {}
 
 locals {
+  # Resources of a launch besides its template. Images of AWS and subnets of a shared VPC belong to other accounts.
+  launched = [
+    "capacity-reservation", "fleet", "image", "instance", "network-interface", "placement-group", "security-group",
+    "snapshot", "subnet", "volume",
+  ]
+
   here = "${data.aws_region.this.id}:${data.aws_caller_identity.this.account_id}"
 }
 
@@ -62,6 +68,7 @@ data "aws_iam_policy_document" "server" {
 
     actions = [
       "autoscaling:CompleteLifecycleAction",
+      "autoscaling:LaunchInstances",
       "autoscaling:PutLifecycleHook",
       "autoscaling:RecordLifecycleActionHeartbeat",
       "autoscaling:ResumeProcesses",
@@ -101,6 +108,35 @@ data "aws_iam_policy_document" "server" {
       variable = "aws:ResourceTag/everstep:installation"
       values   = [var.name]
     }
+  }
+
+  # LaunchInstances creates an EC2 Fleet for the caller. Each fleet needs a launch template, so the condition of the first
+  # statement limits both.
+  statement {
+    sid       = "LaunchFromTemplatesOfFleets"
+    actions   = ["ec2:CreateFleet"]
+    resources = ["arn:${data.aws_partition.this.partition}:ec2:${local.here}:launch-template/*"]
+
+    condition {
+      test     = "Null"
+      variable = "aws:ResourceTag/everstep:fleet"
+      values   = ["false"]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/everstep:installation"
+      values   = [var.name]
+    }
+  }
+
+  statement {
+    sid     = "LaunchWithResourcesOfTemplates"
+    actions = ["ec2:CreateFleet"]
+
+    resources = [
+      for kind in local.launched : "arn:${data.aws_partition.this.partition}:ec2:${data.aws_region.this.id}:*:${kind}/*"
+    ]
   }
 
   statement {

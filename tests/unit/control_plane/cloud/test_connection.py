@@ -19,7 +19,7 @@ from botocore.stub import Stubber
 from urllib3.exceptions import ProtocolError
 
 from control_plane.cloud import errors
-from control_plane.cloud.aws import SETTINGS_TTL_SECONDS, AwsOperator, _failures_since_success
+from control_plane.cloud.aws import SETTINGS_TTL_SECONDS, AwsOperator
 from control_plane.cloud.connection import (
     CloudIdentity,
     CloudMode,
@@ -40,6 +40,7 @@ from control_plane.cloud.errors import (
     ResourceContended,
     Throttled,
 )
+from control_plane.cloud.scaling_activities import recent_failures
 
 
 def said(code: str, message: str = "words of AWS", status: int = 400) -> ClientError:
@@ -263,7 +264,7 @@ def test_only_launches_count_as_failures_and_success_ends_them() -> None:
         activity("Launching a new EC2 instance: i-1", "Successful"),
         activity("Launching a new EC2 instance", "Failed", "before the success"),
     ]
-    assert [failure.message for failure in _failures_since_success(activities)] == [
+    assert [failure.message for failure in recent_failures(activities, ())] == [
         "newest",
         "Launching a new EC2 instance",
     ]

@@ -426,6 +426,7 @@ async def test_a_spare_takes_over_also_while_aws_does_not_say_why_another_one_do
     )
     world.terminate(world.team()[0])
     await world.until(lambda: world.job().generation == 2)
+    await world.until(lambda: "why its launches fail is unknown" in caplog.text)
     assert sum("why its launches fail is unknown: Rate exceeded" in record.message for record in caplog.records) == 1
 
 

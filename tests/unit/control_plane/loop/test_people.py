@@ -95,7 +95,7 @@ async def test_a_replaced_node_is_left_and_then_ended_and_another_one_comes(worl
     await left(world)
     await world.until(lambda: world.nodes()[node_id].state == NodeState.GONE)
     assert [call for call in world.operator.calls if call[0] == "terminate_member"] == [
-        ("terminate_member", node_id, False)
+        ("terminate_member", node_id, True)
     ]
     await world.until(lambda: sum(node.state == NodeState.SPARE for node in world.nodes().values()) == 1)
     assert world.incidents()[0].cause == "requested"
