@@ -20,7 +20,7 @@ from functools import partial
 
 from everstep.protocol.plan import Timeouts
 from worker.agent.attestation import join
-from worker.agent.burn_in import NodeBurnIn
+from worker.agent.burn_in import BurnInRunner
 from worker.agent.commands import Commands
 from worker.agent.control_client import ControlClient
 from worker.agent.departure import Departure
@@ -128,7 +128,7 @@ class Agent:
         self.lines = RankLogLines(state, objects, self.full_disks, now=now, send=self.control.send_lines)
         self.outputs = EndedOutputs(objects, self.rank_outputs, changed)
         self.sources = SourcePrefetch(self.archives, self.full_disks, on_change=changed)
-        self.burn_in = NodeBurnIn(state, changed)
+        self.burn_in = BurnInRunner(state, changed)
         self.evidence = Evidence(own_log or OwnLog(), objects, state)
         self.inspection = RankInspection(
             settings, supervisor, self.usage, answer=self.control.send_answer, on_change=changed

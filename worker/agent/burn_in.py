@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ from everstep.protocol.agent_messages import MAX_BURN_IN_TESTS, BurnInOutcome, B
 from worker.tasks import end
 
 log = logging.getLogger(__name__)
-LIMIT_SECONDS: Final = {1: 110.0, 2: 1200.0, 3: 3600.0}
+LIMIT_SECONDS: Final[Mapping[int, float]] = {1: 110.0, 2: 1200.0, 3: 3600.0}
 """Time limit of all tests by level. At level 1, it is below the time for which jobs wait for the result."""
 MAX_OUTPUT_BYTES: Final = 64 * 1024
 END_SECONDS: Final = 5.0
@@ -32,19 +32,23 @@ _TESTS: Final = msgspec.json.Decoder(list[BurnInTest])
 
 
 @dataclass(eq=False, repr=False)
-class NodeBurnIn:
+class BurnInRunner:
     """Runs the tests that the control plane orders (`worker.node.burn_in`).
 
     Args:
         state: folder on the disk to test.
         on_change: called when a result is complete.
         command: program of the child and its first arguments; the level and the folder follow.
+        limits_seconds: time limit of the child by level.
+        end_seconds: time between SIGTERM and SIGKILL for a child that does not end.
     """
 
     state: Path
     on_change: Callable[[], None]
     _: KW_ONLY
     command: Sequence[str] = (sys.executable, "-P", "-s", "-m", "worker.node.burn_in")
+    limits_seconds: Mapping[int, float] = field(default_factory=lambda: LIMIT_SECONDS)
+    end_seconds: float = END_SECONDS
 
     def __post_init__(self) -> None:
         self.result: BurnInResult | None = None
@@ -68,7 +72,7 @@ class NodeBurnIn:
     async def _run(self, order: RunBurnIn) -> None:
         begun = time.monotonic()
         try:
-            async with asyncio.timeout(LIMIT_SECONDS.get(order.level, max(LIMIT_SECONDS.values()))):
+            async with asyncio.timeout(self.limits_seconds.get(order.level, max(self.limits_seconds.values()))):
                 tests = _TESTS.decode(await self._output(order.level))[:MAX_BURN_IN_TESTS]
         except (OSError, TimeoutError, msgspec.MsgspecError) as error:
             log.warning("the burn-in came to no result: %r", error)
@@ -100,14 +104,14 @@ class NodeBurnIn:
             return bytes(output)
         finally:
             if child.returncode is None:
-                await _end(child)
+                await _end(child, self.end_seconds)
 
 
-async def _end(child: asyncio.subprocess.Process) -> None:
+async def _end(child: asyncio.subprocess.Process, seconds: float) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.terminate()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(END_SECONDS):
+        async with asyncio.timeout(seconds):
             await child.wait()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)

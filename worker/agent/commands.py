@@ -39,7 +39,7 @@ from everstep.protocol.agent_messages import (
 )
 from everstep.protocol.codec import Message
 from everstep.protocol.ids import Generation, Rank, RunId
-from worker.agent.burn_in import NodeBurnIn
+from worker.agent.burn_in import BurnInRunner
 from worker.agent.departure import Departure
 from worker.agent.inspection import RankInspection
 from worker.agent.lifecycle import Lifecycle
@@ -92,7 +92,7 @@ class Commands:
     snapshots: SnapshotRequests
     lines: RankLogLines
     sources: SourcePrefetch
-    burn_in: NodeBurnIn
+    burn_in: BurnInRunner
     evidence: Evidence
     outbox: MetricOutbox
     identity: PeerIdentity

@@ -15,7 +15,7 @@ from everstep import __version__
 from everstep.protocol.agent_messages import AgentReport, Hello, MemberReport, NodeFault
 from everstep.protocol.codec import PROTOCOL_MINOR
 from everstep.protocol.limits import MAX_FAULTS, cut
-from worker.agent.burn_in import NodeBurnIn
+from worker.agent.burn_in import BurnInRunner
 from worker.agent.inspection import RankInspection
 from worker.agent.lifecycle import Lifecycle
 from worker.agent.own_log import Evidence
@@ -63,7 +63,7 @@ class AgentReports:
     supervisor: Supervisor
     supplies: Supplies
     sources: SourcePrefetch
-    burn_in: NodeBurnIn
+    burn_in: BurnInRunner
     evidence: Evidence
     inspection: RankInspection
     usage: Usage

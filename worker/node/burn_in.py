@@ -103,14 +103,21 @@ _DCGM_KEYS: Final = ("DCGM Diagnostic", "DCGM GPU Diagnostic")
 """Keys of the results in the output of DCGM 4 and DCGM 3."""
 
 
-def run(level: int, folder: Path, gpus: GpuReader, spoiled: frozenset[str] = frozenset()) -> Iterator[BurnInTest]:
+def run(
+    level: int,
+    folder: Path,
+    gpus: GpuReader,
+    spoiled: frozenset[str] = frozenset(),
+    dcgm_seconds: Mapping[int, float] = DCGM_SECONDS,
+) -> Iterator[BurnInTest]:
     """Yield the results of all tests of this node.
 
     Args:
-        level: level of DCGM's diagnostics.
+        level: from 1 (DCGM's tests take seconds) to 3 (half an hour).
         folder: a folder on the disk to test.
         gpus: source of GPU readings. Simulated GPUs are not tested.
         spoiled: names of the tests to spoil, in a local cluster.
+        dcgm_seconds: time limit of DCGM by level.
     """
     tests: list[tuple[str, Callable[[], list[BurnInTest]]]] = [
         ("matmul", lambda: [matmul(error=int("matmul" in spoiled))]),
@@ -120,7 +127,7 @@ def run(level: int, folder: Path, gpus: GpuReader, spoiled: frozenset[str] = fro
     if is_ec2_instance():
         tests.append(("gpus", lambda: gpu_facts(gpus)))
     if isinstance(gpus, NvmlGpus):
-        tests += [("dcgm", lambda: [dcgm(level)]), ("gpu-matmul", gpu_matmuls)]
+        tests += [("dcgm", lambda: [dcgm(level, dcgm_seconds[level])]), ("gpu-matmul", gpu_matmuls)]
     for name, test in tests:
         for result in _attempt(name, test):
             is_slowed = result.name in spoiled and result.rate is not None
@@ -180,7 +187,11 @@ def disk(folder: Path) -> list[BurnInTest]:
 
 
 def loopback() -> None:
-    """Send bytes through a TCP connection of this node to itself. Raises ConnectionResetError if it ends too early."""
+    """Send bytes through a TCP connection of this node to itself.
+
+    Raises:
+        ConnectionResetError: the connection ended before the last byte.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LOOPBACK_SECONDS)
         with socket.create_connection(server.getsockname(), LOOPBACK_SECONDS) as sender, server.accept()[0] as receiver:
@@ -223,12 +234,12 @@ def gpu_facts(gpus: GpuReader) -> list[BurnInTest]:
     return [_result("gpus", "; ".join(each.message for each in wrong), is_unknown=not isinstance(gpus, NvmlGpus))]
 
 
-def dcgm(level: int) -> BurnInTest:
+def dcgm(level: int, limit_seconds: float) -> BurnInTest:
     """Run DCGM's diagnostics."""
     program = shutil.which("dcgmi")
     if program is None:
         return _result("dcgm", "dcgmi is not installed", is_unknown=True)
-    return dcgm_result(output_of([program, "diag", "-r", str(level), "-j"], DCGM_SECONDS[level]))
+    return dcgm_result(output_of([program, "diag", "-r", str(level), "-j"], limit_seconds))
 
 
 def dcgm_result(output: bytes) -> BurnInTest:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from everstep.protocol.agent_messages import BurnInOutcome, RunBurnIn
-from worker.agent import burn_in
-from worker.agent.burn_in import MAX_OUTPUT_BYTES, NodeBurnIn
+from worker.agent.burn_in import MAX_OUTPUT_BYTES, BurnInRunner
 
 TESTS = json.dumps([{"type": "BurnInTest", "name": "matmul", "outcome": "passed", "rate": 5}])
 
@@ -23,7 +22,7 @@ class Node:
     def __init__(self, folder: Path, program: str) -> None:
         self.done = asyncio.Event()
         self.folder = folder
-        self.burn_in = NodeBurnIn(folder, self.done.set, command=(sys.executable, "-c", program))
+        self.burn_in = BurnInRunner(folder, self.done.set, command=(sys.executable, "-c", program))
 
     async def result_of(self, number: int, level: int = 1) -> list[tuple[str, BurnInOutcome]]:
         self.done.clear()
@@ -35,23 +34,23 @@ class Node:
 
 
 async def test_the_tests_of_the_child_are_the_result(tmp_path: Path) -> None:
-    tested = Node(tmp_path, f"import sys; assert sys.argv[1:] == ['3', {str(tmp_path)!r}]; print({TESTS!r})")
-    assert await tested.result_of(4, level=3) == [("matmul", BurnInOutcome.PASSED)]
+    node = Node(tmp_path, f"import sys; assert sys.argv[1:] == ['3', {str(tmp_path)!r}]; print({TESTS!r})")
+    assert await node.result_of(4, level=3) == [("matmul", BurnInOutcome.PASSED)]
 
 
 async def test_a_repeated_order_runs_once(tmp_path: Path) -> None:
-    tested = Node(tmp_path, f"import os; os.open('ran', os.O_CREAT | os.O_EXCL); print({TESTS!r})")
-    tested.burn_in.command = (
+    node = Node(tmp_path, f"import os; os.open('ran', os.O_CREAT | os.O_EXCL); print({TESTS!r})")
+    node.burn_in.command = (
         sys.executable,
         "-c",
-        f"import os; os.chdir({str(tmp_path)!r}); " + tested.burn_in.command[2],
+        f"import os; os.chdir({str(tmp_path)!r}); " + node.burn_in.command[2],
     )
-    first = asyncio.ensure_future(tested.result_of(1))
+    first = asyncio.ensure_future(node.result_of(1))
     await asyncio.sleep(0)
-    await tested.burn_in.start(RunBurnIn(number=1, level=1))
+    await node.burn_in.start(RunBurnIn(number=1, level=1))
     assert await first == [("matmul", BurnInOutcome.PASSED)]
-    await tested.burn_in.start(RunBurnIn(number=1, level=1))
-    assert await tested.result_of(2) == [("burn-in", BurnInOutcome.UNKNOWN)], "the program refuses a second run"
+    await node.burn_in.start(RunBurnIn(number=1, level=1))
+    assert await node.result_of(2) == [("burn-in", BurnInOutcome.UNKNOWN)], "the program refuses a second run"
 
 
 @pytest.mark.parametrize(
@@ -72,29 +71,29 @@ async def test_hostile_output_is_no_evidence(tmp_path: Path, program: str) -> No
     assert await Node(tmp_path, program).result_of(1) == [("burn-in", BurnInOutcome.UNKNOWN)]
 
 
-async def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(burn_in, "LIMIT_SECONDS", {1: 0.2})
-    monkeypatch.setattr(burn_in, "END_SECONDS", 0.2)
+async def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
     program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"
-    assert await Node(tmp_path, program).result_of(1) == [("burn-in", BurnInOutcome.UNKNOWN)]
+    node = Node(tmp_path, program)
+    node.burn_in.limits_seconds, node.burn_in.end_seconds = {1: 0.2}, 0.2
+    assert await node.result_of(1) == [("burn-in", BurnInOutcome.UNKNOWN)]
 
 
 async def test_a_job_ends_the_child_and_no_result_follows(tmp_path: Path) -> None:
     ready, fifo = tmp_path / "ready", tmp_path / "fifo"
     os.mkfifo(fifo)
     program = f"import os, pathlib, signal; pathlib.Path({str(fifo)!r}).write_text(str(os.getpid())); signal.pause()"
-    tested = Node(ready, program)
-    await tested.burn_in.start(RunBurnIn(number=1, level=3))
+    node = Node(ready, program)
+    await node.burn_in.start(RunBurnIn(number=1, level=3))
     pid = int(await asyncio.to_thread(fifo.read_text))
-    await tested.burn_in.stop()
+    await node.burn_in.stop()
     assert not Path(f"/proc/{pid}").exists()
-    assert tested.burn_in.result is None
-    assert not tested.done.is_set()
-    tested.burn_in.command = (sys.executable, "-c", f"print({TESTS!r})")
-    assert await tested.result_of(1, level=3) == [("matmul", BurnInOutcome.PASSED)], "the order can run again"
+    assert node.burn_in.result is None
+    assert not node.done.is_set()
+    node.burn_in.command = (sys.executable, "-c", f"print({TESTS!r})")
+    assert await node.result_of(1, level=3) == [("matmul", BurnInOutcome.PASSED)], "the order can run again"
 
 
 async def test_a_missing_program_is_no_evidence(tmp_path: Path) -> None:
-    tested = Node(tmp_path, "")
-    tested.burn_in.command = (str(tmp_path / "missing"),)
-    assert await tested.result_of(1) == [("burn-in", BurnInOutcome.UNKNOWN)]
+    node = Node(tmp_path, "")
+    node.burn_in.command = (str(tmp_path / "missing"),)
+    assert await node.result_of(1) == [("burn-in", BurnInOutcome.UNKNOWN)]

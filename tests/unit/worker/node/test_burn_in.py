@@ -49,12 +49,11 @@ def test_a_healthy_node_passes_all_tests_of_the_cpu_form(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_spoiled_test_has_a_wrong_product_or_a_low_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(burn_in, "_best", lambda measured: (measured(), 1.0)[1])
+def test_a_spoiled_test_has_a_wrong_product_or_a_low_rate(tmp_path: Path) -> None:
     tests = {test.name: test for test in burn_in.run(1, tmp_path, NoGpus(), frozenset({"matmul", "loopback"}))}
     assert (tests["matmul"].outcome, tests["disk-write"].outcome) == (FAILED, PASSED)
-    assert tests["loopback"].rate == burn_in.LOOPBACK_BYTES // burn_in.SLOWED_BY
-    assert tests["disk-write"].rate == burn_in.DISK_BYTES
+    assert tests["loopback"].rate is not None
+    assert tests["loopback"].rate < 1e8, "a thousandth of the rate of the fastest memory"
 
 
 def test_only_a_local_cluster_spoils_tests(tmp_path: Path) -> None:
@@ -125,14 +124,14 @@ def test_hostile_output_of_dcgm_is_no_evidence(tmp_path: Path, monkeypatch: pyte
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(burn_in, "DCGM_SECONDS", {1: 0.5 if "sleep" in script else 60.0})
+    limits = {1: 0.5 if "sleep" in script else 60.0}
     monkeypatch.setattr(burn_in, "gpu_matmuls", list)
-    assert outcomes(list(burn_in.run(1, tmp_path, FakeGpus())))["dcgm"] is UNKNOWN
+    assert outcomes(list(burn_in.run(1, tmp_path, FakeGpus(), dcgm_seconds=limits)))["dcgm"] is UNKNOWN
 
 
 def test_without_dcgm_nothing_speaks_against_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert burn_in.dcgm(1).outcome is UNKNOWN
+    assert burn_in.dcgm(1, 60.0).outcome is UNKNOWN
 
 
 def test_each_gpu_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
