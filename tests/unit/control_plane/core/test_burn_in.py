@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from control_plane.core import burn_in
+from control_plane.core import burn_in, fleets
+from control_plane.core.actions import FleetDecision, Send, TerminateMember
 from control_plane.core.burn_in import (
     BOOT_SECONDS,
     IDLE_SECONDS,
@@ -24,9 +25,13 @@ from control_plane.core.burn_in import (
     slowness,
 )
 from control_plane.core.observed.facts import NOTHING, SlowNode
-from control_plane.core.observed.nodes import BurnIn, Implication, NodeObserved
+from control_plane.core.observed.fleets import FleetJob, Hold, HoldRelease, NodeRecord
+from control_plane.core.observed.nodes import BurnIn, Implication, NodeObserved, Remedy
+from control_plane.core.states import JobState, NodeState
 from everstep.protocol.agent_messages import BurnInOutcome, BurnInResult, BurnInTest, FaultCode, RunBurnIn
-from everstep.protocol.ids import NodeId
+from everstep.protocol.ids import JobName, NodeId, RunId
+from tests.unit.control_plane.core.test_fleets import POLICY, row, seen
+from tests.unit.control_plane.core.test_fleets import SPEC as FLEET
 
 NOW = 1_000_000.0
 NODE = NodeObserved(node_id=NodeId("i-1"), is_connected=True, has_reported=True, protocol_minor=RunBurnIn.since_minor)
@@ -174,3 +179,66 @@ def test_a_node_with_state_of_a_job_gets_no_order() -> None:
     busy = replace(NODE, member=object())  # type: ignore[arg-type]
     assert order(record(), busy, since=NOW, now=NOW) is None
     assert burn_in.can_test(busy)
+
+
+def decided(
+    spare: BurnIn, *others: BurnIn, reported: BurnInResult | None = None, history: tuple[Implication, ...] = ()
+) -> FleetDecision:
+    """Decide about a fleet with a job that needs one more node than the tested ones, whose other spare is `spare`."""
+    records = [record_of("i1", spare), *(record_of(f"i{at}", other) for at, other in enumerate(others, 2))]
+    job = FleetJob(
+        job=JobName("job"),
+        run=RunId("run"),
+        state=JobState.ALLOCATING,
+        node_count=1 + len(others),
+        priority=0,
+        created_at=0.0,
+    )
+    observed = seen(records, [job], desired=len(records))
+    nodes = {id: replace(node, protocol_minor=RunBurnIn.since_minor) for id, node in observed.nodes.items()}
+    nodes[NodeId("i1")] = replace(nodes[NodeId("i1")], burn_in=reported, history=history)
+    return fleets.decide(NOW, FLEET, replace(observed, nodes=nodes), POLICY)
+
+
+def record_of(name: str, tests: BurnIn) -> NodeRecord:
+    return row(name, burn_in=tests, since=NOW)
+
+
+def test_a_job_starts_only_when_its_nodes_are_tested() -> None:
+    waiting = decided(record(), record(result()))
+    assert Send(NodeId("i1"), RunBurnIn(number=1, level=1)) in waiting.actions
+    assert not [each for each in waiting.records if each.state is NodeState.ASSIGNED]
+    tested = decided(record(), record(result()), reported=result())
+    assert {each.state for each in tested.records} == {NodeState.ASSIGNED}
+
+
+def test_a_failed_test_reboots_the_node_and_a_second_one_replaces_it() -> None:
+    failed = result(None, name="matmul", outcome=FAILED)
+    first = decided(record(), record(result()), reported=failed)
+    (rebooted,) = (each for each in first.records if each.node_id == "i1")
+    assert rebooted.state is NodeState.REBOOTING
+    (line,) = first.implications
+    assert (line.what, line.remedy, line.is_own_word) == ("burn_in_failed", Remedy.REBOOT, True)
+    second = decided(record(), record(result()), reported=failed, history=(replace(line, at=NOW - 60),))
+    assert [each.state for each in second.records if each.node_id == "i1"] == [NodeState.DRAINING]
+    assert not [each for each in (*first.records, *second.records) if each.state is NodeState.ASSIGNED]
+
+
+def test_a_slow_node_is_held_for_a_person_and_never_terminated() -> None:
+    slow = decided(record(repeat_count=REPEAT_COUNT), *[record(result(1000))] * LEAST_OTHERS, reported=result(1))
+    (held,) = (each for each in slow.records if each.node_id == "i1")
+    assert (held.state, held.hold) == (NodeState.HELD, Hold.DISTRUSTED)
+    assert held.reason == SlowNode(test="disk-write", rate=1, median_rate=1000, other_count=3)
+    (line,) = slow.implications
+    assert (line.what, line.remedy, line.is_own_word) == ("node_slow", Remedy.RETIRE, False)
+    assert not [each for each in slow.actions if isinstance(each, TerminateMember)]
+
+
+def test_a_released_node_is_tested_again() -> None:
+    held = row("i1", NodeState.HELD, hold=Hold.DISTRUSTED, release=HoldRelease.RETURN, burn_in=record(result(1)))
+    observed = seen([held], [], desired=1)
+    nodes = {id: replace(node, protocol_minor=RunBurnIn.since_minor) for id, node in observed.nodes.items()}
+    decision = fleets.decide(NOW, FLEET, replace(observed, nodes=nodes), POLICY)
+    (back,) = decision.records
+    assert (back.state, back.burn_in) == (NodeState.SPARE, BurnIn(number=2, level=1, ordered_at=NOW))
+    assert Send(NodeId("i1"), RunBurnIn(number=2, level=1)) in decision.actions
