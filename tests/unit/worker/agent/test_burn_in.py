@@ -85,6 +85,8 @@ async def test_a_job_ends_the_child_and_no_result_follows(tmp_path: Path) -> Non
     node = Node(ready, program)
     await node.burn_in.start(RunBurnIn(number=1, level=3))
     pid = int(await asyncio.to_thread(fifo.read_text))
+    await node.burn_in.start(RunBurnIn(number=1, level=3))
+    assert Path(f"/proc/{pid}").exists(), "a repeated order starts nothing"
     await node.burn_in.stop()
     assert not Path(f"/proc/{pid}").exists()
     assert node.burn_in.result is None

@@ -114,10 +114,11 @@ def test_skipped_tests_and_the_software_of_the_image_are_no_evidence(
         'echo \'{"DCGM Diagnostic": {"test_categories": [{"category": 7}]}}\'',
         'echo \'{"DCGM Diagnostic": {"test_categories": {}}}\'',
         "head -c 100000 /dev/zero | tr '\\0' '['",
+        "echo '{\"a\":'; head -c 100000 /dev/zero | tr '\\0' '['",
         "exec cat /dev/zero",
         "exec sleep 1000",
     ],
-    ids=["fails", "words", "empty", "list", "category", "object", "deep", "huge", "hangs"],
+    ids=["fails", "words", "empty", "list", "category", "object", "deep", "deeper", "huge", "hangs"],
 )
 def test_hostile_output_of_dcgm_is_no_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     program = tmp_path / "dcgmi"
