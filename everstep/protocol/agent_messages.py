@@ -52,7 +52,6 @@ from everstep.protocol.limits import (
     Count,
     ExitCode,
     FewItems,
-    FileCount,
     HexDigest,
     HolderItems,
     Items,
@@ -538,7 +537,7 @@ class OutputFailure(Message, frozen=True, tag="UnstoredOutput"):
     cause: OutputCause
     generation: Generation | None = None
     """The generation of the rank. None from older agents: the generation of the report."""
-    omitted_count: FileCount = 0
+    omitted_count: Count = 0
     """Number of further unstored outputs of the node that the agent does not name. Only in the node's last entry."""
 
 

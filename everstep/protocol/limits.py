@@ -30,8 +30,6 @@ MAX_LONG_TEXT_CHARACTERS: Final = 16 * 1024
 MAX_PATH_CHARACTERS: Final = 4096
 MAX_ITEMS: Final = 1 << 16
 """Maximum number of entries of a list with an entry per rank, node, slot, chunk range or metric."""
-MAX_FILES: Final = 10**7
-"""Maximum number of files of one node in a count of files."""
 MAX_RANKS_PER_NODE: Final = 64
 MAX_FAULTS: Final = 256
 """Maximum number of faults of one node, and of faults of its job, in a report."""
@@ -74,7 +72,6 @@ HexDigest: TypeAlias = Annotated[str, Meta(max_length=64, extra={"is_text": True
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
 """A number, a size or an offset in bytes. Every JSON reader represents it exactly."""
-FileCount: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_FILES)]
 Word: TypeAlias = Annotated[int, Meta(ge=0, extra={"is_word": True})]
 """Any unsigned integer of 64 bits."""
 SlotNumber: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]

@@ -31,7 +31,7 @@ import msgspec
 
 from everstep.protocol.agent_messages import OutputCause, OutputFailure
 from everstep.protocol.ids import Rank, RunId
-from everstep.protocol.limits import MAX_FILES, MAX_PATH_CHARACTERS, cut
+from everstep.protocol.limits import MAX_PATH_CHARACTERS, cut
 from everstep.protocol.plan import GenerationPlan, ObjectReference, PlanNode, SourceArchive
 from worker.errors import StorageError
 from worker.node.file_trees import remove_tree
@@ -144,7 +144,7 @@ class RankOutputs:
         if (more := len(missing) - MAX_UNSTORED) > 0:
             last, words = missing[MAX_UNSTORED - 1]
             words = f"{words}; {more:,} more outputs are not in S3"
-            missing[MAX_UNSTORED - 1 :] = [(msgspec.structs.replace(last, omitted_count=min(more, MAX_FILES)), words)]
+            missing[MAX_UNSTORED - 1 :] = [(msgspec.structs.replace(last, omitted_count=more), words)]
         return tuple(missing)
 
     def take_source(self, plan: GenerationPlan) -> None:

@@ -32,6 +32,8 @@ from everstep.protocol.agent_messages import ExitClass, MemberReport, OutputCaus
 from everstep.protocol.ids import Generation, Rank, Step
 from everstep.protocol.options import KeptOption
 
+MAX_OMITTED = 10_000_000
+"""Largest number of outputs that an agent can count without names. A larger claim is false."""
 SHOWN_OUTPUTS = 5
 """Maximum number of unstored outputs that an event names."""
 
@@ -152,7 +154,8 @@ def unstored_outputs(
     fresh: dict[tuple[Generation | None, Rank, str], OutputFailure] = {}
     for report in members:
         for output in report.unstored:
-            each = structs.replace(output, generation=output.generation or report.generation)
+            omitted = min(output.omitted_count, MAX_OMITTED)
+            each = structs.replace(output, generation=output.generation or report.generation, omitted_count=omitted)
             if each.cause is not OutputCause.NOT_KEPT or _identity(each) not in known:
                 fresh[_identity(each)] = each
     if not fresh:

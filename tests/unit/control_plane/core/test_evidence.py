@@ -10,6 +10,7 @@ from msgspec import structs
 from control_plane.accounts.facts import sentence
 from control_plane.core import evidence
 from control_plane.core.evidence import NodeProgress, NodeStanding
+from control_plane.core.job.progress import MAX_OMITTED, unstored_outputs
 from control_plane.core.job.view import current_reports
 from control_plane.core.observed.facts import AgentSilent, InstanceEnded, OutOfView, Recorded
 from control_plane.core.observed.jobs import AgentSilence, Impairment
@@ -19,6 +20,8 @@ from everstep.protocol.agent_messages import (
     MemberPhase,
     MemberReport,
     NodeFault,
+    OutputCause,
+    OutputFailure,
     RankStatus,
     RoundStatus,
     ShardProtection,
@@ -498,3 +501,12 @@ def test_of_a_parity_group_whose_members_all_report_each_other_the_silent_one_is
 
     observed = [NodeObserved(node_id=node) for node in ids]
     assert evidence.blamed({node: report(node) for node in ids}, observed) == cut
+
+
+@pytest.mark.security
+def test_a_count_of_outputs_that_no_agent_can_have_is_cut() -> None:
+    output = OutputFailure(rank=Rank(0), path="x", cause=OutputCause.OUTSIDE, omitted_count=2**40)
+    fault = NodeFault(code="output_missing", message="x", is_permanent=False, output=output)
+    stored, _ = unstored_outputs(None, Generation(1), [structs.replace(owner(0, (), ()), faults=(fault,))])
+    assert stored is not None
+    assert stored.count == 1 + MAX_OMITTED
