@@ -35,6 +35,7 @@ from everstep.protocol.agent_messages import (
     Prepare,
     Rehearse,
     Release,
+    RunBurnIn,
     Start,
     StopTraining,
     TakeCheckpoint,
@@ -344,5 +345,7 @@ def _told(message: ControlToAgent) -> str:
             return f"Rehearse({message.generation}, order {message.number})"
         case TakeStacks():
             return f"TakeStacks({message.generation}, look {message.number})"
+        case RunBurnIn():
+            return f"RunBurnIn({message.number}, level {message.level})"
         case Release() | AgentWelcome() | KeepEvidence():
             return type(message).__name__
