@@ -16,7 +16,7 @@ from control_plane.cloud.operator import InstanceShape
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 30.0
+TYPES_RETRY_SECONDS: Final = 30.0
 """Seconds from a failed call of `InstanceTypes.encrypting` to the next attempt."""
 
 
@@ -56,7 +56,7 @@ class InstanceTypes:
             if self._monotonic() >= self._retry_at:
                 known = self.shapes(types)
         except CloudError as error:
-            self._retry_at = self._monotonic() + RETRY_SECONDS
+            self._retry_at = self._monotonic() + TYPES_RETRY_SECONDS
             log.info("EC2 does not describe the instance types %s: %s", ", ".join(sorted(types)), error.message)
         return frozenset(each for each in types if each in known and known[each].encrypts_in_transit)
 

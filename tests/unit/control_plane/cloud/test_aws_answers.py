@@ -16,7 +16,7 @@ from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudError, GarbledAnswer, NotFound
 from control_plane.cloud.instance_batches import BATCHES_AT_ONCE, described
-from control_plane.cloud.instance_types import RETRY_SECONDS
+from control_plane.cloud.instance_types import TYPES_RETRY_SECONDS
 from control_plane.cloud.operator import (
     Ec2State,
     GroupState,
@@ -390,7 +390,7 @@ def test_a_type_that_ec2_does_not_describe_counts_as_plain_and_is_asked_again_la
     with caplog.at_level("INFO"):
         assert described_group(operator, connection, LaunchTemplate=TEMPLATE).encrypting_types == frozenset()
     assert "does not describe the instance types c7i.large" in caplog.text
-    now[0] = RETRY_SECONDS
+    now[0] = TYPES_RETRY_SECONDS
     group = described_group(operator, connection, types=[kind], LaunchTemplate=TEMPLATE)
     assert group.encrypting_types == {"c7i.large"}
 
