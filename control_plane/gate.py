@@ -361,7 +361,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     """A websocket whose frames cost the event loop little time, whatever its client sends.
 
     Args:
-        gate: counts the connection.
+        gate: the gate of the server, which counts `connection`.
         connection: the HTTP connection that became this websocket.
         **of_uvicorn: the arguments of the base class.
     """

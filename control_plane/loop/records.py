@@ -27,14 +27,7 @@ from control_plane.core.idle_nodes import IdleNodes
 from control_plane.core.ledger_hours import Ledger
 from control_plane.core.observed.drills import DrillKind, DrillObserved, DrillState
 from control_plane.core.observed.facts import Requested
-from control_plane.core.observed.fleets import (
-    FleetJob,
-    FleetSpec,
-    Hold,
-    HoldRelease,
-    LaunchRecord,
-    NodeRecord,
-)
+from control_plane.core.observed.fleets import FleetJob, FleetSpec, Hold, HoldRelease, LaunchRecord, NodeRecord
 from control_plane.core.observed.incidents import FailureRecord, IncidentRecord
 from control_plane.core.observed.jobs import JobRecord, Memo
 from control_plane.core.observed.nodes import Implication, Notice, Remedy
