@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.app import KEEP_ALIVE_SECONDS
+from tests.deployer import POLICIES, check_uses, enforced
 from tests.terraform import (
     IMAGE,
     SOURCES,
@@ -140,8 +141,10 @@ def check_tags_of_instance(aws: ServedAws, instance_id: str, tags: Mapping[str, 
 @needs_provider
 @pytest.mark.timeout(900)
 def test_an_installation_is_created_planned_without_changes_and_destroyed(tmp_path: Path) -> None:
-    with served_aws(tmp_path) as aws:
-        quickstart = terraform_of("quickstart", aws.url, aws.keys, tmp_path)
+    """The callers have the rights of the documented policy, and no others."""
+    policy = POLICIES["quickstart"]
+    with served_aws(tmp_path) as aws, enforced(aws, policy) as (url, made):
+        quickstart = terraform_of("quickstart", url, aws.keys, tmp_path)
         wheel = quickstart.folder / "everstep-0.1.0-py3-none-any.whl"
         wheel.write_bytes(b"a wheel")
         try:
@@ -155,10 +158,9 @@ def test_an_installation_is_created_planned_without_changes_and_destroyed(tmp_pa
             aws.client("autoscaling").set_desired_capacity(AutoScalingGroupName="everstep-main", DesiredCapacity=1)
             (node,) = aws.in_service("everstep-main", 1)
             check_tags_of_instance(aws, node, TAGS)
-            # Remove the module with the queues from the state, because the provider waits 45 s for the deletion of each
-            # queue. The test of `production` deletes the same module.
-            quickstart.run("state", "rm", "module.events")
+            quickstart.run("validate")
         finally:
             quickstart.destroy()
+        check_uses(policy, made)
         assert not aws.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
         assert not aws.client("s3").list_buckets()["Buckets"]

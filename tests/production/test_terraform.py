@@ -17,6 +17,7 @@ import pytest
 
 from everstep import sdk
 from infra.local_cloud.environment import aws_variables
+from tests.deployer import POLICIES, check_uses, enforced
 from tests.e2e.jobs import SCRIPTS
 from tests.postgresql import PostgreSql
 from tests.terraform import (
@@ -71,26 +72,35 @@ def database() -> Iterator[str]:
 
 @pytest.fixture
 def production(aws: ServedAws, tmp_path: Path) -> Iterator[Terraform]:
-    """Apply the root module, and yield it. Its fleet and its two servers do nothing yet."""
-    terraform = terraform_of("production", aws.url, aws.keys, tmp_path)
+    """Apply the root module with the documented rights, and yield it. Its fleet and its two servers do nothing yet."""
+    policy = POLICIES["production"]
     certificate = aws.client("acm").request_certificate(DomainName="everstep.example.com")["CertificateArn"]
-    try:
-        terraform.apply(
-            region="us-east-1",
-            zones=ZONES,
-            domain_name="everstep.example.com",
-            certificate_arn=certificate,
-            client_cidrs=["10.0.0.0/8"],
-            image_id=IMAGE,
-            alarm_emails=["operators@example.com"],
-            is_protected=False,
-            server_user_data=IDLE,
-            node_user_data=IDLE,
-            fleets={"main": {"zone": ZONES[0], "instance_type": "c7i.large", "image_id": IMAGE, "max_nodes": 4}},
-        )
-        yield terraform
-    finally:
-        terraform.destroy()
+    with enforced(aws, policy) as (url, made):
+        terraform = terraform_of("production", url, aws.keys, tmp_path)
+        terraform.run("validate")
+        try:
+            apply(terraform, certificate)
+            yield terraform
+        finally:
+            terraform.destroy()
+        check_uses(policy, made)
+
+
+def apply(terraform: Terraform, certificate: str) -> None:
+    terraform.apply(
+        region="us-east-1",
+        zones=ZONES,
+        has_nat=True,
+        domain_name="everstep.example.com",
+        certificate_arn=certificate,
+        client_cidrs=["10.0.0.0/8"],
+        image_id=IMAGE,
+        alarm_emails=["operators@example.com"],
+        is_protected=False,
+        server_user_data=IDLE,
+        node_user_data=IDLE,
+        fleets={"main": {"zone": ZONES[0], "instance_type": "c7i.large", "image_id": IMAGE, "max_nodes": 4}},
+    )
 
 
 @pytest.mark.timeout(1800)
