@@ -63,6 +63,8 @@ SERVER_ACTIONS: Final = (
 SERVER_OPTIONS: Final = {
     "autoscaling:LaunchInstances": "launches whose instances and errors arrive at once",
     "ec2:CreateFleet": "launches whose instances and errors arrive at once",
+    "ec2:CreateTags": "tags of jobs and projects on nodes",
+    "ec2:DeleteTags": "tags of jobs and projects on nodes",
     "ec2:DescribeInstanceTypes": "fleets with several instance types, and `ReplicaEncryption` with `Auto`",
     "ec2:GetConsoleOutput": "console output of nodes, stored before their end",
     "events:PutEvents": "events to EventBridge",

@@ -114,6 +114,11 @@ def _requests(aws: ServedAws, service: str, operation: str, given: Mapping[str, 
             yield _of_group(aws, action, given)
             if operation == "LaunchInstances":
                 yield from _of_launch(aws, given["AutoScalingGroupName"])
+        case "ec2", ("CreateTags" | "DeleteTags"):
+            for instance in given["Resources"]:
+                tags = _tagged(aws.instance(instance).get("Tags", []))
+                keys = {"aws:TagKeys": [each["Key"] for each in given["Tags"]]}
+                yield Request(action, f"arn:aws:ec2:{ACCOUNT}:instance/{instance}", {**tags, **keys})
         case "ec2", ("RebootInstances" | "TerminateInstances"):
             for instance in given["InstanceIds"]:
                 tags = aws.instance(instance).get("Tags", [])

@@ -18,6 +18,7 @@ from control_plane.cloud.instance_batches import described
 from control_plane.cloud.instance_types import InstanceTypes
 from control_plane.cloud.operator import (
     FLEET_TAG,
+    WORK_TAGS,
     Ec2State,
     GroupState,
     InstanceState,
@@ -185,6 +186,18 @@ class AwsOperator:
         self._check_tag(state)
         if instance_id not in {member.instance_id for member in state.members if not member.is_leaving}:
             raise NotFound(f"{instance_id} is not a member of the Auto Scaling group {group!r}, or is leaving it")
+
+    def set_work_tags(self, instance_ids: Collection[NodeId], tags: Mapping[str, str]) -> None:
+        """Set or remove the tags that name an instance's job and project (see `CloudOperator.set_work_tags`)."""
+        ids = sorted(instance_ids)
+        for start in range(0, len(ids), DESCRIBED_PER_CALL):
+            batch = ids[start : start + DESCRIBED_PER_CALL]
+            with translated():
+                if tags:
+                    given = [{"Key": key, "Value": value} for key, value in tags.items()]
+                    self._ec2.create_tags(Resources=batch, Tags=given)
+                else:
+                    self._ec2.delete_tags(Resources=batch, Tags=[{"Key": key} for key in WORK_TAGS])
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Release an instance that a terminating hook holds (see `CloudOperator.complete_termination`)."""
@@ -453,6 +466,7 @@ def _instance(instance: dict[str, Any]) -> InstanceState:
         availability_zone=instance.get("Placement", {}).get("AvailabilityZone", ""),
         launched_at=instance.get("LaunchTime"),
         capacity_reservation_id=instance.get("CapacityReservationId", ""),
+        work_tags={tag["Key"]: tag["Value"] for tag in instance.get("Tags", ()) if tag["Key"] in WORK_TAGS},
     )
 
 

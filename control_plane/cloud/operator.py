@@ -22,6 +22,8 @@ FLEET_TAG = "everstep:fleet"
 TERMINATING_TRANSITION = "autoscaling:EC2_INSTANCE_TERMINATING"
 IN_SERVICE = "InService"
 """Auto Scaling's lifecycle state of an instance in normal operation."""
+WORK_TAGS = ("everstep:job", "everstep:project")
+"""Keys of the tags that name the job and the project for which an instance works."""
 USER_SUSPENDED = "User suspended"
 """First words of Auto Scaling's reason for a suspension by a customer.
 
@@ -75,6 +77,8 @@ class InstanceState:
     launched_at: datetime | None = None
     capacity_reservation_id: str = ""
     """The capacity reservation or block of the instance, if any."""
+    work_tags: Mapping[str, str] = field(default_factory=dict)
+    """The instance's tags with a key in `WORK_TAGS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +360,12 @@ class CloudOperator(Protocol):
 
         Only drills use this method. Auto Scaling gets no announcement, so no lifecycle hook delays the end. Raises
         `NotFound` if the instance is no member of the group or is terminating.
+        """
+
+    def set_work_tags(self, instance_ids: Collection[NodeId], tags: Mapping[str, str]) -> None:
+        """Give instances these values of `WORK_TAGS`, or remove both tags if `tags` is empty. Idempotent.
+
+        Raises `NotFound`, and may change nothing, if EC2 does not know one of the instances.
         """
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:

@@ -2,7 +2,7 @@
 
 - Groups and instances: at the interval of `core.polling`, and immediately after an agent's connection breaks, an AWS
   event arrives or the executor changes the group. One request lists the groups of all fleets.
-- Scheduled events and network topology: every `CLOSE_SECONDS`, and immediately for new instances.
+- Scheduled events, network topology and tags of jobs: every `CLOSE_SECONDS`, and immediately for new instances.
 - Status checks: every `CLOSE_SECONDS`, and every `SUSPECT_SECONDS` for instances with a silent agent.
 
 Only the server that manages a fleet polls it, and stores AWS's notices. A throttled poll delays the fleet's next polls.
@@ -40,6 +40,7 @@ from control_plane.loop.cloud_answers import (
 )
 from control_plane.loop.context import LoopContext
 from control_plane.loop.repeating import pause
+from control_plane.loop.work_tags import update_tags
 from everstep.protocol.ids import FleetName, NodeId
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ class CloudView:
     availability_zone: str
     conditions: Mapping[NodeId, tuple[InstanceCondition, InstanceEnded | None]]
     """Condition of each node's instance, and AWS's report if the instance ended or is omitted."""
+    work_tags: Mapping[NodeId, Mapping[str, str]]
+    """See `InstanceState.work_tags`. Contains the instances that have not ended."""
 
 
 @dataclass(slots=True)
@@ -370,6 +373,11 @@ class CloudWatch:
             encrypting_types=tuple(sorted(group.encrypting_types)),
             availability_zone=", ".join(group.availability_zones),
             conditions=conditions_of(group, instances, about.omissions.absent),
+            work_tags={
+                id: instance.work_tags
+                for id, instance in instances.items()
+                if instance.state in (Ec2State.PENDING, Ec2State.RUNNING)
+            },
         )
 
     def _launch_failures(self, fleet: fleets.FleetRecord, about: _Known) -> tuple[LaunchFailure, ...]:
@@ -416,6 +424,7 @@ class CloudWatch:
             is_news = self._ask_status(fleet, ids, about, asked_at)
             # Set the time even if the request failed, so that the next request waits for the usual interval.
             about.details_requested_at = asked_at
+            self._tag(fleet)
         elif asked_at - about.statuses_requested_at >= SUSPECT_SECONDS:
             suspects = {
                 node_id
@@ -443,6 +452,14 @@ class CloudWatch:
             **{node_id: network[-1] for node_id, network in networks.items()},
         }
         return is_news or bool(networks)
+
+    def _tag(self, fleet: FleetName) -> None:
+        view, key = self._views.get(fleet), f"{fleet}/tags"
+        try:
+            update_tags(self._context, fleet, {} if view is None else view.work_tags)
+            self._failing.pop(key, None)
+        except CloudError as error:
+            self._tell_once(key, f"fleet {fleet}: instances lack the tags of their jobs: {first_line(error)}")
 
     def _ask_status(self, fleet: FleetName, ids: set[NodeId], about: _Known, asked_at: float) -> bool:
         """Request scheduled events and status checks of instances from EC2, and store the answers.

@@ -23,6 +23,7 @@ from moto.ec2.models import EC2Backend
 from moto.ec2.models.instances import Instance
 from moto.ec2.responses.instances import InstanceResponse
 from moto.ec2.responses.launch_templates import LaunchTemplates
+from moto.ec2.responses.tags import TagResponse
 from moto.ec2.utils import parse_user_data
 from moto.sts.models import sts_backends
 
@@ -157,6 +158,18 @@ def _install_instances(ec2: Ec2) -> None:
 
         return checked
 
+    def requiring_instances(change: Callable[[TagResponse], ActionResult]) -> Callable[[TagResponse], ActionResult]:
+        @wraps(change)
+        def checked(self: TagResponse) -> ActionResult:
+            ids = [each for each in self._get_param("Resources", []) if each.startswith("i-")]
+            if ids:
+                self.ec2_backend.get_multi_instances_by_id(ids)
+            return change(self)
+
+        return checked
+
+    TagResponse.create_tags = requiring_instances(TagResponse.create_tags)
+    TagResponse.delete_tags = requiring_instances(TagResponse.delete_tags)
     Instance.instance_status, Instance.system_status = check("instance"), check("system")
     Instance.events = property(ec2.scheduled_events)
     InstanceResponse.describe_instance_topology = describe_instance_topology

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -460,6 +460,25 @@ def test_a_member_is_rebooted_by_name_and_stays_a_member(world: World) -> None:
     world.operator.terminate_member(ids[1], decrement=True)
     with pytest.raises(NotFound):
         world.operator.reboot_member(name, ids[1])
+
+
+def test_the_tags_of_a_nodes_work_are_set_replaced_and_removed(world: World) -> None:
+    name = world.make_group(desired=2)
+    ids = world.in_service(name, 2)
+
+    def tags() -> list[Mapping[str, str]]:
+        return [state.work_tags for state in world.operator.describe_instances(ids).values()]
+
+    assert tags() == [{}, {}]
+    for job in ("gpt", "bert"):
+        wanted = {"everstep:job": job, "everstep:project": "team"}
+        world.operator.set_work_tags(ids, wanted)
+        assert tags() == [wanted, wanted]
+    for _ in range(2):
+        world.operator.set_work_tags(ids[:1], {})
+        assert tags() == [{}, wanted]
+    with pytest.raises(NotFound):
+        world.operator.set_work_tags([ABSENT], wanted)
 
 
 def test_an_instance_of_a_group_without_the_tag_is_neither_rebooted_nor_struck(world: World) -> None:

@@ -45,7 +45,14 @@ from tests.unit.control_plane.loop.test_failing_reads import ERRORS
 WRITES = {
     *("put", "put_if_unchanged", "put_file", "sign_upload", "delete"),
     *("set_desired", "terminate_member", "reboot_member", "strike_member", "complete_termination", "hold_termination"),
-    *("protect_new_instances", "protect_members", "suspend_processes", "resume_processes", "put_termination_hook"),
+    *(
+        "set_work_tags",
+        "protect_new_instances",
+        "protect_members",
+        "suspend_processes",
+        "resume_processes",
+        "put_termination_hook",
+    ),
 }
 LAZY = {"list", "stream"}
 """Methods whose errors come with the first item."""

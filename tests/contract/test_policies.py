@@ -37,6 +37,11 @@ from worker.storage.s3 import S3ObjectStore as NodeObjectStore
 from worker.storage.s3 import s3_store
 
 BUCKET, ROLE = "everstep-bucket", "arn:aws:iam::123456789012:role/training"
+NODE = "arn:aws:ec2:us-east-1:123456789012:instance/i-1"
+OURS = {
+    "aws:ResourceTag/everstep:fleet": ["everstep-main"],
+    "aws:ResourceTag/everstep:installation": ["everstep"],
+}
 MIB = 1024 * 1024
 TAGS = [
     {"Key": "everstep:fleet", "Value": "everstep-main", "PropagateAtLaunch": True},
@@ -177,6 +182,8 @@ def change_group(aws: ServedAws, operator: AwsOperator, name: str) -> None:
     operator.put_termination_hook(name, TERMINATION_HOOK)
     operator.set_desired(name, 1)
     operator.launch_instances(name, 1, zone="us-east-1a", token="launch")
+    operator.set_work_tags([member], {"everstep:job": "gpt", "everstep:project": "team"})
+    operator.set_work_tags([member], {})
     operator.reboot_member(name, member)
     operator.hold_termination(name, TERMINATION_HOOK.name, member)
     operator.complete_termination(name, TERMINATION_HOOK.name, member)
@@ -288,6 +295,8 @@ def test_servers_change_only_groups_and_instances_of_their_installation(
         ("server", Request("s3:GetObject", "arn:aws:s3:::another/projects/team/jobs/gpt")),
         ("server", Request("secretsmanager:GetSecretValue", "arn:aws:secretsmanager:us-east-1:123456789012:secret:x")),
         ("server", Request("iam:PassRole", ROLE)),
+        ("server", Request("ec2:CreateTags", NODE, {**OURS, "aws:TagKeys": ["everstep:job", "everstep:installation"]})),
+        ("server", Request("ec2:DeleteTags", NODE, OURS)),
         ("server", Request("sts:AssumeRole", ROLE)),
         ("node", Request("s3:GetObject", f"arn:aws:s3:::{BUCKET}/projects/other/jobs/gpt/run=r1/shard")),
         ("node", Request("s3:PutObject", f"arn:aws:s3:::{BUCKET}/projects/team/sources/3.tar.gz")),

@@ -96,6 +96,8 @@ class FakeOperator:
         An instance without an entry has no network nodes.
         """
         self._launched = 0
+        self.tagging_error: CloudError | None = None
+        """Error of each call of `set_work_tags`."""
 
     # Methods by which tests control the cloud
 
@@ -296,6 +298,16 @@ class FakeOperator:
             self.calls.append(("strike_member", group, instance_id))
             self._end(instance_id, Ec2State.TERMINATED, "Client.UserInitiatedShutdown: User initiated shutdown")
             self._reconcile()
+
+    def set_work_tags(self, instance_ids: Collection[NodeId], tags: Mapping[str, str]) -> None:
+        """Set or remove the tags of instances (see `CloudOperator.set_work_tags`)."""
+        with self._lock:
+            if self.tagging_error is not None:
+                raise self.tagging_error
+            for id in instance_ids:
+                if id not in self._instances:
+                    raise NotFound(f"{id} does not exist")
+                self._instances[id] = replace(self._instances[id], work_tags=dict(tags))
 
     def complete_termination(self, group: str, hook: str, instance_id: NodeId) -> None:
         """Release an instance that a terminating hook holds (see `CloudOperator.complete_termination`)."""

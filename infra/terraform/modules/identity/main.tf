@@ -110,6 +110,38 @@ data "aws_iam_policy_document" "server" {
     }
   }
 
+  # Nodes carry the names of their job and project while they work.
+  statement {
+    sid       = "TagInstancesOfFleets"
+    actions   = ["ec2:CreateTags", "ec2:DeleteTags"]
+    resources = ["arn:${data.aws_partition.this.partition}:ec2:${local.here}:instance/*"]
+
+    condition {
+      test     = "ForAllValues:StringEquals"
+      variable = "aws:TagKeys"
+      values   = ["everstep:job", "everstep:project"]
+    }
+
+    # Without keys, DeleteTags removes all tags.
+    condition {
+      test     = "Null"
+      variable = "aws:TagKeys"
+      values   = ["false"]
+    }
+
+    condition {
+      test     = "Null"
+      variable = "aws:ResourceTag/everstep:fleet"
+      values   = ["false"]
+    }
+
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/everstep:installation"
+      values   = [var.name]
+    }
+  }
+
   # LaunchInstances creates an EC2 Fleet for the caller. Each fleet needs a launch template, so the condition of the first
   # statement limits both.
   statement {

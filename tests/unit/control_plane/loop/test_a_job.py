@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from control_plane.api import views
+from control_plane.cloud.errors import AccessDenied
 from control_plane.core.observed.spans import Bucket
 from control_plane.core.states import JobState
 from control_plane.db import fleets, incidents, jobs, protection
@@ -79,6 +80,24 @@ async def test_a_launch_trains_from_its_first_new_step_on(world: World) -> None:
     await world.train(5)
     await world.until(lambda: not world.job().memo.get("incident"))
     assert shown() == ["Pending", "Starting", "Downloading", "Starting", "Training", "Restarting", "Training"]
+
+
+async def test_nodes_carry_the_tags_of_their_job_while_they_work(world: World) -> None:
+    def tags() -> list[tuple[str, ...]]:
+        members = list(world.nodes())
+        return sorted(tuple(each.work_tags.values()) for each in world.operator.describe_instances(members).values())
+
+    world.operator.tagging_error = AccessDenied("not allowed")
+    world.submit()
+    await world.running()
+    await world.train(1)
+    assert not any(tags()), "a refusal delays nothing"
+    world.operator.tagging_error = None
+    await world.until(lambda: tags()[-1] == ("gpt", ""))
+    assert [each for each in tags() if each] == [("gpt", "")] * len(world.team())
+    world.finish()
+    await world.until(lambda: world.job().state == JobState.COMPLETED)
+    await world.until(lambda: not any(tags()))
 
 
 async def test_nodes_use_tls_until_ec2_has_described_their_type_as_encrypting(world: World) -> None:
