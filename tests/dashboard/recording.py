@@ -13,6 +13,7 @@ Invariant: loading restores exactly the rows that the control plane had stored, 
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from sqlalchemy import Column, DefaultClause, Table, insert, select
 from control_plane.cloud.objects import ServiceStore
 from control_plane.core import metrics
 from control_plane.db.metrics import pack, unpack
-from control_plane.db.models import Base, UtcDateTime
+from control_plane.db.models import Base, StoredValue, UtcDateTime
 from control_plane.db.session import Database
 from everstep.protocol.codec import decode, encode
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest, encode_manifest
@@ -241,6 +242,9 @@ def _added(columns: Mapping[str, Column[Any]], row: Row) -> Row:
     added = {name: column for name, column in columns.items() if name not in row}
     defaults = {name: column.server_default for name, column in added.items()}
     values = {name: default.arg for name, default in defaults.items() if isinstance(default, DefaultClause)}
+    values |= {
+        name: json.loads(str(text)) for name, text in values.items() if isinstance(added[name].type, StoredValue)
+    }
     return {name: values.get(name) for name, column in added.items() if column.nullable or name in values}
 
 

@@ -18,7 +18,9 @@ POINTS = b"packed points"
 (MAX_FLOAT32,) = struct.unpack("<f", bytes.fromhex("ffff7f7f"))
 keys = st.integers(0, 99).map(str)
 values = st.floats(-1e9, 1e9, width=32)
-breakdowns = st.none() | st.dictionaries(keys, values, min_size=2, max_size=9).map(broken_down)
+few_keys = st.integers(0, MAX_SERIES - 1).map(str)
+"""As many keys as all points together keep."""
+breakdowns = st.none() | st.dictionaries(few_keys, values, min_size=2, max_size=9).map(broken_down)
 
 
 def rows(found: Sequence[Breakdown | None]) -> list[dict[str, float] | None]:
