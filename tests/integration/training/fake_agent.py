@@ -91,6 +91,9 @@ class Line:
         write_agent_half(self.page, self.half)
 
 
+POLL_SECONDS = 0.05
+
+
 class FakeAgent:
     """Serves all ranks of one generation. On exit, the context manager ends the threads and closes the files."""
 
@@ -108,6 +111,7 @@ class FakeAgent:
         commit_target: int = 1,
         arrives: bool = False,
         on_message: Callable[[FakeAgent, int, object], None] | None = None,
+        polls: bool = False,
     ) -> None:
         self.path = directory / f"agent-{generation}.sock"
         self.generation = generation
@@ -132,6 +136,10 @@ class FakeAgent:
         self.reached = threading.Event()
         """Set when `commit_target` steps are committed."""
         self.is_held = False
+        self._polls = polls
+        """True if the agent also looks at the ranks' pages without a message, because ranks may lose one. `on_message` then
+        gets None."""
+        self._has_stopped = threading.Event()
         self._arrives = arrives
         """True if the agent sends the step to restore only after its rank has connected.
 
@@ -167,10 +175,14 @@ class FakeAgent:
         self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._server.bind(str(self.path))
         self._server.listen(16)
+        self._has_stopped.clear()
         self._spawn(self._accept, self._server)
+        if self._polls:
+            self._spawn(self._poll)
 
     def stop(self) -> None:
         """Close the socket and all connections, as if the agent had died."""
+        self._has_stopped.set()
         if self._server is not None:
             self._server.shutdown(socket.SHUT_RDWR)
             self._server.close()
@@ -259,6 +271,15 @@ class FakeAgent:
             except OSError:
                 return
             self._spawn(self._serve, connection)
+
+    def _poll(self) -> None:
+        while not self._has_stopped.wait(POLL_SECONDS):
+            with self.changed:
+                for line in self.lines:
+                    if line.request is not None and self._on_message is not None:
+                        self._on_message(self, line.rank, None)
+                self._propose()
+                self.changed.notify_all()
 
     def _serve(self, connection: socket.socket) -> None:
         line: Line | None = None

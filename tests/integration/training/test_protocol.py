@@ -784,7 +784,7 @@ def propose_the_last(agent: FakeAgent, _rank: int, message: object) -> None:
 
 
 def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) -> None:
-    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last, polls=True) as agent:
         session, step = begin(agent, data=[1, 2, 3])
         for _ in session.batches(until_step=2):
             step()
@@ -802,7 +802,7 @@ def test_the_last_step_is_captured_inside_close(tmp_path: Path, begin: Begin) ->
 def test_an_evaluation_behind_the_loop_leaves_no_trace_in_the_last_step(
     tmp_path: Path, begin: Begin, is_stop: bool
 ) -> None:
-    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last, polls=True) as agent:
         session, step = begin(agent)
         last = train(session, step, agent.reached.is_set) + 1
         if is_stop:
@@ -829,7 +829,7 @@ def test_an_evaluation_behind_the_loop_leaves_no_trace_in_the_last_step(
 def test_a_state_that_went_on_behind_the_last_boundary_is_not_captured_as_that_boundary(
     tmp_path: Path, begin: Begin, caplog: pytest.LogCaptureFixture, leave: str
 ) -> None:
-    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last, polls=True) as agent:
         session, step = begin(agent, data=[1, 2, 3])
         last = train(session, step, agent.reached.is_set) + 1
         step()
@@ -880,7 +880,7 @@ def test_a_script_that_fails_is_known_to_have_failed_without_a_final_round(
                 next(closes)  # type: ignore[call-overload]
             raise SystemExit(0) if is_end else FloatingPointError("the loss is NaN")
 
-    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last, polls=True) as agent:
         session, step = begin(agent)
         last = train(session, step, agent.reached.is_set) + 1
         step()
@@ -914,7 +914,7 @@ def test_an_iterator_that_ends_is_a_good_end(
             if way == "closing generator":
                 session.close()
 
-    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last) as agent:
+    with FakeAgent(tmp_path, 1, commit_target=1, on_message=propose_the_last, polls=True) as agent:
         session, step = begin(agent)
         last = train(session, step, agent.reached.is_set) + 1
         run = loop(session, session.batches(until_step=last), step)
