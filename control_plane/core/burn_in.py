@@ -13,7 +13,7 @@ other nodes never permits the termination of a node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -117,13 +117,32 @@ def slowness(record: BurnIn | None, others: Sequence[BurnInResult]) -> SlowNode 
     return slow_test(record.result, others)
 
 
+def best_rates(results: Iterable[BurnInResult]) -> Mapping[str, int]:
+    """Return the highest rate in each test."""
+    best: dict[str, int] = {}
+    for test in (test for result in results for test in result.tests):
+        best[test.name] = max(best.get(test.name, 0), test.rate or 0)
+    return best
+
+
+def may_be_slow(result: BurnInResult, best: Mapping[str, int]) -> bool:
+    """Return whether `slow_test` can find a test. False for nearly all nodes, whose others then need no comparison."""
+    return any(
+        test.rate is not None and test.rate < (_share(test.name) or 0) * best.get(test.name, 0) for test in result.tests
+    )
+
+
 def slow_test(result: BurnInResult, others: Sequence[BurnInResult]) -> SlowNode | None:
     """Return the first test in which a node is much slower than other nodes of its fleet, or None."""
     for test in result.tests:
-        share = SHARES.get(test.name.rstrip("0123456789").rstrip("-"))
+        share = _share(test.name)
         if share is None or test.rate is None:
             continue
         rates = [each.rate for other in others for each in other.tests if each.name == test.name and each.rate]
         if len(rates) >= LEAST_OTHERS and test.rate < share * (middle := median(rates)):
             return SlowNode(test=test.name, rate=test.rate, median_rate=int(middle), other_count=len(rates))
     return None
+
+
+def _share(test: str) -> float | None:
+    return SHARES.get(test.rstrip("0123456789").rstrip("-"))

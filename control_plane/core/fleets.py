@@ -27,8 +27,9 @@ decision must not both assign and terminate the same node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import zip_longest
 
 from control_plane.core import burn_in, capacity, notices, remedies, requests, rolls
@@ -432,12 +433,25 @@ class _Table:
         for row in self.in_state(NodeState.SPARE):
             node = self.node(row.node_id)
             if node.is_connected and node.has_reported:
-                after = burn_in.follow(row.burn_in, node, self._other_results(row), since=row.since, now=self.now)
+                others = self._other_results(row, node.burn_in)
+                after = burn_in.follow(row.burn_in, node, others, since=row.since, now=self.now)
                 self.rows[row.node_id] = replace(row, burn_in=after)
 
-    def _other_results(self, row: NodeRecord) -> list[BurnInResult]:
-        others = (each.burn_in for each in self.rows.values() if each.node_id != row.node_id)
-        return [each.result for each in others if each is not None and each.result is not None]
+    def _other_results(self, row: NodeRecord, *newest: BurnInResult | None) -> list[BurnInResult]:
+        """Return the results with which those of a node are compared. Empty if the node is as fast as the best one."""
+        own = [row.burn_in.result if row.burn_in is not None else None, *newest]
+        if not any(each is not None and burn_in.may_be_slow(each, self._best_rates) for each in own):
+            return []
+        return [result for node_id, result in self._results() if node_id != row.node_id]
+
+    def _results(self) -> Iterator[tuple[NodeId, BurnInResult]]:
+        for each in self.rows.values():
+            if each.burn_in is not None and each.burn_in.result is not None:
+                yield each.node_id, each.burn_in.result
+
+    @cached_property
+    def _best_rates(self) -> Mapping[str, int]:
+        return burn_in.best_rates(result for _, result in self._results())
 
     def follow_faults(self, policy: Policy, *, is_blind: bool) -> None:
         """Remove unusable spares from service, and return rebooted nodes to service.

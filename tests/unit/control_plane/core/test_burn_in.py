@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from control_plane.core import burn_in, fleets
 from control_plane.core.actions import FleetDecision, Send, TerminateMember
@@ -242,3 +243,23 @@ def test_a_released_node_is_tested_again() -> None:
     (back,) = decision.records
     assert (back.state, back.burn_in) == (NodeState.SPARE, BurnIn(number=2, level=1, ordered_at=NOW))
     assert Send(NodeId("i1"), RunBurnIn(number=2, level=1)) in decision.actions
+
+
+def test_a_result_is_compared_only_if_another_node_is_much_faster() -> None:
+    fast, slow = (
+        BurnInResult(
+            number=1,
+            level=1,
+            seconds=1.0,
+            tests=(
+                BurnInTest(name="disk-read", outcome=BurnInOutcome.PASSED, rate=rate),
+                BurnInTest(name="matmul", outcome=BurnInOutcome.PASSED, rate=1),
+            ),
+        )
+        for rate in (1000, 49)
+    )
+    best = burn_in.best_rates([fast, slow])
+    assert best == {"disk-read": 1000, "matmul": 1}
+    assert burn_in.may_be_slow(slow, best)
+    assert not burn_in.may_be_slow(fast, best)
+    assert not burn_in.may_be_slow(structs.replace(slow, tests=slow.tests[1:]), best), "this rate is not compared"
