@@ -393,7 +393,10 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self.transport.pause_reading()  # until `websocket.accept`
 
     async def send(self, message: Any) -> None:
-        """Send a message of the application. Its `accept` lets the client send, its first message more at once."""
+        """Send a message of the application.
+
+        After `accept`, the server reads from the client. After the first message, the client may send long messages.
+        """
         if message["type"] == "websocket.send":
             self.conn.max_message_size = self.config.ws_max_size
         await super().send(message)

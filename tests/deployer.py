@@ -135,7 +135,10 @@ TAGGING = {
     "rds": "AddTagsToResource",
     "sqs": "TagQueue",
 }
-"""Action that AWS authorizes for the tags in a creating call, by service. Others have `TagResource`, IAM `TagRole` …"""
+"""By service: the action that AWS also checks if a call creates a resource with tags.
+
+For other services it is `TagResource`, and for IAM `TagRole`, `TagPolicy` and so on.
+"""
 FREE = {"sts:GetCallerIdentity"}
 TOLERATED = {"iam:GetUser", "iam:ListRoles"}
 """Calls that Terraform's provider makes in search of the account's number. It asks STS if AWS refuses them."""

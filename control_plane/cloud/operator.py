@@ -199,7 +199,7 @@ class GroupState:
     mixed: MixedInstances | None = None
     """The group's mixed instances policy. None if it has a plain launch template or a launch configuration."""
     encrypting_types: frozenset[str] = frozenset()
-    """Those types of the group and its members that encrypt traffic between instances (`encrypts_in_transit`).
+    """Instance types in the group that encrypt traffic between instances (`encrypts_in_transit`).
 
     A type that EC2 did not describe is missing. Valid after `complete_group`.
     """

@@ -22,7 +22,7 @@ In the diagram, g is a generation, k a step and n a number.
                                   ◀─────      TakeStacks(g, n)        until the report contains stacks with number n
                                   ◀─────      Release(run)            when the job has ended or released this node
                                   ◀─────      KeepEvidence(place)     until report.evidence_key = place.key
-                                  ◀─────      RunBurnIn(n, level)     to a spare, until report.burn_in has number n
+                                  ◀─────      RunBurnIn(n, level)     to a spare, until report.burn_in.number = n
                                   ◀─────      SendLines(run)          every few seconds while a client follows the logs
     LogLines …                    ─────▶      as the ranks print. Lost lines are in the object store
                                   ◀─────      RunCommand(id, argv)    once: run a user's command on a rank's node

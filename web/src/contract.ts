@@ -284,7 +284,7 @@ export interface CreateFleetRequest {
   ReplicaEncryption?: 'Auto' | 'On' | 'Off'
   /** The project of the fleet. The default is the token's project, or `default`. */
   Project?: string
-  /** Your own names and values. */
+  /** Your own names and values, which the fleet's description shows. */
   Tags?: Record<string, string>
   /** Whether to only check the request and return the planned changes, without changing or creating anything. false unless given. */
   DryRun?: boolean

@@ -101,7 +101,7 @@ class CreateFleetRequest(Request):
     project: Name | None = None
     """The project of the fleet. The default is the token's project, or `default`."""
     tags: Tags = Field(default_factory=dict)
-    """Your own names and values."""
+    """Your own names and values, which the fleet's description shows."""
     dry_run: bool = False
     """Whether to only check the request and return the planned changes, without changing or creating anything."""
     expected_changes: Annotated[list[GroupChange], Field(max_length=100)] | None = None

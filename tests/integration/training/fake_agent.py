@@ -137,8 +137,10 @@ class FakeAgent:
         """Set when `commit_target` steps are committed."""
         self.is_held = False
         self._polls = polls
-        """True if the agent also looks at the ranks' pages without a message, because ranks may lose one. `on_message` then
-        gets None."""
+        """True if the agent also reads the ranks' pages at intervals. A rank may lose a message.
+
+        `on_message` then receives None as the message.
+        """
         self._has_stopped = threading.Event()
         self._arrives = arrives
         """True if the agent sends the step to restore only after its rank has connected.

@@ -19,7 +19,7 @@ POINTS = b"packed points"
 keys = st.integers(0, 99).map(str)
 values = st.floats(-1e9, 1e9, width=32)
 few_keys = st.integers(0, MAX_SERIES - 1).map(str)
-"""As many keys as all points together keep."""
+"""At most `MAX_SERIES` different keys, because stored points keep no more."""
 breakdowns = st.none() | st.dictionaries(few_keys, values, min_size=2, max_size=9).map(broken_down)
 
 

@@ -210,7 +210,7 @@ class Agent:
     measured: dict[str, float] = field(default_factory=dict)
     logged: tuple[RankValues, ...] = ()
     claims: tuple[ShardProtection, ...] = ()
-    """What the agent falsely reports about shards, besides the truth."""
+    """False statements about shards. The agent adds them to its true report."""
     verified: dict[tuple[Rank, NodeId], tuple[Step, float]] = field(default_factory=dict)
     """For each rank of this node and each holder: the newest step verified there, and the time of the verification."""
 
