@@ -282,7 +282,8 @@ class GuardedHttp(HttpToolsProtocol):
         """
         self._chunk_count += 1
         self._chunk_bytes += len(body)
-        if self._chunk_count > TINY_CHUNKS and self._chunk_bytes < TINY_CHUNK_BYTES * self._chunk_count:
+        # A read may begin and end within a chunk: two of its pieces may be shorter than their chunks.
+        if self._chunk_count > TINY_CHUNKS and self._chunk_bytes < TINY_CHUNK_BYTES * (self._chunk_count - 2):
             raise TinyChunks
         super().on_body(body)
 

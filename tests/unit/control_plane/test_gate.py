@@ -163,6 +163,17 @@ def test_a_body_of_larger_chunks_is_read_to_its_end(tmp_path: Path) -> None:
         assert answer.status_code == 401
 
 
+@pytest.mark.parametrize("size", [gate.TINY_CHUNK_BYTES - 3, gate.TINY_CHUNK_BYTES])
+async def test_a_read_may_begin_and_end_within_a_chunk(size: int) -> None:
+    chunk = f"{size:x}\r\n{'a' * size}\r\n".encode()
+    for cut in range(len(chunk)):
+        opened, transport = http_connection()
+        opened.data_received(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk[:cut])
+        for _ in range(2):
+            opened.data_received(chunk[cut:] + gate.TINY_CHUNKS * chunk + chunk[:cut])
+        assert (b"400 Bad Request" in transport.sent) == (size < gate.TINY_CHUNK_BYTES), cut
+
+
 class FakeTransport:
     """A transport that records calls. It reads at once."""
 
@@ -206,6 +217,18 @@ UPGRADE = (
 )
 PING, PONG, FRAGMENT = (first + b"\x80\0\0\0\0" for first in (b"\x89", b"\x8a", b"\x00"))
 MESSAGE = b"\x82\x81\0\0\0\0a"
+
+
+async def no_application(scope: Any, receive: Any, send: Any) -> None:
+    """Answer nothing."""
+
+
+def http_connection() -> tuple[gate.GuardedHttp, FakeTransport]:
+    config = uvicorn.Config(no_application, interface="asgi3", log_config=None)
+    config.load()
+    opened, transport = gate.GuardedHttp(config, ServerState(), {}, gate=Gate()), FakeTransport()
+    opened.connection_made(transport)  # type: ignore[arg-type]
+    return opened, transport
 
 
 class CountingGate(gate.Gate):
