@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from sqlalchemy.exc import ArgumentError, OperationalError
 
 from control_plane import options
 from control_plane.app import Server, create_app, server_config
+from control_plane.certificates import ServerCertificate
 from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError, NoCredentials
 from control_plane.core.timeouts import explained, ladder, rungs
@@ -33,6 +35,7 @@ from control_plane.errors import InvalidTimeouts
 from control_plane.gate import MAX_STRANGERS, Gate, raise_open_files
 from control_plane.secrets import ADMIN_TOKEN, SecretFiles, server_id, write_private
 from control_plane.settings import InvalidSettings, Settings
+from control_plane.steady_clock import steady_now
 from control_plane.tracing import TracingUnavailable
 from everstep.protocol.local_keys import UnusableKeys
 from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, RateLimit, TextFormatter
@@ -141,11 +144,18 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         help="PEM file with the server's and the intermediate certificates; the server then accepts only https",
     )
     parser.add_argument(
+        "--tls-host",
+        default=env("EVERSTEP_TLS_HOST", ""),
+        metavar="ADDRESS",
+        help="further IP address to listen on at the same port, with TLS, for a load balancer and the other servers; "
+        "the servers of an installation trust each other's certificates, and renew them",
+    )
+    parser.add_argument(
         "--replica-url",
         default=env("EVERSTEP_REPLICA_URL", ""),
         metavar="URL",
         help="address at which the other servers of the installation reach this one; required if --host is a wildcard "
-        "address (default: the address to listen on)",
+        "address (default: --tls-host, or the address to listen on)",
     )
     parser.add_argument("--tls-key", type=Path, help="PEM file with the certificate's key, without a password")
     parser.add_argument(
@@ -327,12 +337,20 @@ def listening(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _url(scheme: str, host: str, port: int) -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def _serve(settings: Settings, ready_file: Path | None) -> int:
-    with listening(settings.host, settings.port) as listener:
-        scheme = "https" if settings.has_tls else "http"
-        url = (
-            f"{scheme}://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{listener.getsockname()[1]}"
-        )
+    with ExitStack() as stack:
+        listener = stack.enter_context(listening(settings.host, settings.port))
+        port = listener.getsockname()[1]
+        url = _url("https" if settings.has_tls else "http", settings.host, port)
+        replica_url = settings.replica_url or ("" if settings.host in WILDCARDS else url)
+        tls_listener = None
+        if settings.tls_host:
+            tls_listener = stack.enter_context(listening(settings.tls_host, port))
+            replica_url = settings.replica_url or _url("https", settings.tls_host, port)
         crashed = asyncio.Event()
         manager = ServiceManager()
 
@@ -343,7 +361,7 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
 
         app = create_app(
             settings,
-            replica_url=settings.replica_url or ("" if settings.host in WILDCARDS else url),
+            replica_url=replica_url,
             when_ready=announce,
             when_crashed=lambda: _crash(server, crashed),
         )
@@ -361,8 +379,11 @@ def _serve(settings: Settings, ready_file: Path | None) -> int:
         # signal, so that it exits with code 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-        server = Server(config, gate)
-        asyncio.run(_run(server, listener, manager))
+        certificate = None
+        if settings.tls_host:
+            certificate = ServerCertificate(app.state.services.peers.authority, settings.tls_host, steady_now)
+        server = Server(config, gate, tls_listener, certificate.context if certificate is not None else None)
+        asyncio.run(_run(server, listener, manager, certificate))
     log.info("stopped")
     return EXIT_FAILED if crashed.is_set() else 0
 
@@ -376,12 +397,17 @@ def _crash(server: Server, crashed: asyncio.Event) -> None:
     server.should_exit = True
 
 
-async def _run(server: Server, listener: socket.socket, manager: ServiceManager) -> None:
-    alive = asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")
+async def _run(
+    server: Server, listener: socket.socket, manager: ServiceManager, certificate: ServerCertificate | None
+) -> None:
+    beside = [asyncio.create_task(manager.keep_alive(), name="systemd's watchdog")]
+    if certificate is not None:
+        beside.append(asyncio.create_task(certificate.keep_valid(), name="renewal of the certificate"))
     try:
         await server.serve(sockets=[listener])
     finally:
-        alive.cancel()
+        for task in beside:
+            task.cancel()
 
 
 def _tell(url: str, settings: Settings, ready_file: Path | None) -> None:

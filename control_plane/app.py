@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -39,7 +40,7 @@ from control_plane.api.routes import attestation as attestation_routes
 from control_plane.api.routes import metrics, replicas, sessions
 from control_plane.api.surface import make_surface
 from control_plane.api.traffic import Compression, Conditional
-from control_plane.certificates import FleetAuthorities
+from control_plane.certificates import FleetAuthorities, ServerAuthority
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.connection import CloudMode, Connection
 from control_plane.cloud.identity import Attestation, OwnAccount, RegionalSts
@@ -188,7 +189,9 @@ def create_app(
         events=queue,
         objects=objects,
         registry=registry,
-        peers=Peers(database, registry, hmac.digest(secret, b"control-plane servers", "sha256").hex()),
+        peers=Peers(
+            database, registry, hmac.digest(secret, b"control-plane servers", "sha256").hex(), ServerAuthority(secret)
+        ),
         timeouts=ladder(settings.detection_seconds),
         bucket=settings.bucket,
         default_max_slowdown=settings.default_max_slowdown,
@@ -288,23 +291,40 @@ class Server(uvicorn.Server):
 
     At shutdown, the server ends open event streams instead of waiting for them.
 
-    `gate` is the `Gate` that `config` contains. The time limit of this gate for request headers also limits TLS
-    handshakes.
+    Args:
+        config: from `server_config`.
+        gate: the `Gate` that `config` contains. Its time limit for request headers also limits TLS handshakes.
+        tls_listener: a further listening socket, which accepts TLS only.
+        tls: the context that shows this socket's clients a certificate.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        gate: Gate,
+        tls_listener: socket.socket | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         super().__init__(config)
         self._gate = gate
+        self._tls_listener, self._tls = tls_listener, tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen. uvicorn's `serve` calls this once.
 
         The method limits TLS handshakes to the time for request headers. asyncio's default limit is 60 seconds.
         """
+        loop: Any = asyncio.get_running_loop()
+        create_server = partial(loop.create_server, ssl_handshake_timeout=self._gate.header_seconds)
         if self.config.is_ssl:
-            loop: Any = asyncio.get_running_loop()
-            loop.create_server = partial(loop.create_server, ssl_handshake_timeout=self._gate.header_seconds)
+            loop.create_server = create_server
         await super().startup(sockets)
+        if self._tls_listener is not None and self.started:
+            protocol: Any = self.config.http_protocol_class
+            handler = partial(
+                protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            self.servers.append(await create_server(handler, sock=self._tls_listener, ssl=self._tls))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all event streams, then stop. uvicorn's `serve` calls this once."""

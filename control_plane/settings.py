@@ -74,6 +74,8 @@ class Settings:
     """Base URL of a collector that accepts OTLP over HTTP. Empty: no traces."""
     is_other_host_allowed: bool = False
     """Whether the server may listen on other addresses than loopback without TLS."""
+    tls_host: str = ""
+    """Further address to listen on at `port`, with a certificate of the installation's own authority. Empty: none."""
     tls_certificate: Path | None = None
     """PEM file with the server's certificate and the intermediate certificates."""
     tls_key: Path | None = None
@@ -147,6 +149,15 @@ class Settings:
             raise InvalidSettings(f"--secrets-prefix {self.secrets_prefix!r} cannot begin the name of a secret")
         if len(set(self.event_exports)) != len(self.event_exports):
             raise InvalidSettings("--export-events contains the same ARN twice")
+        if self.tls_host:
+            try:
+                address = ipaddress.ip_address(self.tls_host)
+            except ValueError as error:
+                raise InvalidSettings(f"--tls-host {self.tls_host!r} is not an IP address") from error
+            if address.is_unspecified or self.host in (self.tls_host, "0.0.0.0", "::") or self.has_tls:
+                raise InvalidSettings(
+                    "--tls-host is one address of this machine, in addition to another --host without --tls-certificate"
+                )
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise InvalidSettings("--tls-certificate and --tls-key must be set together")
         if not self.has_tls and not self.is_other_host_allowed and not is_this_machine(self.host):

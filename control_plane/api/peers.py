@@ -30,6 +30,7 @@ import httpx
 import msgspec
 from sqlalchemy.orm import Session
 
+from control_plane.certificates import ServerAuthority
 from control_plane.db import jobs
 from control_plane.db.leases import owner_of
 from control_plane.db.session import Database
@@ -89,6 +90,7 @@ class Peers:
         registry: the agents that are connected to this server, and the fleets that other servers manage.
         key: authenticates a server of this installation to the other servers. All servers derive the same key from the
             server secret.
+        authority: the certificate authority of the installation's servers. None: only public authorities are trusted.
         monotonic: returns the current time in monotonic seconds.
     """
 
@@ -97,10 +99,12 @@ class Peers:
         database: Database,
         registry: AgentRegistry,
         key: str,
+        authority: ServerAuthority | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.key = key
         self.registry = registry
+        self.authority = authority
         self._database = database
         self._monotonic = monotonic
         self._facts: dict[str, tuple[float, KnownAgents]] = {}
@@ -169,8 +173,11 @@ class Peers:
 
     @cached_property
     def tls(self) -> ssl.SSLContext:
-        """TLS settings that trust the machine's certificate authorities, or those in the file $SSL_CERT_FILE."""
-        return ssl.create_default_context()
+        """TLS settings that trust the installation's own authority, and the machine's or those in $SSL_CERT_FILE."""
+        context = ssl.create_default_context()
+        if self.authority is not None:
+            context.load_verify_locations(cadata=self.authority.certificate)
+        return context
 
     def http(self) -> httpx.AsyncClient:
         """Return the client for forwarded requests. Call it on the event loop; `close` closes the client."""

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import threading
 import warnings
-from contextlib import closing, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -26,6 +28,7 @@ from cryptography.x509.oid import NameOID
 
 import everstep
 from control_plane.app import server_config
+from control_plane.certificates import ServerAuthority
 from control_plane.gate import Gate
 from control_plane.settings import InvalidSettings, Settings
 from everstep import config, failures
@@ -73,14 +76,19 @@ def files(tmp_path_factory) -> tuple[Path, Path]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory, files):
     """Start the real server with a certificate, and yield the content of its ready file."""
-    directory = tmp_path_factory.mktemp("server")
+    tls = ["--tls-certificate", str(files[0]), "--tls-key", str(files[1])]
+    with started(tmp_path_factory.mktemp("server"), *tls) as found:
+        yield found
+
+
+@contextmanager
+def started(directory: Path, *tls: str) -> Iterator[dict[str, Any]]:
     ready = directory / "ready.json"
     state = directory / "state"
     state.mkdir(mode=0o700)
     make_migrated(state / "everstep.db")
     arguments = ["--state-dir", str(state), "--port", "0", "--bucket", "b", "--ready-file", str(ready)]
     arguments += ["--region", "us-east-1"]
-    tls = ["--tls-certificate", str(files[0]), "--tls-key", str(files[1])]
     program = (
         "import sys, control_plane.__main__ as program\n"
         "from tests.fakes.cloud import FakeOperator, MemoryObjectStore\n"
@@ -209,6 +217,55 @@ def test_joining_by_a_role_takes_all_that_is_signed(tmp_path, options, words, ca
     with pytest.raises(SystemExit):
         agent_settings([*given, *options])
     assert words in capsys.readouterr().err
+
+
+def test_a_server_has_a_second_address_with_a_certificate_that_its_installation_trusts(tmp_path: Path) -> None:
+    with started(tmp_path, "--tls-host", "127.0.0.2") as server:
+        assert server["url"].startswith("http://127.0.0.1:")
+        url = server["url"].replace("http://127.0.0.1", "https://127.0.0.2")
+        token = Path(server["admin_token_path"]).read_text().strip()
+        bundle = tmp_path / "authority.pem"
+        for secret, is_trusted in ((tmp_path / "state" / "server_secret").read_text(), True), ("0" * 64, False):
+            bundle.write_text(ServerAuthority(bytes.fromhex(secret)).certificate)
+            with closing(everstep.client(url, token, ca_bundle=str(bundle))) as client:
+                if is_trusted:
+                    assert client.get_caller_identity()["Role"] == "admin"
+                    continue
+                with pytest.raises(EverstepError, match="CERTIFICATE_VERIFY_FAILED"), failures.translated():
+                    client.get_caller_identity()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tls_host": "server.example"},
+        {"tls_host": "0.0.0.0"},
+        {"tls_host": "127.0.0.1"},
+        {"tls_host": "10.0.0.1", "host": "0.0.0.0", "is_other_host_allowed": True},
+        {"tls_host": "10.0.0.1", "tls_certificate": Path("c"), "tls_key": Path("k")},
+    ],
+    ids=["a name", "each address", "the same address", "a part of the addresses", "two certificates"],
+)
+def test_a_second_address_that_cannot_be_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings, match="--tls-host"):
+        Settings(state_directory=tmp_path, bucket="b", region="us-east-1", **options)
+
+
+def test_connections_after_a_renewal_see_the_new_certificate(tmp_path: Path) -> None:
+    trusts = ssl.create_default_context()
+    trusts.verify_flags |= ssl.VERIFY_X509_STRICT  # Python 3.13 sets it
+    with Service(tmp_path) as service:
+        trusts.load_verify_locations(cadata=service.services.peers.authority.certificate)
+        host, port = service.tls_address.split(":")
+        seen = []
+        for _ in range(2):
+            with (
+                socket.create_connection((host, int(port)), 10) as line,
+                trusts.wrap_socket(line, server_hostname=host) as spoken,
+            ):
+                seen.append(spoken.getpeercert()["serialNumber"])  # type: ignore[index]
+            service.certificate.renew()
+    assert seen[0] != seen[1]
 
 
 class TlsService(Service):

@@ -52,6 +52,8 @@ def test_a_created_vpc_has_no_way_to_the_internet_unless_one_is_wanted(productio
     assert of_type(planned, "aws_vpc_security_group_ingress_rule").keys() >= {
         "module.servers.aws_vpc_security_group_ingress_rule.nodes"
     }
+    target_group = planned["module.servers.aws_lb_target_group.this"]
+    assert target_group["protocol"] == target_group["health_check"][0]["protocol"] == "HTTPS"
     assert not any("clients" in address for address in planned), "nobody outside reaches the load balancer"
     endpoints = {values["service_name"].rpartition(".")[2] for values in of_type(planned, "aws_vpc_endpoint").values()}
     # An administrator reaches the servers by a port that Systems Manager forwards through its three endpoints.

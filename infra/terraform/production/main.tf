@@ -21,7 +21,7 @@ locals {
   public_subnet_ids = var.vpc_id == null ? module.network.public_subnet_ids : var.public_subnet_ids
 
   server_options = concat(
-    ["--host 0.0.0.0 --port ${local.port} --allow-non-loopback --trusted-proxies ${module.network.vpc_cidr}"],
+    ["--port ${local.port} --trusted-proxies ${module.network.vpc_cidr}"],
     [for arn in concat(var.event_bus_arns, var.topic_arns) : "--export-events ${arn}"],
     var.server_options,
   )
@@ -171,7 +171,6 @@ module "servers" {
       region     = var.region
       secret_arn = module.database.secret_arn
       file       = local.password_file
-      port       = local.port
     })
   }))
 }

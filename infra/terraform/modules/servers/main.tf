@@ -159,11 +159,12 @@ resource "aws_lb_target_group" "this" {
   name                 = "${var.name}-servers"
   vpc_id               = var.vpc_id
   port                 = var.server_port
-  protocol             = "HTTP"
+  protocol             = "HTTPS" # the load balancer encrypts, and verifies no certificate of a target
   deregistration_delay = 30
   tags                 = var.tags
 
   health_check {
+    protocol            = "HTTPS"
     path                = var.health_path
     interval            = 10
     timeout             = 5

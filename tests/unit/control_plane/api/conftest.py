@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -17,12 +18,14 @@ import everstep
 from control_plane.api import archive, envelope
 from control_plane.api.routes import sources
 from control_plane.app import Server, create_app, server_config
+from control_plane.certificates import ServerCertificate
 from control_plane.cloud.connection import CloudMode
 from control_plane.db import tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.gate import Gate
 from control_plane.settings import Settings
+from control_plane.steady_clock import steady_now
 from everstep import failures
 from everstep.errors import ServiceFailed
 from tests.fakes.cloud import FakeOperator, MemoryObjectStore
@@ -53,8 +56,8 @@ class PromptServer(Server):
     uvicorn checks every 0.1 s whether it must stop, and then waits 0.1 s for its connections.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate) -> None:
-        super().__init__(config, gate)
+    def __init__(self, config: uvicorn.Config, gate: Gate, *tls: Any) -> None:
+        super().__init__(config, gate, *tls)
         self._must_stop = asyncio.Event()
 
     def stop(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -119,7 +122,11 @@ class Service:
         self.admin_token = (self.settings.state_directory / "admin_token").read_text().strip()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = PromptServer(server_config(self.app, self.gate), self.gate)
+        self._tls_listener = socket.create_server(("127.0.0.1", 0))
+        self.tls_address = f"127.0.0.1:{self._tls_listener.getsockname()[1]}"
+        self.certificate = ServerCertificate(self.services.peers.authority, "127.0.0.1", steady_now)
+        tls = self._tls_listener, self.certificate.context
+        self._server = PromptServer(server_config(self.app, self.gate), self.gate, *tls)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._listener]})
 
     def _no_loops(self, *_: object) -> tuple[()]:
@@ -139,6 +146,7 @@ class Service:
         self.stop()
         self._thread.join(20)
         self._listener.close()
+        self._tls_listener.close()
         self.database.close()
         assert not self._thread.is_alive()
 

@@ -1,4 +1,7 @@
-"""Two servers of one installation answer alike, although only one of them hears a fleet's agents."""
+"""Two servers of one installation answer alike, although only one of them hears a fleet's agents.
+
+They reach each other with TLS and a certificate of their own authority.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def second(service: Service, fleet: str, tmp_path) -> Iterator[Service]:
     with Service(state.parent, service.settings.database, objects=service.objects) as running:
         running.operator = service.operator
         with service.database.write() as session:
-            Leaser(f"first@http://{service.address}", 3.0, lambda: 0.0).claim(session, "fleet", fleet)
+            Leaser(f"first@https://{service.tls_address}", 3.0, lambda: 0.0).claim(session, "fleet", fleet)
         leave(running, MAIN)
         yield running
 
@@ -351,7 +354,7 @@ def test_a_holder_that_does_not_answer_is_asked_once_per_interval(service, secon
         with service.database.write() as session:
             owner = f"slow@http://127.0.0.1:{holder.server_port}"
             Leaser(owner, 0.0, lambda: 0.0).claim(session, "fleet", "main", at_once=True)
-        asking = peers.Peers(service.database, second.services.registry, "key", lambda: now[0])
+        asking = peers.Peers(service.database, second.services.registry, "key", monotonic=lambda: now[0])
         for _ in range(3):
             assert asking.agents().views == {}
         assert asked == [peers.PATH]
