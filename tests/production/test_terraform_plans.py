@@ -116,24 +116,37 @@ def test_a_given_vpc_is_used_and_gets_no_subnets_or_gateways(production: Terrafo
     assert "A NAT gateway needs a created VPC" in production.refusal(**given, has_nat=True)
 
 
-def test_a_capacity_block_is_the_only_market_of_its_fleet(production: Terraform) -> None:
-    reservation = "cr-0123456789abcdef0"
+def test_a_capacity_block_is_in_the_template_and_reservations_are_in_the_group(production: Terraform) -> None:
+    reservations = ["cr-0123456789abcdef0", "cr-0123456789abcdef1"]
     fleets = {
-        "block": {**FLEET, "capacity_reservation_id": reservation, "is_capacity_block": True},
-        "reserved": {**FLEET, "capacity_reservation_id": reservation},
+        "block": {**FLEET, "capacity_reservation_ids": reservations[:1], "is_capacity_block": True},
+        "first": {**FLEET, "capacity_reservation_ids": reservations},
+        "only": {**FLEET, "capacity_reservation_ids": reservations, "is_reserved_only": True},
         "open": FLEET,
     }
     planned = production.planned(**{**GIVEN, "fleets": fleets}, zones=ZONES)
-    block, reserved, open_ = (
-        planned[f'module.fleet["everstep-{name}"].aws_launch_template.this'] for name in ("block", "reserved", "open")
-    )
-    assert [each["market_type"] for each in block["instance_market_options"]] == ["capacity-block"]
-    assert reserved["instance_market_options"] == open_["instance_market_options"] == []
-    for template in (block, reserved):
-        (specification,) = template["capacity_reservation_specification"]
-        (target,) = specification["capacity_reservation_target"]
-        assert target["capacity_reservation_id"] == reservation
-    assert open_["capacity_reservation_specification"] == []
+    markets, targets, preferences = {}, {}, {}
+    for name in fleets:
+        template = planned[f'module.fleet["everstep-{name}"].aws_launch_template.this']
+        markets[name] = [each["market_type"] for each in template["instance_market_options"]]
+        targets[name] = [
+            target["capacity_reservation_id"]
+            for each in template["capacity_reservation_specification"]
+            for target in each["capacity_reservation_target"]
+        ]
+        group = planned[f'module.fleet["everstep-{name}"].aws_autoscaling_group.this']
+        for each in group.get("capacity_reservation_specification", ()):
+            (target,) = each["capacity_reservation_target"]
+            assert target["capacity_reservation_ids"] == reservations
+            preferences[name] = each["capacity_reservation_preference"]
+    assert markets == {"block": ["capacity-block"], "first": [], "only": [], "open": []}
+    assert targets == {"block": reservations[:1], "first": [], "only": [], "open": []}
+    assert preferences == {"first": "capacity-reservations-first", "only": "capacity-reservations-only"}
+
+
+def test_a_fleet_is_in_one_capacity_block(production: Terraform) -> None:
+    fleet = {**FLEET, "capacity_reservation_ids": ["cr-1", "cr-2"], "is_capacity_block": True}
+    assert "one capacity block" in production.refusal(**{**GIVEN, "fleets": {"main": fleet}}, zones=ZONES)
 
 
 FIRST = (0, 0, "interface")
@@ -219,7 +232,7 @@ def test_a_fleet_may_have_several_instance_types_and_spot_instances(production: 
         "g6.24xlarge",
     ]
     assert policy["instances_distribution"][0]["on_demand_percentage_above_base_capacity"] == 25
-    reserved = {**fleet, "capacity_reservation_id": "cr-0123456789abcdef0"}
+    reserved = {**fleet, "capacity_reservation_ids": ["cr-0123456789abcdef0"]}
     refusal = production.refusal(**{**GIVEN, "fleets": {"mixed": reserved}}, zones=ZONES)
     assert "A reservation has one instance type" in refusal
 

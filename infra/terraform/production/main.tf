@@ -182,24 +182,25 @@ resource "aws_placement_group" "this" {
 }
 
 module "fleet" {
-  source                  = "../modules/fleet"
-  for_each                = local.fleets
-  name                    = each.key
-  installation            = var.name
-  subnet_id               = module.network.subnet_ids[each.value.zone]
-  security_group_ids      = [module.network.node_security_group_id]
-  instance_profile        = module.identity.node_profile
-  instance_type           = each.value.instance_type
-  other_instance_types    = each.value.other_instance_types
-  network_interfaces      = each.value.network_interfaces
-  spot_percentage         = each.value.spot_percentage
-  image_id                = each.value.image_id
-  root_device             = var.root_device
-  max_size                = each.value.max_nodes
-  placement_group         = each.value.is_clustered ? aws_placement_group.this[each.key].name : null
-  capacity_reservation_id = each.value.capacity_reservation_id
-  is_capacity_block       = each.value.is_capacity_block
-  tags                    = local.tags
+  source                   = "../modules/fleet"
+  for_each                 = local.fleets
+  name                     = each.key
+  installation             = var.name
+  subnet_id                = module.network.subnet_ids[each.value.zone]
+  security_group_ids       = [module.network.node_security_group_id]
+  instance_profile         = module.identity.node_profile
+  instance_type            = each.value.instance_type
+  other_instance_types     = each.value.other_instance_types
+  network_interfaces       = each.value.network_interfaces
+  spot_percentage          = each.value.spot_percentage
+  image_id                 = each.value.image_id
+  root_device              = var.root_device
+  max_size                 = each.value.max_nodes
+  placement_group          = each.value.is_clustered ? aws_placement_group.this[each.key].name : null
+  capacity_reservation_ids = each.value.capacity_reservation_ids
+  is_capacity_block        = each.value.is_capacity_block
+  is_reserved_only         = each.value.is_reserved_only
+  tags                     = local.tags
 
   user_data = var.node_user_data != null ? var.node_user_data : templatefile("${path.module}/../user_data.sh.tftpl", merge(local.image, {
     role = "node"

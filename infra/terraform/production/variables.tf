@@ -114,16 +114,17 @@ variable "database_class" {
 variable "fleets" {
   description = "Fleets by name. A fleet has one zone, and one instance type or several alike; `is_clustered` creates a placement group."
   type = map(object({
-    zone                    = string
-    instance_type           = string
-    image_id                = string
-    max_nodes               = number
-    other_instance_types    = optional(list(string), [])
-    network_interfaces      = optional(list(object({ card = number, device = number, kind = string })))
-    spot_percentage         = optional(number, 0)
-    is_clustered            = optional(bool, false)
-    capacity_reservation_id = optional(string)
-    is_capacity_block       = optional(bool, false)
+    zone                     = string
+    instance_type            = string
+    image_id                 = string
+    max_nodes                = number
+    other_instance_types     = optional(list(string), [])
+    network_interfaces       = optional(list(object({ card = number, device = number, kind = string })))
+    spot_percentage          = optional(number, 0)
+    is_clustered             = optional(bool, false)
+    capacity_reservation_ids = optional(list(string), [])
+    is_capacity_block        = optional(bool, false)
+    is_reserved_only         = optional(bool, false)
   }))
 }
 

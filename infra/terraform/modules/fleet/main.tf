@@ -66,8 +66,9 @@ resource "aws_launch_template" "this" {
     }
   }
 
+  # The market type of a capacity block needs its id in the launch template.
   dynamic "capacity_reservation_specification" {
-    for_each = var.capacity_reservation_id == null ? [] : [var.capacity_reservation_id]
+    for_each = var.is_capacity_block ? var.capacity_reservation_ids : []
 
     content {
       capacity_reservation_target {
@@ -113,6 +114,19 @@ resource "aws_autoscaling_group" "this" {
     content {
       id      = launch_template.value
       version = "$Latest"
+    }
+  }
+
+  # Source: https://docs.aws.amazon.com/autoscaling/ec2/userguide/target-capacity-reservations.html
+  dynamic "capacity_reservation_specification" {
+    for_each = length(var.capacity_reservation_ids) == 0 || var.is_capacity_block ? [] : [1]
+
+    content {
+      capacity_reservation_preference = var.is_reserved_only ? "capacity-reservations-only" : "capacity-reservations-first"
+
+      capacity_reservation_target {
+        capacity_reservation_ids = var.capacity_reservation_ids
+      }
     }
   }
 

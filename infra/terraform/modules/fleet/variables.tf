@@ -34,8 +34,8 @@ variable "other_instance_types" {
   default     = []
 
   validation {
-    condition     = length(var.other_instance_types) == 0 || var.capacity_reservation_id == null
-    error_message = "A reservation has one instance type: set other_instance_types or capacity_reservation_id."
+    condition     = length(var.other_instance_types) == 0 || length(var.capacity_reservation_ids) == 0
+    error_message = "A reservation has one instance type: set other_instance_types or capacity_reservation_ids."
   }
 }
 
@@ -58,7 +58,7 @@ variable "spot_percentage" {
   default     = 0
 
   validation {
-    condition     = var.spot_percentage >= 0 && var.spot_percentage <= 100 && (var.spot_percentage == 0 || var.capacity_reservation_id == null)
+    condition     = var.spot_percentage >= 0 && var.spot_percentage <= 100 && (var.spot_percentage == 0 || length(var.capacity_reservation_ids) == 0)
     error_message = "Use 0 to 100, and 0 with a capacity reservation."
   }
 }
@@ -97,14 +97,25 @@ variable "placement_group" {
   default     = null
 }
 
-variable "capacity_reservation_id" {
-  description = "Capacity block or on-demand reservation of the nodes. Null: open capacity."
-  type        = string
-  default     = null
+variable "capacity_reservation_ids" {
+  description = "On-demand reservations of the nodes' type and zone, or one capacity block. Empty: open capacity."
+  type        = list(string)
+  default     = []
 }
 
 variable "is_capacity_block" {
-  description = "Whether `capacity_reservation_id` is a capacity block for ML."
+  description = "Whether `capacity_reservation_ids` is a capacity block for ML."
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.is_capacity_block || length(var.capacity_reservation_ids) == 1
+    error_message = "A fleet is in one capacity block: give its id in capacity_reservation_ids."
+  }
+}
+
+variable "is_reserved_only" {
+  description = "Whether all nodes are in `capacity_reservation_ids`. Otherwise, when these are full, further nodes are on demand."
   type        = bool
   default     = false
 }
