@@ -178,22 +178,7 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         action="append",
         default=[],
         metavar="ARN",
-        help="EventBridge bus or SNS topic that receives new events of jobs; may be repeated",
-    )
-    parser.add_argument(
-        "--webhook",
-        action="append",
-        default=[],
-        metavar="URL",
-        help="https URL that receives new events of jobs, signed with EVERSTEP_WEBHOOK_SECRET; may be repeated",
-    )
-    parser.add_argument(
-        "--allow-webhook",
-        action="append",
-        default=[],
-        metavar="HOST|CIDR",
-        help="host name that --webhook may name (*.example.com: all below), or a private network that webhooks may "
-        "reach; may be repeated",
+        help="EventBridge bus that receives new events; may be repeated",
     )
     parser.add_argument(
         "--otlp-endpoint",
@@ -248,9 +233,6 @@ def _parse(arguments: Sequence[str] | None) -> tuple[Settings, Start]:
         region=cloud.region,
         aws_keys=cloud.keys,
         event_exports=tuple(given.export_events),
-        webhooks=tuple(given.webhook),
-        webhook_receivers=tuple(given.allow_webhook),
-        webhook_secrets=tuple(env("EVERSTEP_WEBHOOK_SECRET", "").split()),
         server_secret=env("EVERSTEP_SERVER_SECRET", ""),
         admin_token=env("EVERSTEP_ADMIN_TOKEN", ""),
         is_other_host_allowed=given.allow_non_loopback,

@@ -18,7 +18,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from hashlib import sha256
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -49,9 +48,7 @@ from control_plane.cloud.objects import ServiceStore
 from control_plane.cloud.operator import CloudOperator
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
-from control_plane.cloud.sinks import EventSink, sink_of
-from control_plane.cloud.webhooks import WebhookSink
-from control_plane.core import webhooks
+from control_plane.cloud.sinks import EventBusSink, EventSink
 from control_plane.core.timeouts import grace_seconds, ladder
 from control_plane.db import schema
 from control_plane.db.leases import Leaser
@@ -103,7 +100,7 @@ STOP_SECONDS = 10.0
 class Loop(Protocol):
     """A background task of the server, which runs until the server stops.
 
-    For example, one task manages jobs, and another sends events to webhooks.
+    For example, one task manages jobs, and another exports events.
     """
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -155,7 +152,7 @@ def create_app(
     if operator is None or objects is None:
         connection = Connection(settings.cloud)
         queue = SqsQueue(connection, settings.events_queue_url) if settings.events_queue_url else None
-        sinks = {arn: sink_of(connection, arn) for arn in settings.event_exports}
+        sinks = {arn: EventBusSink(connection, arn) for arn in settings.event_exports}
         operator = operator or AwsOperator(connection)
         figures = LoopFigures(connection.meter.collectors)
         if settings.mode is CloudMode.AWS:
@@ -168,7 +165,6 @@ def create_app(
         if settings.secrets_prefix:
             stored = ManagedSecrets(connection, settings.secrets_prefix)
     stored = GivenSecrets({SERVER_SECRET: settings.server_secret, ADMIN_TOKEN: settings.admin_token}, stored)
-    sinks |= _webhooks(settings, now)
     tracer = otlp_tracer(settings.otlp_endpoint, version("everstep"))
     database = Database(settings.database)
     try:
@@ -332,19 +328,6 @@ class Server(uvicorn.Server):
         assert isinstance(app, FastAPI)
         app.state.services.feed.close()
         await super().shutdown(sockets)
-
-
-def _webhooks(settings: Settings, now: Callable[[], datetime]) -> Mapping[str, EventSink]:
-    """Return the client of each webhook, by the label that the webhook has in metrics.
-
-    The label contains the host and a digest of the URL. It omits the URL's path, which may be a credential.
-    """
-    receivers, keys = webhooks.allowed(settings.webhook_receivers), [*map(webhooks.key_of, settings.webhook_secrets)]
-    targets = {url: webhooks.target_of(url, receivers) for url in settings.webhooks}
-    return {
-        f"webhook {target.host} {sha256(url.encode()).hexdigest()[:8]}": WebhookSink(target, receivers, keys, now)
-        for url, target in targets.items()
-    }
 
 
 def _loops(

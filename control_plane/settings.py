@@ -13,8 +13,6 @@ from pathlib import Path
 
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings
 from control_plane.cloud.sinks import ARN
-from control_plane.core import webhooks
-from control_plane.core.webhooks import WebhookRefused
 from control_plane.db.retention import DEFAULT, RowRetention
 from everstep.protocol.local_keys import LocalKeys
 from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
@@ -60,16 +58,7 @@ class Settings:
     events_queue_url: str = ""
     """SQS queue that receives AWS events from EventBridge. Empty: the server polls AWS only."""
     event_exports: tuple[str, ...] = ()
-    """ARNs of EventBridge buses and SNS topics that receive the events of jobs."""
-    webhooks: tuple[str, ...] = ()
-    """HTTPS URLs that receive the events of jobs."""
-    webhook_receivers: tuple[str, ...] = ()
-    """Host names that `webhooks` may contain, and non-public networks that webhooks may reach."""
-    webhook_secrets: tuple[str, ...] = ()
-    """Secrets with which the server signs its messages to webhooks.
-
-    During a rotation, the second secret is the old one.
-    """
+    """ARNs of EventBridge buses that receive events."""
     otlp_endpoint: str = ""
     """Base URL of a collector that accepts OTLP over HTTP. Empty: no traces."""
     is_other_host_allowed: bool = False
@@ -116,23 +105,9 @@ class Settings:
         for arn in self.event_exports:
             match = ARN.fullmatch(arn)
             if match is None:
-                raise InvalidSettings(
-                    f"--export-events {arn!r} is the ARN of neither an EventBridge bus nor an SNS topic"
-                )
+                raise InvalidSettings(f"--export-events {arn!r} is not the ARN of an EventBridge bus")
             if match["region"] != self.region:
                 raise InvalidSettings(f"--export-events {arn} is in {match['region']}, this server in {self.region}")
-        try:
-            receivers = webhooks.allowed(self.webhook_receivers)
-            for url in self.webhooks:
-                webhooks.target_of(url, receivers)
-            for secret in self.webhook_secrets:
-                webhooks.key_of(secret)
-        except WebhookRefused as error:
-            raise InvalidSettings(f"--webhook: {error}") from error
-        if self.webhooks and not self.webhook_secrets:
-            raise InvalidSettings("--webhook needs a secret that signs the messages: EVERSTEP_WEBHOOK_SECRET")
-        if len(set(self.webhooks)) != len(self.webhooks):
-            raise InvalidSettings("--webhook contains the same URL twice")
         if self.server_id and re.fullmatch(r"[0-9a-f]{32}", self.server_id) is None:
             raise InvalidSettings(f"--server-id {self.server_id!r} does not consist of 32 hexadecimal digits")
         if self.server_secret and re.fullmatch(r"[0-9a-fA-F]{64}", self.server_secret) is None:

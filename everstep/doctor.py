@@ -70,7 +70,6 @@ SERVER_OPTIONS: Final = {
     "events:PutEvents": "events to EventBridge",
     "secretsmanager:GetSecretValue": "secrets in AWS Secrets Manager",
     "secretsmanager:PutSecretValue": "secrets in AWS Secrets Manager",
-    "sns:Publish": "events to SNS",
     "sqs:DeleteMessage": "AWS's notices from a queue",
     "sqs:ReceiveMessage": "AWS's notices from a queue",
 }

@@ -135,8 +135,6 @@ def _requests(aws: ServedAws, service: str, operation: str, given: Mapping[str, 
         case "events", "PutEvents":
             for entry in given["Entries"]:
                 yield Request(action, entry["EventBusName"])
-        case "sns", "PublishBatch":
-            yield Request("sns:Publish", given["TopicArn"])
         case _:
             raise AssertionError(f"the resource of {action} is missing")
 

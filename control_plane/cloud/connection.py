@@ -138,7 +138,7 @@ class Connection:
         self.meter = CallMeter(BUDGETS if settings.mode is CloudMode.AWS else {})
         # Clients are thread-safe, but sessions are not. Therefore the constructor makes all clients before any thread
         # uses them.
-        for service in ("autoscaling", "ec2", "events", "logs", "s3", "secretsmanager", "sns", "sqs", "sts"):
+        for service in ("autoscaling", "ec2", "events", "logs", "s3", "secretsmanager", "sqs", "sts"):
             self._clients[service] = self._make(service)
 
     def client(self, service: str) -> Any:

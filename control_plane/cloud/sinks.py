@@ -1,171 +1,84 @@
-"""Sinks that forward events: an EventBridge bus or an SNS topic.
+"""Forwards events to an EventBridge bus.
 
-    EventBridge   source `everstep`, detail type = the event's type, resources = the job's name, detail as below
-    SNS           message = the detail as JSON; attributes `type`, `training_job_name`, `project`
-                  FIFO topic: the message group is `project/name` of the job, and the event's id is the deduplication id
-
+    source        `everstep`
+    detail type   the event's type
+    resources     name of the job, or of the fleet for an event without a job
     detail        {"EventId", "Time", "Type", "Message", "Project", "FleetName", "TrainingJobName", "NodeId", "Detail"},
                   as in ListEvents
 
-Invariant: the entries of one call belong to different jobs, and their number is at most `ENTRIES_AT_ONCE`. If the
-receiver rejects some entries of a call, the order of each job's events therefore stays correct. The sink then returns
-the receiver's reason.
-
-Source: API references of EventBridge (PutEvents: 10 entries, 256 KB in total) and SNS (PublishBatch: 10 entries, 256 KB
-in total).
+Source: API reference of EventBridge, PutEvents (10 entries, 256 KB in total).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, Protocol
 
 from control_plane.cloud.connection import Connection, translated
 from control_plane.cloud.errors import CloudError, CloudUnavailable
 
 ENTRIES_AT_ONCE: Final = 10
 MAX_ENTRY_BYTES: Final = 24_000
-"""Maximum size of one event in bytes. Ten events of this size fit into one call of EventBridge or SNS."""
-ARN: Final = re.compile(
-    r"arn:aws[a-z-]*:(?P<service>events|sns):(?P<region>[a-z0-9-]+):\d{12}:"
-    r"(event-bus/[A-Za-z0-9._/-]{1,256}|[A-Za-z0-9_-]{1,256}(\.fifo)?)"
-)
+"""Maximum size of one event in bytes. Ten events of this size fit into one call."""
+ARN: Final = re.compile(r"arn:aws[a-z-]*:events:(?P<region>[a-z0-9-]+):\d{12}:event-bus/[A-Za-z0-9._/-]{1,256}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkEntry:
-    """One event to send to a bus, topic or webhook."""
+    """One event to send to a bus."""
 
     event_id: int
     at: datetime
     type: str
-    job_name: str
-    project: str
+    subject: str
+    """Name of the event's job or fleet."""
     detail: str
     """The fields of the event as JSON, at most `MAX_ENTRY_BYTES` bytes."""
 
 
 class EventSink(Protocol):
-    """Sends events to a receiver outside Everstep, such as an SNS topic. Synchronous. Raises only `CloudError`."""
+    """Sends events to a receiver outside Everstep."""
 
     def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
-        """Send entries of different jobs.
+        """Send at most `ENTRIES_AT_ONCE` entries of different subjects, and block until the receiver answers.
 
-        Args:
-            entries: at most `ENTRIES_AT_ONCE`, all of different jobs.
-
-        Returns:
-            The reason why the service refused an entry, or None if it accepted all entries. The caller may send all
-            entries again: receivers recognize duplicates by their ids.
+        Return the reason why the receiver refused an entry, or None if it accepted all. The caller may send all entries
+        again: receivers recognize duplicates by their ids.
 
         Raises:
-            CloudError: the call failed. Usually the service has accepted no entry.
+            CloudError: the call failed. Usually the receiver has accepted no entry.
         """
 
 
-class _ServiceSink(ABC):
-    """Sends events by an AWS operation that accepts or refuses each entry separately. Implements `EventSink`."""
-
-    SERVICE: ClassVar[str]
-    OPERATION: ClassVar[str]
+class EventBusSink:
+    """Sends events to an EventBridge bus. Implements `EventSink`; `arn` matches `ARN`."""
 
     def __init__(self, connection: Connection, arn: str) -> None:
-        self._client = connection.client(self.SERVICE)
+        self._client = connection.client("events")
         self._arn = arn
 
     def put(self, entries: Sequence[SinkEntry]) -> CloudError | None:
-        """Send events of different jobs to the bus or topic (see `EventSink.put`)."""
+        """Send events to the bus (see `EventSink.put`)."""
         with translated():
-            refused = self._send(entries)
-        return None if refused is None else CloudUnavailable(f"{self.OPERATION}: {refused.message}", code=refused.code)
-
-    @abstractmethod
-    def _send(self, entries: Sequence[SinkEntry]) -> _Refused | None:
-        """Call the AWS operation for all entries, and return the error of the first rejected entry."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    code: str
-    message: str
-
-
-class EventBusSink(_ServiceSink):
-    """Sends events to an EventBridge bus. Implements `EventSink`."""
-
-    SERVICE = "events"
-    OPERATION = "PutEvents"
-
-    def _send(self, entries: Sequence[SinkEntry]) -> _Refused | None:
-        answer = self._client.put_events(Entries=[self._entry(entry) for entry in entries])
-        return next(
-            (
-                _Refused(entry["ErrorCode"], entry.get("ErrorMessage", ""))
-                for entry in answer["Entries"]
-                if entry.get("ErrorCode")
-            ),
-            None,
-        )
+            answer = self._client.put_events(Entries=[self._entry(entry) for entry in entries])
+        for entry in answer["Entries"]:
+            if code := entry.get("ErrorCode"):
+                return CloudUnavailable(f"PutEvents: {entry.get('ErrorMessage', '')}", code=code)
+        return None
 
     def _entry(self, entry: SinkEntry) -> dict[str, Any]:
         return {
             "Time": entry.at,
             "Source": "everstep",
             "DetailType": entry.type,
-            "Resources": [entry.job_name],
+            "Resources": [entry.subject],
             "Detail": entry.detail,
             "EventBusName": self._arn,
         }
-
-
-class TopicSink(_ServiceSink):
-    """Sends events to an SNS topic. Implements `EventSink`."""
-
-    SERVICE = "sns"
-    OPERATION = "PublishBatch"
-
-    def _send(self, entries: Sequence[SinkEntry]) -> _Refused | None:
-        answer = self._client.publish_batch(
-            TopicArn=self._arn, PublishBatchRequestEntries=[self._entry(entry) for entry in entries]
-        )
-        return next(
-            (_Refused(entry.get("Code", ""), entry.get("Message", "")) for entry in answer.get("Failed", ())), None
-        )
-
-    def _entry(self, entry: SinkEntry) -> dict[str, Any]:
-        named = {"type": entry.type, "training_job_name": entry.job_name, "project": entry.project}
-        made: dict[str, Any] = {
-            "Id": str(entry.event_id),
-            "Message": entry.detail,
-            "MessageAttributes": {
-                name: {"DataType": "String", "StringValue": value} for name, value in named.items() if value
-            },
-        }
-        if self._arn.endswith(".fifo"):
-            # The message group contains the project, because jobs of different projects may have equal names.
-            group = f"{entry.project}/{entry.job_name}"
-            made |= {"MessageGroupId": group, "MessageDeduplicationId": str(entry.event_id)}
-        return made
-
-
-def sink_of(connection: Connection, arn: str) -> EventSink:
-    """Return a new sink for an ARN.
-
-    Args:
-        connection: credentials and endpoint of the cloud; shared with other clients.
-        arn: an ARN that matches `ARN`.
-
-    Returns:
-        A sink for the bus or topic.
-    """
-    match = ARN.fullmatch(arn)
-    assert match is not None
-    return EventBusSink(connection, arn) if match["service"] == "events" else TopicSink(connection, arn)
 
 
 def detail_of(fields: dict[str, Any]) -> str:

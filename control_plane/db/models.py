@@ -850,7 +850,7 @@ class DatabaseRestoreRow(Base):
 
 
 class ExportRow(Base):
-    """The position up to which events have been exported to one EventBridge bus, SNS topic or webhook."""
+    """The position up to which events have been exported to one EventBridge bus."""
 
     __tablename__ = "export"
 

@@ -1,8 +1,6 @@
-"""Sends the events of jobs to an EventBridge bus, an SNS topic or a webhook.
+"""Sends events of jobs, and of fleets' duties, to an EventBridge bus: at least once, and in order per job or fleet.
 
-Each event is sent at least once, and in order per job.
-
-    claim the lease ──▶ read events after the position ──▶ send one event per job ──▶ store the position ──▶ …
+    claim the lease ──▶ read events after the position ──▶ send one event per subject ──▶ store the position ──▶ …
 
 The position is the id of the last event that the receiver has accepted. If a server crashes after it sent events and
 before it stored the position, the receiver gets these events twice. Receivers detect duplicates by the event's id.
@@ -30,6 +28,7 @@ from control_plane.db.errors import StaleLease
 from control_plane.db.events import EventRecord
 from control_plane.db.leases import Lease, Leaser
 from control_plane.db.session import Database
+from control_plane.loop.duty_watch import BEGAN, ENDED
 from control_plane.loop.repeating import pause
 
 log = logging.getLogger(__name__)
@@ -41,13 +40,13 @@ MOST_RETRY_SECONDS: Final = 300.0
 
 
 class EventExporter:
-    """The loop that exports events to one bus, topic or webhook.
+    """The loop that exports events to one bus.
 
     It claims the export's lease and calls `export_some` again and again. It stores failures in the export's row, and
     pauses after each failure.
 
-    The name of the export is the receiver's ARN, or a webhook's host and a digest of its URL. The exporter calls the
-    sink in threads. `leaser` claims and renews the export's lease, and no other loop may use the same `leaser`.
+    `name` is the bus's ARN. The exporter calls the sink in threads. `leaser` claims and renews the export's lease, and no
+    other loop may use the same `leaser`.
     """
 
     def __init__(
@@ -161,26 +160,26 @@ def retry_seconds(failure_count: int) -> float:
 
 
 def _first(page: Sequence[EventRecord], position: int) -> tuple[list[SinkEntry], int]:
-    """Return the events that the next call to the receiver sends: the first events of `page`, at most one per job.
+    """Return the events that the next call sends: the first events of `page`, at most one per job or fleet.
 
-    If the receiver rejects some events of a call, each job's events still arrive in order. The number is the id of the
-    last event that is sent or skipped, or `position` without such an event. Events without a job are skipped.
+    If the receiver rejects some events of a call, those of each subject still arrive in order. The number is the id of
+    the last event that is sent or skipped, or `position` without such an event. Of the events without a job, only those
+    about duties are sent.
     """
-    entries, jobs = list[SinkEntry](), set[tuple[str, str]]()
+    entries, subjects = list[SinkEntry](), set[tuple[str, str, str]]()
     for event in page:
-        if event.job_name is not None:
-            job = (event.project, event.job_name)
-            if job in jobs or len(entries) == ENTRIES_AT_ONCE:
+        if event.job_name is not None or event.type in (BEGAN, ENDED):
+            subject = (event.project, event.fleet_name or "", event.job_name or "")
+            if subject in subjects or len(entries) == ENTRIES_AT_ONCE:
                 break
-            jobs.add(job)
+            subjects.add(subject)
             entries.append(entry_of(event))
         position = event.id
     return entries, position
 
 
 def entry_of(event: EventRecord) -> SinkEntry:
-    """Convert an event of a job to the entry that receivers get."""
-    assert event.job_name is not None
+    """Convert an event to the entry that receivers get."""
     detail = {
         "EventId": event.id,
         "Time": event.at.isoformat(),
@@ -196,7 +195,6 @@ def entry_of(event: EventRecord) -> SinkEntry:
         event_id=event.id,
         at=event.at,
         type=event.type,
-        job_name=event.job_name,
-        project=event.project,
+        subject=event.job_name or event.fleet_name or "",
         detail=detail_of(detail),
     )

@@ -22,7 +22,7 @@ from control_plane.cloud.errors import CloudError
 from control_plane.cloud.notices import SqsQueue
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
-from control_plane.cloud.sinks import sink_of
+from control_plane.cloud.sinks import EventBusSink
 from everstep.node_facts import described_type
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
@@ -70,7 +70,6 @@ def places(aws: ServedAws) -> Mapping[str, str]:
         "database_secret_arn": secret(Name="rds!db", SecretString="{}")["ARN"],
         "queue_arn": f"arn:aws:sqs:us-east-1:123456789012:{queue.rpartition('/')[2]}",
         "event_bus_arns": aws.client("events").create_event_bus(Name="jobs")["EventBusArn"],
-        "topic_arns": aws.client("sns").create_topic(Name="jobs")["TopicArn"],
         "job_role_arns": ROLE,
         "job_secret_arns": secret(Name="team/token", SecretString="secret")["ARN"],
         "queue_url": queue,
@@ -113,7 +112,6 @@ module "identity" {
   database_secret_arn = var.settings.database_secret_arn
   queue_arn           = var.settings.queue_arn
   event_bus_arns      = var.settings.event_bus_arns
-  topic_arns          = var.settings.topic_arns
   job_role_arns       = var.settings.job_role_arns
   job_secret_arns     = var.settings.job_secret_arns
 }
@@ -141,8 +139,7 @@ def act_as_server(aws: ServedAws, places: Mapping[str, str]) -> list[Request]:
         fail_upload(S3ServiceStore(connection), connection)
         ManagedSecrets(connection, "everstep/").kept("server_secret", lambda: "ab" * 32)
         connection.client("secretsmanager").get_secret_value(SecretId="rds!db")
-        for arn in (places["event_bus_arns"], places["topic_arns"]):
-            assert sink_of(connection, arn).put(entries("a")) is None
+        assert EventBusSink(connection, places["event_bus_arns"]).put(entries("a")) is None
         queue = SqsQueue(connection, places["queue_url"])
         aws.client("sqs").send_message(QueueUrl=places["queue_url"], MessageBody="{}")
         queue.delete([message.receipt for message in queue.receive()])

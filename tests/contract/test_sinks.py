@@ -1,7 +1,4 @@
-"""Event sinks over boto3 against moto: an EventBridge bus, an SNS topic and a FIFO topic.
-
-The tests receive the events through an SQS queue behind the sink.
-"""
+"""The event sink over boto3 against moto. The tests receive the events through an SQS queue behind the bus."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import pytest
 
 from control_plane.cloud.connection import Connection
 from control_plane.cloud.errors import CloudError
-from control_plane.cloud.sinks import ARN, EventBusSink, SinkEntry, TopicSink, sink_of
+from control_plane.cloud.sinks import ARN, EventBusSink, SinkEntry
 from tests.unit.local_cloud.served import ServedAws, served_aws
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -33,9 +30,7 @@ def connection(served: ServedAws) -> Connection:
 
 def entries(*jobs: str) -> list[SinkEntry]:
     return [
-        SinkEntry(
-            event_id=n, at=NOW, type="JobStateChanged", job_name=job, project="p", detail=json.dumps({"EventId": n})
-        )
+        SinkEntry(event_id=n, at=NOW, type="JobStateChanged", subject=job, detail=json.dumps({"EventId": n}))
         for n, job in enumerate(jobs, start=1)
     ]
 
@@ -47,15 +42,8 @@ def queue(connection: Connection, name: str, **attributes: str) -> tuple[str, st
 
 
 def bodies(connection: Connection, url: str) -> list[dict[str, Any]]:
-    return [json.loads(message["Body"]) for message in messages(connection, url)]
-
-
-def messages(connection: Connection, url: str) -> list[dict[str, Any]]:
-    answer = connection.client("sqs").receive_message(
-        QueueUrl=url, MaxNumberOfMessages=10, AttributeNames=["All"], VisibilityTimeout=0
-    )
-    found: list[dict[str, Any]] = answer.get("Messages", [])
-    return found
+    answer = connection.client("sqs").receive_message(QueueUrl=url, MaxNumberOfMessages=10, VisibilityTimeout=0)
+    return [json.loads(message["Body"]) for message in answer.get("Messages", [])]
 
 
 def test_a_bus_takes_events_with_their_source_type_and_job(connection: Connection) -> None:
@@ -64,8 +52,7 @@ def test_a_bus_takes_events_with_their_source_type_and_job(connection: Connectio
     url, queue_arn = queue(connection, "of-the-bus")
     bridge.put_rule(Name="all", EventBusName="ops", EventPattern=json.dumps({"source": ["everstep"]}))
     bridge.put_targets(Rule="all", EventBusName="ops", Targets=[{"Id": "1", "Arn": queue_arn}])
-    sink = sink_of(connection, arn)
-    assert isinstance(sink, EventBusSink)
+    sink = EventBusSink(connection, arn)
     assert sink.put(entries("a", "b")) is None
     found = bodies(connection, url)
     assert [(each["source"], each["detail-type"], each["resources"], each["detail"]) for each in found] == [
@@ -74,31 +61,11 @@ def test_a_bus_takes_events_with_their_source_type_and_job(connection: Connectio
     ]
 
 
-@pytest.mark.parametrize("suffix", ["", ".fifo"])
-def test_a_topic_takes_events_and_a_fifo_one_knows_those_that_come_again(connection: Connection, suffix: str) -> None:
-    sns, fifo = connection.client("sns"), {"FifoQueue": "true"} if suffix else {}
-    arn = sns.create_topic(Name=f"ops{suffix}", Attributes={"FifoTopic": "true"} if suffix else {})["TopicArn"]
-    url, queue_arn = queue(connection, f"of-the-topic{suffix}", **fifo)
-    sns.subscribe(TopicArn=arn, Protocol="sqs", Endpoint=queue_arn)
-    sink = sink_of(connection, arn)
-    assert isinstance(sink, TopicSink)
-    assert sink.put(entries("a", "b")) is None
-    if suffix:
-        assert sink.put(entries("a")) is None
-        groups = [each["Attributes"]["MessageGroupId"] for each in messages(connection, url)]
-        assert groups == ["p/a", "p/b"]
-    found = bodies(connection, url)
-    assert [json.loads(each["Message"]) for each in found] == [{"EventId": 1}, {"EventId": 2}]
-    assert found[0]["MessageAttributes"]["training_job_name"]["Value"] == "a"
-
-
-@pytest.mark.parametrize(
-    "arn", ["arn:aws:sns:us-east-1:123456789012:nowhere", "arn:aws:events:us-east-1:123456789012:event-bus/nowhere"]
-)
-def test_what_is_not_there_is_a_cloud_error_or_a_refusal(connection: Connection, arn: str) -> None:
+def test_a_bus_that_does_not_exist_is_an_error_or_a_refusal(connection: Connection) -> None:
+    arn = "arn:aws:events:us-east-1:123456789012:event-bus/nowhere"
     refusal: CloudError | None = None
     try:
-        refusal = sink_of(connection, arn).put(entries("a"))
+        refusal = EventBusSink(connection, arn).put(entries("a"))
     except CloudError as error:
         refusal = error
     assert refusal is not None
@@ -107,10 +74,10 @@ def test_what_is_not_there_is_a_cloud_error_or_a_refusal(connection: Connection,
 @pytest.mark.parametrize(
     ("arn", "is_one"),
     [
-        ("arn:aws:sns:eu-west-1:123456789012:ops.fifo", True),
+        ("arn:aws:sns:eu-west-1:123456789012:ops", False),
         ("arn:aws-us-gov:events:us-gov-west-1:123456789012:event-bus/default", True),
         ("arn:aws:sqs:eu-west-1:123456789012:queue", False),
-        ("arn:aws:sns:eu-west-1:12:ops", False),
+        ("arn:aws:events:eu-west-1:12:event-bus/ops", False),
         ("ops", False),
     ],
 )

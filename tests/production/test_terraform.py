@@ -40,11 +40,10 @@ IDLE = "#!/bin/sh\nexec sleep 10000\n"
 SECONDS = 600.0
 
 ACCOUNT = "us-east-1:123456789012"
-BUS, TOPIC = f"arn:aws:events:{ACCOUNT}:event-bus/jobs", f"arn:aws:sns:{ACCOUNT}:jobs"
+BUS = f"arn:aws:events:{ACCOUNT}:event-bus/jobs"
 SECRET = f"arn:aws:secretsmanager:{ACCOUNT}:secret:data-abcdef"
 FEATURES: Any = {
     "event_bus_arns": [BUS],
-    "topic_arns": [TOPIC],
     "job_secret_arns": [SECRET],
     "server_options": ["--keep events=365"],
 }
@@ -147,18 +146,17 @@ def check_features(planned: Any) -> None:
     """Check that the servers use the features of `FEATURES`, may use them, and reach their services."""
     script = scripts(planned)["module.servers.aws_launch_template.this"]
     (options,) = (line for line in script.splitlines() if line.startswith("SERVER_OPTIONS="))
-    exports = ["--export-events", BUS, "--export-events", TOPIC]
-    assert options.partition("=")[2].split()[-6:] == [*exports, "--keep", "events=365"]
+    exports = ["--export-events", BUS]
+    assert options.partition("=")[2].split()[-4:] == [*exports, "--keep", "events=365"]
 
     resources = dict[str, str]()
     for role in ("server", "node"):
         policy = json.loads(planned[f'module.identity.aws_iam_role_policy.this["{role}"]']["policy"])
         resources |= {f"{role} {each['Sid']}": each["Resource"] for each in policy["Statement"]}
     assert resources["server EventsToBuses"] == BUS
-    assert resources["server EventsToTopics"] == TOPIC
     assert resources["node SecretsOfJobs"] == SECRET
     endpoints = {values["service_name"] for address, values in planned.items() if "endpoint.interface" in address}
-    assert {"com.amazonaws.us-east-1.events", "com.amazonaws.us-east-1.sns"} < endpoints
+    assert "com.amazonaws.us-east-1.events" in endpoints
 
 
 def check_database(values: Any) -> None:

@@ -12,7 +12,7 @@ from botocore import xform_name
 from everstep.doctor import NODE_ACTIONS, NODE_OPTIONS, SERVER_ACTIONS, SERVER_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-SERVICES = ("autoscaling", "ec2", "events", "logs", "s3", "secretsmanager", "sns", "sqs", "ssm", "sts")
+SERVICES = ("autoscaling", "ec2", "events", "logs", "s3", "secretsmanager", "sqs", "ssm", "sts")
 ACTIONS_OF = {
     "s3:CompleteMultipartUpload": "s3:PutObject",
     "s3:CreateMultipartUpload": "s3:PutObject",
@@ -21,7 +21,6 @@ ACTIONS_OF = {
     "s3:ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "s3:ListObjectsV2": "s3:ListBucket",
     "s3:UploadPart": "s3:PutObject",
-    "sns:PublishBatch": "sns:Publish",
     "sqs:DeleteMessageBatch": "sqs:DeleteMessage",
 }
 """Name of an operation's action in policies, where it differs from the operation's name.

@@ -22,7 +22,7 @@ locals {
 
   server_options = concat(
     ["--port ${local.port} --trusted-proxies ${module.network.vpc_cidr}"],
-    [for arn in concat(var.event_bus_arns, var.topic_arns) : "--export-events ${arn}"],
+    [for arn in var.event_bus_arns : "--export-events ${arn}"],
     var.server_options,
   )
 
@@ -80,10 +80,7 @@ module "network" {
   has_load_balancer  = true
   has_public_subnets = var.is_public && var.vpc_id == null
   existing_endpoints = var.existing_endpoints
-  extra_endpoints = concat(
-    length(var.event_bus_arns) == 0 ? [] : ["events"],
-    length(var.topic_arns) == 0 ? [] : ["sns"],
-  )
+  extra_endpoints    = length(var.event_bus_arns) == 0 ? [] : ["events"]
 }
 
 module "storage" {
@@ -130,7 +127,6 @@ module "identity" {
   job_role_arns        = var.job_role_arns
   job_secret_arns      = var.job_secret_arns
   event_bus_arns       = var.event_bus_arns
-  topic_arns           = var.topic_arns
   permissions_boundary = var.permissions_boundary
 }
 

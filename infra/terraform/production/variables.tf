@@ -152,12 +152,6 @@ variable "event_bus_arns" {
   default     = []
 }
 
-variable "topic_arns" {
-  description = "SNS topics that receive the events of jobs."
-  type        = list(string)
-  default     = []
-}
-
 variable "server_options" {
   description = "Further options of `everstep server`, such as `--keep events=365`."
   type        = list(string)

@@ -218,16 +218,6 @@ data "aws_iam_policy_document" "server" {
       resources = statement.value
     }
   }
-
-  dynamic "statement" {
-    for_each = length(var.topic_arns) == 0 ? [] : [var.topic_arns]
-
-    content {
-      sid       = "EventsToTopics"
-      actions   = ["sns:Publish"]
-      resources = statement.value
-    }
-  }
 }
 
 data "aws_iam_policy_document" "node" {

@@ -43,12 +43,6 @@ variable "event_bus_arns" {
   default     = []
 }
 
-variable "topic_arns" {
-  description = "SNS topics that receive the events of jobs."
-  type        = list(string)
-  default     = []
-}
-
 variable "job_role_arns" {
   description = "Roles that jobs may have (`RoleArn`). Their trust policies must permit `sts:AssumeRole` and `sts:TagSession` to the role of nodes."
   type        = list(string)

@@ -226,7 +226,7 @@ resource "aws_vpc_security_group_ingress_rule" "servers_from_nodes" {
 
 resource "aws_vpc_security_group_egress_rule" "servers_to_all" {
   security_group_id = aws_security_group.servers.id
-  description       = "AWS APIs, webhooks and package registries"
+  description       = "AWS APIs and package registries"
   cidr_ipv4         = "0.0.0.0/0"
   ip_protocol       = "tcp"
   from_port         = 443

@@ -62,7 +62,7 @@ variable "has_public_subnets" {
 }
 
 variable "extra_endpoints" {
-  description = "AWS services that need an interface endpoint for optional features, such as `sns`."
+  description = "AWS services that need an interface endpoint for optional features, such as `events`."
   type        = list(string)
   default     = []
 }

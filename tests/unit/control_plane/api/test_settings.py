@@ -41,19 +41,18 @@ def settings(**changes) -> Settings:
         ({"bucket": ""}, "a bucket is needed"),
         ({"port": 65536}, "--port 65536 is not a port"),
         ({"retention": RowRetention(events=0)}, "--keep events=0: the minimum is 1"),
-        ({"webhooks": ("https://a.example/x",)}, "the host 'a.example' is not allowed; add --allow-webhook a.example"),
-        (
-            {"webhooks": ("https://a.example/x",), "webhook_receivers": ("a.example",)},
-            "--webhook needs a secret that signs the messages: EVERSTEP_WEBHOOK_SECRET",
-        ),
-        ({"webhook_secrets": ("whsec_YQ==",)}, "--webhook: EVERSTEP_WEBHOOK_SECRET is not whsec_"),
         ({"server_secret": "ab" * 31}, "EVERSTEP_SERVER_SECRET does not consist of 64 hexadecimal digits"),
         ({"admin_token": "geheim"}, "EVERSTEP_ADMIN_TOKEN is not est_ and at least 32 letters"),
-        ({"webhook_receivers": ("10.0.0.1/8",)}, "'10.0.0.1/8' is not a network such as 10.0.0.0/8"),
-        ({"event_exports": ("ops",)}, "'ops' is the ARN of neither"),
-        ({"event_exports": ("arn:aws:sqs:us-east-1:123456789012:q",)}, "is the ARN of neither"),
-        ({"event_exports": ("arn:aws:sns:eu-west-1:123456789012:ops",)}, "is in eu-west-1, this server in us-east-1"),
-        ({"event_exports": ("arn:aws:sns:us-east-1:123456789012:ops",) * 2}, "contains the same ARN twice"),
+        ({"event_exports": ("ops",)}, "'ops' is not the ARN of an EventBridge bus"),
+        ({"event_exports": ("arn:aws:sqs:us-east-1:123456789012:q",)}, "is not the ARN of an EventBridge bus"),
+        (
+            {"event_exports": ("arn:aws:events:eu-west-1:123456789012:event-bus/ops",)},
+            "is in eu-west-1, this server in us-east-1",
+        ),
+        (
+            {"event_exports": ("arn:aws:events:us-east-1:123456789012:event-bus/ops",) * 2},
+            "contains the same ARN twice",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_opened(changes, words):

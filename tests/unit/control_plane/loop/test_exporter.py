@@ -20,6 +20,7 @@ from control_plane.db.errors import StaleLease
 from control_plane.db.events import NewEvent
 from control_plane.db.leases import Leaser
 from control_plane.loop import exporter
+from control_plane.loop.duty_watch import BEGAN, ENDED
 from control_plane.loop.exporter import EXPORT_POLL_SECONDS, MOST_RETRY_SECONDS, EventExporter
 from tests import sqlite
 from tests.unit.control_plane.loop.test_repeating import Pauses
@@ -100,7 +101,7 @@ def test_what_happens_to_jobs_goes_out_once_and_nothing_else(world: World) -> No
     assert world.sink.ids == [1, 3, 4]
     assert world.record.position == 5
     first = world.sink.taken[0]
-    assert (first.job_name, first.project, first.type, first.at) == ("a", "p", "JobStateChanged", NOW)
+    assert (first.subject, first.type, first.at) == ("a", "JobStateChanged", NOW)
     assert json.loads(first.detail) == {
         "EventId": 1,
         "Time": "2026-03-01T12:00:00+00:00",
@@ -112,6 +113,15 @@ def test_what_happens_to_jobs_goes_out_once_and_nothing_else(world: World) -> No
     }
 
 
+def test_a_duty_of_a_fleet_goes_out_and_other_events_of_it_do_not(world: World) -> None:
+    with world.database.write() as session:
+        for kind in ("NodeStateChanged", BEGAN, ENDED):
+            events.append(session, NewEvent(at=NOW, type=kind, message="m", project="p", fleet_name="main", detail={}))
+    world.export_all()
+    assert world.sink.calls == [1, 1], "the events of one fleet arrive in order"
+    assert [(entry.subject, entry.type) for entry in world.sink.taken] == [("main", BEGAN), ("main", ENDED)]
+
+
 def test_what_happened_before_it_was_asked_for_stays_untold(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.tell("a")
@@ -120,7 +130,7 @@ def test_what_happened_before_it_was_asked_for_stays_untold(tmp_path: Path) -> N
     late.export_some()
     world.tell("b")
     late.export_some()
-    assert [entry.job_name for entry in sink.taken] == ["b"]
+    assert [entry.subject for entry in sink.taken] == ["b"]
     world.database.close()
 
 
@@ -185,7 +195,7 @@ def test_a_call_that_is_taken_in_part_is_repeated_whole_and_no_job_is_out_of_ord
     world.export_all()
     assert world.sink.ids == [2, 1, 2, 3, 4]
     for job in "ab":
-        told = [entry.event_id for entry in world.sink.taken if entry.job_name == job]
+        told = [entry.event_id for entry in world.sink.taken if entry.subject == job]
         assert [*dict.fromkeys(told)] == sorted(set(told))
 
 
@@ -268,4 +278,4 @@ async def test_a_server_that_stops_leaves_the_export_to_another_one_at_once(
     await running
     world.tell("b")
     world.replica("two").export_some()
-    assert [entry.job_name for entry in world.sink.taken] == ["a", "b"]
+    assert [entry.subject for entry in world.sink.taken] == ["a", "b"]
