@@ -45,8 +45,8 @@ class EventExporter:
     It claims the export's lease and calls `export_some` again and again. It stores failures in the export's row, and
     pauses after each failure.
 
-    `name` is the bus's ARN. The exporter calls the sink in threads. `leaser` claims and renews the export's lease, and no
-    other loop may use the same `leaser`.
+    `name` is the ARN of the bus. The exporter calls the sink in threads. `leaser` claims and renews the lease of the
+    export, and no other loop may use the same `leaser`.
     """
 
     def __init__(
