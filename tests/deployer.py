@@ -108,6 +108,9 @@ FURTHER = {
     # https://docs.aws.amazon.com/IAM/latest/UserGuide/id_roles_use_passrole.html
     "ec2:RunInstances": [Request("ec2:CreateTags", "*"), PASSED],
     "iam:AddRoleToInstanceProfile": [PASSED],
+    # AWS refuses a policy of a new key with which the caller could not change it again, unless its own policy lets it.
+    # https://docs.aws.amazon.com/kms/latest/APIReference/API_CreateKey.html, BypassPolicyLockoutSafetyCheck
+    "kms:CreateKey": [Request("kms:PutKeyPolicy", "*")],
     # https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/rds-secrets-manager.html and Overview.Encryption.Keys.html
     "rds:CreateDBInstance": [
         Request(action, f"arn:aws:kms:{ACCOUNT}:key/1", {"kms:ViaService": ["rds.us-east-1.amazonaws.com"]})
@@ -213,6 +216,10 @@ UNUSED = {
     # The local cloud has no placement groups, and its buckets have no policy and no versions (tests/terraform.py).
     *("ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup", "ec2:DescribePlacementGroups", "ec2:DescribeImages"),
     *("s3:DeleteBucketPolicy", "s3:PutBucketPolicy", "s3:ListBucketVersions", "s3:DeleteObjectVersion"),
+    # The tests change no servers while AWS replaces them, no listener and no target group.
+    *("autoscaling:CancelInstanceRefresh", "autoscaling:DescribeInstanceRefreshes"),
+    *("elasticloadbalancing:ModifyListener", "elasticloadbalancing:ModifyTargetGroup"),
+    *("elasticloadbalancing:SetSecurityGroups", "elasticloadbalancing:SetSubnets"),
     # The tests name the image, leave the protection off, and change templates in `production` only.
     *("ssm:GetParameter", "rds:ModifyDBInstance", "ec2:CreateLaunchTemplateVersion", "ec2:ModifyLaunchTemplate"),
 }

@@ -152,9 +152,9 @@ build {
   }
 
   provisioner "shell" {
-    execute_command = "sudo -H sh -c '{{ .Vars }} sh {{ .Path }}'"
+    execute_command = "sudo -H sh -c '{{ .Vars }} sh -e {{ .Path }}'"
     inline = [
-      "cloud-init status --wait",
+      "cloud-init status --wait || [ $? -eq 2 ]", # 2: finished, with a warning
       "command -v python3 >/dev/null || apt-get install -q -y python3",
       "python3 -m zipfile -e ${local.wheel} /tmp/everstep",
       "sh /tmp/everstep/infra/image/install.sh ${var.role} ${local.wheel} ${var.gpu ? "--gpu" : ""}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -82,7 +83,8 @@ def test_a_public_load_balancer_has_public_subnets_of_its_own(production: Terraf
     assert planned["module.servers.aws_lb.this"]["internal"] is False
     assert len([address for address in of_type(planned, "aws_subnet") if ".public[" in address]) == len(ZONES)
     assert planned["module.network.aws_internet_gateway.this[0]"]
-    assert of_type(planned, "aws_nat_gateway") == {}
+    assert len(of_type(planned, "aws_nat_gateway")) == 1, "nodes reach the public addresses through it"
+    assert "module.servers.aws_vpc_security_group_ingress_rule.nat[0]" in planned
     (rule,) = (values for address, values in planned.items() if "ingress_rule.clients" in address)
     assert (rule["cidr_ipv4"], rule["from_port"]) == ("203.0.113.0/24", 443)
 
@@ -144,9 +146,28 @@ def test_a_capacity_block_is_in_the_template_and_reservations_are_in_the_group(p
     assert preferences == {"first": "capacity-reservations-first", "only": "capacity-reservations-only"}
 
 
-def test_a_fleet_is_in_one_capacity_block(production: Terraform) -> None:
-    fleet = {**FLEET, "capacity_reservation_ids": ["cr-1", "cr-2"], "is_capacity_block": True}
-    assert "one capacity block" in production.refusal(**{**GIVEN, "fleets": {"main": fleet}}, zones=ZONES)
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ({"capacity_reservation_ids": ["cr-1", "cr-2"]}, "one capacity block"),
+        ({"capacity_reservation_ids": ["cr-1"], "placement_group": "own"}, "leave out the placement group"),
+    ],
+)
+def test_a_fleet_is_in_one_capacity_block_without_a_placement_group(
+    production: Terraform, options: dict[str, Any], refusal: str
+) -> None:
+    fleet = {**FLEET, **options, "is_capacity_block": True}
+    assert refusal in production.refusal(**{**GIVEN, "fleets": {"main": fleet}}, zones=ZONES)
+
+
+def test_volumes_are_as_large_as_those_of_the_image(production: Terraform) -> None:
+    """EC2 refuses a volume that is smaller than the snapshot of its image."""
+    packer = (Path(__file__).parents[2] / "infra" / "image" / "everstep.pkr.hcl").read_text()
+    [size] = map(int, re.findall(r"volume_size *= (\d+)", packer))
+    templates = of_type(production.planned(**GIVEN, zones=ZONES), "aws_launch_template")
+    volumes = [values["block_device_mappings"][0]["ebs"][0]["volume_size"] for values in templates.values()]
+    assert len(volumes) == 2
+    assert min(volumes) >= size
 
 
 FIRST = (0, 0, "interface")

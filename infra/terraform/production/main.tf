@@ -17,11 +17,14 @@ locals {
   image         = { wheel = "", sha256 = "", bucket = "", region = "", before = "" }
   password_file = "/run/everstep-database/password"
 
+  # Through the NAT gateway, nodes reach a public load balancer.
+  has_nat = var.has_nat || (var.is_public && var.vpc_id == null)
+
   # A public load balancer needs subnets with a route to an internet gateway.
   public_subnet_ids = var.vpc_id == null ? module.network.public_subnet_ids : var.public_subnet_ids
 
   server_options = concat(
-    ["--port ${local.port} --trusted-proxies ${module.network.vpc_cidr}"],
+    ["--port ${local.port} --trusted-proxies ${join(",", module.network.vpc_cidrs)}"],
     [for arn in var.event_bus_arns : "--export-events ${arn}"],
     var.server_options,
   )
@@ -75,7 +78,7 @@ module "network" {
   route_table_ids = var.route_table_ids
   zones           = var.zones
   server_port     = local.port
-  has_nat         = var.has_nat
+  has_nat         = local.has_nat
 
   has_load_balancer  = true
   has_public_subnets = var.is_public && var.vpc_id == null
@@ -140,6 +143,8 @@ module "servers" {
   balancer_subnet_ids      = var.is_public ? local.public_subnet_ids : values(module.network.subnet_ids)
   client_cidrs             = var.client_cidrs
   is_public                = var.is_public
+  has_nat                  = var.is_public && local.has_nat
+  nat_address              = module.network.nat_address
   certificate_arn          = var.certificate_arn
   server_port              = local.port
   instance_profile         = module.identity.server_profile
@@ -191,8 +196,9 @@ module "fleet" {
   spot_percentage          = each.value.spot_percentage
   image_id                 = each.value.image_id
   root_device              = var.root_device
+  root_gigabytes           = each.value.root_gigabytes
   max_size                 = each.value.max_nodes
-  placement_group          = each.value.is_clustered ? aws_placement_group.this[each.key].name : null
+  placement_group          = each.value.is_clustered ? aws_placement_group.this[each.key].name : each.value.placement_group
   capacity_reservation_ids = each.value.capacity_reservation_ids
   is_capacity_block        = each.value.is_capacity_block
   is_reserved_only         = each.value.is_reserved_only

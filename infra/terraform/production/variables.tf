@@ -83,7 +83,7 @@ variable "client_cidrs" {
 }
 
 variable "is_public" {
-  description = "Whether the load balancer has public addresses. In a created VPC, Terraform then creates public subnets."
+  description = "Whether the load balancer has public addresses. In a created VPC, Terraform then creates public subnets, and a NAT gateway through which nodes reach the load balancer."
   type        = bool
   default     = false
 }
@@ -112,7 +112,7 @@ variable "database_class" {
 }
 
 variable "fleets" {
-  description = "Fleets by name. A fleet has one zone, and one instance type or several alike; `is_clustered` creates a placement group."
+  description = "Fleets by name. A fleet has one zone, and one instance type or several alike; `is_clustered` creates a placement group, `placement_group` names an existing one. `root_gigabytes` is at least the size of the image's volume."
   type = map(object({
     zone                     = string
     instance_type            = string
@@ -122,6 +122,8 @@ variable "fleets" {
     network_interfaces       = optional(list(object({ card = number, device = number, kind = string })))
     spot_percentage          = optional(number, 0)
     is_clustered             = optional(bool, false)
+    placement_group          = optional(string)
+    root_gigabytes           = optional(number, 50)
     capacity_reservation_ids = optional(list(string), [])
     is_capacity_block        = optional(bool, false)
     is_reserved_only         = optional(bool, false)

@@ -112,6 +112,11 @@ variable "is_capacity_block" {
     condition     = !var.is_capacity_block || length(var.capacity_reservation_ids) == 1
     error_message = "A fleet is in one capacity block: give its id in capacity_reservation_ids."
   }
+
+  validation {
+    condition     = !var.is_capacity_block || var.placement_group == null
+    error_message = "AWS places the instances of a capacity block close together: leave out the placement group."
+  }
 }
 
 variable "is_reserved_only" {

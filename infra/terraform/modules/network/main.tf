@@ -15,7 +15,7 @@ data "aws_vpc" "given" {
 locals {
   is_created   = var.vpc_id == null
   vpc_id       = local.is_created ? aws_vpc.this[0].id : var.vpc_id
-  vpc_cidr     = local.is_created ? var.cidr : data.aws_vpc.given[0].cidr_block
+  vpc_cidrs    = local.is_created ? [var.cidr] : data.aws_vpc.given[0].cidr_block_associations[*].cidr_block
   subnet_ids   = local.is_created ? { for zone, subnet in aws_subnet.this : zone => subnet.id } : var.subnet_ids
   route_tables = local.is_created ? [aws_route_table.this[0].id] : var.route_table_ids
   tags         = merge(var.tags, { "everstep:installation" = var.name })
@@ -157,10 +157,10 @@ resource "aws_security_group" "endpoints" {
 }
 
 resource "aws_vpc_security_group_ingress_rule" "endpoints" {
-  count             = var.is_public ? 0 : 1
+  for_each          = toset(var.is_public ? [] : local.vpc_cidrs)
   security_group_id = aws_security_group.endpoints[0].id
   description       = "AWS APIs"
-  cidr_ipv4         = local.vpc_cidr
+  cidr_ipv4         = each.value
   ip_protocol       = "tcp"
   from_port         = 443
   to_port           = 443

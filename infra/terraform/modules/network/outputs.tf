@@ -3,9 +3,14 @@ output "vpc_id" {
   value       = local.vpc_id
 }
 
-output "vpc_cidr" {
-  description = "IPv4 range of the VPC."
-  value       = local.vpc_cidr
+output "vpc_cidrs" {
+  description = "IPv4 ranges of the VPC."
+  value       = local.vpc_cidrs
+}
+
+output "nat_address" {
+  description = "Public address of the NAT gateway. Empty without one."
+  value       = join("", aws_eip.nat[*].public_ip)
 }
 
 output "subnet_ids" {

@@ -26,7 +26,7 @@ resource "aws_launch_template" "this" {
     device_name = var.root_device
 
     ebs {
-      volume_size           = 20
+      volume_size           = 50 # not less than the volume of the image (infra/image/everstep.pkr.hcl)
       volume_type           = "gp3"
       encrypted             = true
       delete_on_termination = true
@@ -93,6 +93,17 @@ resource "aws_vpc_security_group_ingress_rule" "clients" {
   security_group_id = aws_security_group.balancer.id
   description       = "People and programs"
   cidr_ipv4         = each.value
+  ip_protocol       = "tcp"
+  from_port         = 443
+  to_port           = 443
+}
+
+# A public load balancer has public addresses within the VPC as well: nodes reach it through the NAT gateway.
+resource "aws_vpc_security_group_ingress_rule" "nat" {
+  count             = var.has_nat ? 1 : 0
+  security_group_id = aws_security_group.balancer.id
+  description       = "Agents, through the NAT gateway"
+  cidr_ipv4         = "${var.nat_address}/32"
   ip_protocol       = "tcp"
   from_port         = 443
   to_port           = 443

@@ -39,6 +39,18 @@ variable "is_public" {
   default     = false
 }
 
+variable "has_nat" {
+  description = "Whether nodes reach the load balancer from `nat_address`."
+  type        = bool
+  default     = false
+}
+
+variable "nat_address" {
+  description = "Public address of the NAT gateway of the nodes."
+  type        = string
+  default     = ""
+}
+
 variable "certificate_arn" {
   description = "ACM certificate of the installation's domain."
   type        = string
