@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        handler.addFilter(RateLimit("control_plane.api", "uvicorn", "websockets", "asyncio"))
+        handler.addFilter(RateLimit("control_plane.api", "control_plane.gate", "uvicorn", "websockets", "asyncio"))
     for chatty in ("botocore", "alembic", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:

@@ -81,6 +81,10 @@ from everstep.protocol.codec import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
+ACCEPTED_AT_ONCE = 32
+"""Connections that the event loop accepts before it serves open ones again. uvicorn's default is 2,048."""
+QUEUED_CONNECTIONS = 1024
+"""Connections that the kernel holds until the server accepts them. It drops others, and their clients retry."""
 LOOP_THREADS = 32
 """Number of threads for calls to the database and to AWS.
 
@@ -229,6 +233,8 @@ def create_app(
                 await _finish(tasks)
                 versions.close()
                 services.caller_threads.close()
+                for workers in (services.handshakes, services.agent_threads, services.tokens.threads):
+                    workers.close()
                 await services.peers.close()
                 await asyncio.to_thread(services.tracer.close)
                 await asyncio.to_thread(database.close)
@@ -278,6 +284,7 @@ def server_config(app: FastAPI, gate: Gate, **options: Any) -> uvicorn.Config:
         ws_max_size=MAX_MESSAGE_BYTES,
         ws_per_message_deflate=False,  # a small compressed frame can need seconds to decode
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        backlog=ACCEPTED_AT_ONCE,
         **options,
     )
 
@@ -315,12 +322,19 @@ class Server(uvicorn.Server):
         if self.config.is_ssl:
             loop.create_server = create_server
         await super().startup(sockets)
-        if self._tls_listener is not None and self.started:
+        if not self.started:
+            return
+        if self._tls_listener is not None:
             protocol: Any = self.config.http_protocol_class
             handler = partial(
                 protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
             )
-            self.servers.append(await create_server(handler, sock=self._tls_listener, ssl=self._tls))
+            tls_server = await create_server(
+                handler, sock=self._tls_listener, ssl=self._tls, backlog=self.config.backlog
+            )
+            self.servers.append(tls_server)
+        for listener in (*(sockets or ()), *([self._tls_listener] if self._tls_listener is not None else [])):
+            listener.listen(QUEUED_CONNECTIONS)  # asyncio uses its `backlog` for the kernel's queue as well
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End all event streams, then stop. uvicorn's `serve` calls this once."""

@@ -28,7 +28,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from collections import Counter
 from functools import partial
 from typing import Any, Final
 
@@ -115,8 +114,9 @@ class Gate:
         self.header_seconds = header_seconds
         self._unread_seconds = unread_seconds
         self._max_strangers = max_strangers
-        self._strangers: dict[GuardedHttp, str] = {}
-        """Remote address of each counted connection, oldest first."""
+        self._strangers: dict[str, dict[GuardedHttp, None]] = {}
+        """The counted connections of each remote address, oldest first."""
+        self._stranger_count = 0
         self._of_tokens: dict[str, dict[GuardedHttp, None]] = {}
         """The connections of each token, oldest first."""
         self._unread: dict[GuardedHttp, asyncio.TimerHandle] = {}
@@ -131,23 +131,31 @@ class Gate:
 
         Above the limit, close the oldest counted connection of the address with the most counted connections.
         """
-        self._strangers[connection] = connection.client[0] if connection.client else ""
-        if len(self._strangers) <= self._max_strangers:
+        self._strangers.setdefault(_address(connection), {})[connection] = None
+        self._stranger_count += 1
+        if self._stranger_count <= self._max_strangers:
             return
-        [(busiest, count)] = Counter(self._strangers.values()).most_common(1)
-        oldest = next(stranger for stranger, address in self._strangers.items() if address == busiest)
+        busiest, connections = max(self._strangers.items(), key=lambda each: len(each[1]))
         log.warning(
             "%d connections have no token, %d of them from %s: the server closes the oldest of these",
-            len(self._strangers),
-            count,
+            self._stranger_count,
+            len(connections),
             busiest,
         )
+        oldest = next(iter(connections))
         self.leave(oldest)
         oldest.transport.abort()
 
     def leave(self, connection: GuardedHttp) -> None:
         """Stop counting a connection as one without a valid token: it ended, or has sent a valid token. Idempotent."""
-        self._strangers.pop(connection, None)
+        address = _address(connection)
+        of_address = self._strangers.get(address, {})
+        if connection not in of_address:
+            return
+        del of_address[connection]
+        self._stranger_count -= 1
+        if not of_address:
+            del self._strangers[address]
 
     def trust(self, connection: GuardedHttp, owner: str) -> None:
         """Count a connection as one of a valid token, and close the token's oldest one if it has too many."""
@@ -204,6 +212,10 @@ class Gate:
         log.info("a client does not read %d bytes: the server closes its connection", connection.unread_bytes)
         self.release(connection)
         connection.transport.abort()
+
+
+def _address(connection: GuardedHttp) -> str:
+    return connection.client[0] if connection.client else ""
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -265,7 +277,7 @@ class GuardedHttp(HttpToolsProtocol):
             if self._header_bytes > HEADER_BYTES:
                 log.info(
                     "a request from %s has more than %d bytes of headers: the server closes its connection",
-                    self._address(),
+                    _address(self),
                     HEADER_BYTES,
                 )
                 self.transport.abort()
@@ -349,13 +361,10 @@ class GuardedHttp(HttpToolsProtocol):
     def _close_slow(self) -> None:
         log.info(
             "no complete request from %s arrived within %g s: the server closes the connection",
-            self._address(),
+            _address(self),
             self._gate.header_seconds,
         )
         self.transport.abort()
-
-    def _address(self) -> str:
-        return self.client[0] if self.client else "an unknown address"
 
 
 class GuardedSocket(WebSocketsSansIOProtocol):

@@ -18,7 +18,6 @@ server reads a request's body only after it has verified the token, except on `O
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -175,7 +174,7 @@ async def reader(request: Request, services: ServicesDep) -> Caller:
 async def _identify(request: Request, services: Services) -> Caller:
     authorization = request.headers.get("authorization")
     try:
-        session = await asyncio.to_thread(sessions.find, request, services) if authorization is None else None
+        session = await sessions.find(request, services) if authorization is None else None
         record = require_user(await services.tokens.find(bearer(authorization)) if session is None else session[0])
     except Unauthenticated:
         await services.strangers.pay(STRANGER_SECONDS)

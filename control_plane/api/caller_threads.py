@@ -4,8 +4,9 @@
                at most PER_TOKEN    at most PER_PROJECT     CALLER_THREADS
 
 A request holds a thread while S3 or the database is slow. Without shares, the requests of one caller would hold all
-threads, and the others would wait. Background loops and agents' connections use other threads. Requests without a
-token, such as those of agents that prove their instance, share a turn per address and path (`api.auth`).
+threads, and the others would wait. Background loops use the event loop's own threads, which nothing in `api` may use:
+connections of agents and the search for tokens have `Workers`. Requests without a token, such as those of agents that
+prove their instance, share a turn per address and path (`api.auth`).
 
 Invariant: the calls of a token, of a project and of all callers never exceed their limits, even if callers disconnect.
 A call whose caller disconnects before its turn never starts.
@@ -40,6 +41,10 @@ STRANGER_SECONDS: Final = 0.02
 STRANGER_BURST_SECONDS: Final = 4.0
 HANDSHAKE_THREADS: Final = 2
 """Number of threads that look for the tokens of connecting agents. Callers of the API do not wait for these threads."""
+AGENT_THREADS: Final = 4
+"""Number of threads for the connections of agents whose tokens are valid."""
+LOOK_UPS: Final = 4
+"""Number of threads that look for the tokens of requests, so that strangers with wrong tokens delay only each other."""
 UPLOAD_BYTES_PER_SECOND: Final = 64 * 1024 * 1024
 """Rate at which a server reads the archives of all uploads together. It hashes them on its event loop."""
 UPLOAD_BURST_SECONDS: Final = 1.0
@@ -173,6 +178,25 @@ class CallerThreads:
     def close(self) -> None:
         """Reject new work, without waiting for running work. `control_plane.app` calls this method once."""
         self._closed.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Workers:
+    """A few threads for one kind of blocking work, so that much of it delays no other kind.
+
+    `count` calls run at the same time, in the context of their callers. Further calls wait.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    async def run(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run a blocking function in a thread. Return or raise what it returns or raises."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: context.run(work, *arguments))
+
+    def close(self) -> None:
+        """Reject new work, without waiting for running work."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

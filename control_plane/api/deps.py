@@ -5,7 +5,6 @@ Invariant: a route with a `Caller` parameter runs only with a valid token.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from sqlalchemy.orm import Session
 from control_plane.api import page_tokens
 from control_plane.api.archive import SourceLimits
 from control_plane.api.caller_threads import (
+    AGENT_THREADS,
     HANDSHAKE_THREADS,
     REFUSED_CALLS,
     REFUSED_CALLS_PER_SECOND,
@@ -30,6 +30,7 @@ from control_plane.api.caller_threads import (
     CallerThreads,
     EventAllowance,
     SpoolRoom,
+    Workers,
 )
 from control_plane.api.changes import ResponseSnapshots
 from control_plane.api.held_tokens import HeldTokens
@@ -102,8 +103,10 @@ class Services:
     """State of the server's background loops, which GetReadiness returns."""
     caller_threads: CallerThreads = field(default_factory=CallerThreads)
     """The threads in which API requests block, with a share per caller."""
-    handshakes: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(HANDSHAKE_THREADS))
-    """Limits the threads that look for the tokens of agents which connect."""
+    handshakes: Workers = field(default_factory=lambda: Workers(HANDSHAKE_THREADS, "handshake"))
+    """The threads that look for the tokens of agents which connect."""
+    agent_threads: Workers = field(default_factory=lambda: Workers(AGENT_THREADS, "agent"))
+    """The threads in which connections of agents with valid tokens block."""
     uploads: Pace = field(default_factory=lambda: Pace(UPLOAD_BURST_SECONDS))
     """Slows the reading of source archives, together."""
     strangers: Pace = field(default_factory=lambda: Pace(STRANGER_BURST_SECONDS))

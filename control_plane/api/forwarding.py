@@ -108,7 +108,7 @@ async def _holder(scope: Scope) -> tuple[FleetName, str] | None:
     if match is None or not services.registry.elsewhere or FORWARDED in Headers(scope=scope):
         return None
     caller: Caller = scope["state"]["caller"]
-    return await asyncio.to_thread(services.peers.holder_of_job, match["job"], caller.project_filter)
+    return await services.caller_threads.run(services.peers.holder_of_job, match["job"], caller.project_filter)
 
 
 async def _forward(scope: Scope, url: str, body: bytes, send: Send, begun: asyncio.Event) -> str | None:

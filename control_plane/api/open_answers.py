@@ -20,6 +20,8 @@ from typing import Final
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.api.caller_threads import Workers
+
 log = logging.getLogger(__name__)
 
 TOKEN_CHECK_SECONDS: Final = 1.0
@@ -40,6 +42,7 @@ class WhileTokenIsGood:
         self._app = app
         self._is_good = is_good
         self._look_seconds = poll_seconds
+        self._threads = Workers(1, "token-check")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one ASGI request. The HTTP server calls this method for each request."""
@@ -74,7 +77,7 @@ class WhileTokenIsGood:
         while is_good:
             await asyncio.sleep(self._look_seconds)
             try:
-                is_good = await asyncio.to_thread(self._is_good, scope, token_id)
+                is_good = await self._threads.run(self._is_good, scope, token_id)
             except SQLAlchemyError as error:
                 log.warning(
                     "could not check the token of a response to %s; the next check follows: %s", scope["path"], error

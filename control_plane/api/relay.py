@@ -19,6 +19,7 @@ from starlette.websockets import WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
+from control_plane.api.caller_threads import Workers
 from control_plane.api.peers import CONNECT_SECONDS, FORWARDED, Peers
 from everstep.protocol.codec import MAX_MESSAGE_BYTES
 from everstep.protocol.ids import FleetName
@@ -33,7 +34,14 @@ NO_CODE: Final = frozenset({1005, 1006, 1015})
 
 
 async def relay(
-    websocket: WebSocket, peers: Peers, fleet: FleetName, secret: str, hello: bytes, *, silence_seconds: float
+    websocket: WebSocket,
+    peers: Peers,
+    fleet: FleetName,
+    secret: str,
+    hello: bytes,
+    *,
+    silence_seconds: float,
+    threads: Workers,
 ) -> tuple[int, str]:
     """Relay a connection until either side ends it.
 
@@ -45,6 +53,7 @@ async def relay(
         hello: the agent's first message, as received.
         silence_seconds: time without an answer to a ping after which the other server counts as lost. TCP alone would
             not detect a hung server.
+        threads: run the queries of the database.
 
     Returns:
         Close code and reason for the agent. `TRY_AGAIN` if the other server does not answer.
@@ -52,7 +61,7 @@ async def relay(
     Raises:
         WebSocketDisconnect: the agent has disconnected.
     """
-    url = "" if FORWARDED in websocket.headers else await asyncio.to_thread(peers.url_of, fleet)
+    url = "" if FORWARDED in websocket.headers else await threads.run(peers.url_of, fleet)
     if not url:
         return TRY_AGAIN, ELSEWHERE
     try:

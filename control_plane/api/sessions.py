@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from control_plane.api.deps import Services
 from control_plane.api.errors import Forbidden, Unauthenticated
-from control_plane.db import nonces, tokens
+from control_plane.db import nonces
 from control_plane.db.tokens import TokenRecord
 
 SESSION_SECONDS: Final = 12 * 3600
@@ -87,8 +87,8 @@ def sign_out(request: Request, response: Response, services: Services) -> None:
     response.delete_cookie(cookie_name(services), path="/", httponly=True, samesite="strict")
 
 
-def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] | None:
-    """Return the token of the request's session, and when the session ends. Blocks on the database.
+async def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] | None:
+    """Return the token of the request's session, and when the session ends.
 
     Args:
         request: a request without an Authorization header.
@@ -106,14 +106,10 @@ def find(request: Request, services: Services) -> tuple[TokenRecord, datetime] |
         return None
     require_own_site(request)
     token_id, expiry = _opened(services, cookie)
-    now = services.now()
-    with services.database.read() as session:
-        if nonces.is_spent(session, cookie):
-            raise Unauthenticated("The session was signed out.", hint="Sign in again.")
-        record = tokens.find_by_id(session, token_id, now)
+    record = await services.tokens.find_of_session(cookie, token_id)
     if record is None:
         raise Unauthenticated(
-            "The token of this session has expired or was revoked.", hint="Sign in with another token."
+            "The session was signed out, or its token has expired or was revoked.", hint="Sign in again."
         )
     return record, datetime.fromtimestamp(expiry, UTC)
 

@@ -14,7 +14,6 @@ parts of the response.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import hashlib
 from abc import ABC, abstractmethod
@@ -23,6 +22,8 @@ from typing import Final
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from control_plane.api.caller_threads import Workers
+
 MIN_BYTES: Final = 1_000
 """Length below which a body is not compressed. It fits into one packet, so compression would save nothing."""
 THREAD_BYTES: Final = 64_000
@@ -30,6 +31,7 @@ THREAD_BYTES: Final = 64_000
 
 On the event loop, the compression of such a body would delay other requests by milliseconds.
 """
+PACKING_THREADS: Final = 2
 LEVEL: Final = 4
 """Level of gzip. Source: measured on ListTrainingJobs of 1,000 jobs; higher levels save little and take much longer."""
 ETAG_BYTES: Final = 12
@@ -87,6 +89,10 @@ class _Changing(ABC):
 class Compression(_Changing):
     """ASGI middleware that compresses JSON responses."""
 
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(app)
+        self._threads = Workers(PACKING_THREADS, "compression")
+
     async def _changed(self, scope: Scope, start: Message, body: bytes) -> bytes:
         headers = MutableHeaders(raw=start["headers"])
         if len(body) < MIN_BYTES or "content-encoding" in headers:
@@ -95,7 +101,7 @@ class Compression(_Changing):
         if not accepts_gzip(scope):
             return body
         headers["content-encoding"] = "gzip"
-        return await asyncio.to_thread(_packed, body) if len(body) > THREAD_BYTES else _packed(body)
+        return await self._threads.run(_packed, body) if len(body) > THREAD_BYTES else _packed(body)
 
 
 class Conditional(_Changing):

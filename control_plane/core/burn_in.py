@@ -34,6 +34,11 @@ IDLE_SECONDS = 600.0
 RETEST_SECONDS = 86_400.0
 LEAST_OTHERS = 3
 """Smallest number of other nodes whose median counts. With two, one bad node decides the median alone."""
+MOST_SLOW_SHARE = 0.125
+"""Largest share of a fleet's nodes that are held for slowness at once, but always one node.
+
+More nodes cannot be slow beside most of the fleet: then the rates of the others are wrong.
+"""
 REPEAT_COUNT = 2
 """Number of repetitions of a slow burn-in. Other work on the host or its network slows down a single one."""
 SHARES: Mapping[str, float] = {"gpu-matmul": 0.5, "disk-write": 0.05, "disk-read": 0.05, "loopback": 0.05}
@@ -138,7 +143,12 @@ def slow_test(result: BurnInResult, others: Sequence[BurnInResult]) -> SlowNode 
         share = _share(test.name)
         if share is None or test.rate is None:
             continue
-        rates = [each.rate for other in others for each in other.tests if each.name == test.name and each.rate]
+        # One rate per node, its lowest: a node that reports many high rates would otherwise decide the median alone.
+        rates = [
+            min(rates)
+            for other in others
+            if (rates := [each.rate for each in other.tests if each.name == test.name and each.rate])
+        ]
         if len(rates) >= LEAST_OTHERS and test.rate < share * (middle := median(rates)):
             return SlowNode(test=test.name, rate=test.rate, median_rate=int(middle), other_count=len(rates))
     return None

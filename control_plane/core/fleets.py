@@ -52,7 +52,7 @@ from control_plane.core.actions import (
 from control_plane.core.evidence import is_fleet_blind, is_silent
 from control_plane.core.moves import is_in_service, is_ready
 from control_plane.core.observed import causes
-from control_plane.core.observed.facts import Announced, Fact, InstanceEnded, NodeRequest
+from control_plane.core.observed.facts import Announced, Fact, InstanceEnded, NodeRequest, SlowNode
 from control_plane.core.observed.fleets import (
     FleetHistory,
     FleetJob,
@@ -444,6 +444,10 @@ class _Table:
             return []
         return [result for node_id, result in self._results() if node_id != row.node_id]
 
+    def _may_hold_slow_nodes(self) -> bool:
+        slow = [row for row in self.in_state(NodeState.HELD) if isinstance(row.reason, SlowNode)]
+        return len(slow) < max(1, int(len(self.rows) * burn_in.MOST_SLOW_SHARE))
+
     def _results(self) -> Iterator[tuple[NodeId, BurnInResult]]:
         for each in self.rows.values():
             if each.burn_in is not None and each.burn_in.result is not None:
@@ -469,7 +473,9 @@ class _Table:
             elif (found := remedies.worst(_all_faults(row, node), node.history, self.now)) is not None:
                 self.take_out(row, found.remedy, found.fault)
                 self._implicate(row, found.what, found.fault, found.remedy)
-            elif (slow := burn_in.slowness(row.burn_in, self._other_results(row))) is not None:
+            elif self._may_hold_slow_nodes() and (
+                (slow := burn_in.slowness(row.burn_in, self._other_results(row))) is not None
+            ):
                 self.take_out(row, Remedy.RETIRE, slow)
                 self._implicate(row, FaultCode.NODE_SLOW, slow, Remedy.RETIRE)
             elif (why := remedies.lemon(row.node_id, node.history, self.now)) is not None:

@@ -151,8 +151,7 @@ async def connect(websocket: WebSocket) -> None:
     services: Services = websocket.app.state.services
     try:
         secret = bearer(websocket.headers.get("authorization"))
-        async with services.handshakes:
-            token = await asyncio.to_thread(find_token, services, secret)
+        token = await services.handshakes.run(find_token, services, secret)
     except Unauthenticated:
         token = None
     except SQLAlchemyError as error:
@@ -178,14 +177,20 @@ async def connect(websocket: WebSocket) -> None:
             proven = None  # Count no rejected message of this agent here: the fleet's server counts it.
             with about(node=hello.node_id):
                 code, reason = await relay(
-                    websocket, services.peers, fleet, secret, raw, silence_seconds=services.timeouts.lease_seconds
+                    websocket,
+                    services.peers,
+                    fleet,
+                    secret,
+                    raw,
+                    silence_seconds=services.timeouts.lease_seconds,
+                    threads=services.agent_threads,
                 )
             raise _Refusal(code, reason)
-        admission = await asyncio.to_thread(_admit, services, token, secret, hello)
+        admission = await services.agent_threads.run(_admit, services, token, secret, hello)
         proven = hello.node_id
         await services.registry.pace_of(hello.node_id).pay(CONNECTION_SECONDS)
         with about(node=hello.node_id):
-            await asyncio.to_thread(_note, services, hello, admission)
+            await services.agent_threads.run(_note, services, hello, admission)
             await _serve(websocket, services, hello, admission)
     except _Refusal as refusal:
         await _refuse(services, websocket, node_id, proven, refusal)
@@ -296,7 +301,7 @@ async def _read(
         if report.node_id != node_id:
             raise _Refusal(MALFORMED, f"node {report.node_id} sent a report on the connection of {node_id}")
         if is_joining:
-            await asyncio.to_thread(_complete_join, services, node_id, admission.session_id)
+            await services.agent_threads.run(_complete_join, services, node_id, admission.session_id)
             is_joining = False
         connection.report(report)
 
@@ -458,7 +463,7 @@ async def _check_session(services: Services, node_id: NodeId, session_id: str) -
     An outage of the database, for example a fail-over, must not disconnect all agents.
     """
     try:
-        await asyncio.to_thread(_require_session, services, node_id, session_id)
+        await services.agent_threads.run(_require_session, services, node_id, session_id)
     except SQLAlchemyError as error:
         log.warning("agent of node %s: could not check its session; the next check follows: %s", node_id, error)
 

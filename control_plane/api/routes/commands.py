@@ -7,7 +7,6 @@ Invariant: an event with the caller, the command and the rank is stored before t
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import secrets
 import shlex
@@ -54,7 +53,9 @@ async def execute_command(
     connected or does not answer in time; in the second case, the program may have run.
     """
     desk = services.registry.commands
-    job_name, node_id, command = await asyncio.to_thread(_ask, services, training_job_name, rank, request, caller)
+    job_name, node_id, command = await services.caller_threads.run(
+        _ask, services, training_job_name, rank, request, caller
+    )
     try:
         ended = await desk.run(node_id, command)
     except TooManyCommands:

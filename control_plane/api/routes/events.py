@@ -16,7 +16,6 @@ Invariant: a reader that reconnects with the last id it has read receives each l
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from typing import Annotated, Final
@@ -123,7 +122,7 @@ async def stream_events(
     The service disconnects a reader that reads nothing for 20 seconds. Raises ThrottlingException if too many streams
     are open.
     """
-    of_job = await asyncio.to_thread(_condition, services, training_job_name, caller)
+    of_job = await services.caller_threads.run(_condition, services, training_job_name, caller)
     interest = Interest(
         token_id=caller.token.id,
         ends_at=caller.ends_at,

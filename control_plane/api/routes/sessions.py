@@ -53,13 +53,13 @@ def create_session(sign_in: SignIn, request: Request, response: Response, servic
 
 
 @router.get("", response_model=Session)
-def describe_session(request: Request, services: ServicesDep) -> Session | Response:
+async def describe_session(request: Request, services: ServicesDep) -> Session | Response:
     """Return the current session, or status 204 without a valid session.
 
     A missing session is normal. With an error status, the browser's console would show an error.
     """
     try:
-        found = sessions.find(request, services)
+        found = await sessions.find(request, services)
     except Unauthenticated:
         found = None
     return (

@@ -84,7 +84,7 @@ async def hold_snapshot(
     Raises ConflictException if the job is not running, has no committed step, holds another snapshot, or no longer
     holds the requested one. Raises ServiceUnavailableException if an agent is not connected to this server.
     """
-    job, nodes = await asyncio.to_thread(_running, services, training_job_name, caller)
+    job, nodes = await services.caller_threads.run(_running, services, training_job_name, caller)
     if request.snapshot_id is not None:
         generation, step, nonce = _parts_of(request.snapshot_id)
         _require_generation(job, generation)
@@ -151,7 +151,7 @@ async def read_snapshot(
     if not begin < end <= begin + MAX_SNAPSHOT_READ_BYTES:
         raise invalid("End", f"must be from 1 to {MAX_SNAPSHOT_READ_BYTES} bytes after Begin", "{field} {message}.")
     generation, step, nonce = _parts_of(snapshot_id)
-    job, nodes = await asyncio.to_thread(_running, services, training_job_name, caller)
+    job, nodes = await services.caller_threads.run(_running, services, training_job_name, caller)
     _require_generation(job, generation)
     node = next((node for node in nodes if rank in node.ranks), None)
     if node is None:
@@ -181,7 +181,7 @@ async def release_snapshot(
 ) -> snapshots_schemas.ReleaseSnapshotResponse:
     """End the hold of a snapshot, so that the job may overwrite it. Repeated calls change nothing."""
     generation, _, nonce = _parts_of(snapshot_id)
-    job, nodes = await asyncio.to_thread(_members, services, training_job_name, caller)
+    job, nodes = await services.caller_threads.run(_members, services, training_job_name, caller)
     if job.generation == generation:
         # A HoldSnapshot call sends agents one request per attempt, each with its own id. Release the ids of all
         # attempts, so that a delayed request does not make an agent keep the snapshot again.
@@ -249,7 +249,7 @@ async def _begin(
             expected = sorted(rank for node in nodes for rank in node.ranks)
             if not refusal and ranks == expected and {answer.step for answer in answers.values()} == {newest}:
                 if not desk.has_begun(nonce):
-                    await asyncio.to_thread(_note, services, job, caller, newest)
+                    await services.caller_threads.run(_note, services, job, caller, newest)
                     desk.note_begun(nonce)
                 is_held = True
         finally:

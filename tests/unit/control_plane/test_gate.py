@@ -386,7 +386,7 @@ class Reading:
     """A connection with unread bytes, and the timers of its loop."""
 
     def __init__(self, owner: str, unread_bytes: int) -> None:
-        self.owner, self.unread_bytes, self.is_aborted = owner, unread_bytes, False
+        self.owner, self.unread_bytes, self.is_aborted, self.client = owner, unread_bytes, False, None
         self.timers: list[tuple[Any, ...]] = []
         self.loop = self.transport = self
 

@@ -14,10 +14,12 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import httpx
 import pytest
 
+from control_plane import api
 from control_plane.api import auth
 from control_plane.api.auth import MAX_HELD_BODY_BYTES
 from control_plane.api.caller_threads import CALLER, CALLER_THREADS, CallerThreads, EventAllowance
@@ -319,3 +321,16 @@ def test_request_bodies_of_one_token_are_limited_together(service) -> None:
         another = begun(other)
         another.sendall(b" ")
         assert another.recv(12) == b"HTTP/1.1 403"
+
+
+@pytest.mark.security
+def test_no_call_of_the_api_uses_a_thread_of_the_loops() -> None:
+    """A caller, a stranger or an agent with many calls would otherwise delay the jobs of all."""
+    folder = Path(api.__file__).parent
+    found = [
+        f"{path.relative_to(folder)}: {line.strip()}"
+        for path in sorted(folder.rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if "to_thread(" in line or "run_in_executor(None" in line
+    ]
+    assert found == []

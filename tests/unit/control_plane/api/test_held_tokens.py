@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from control_plane.api.held_tokens import LOOK_UPS, HeldTokens
-from control_plane.db import tokens
+from control_plane.api.held_tokens import HeldTokens
+from control_plane.db import nonces, tokens
 from control_plane.db.session import Database
 from control_plane.db.tokens import NewToken, Role, TokenKind
 from control_plane.db.versions import Versions
@@ -123,25 +123,21 @@ def test_the_number_of_cached_tokens_is_limited(desk):
     assert desk.looked_up == 3
 
 
-@pytest.mark.security
-async def test_strangers_take_few_threads_from_the_loops(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most = 0, 0
-    release = asyncio.Event()
-
-    async def counted(_work: object, _token: str) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await release.wait()
-        running -= 1
-
-    monkeypatch.setattr(asyncio, "to_thread", counted)
-    strangers = [asyncio.create_task(desk.held.find(f"wrong-{number}")) for number in range(50)]
-    for _ in range(100):
-        await asyncio.sleep(0)
-    release.set()
-    assert await asyncio.gather(*strangers) == [None] * 50
-    assert most == LOOK_UPS
+def test_a_browser_session_is_looked_up_once_until_it_is_signed_out(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, token_id = desk.mint()
+    found, find_by_id = [], tokens.find_by_id
+    monkeypatch.setattr(tokens, "find_by_id", lambda *given: found.append(given) or find_by_id(*given))
+    for _ in range(3):
+        record = asyncio.run(desk.held.find_of_session("cookie", token_id))
+        assert record is not None
+        assert record.id == token_id
+    assert len(found) == 1
+    with desk.other.write() as session:
+        nonces.spend(session, "cookie", START + timedelta(days=1))
+    assert asyncio.run(desk.held.find_of_session("cookie", token_id)) is None
+    assert asyncio.run(desk.held.find_of_session("another cookie", token_id)) is not None
 
 
 @pytest.mark.security

@@ -235,6 +235,26 @@ def test_a_slow_node_is_held_for_a_person_and_never_terminated() -> None:
     assert not [each for each in slow.actions if isinstance(each, TerminateMember)]
 
 
+def test_a_node_that_reports_many_rates_counts_once() -> None:
+    others = [result(1)] * (LEAST_OTHERS - 1)
+    liar = BurnInResult(number=1, level=1, seconds=1.0, tests=result(10**15).tests * 60)
+    assert slow_test(result(1), [*others, liar]) is None
+    assert slow_test(result(1), [liar]) is None
+    modest = structs.replace(liar, tests=(*liar.tests, *result(2).tests))
+    assert slow_test(result(1), [modest] * LEAST_OTHERS) is None, "its lowest rate counts"
+
+
+@pytest.mark.parametrize(("fleet_size", "held_count"), [(7, 1), (16, 2)])
+def test_few_nodes_of_a_fleet_are_held_for_slowness_at_once(fleet_size: int, held_count: int) -> None:
+    slow = record(result(1), repeat_count=REPEAT_COUNT)
+    fast = record(result(1000))
+    records = [record_of(f"i{number}", slow if number < 3 else fast) for number in range(fleet_size)]
+    observed = seen(records, [], desired=fleet_size)
+    nodes = {id: replace(node, protocol_minor=RunBurnIn.since_minor) for id, node in observed.nodes.items()}
+    decision = fleets.decide(NOW, FLEET, replace(observed, nodes=nodes), POLICY)
+    assert sum(isinstance(each.reason, SlowNode) for each in decision.records) == held_count
+
+
 def test_a_released_node_is_tested_again() -> None:
     held = row("i1", NodeState.HELD, hold=Hold.DISTRUSTED, release=HoldRelease.RETURN, burn_in=record(result(1)))
     observed = seen([held], [], desired=1)
