@@ -37,9 +37,9 @@ from control_plane.secrets import ADMIN_TOKEN, SecretFiles, server_id, write_pri
 from control_plane.settings import InvalidSettings, Settings
 from control_plane.steady_clock import steady_now
 from control_plane.tracing import TracingUnavailable
-from everstep.protocol.local_keys import UnusableKeys
-from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, LogFormat, RateLimit, TextFormatter
-from everstep.protocol.service_manager import ServiceManager
+from everstep.host.local_keys import UnusableKeys
+from everstep.host.log_records import LOG_FORMATS, JsonFormatter, LogFormat, RateLimit, TextFormatter
+from everstep.host.service_manager import ServiceManager
 
 log = logging.getLogger("control_plane")
 

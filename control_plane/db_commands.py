@@ -45,9 +45,9 @@ from control_plane.loop.records import run_folder
 from control_plane.replica import is_in_use
 from control_plane.settings import embedded_database
 from control_plane.steady_clock import steady_now
+from everstep.host.local_keys import UnusableKeys
 from everstep.protocol.errors import ProtocolError
 from everstep.protocol.ids import Generation, Step
-from everstep.protocol.local_keys import UnusableKeys
 from everstep.protocol.manifest import CheckpointManifest, decode_manifest
 from everstep.protocol.plan import ObjectReference
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from control_plane.cloud.connection import CloudMode, CloudSettings
 from control_plane.cloud.region import find_region
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 
 
 def of_the_database() -> argparse.ArgumentParser:

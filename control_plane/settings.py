@@ -14,8 +14,8 @@ from pathlib import Path
 from control_plane.cloud.connection import LOCAL_REGION, CloudMode, CloudSettings
 from control_plane.cloud.sinks import ARN
 from control_plane.db.retention import DEFAULT, RowRetention
-from everstep.protocol.local_keys import LocalKeys
-from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
+from everstep.host.local_keys import LocalKeys
+from everstep.host.loopback import is_loopback, is_this_machine, url_host
 from everstep.protocol.plan import DEFAULT_MAX_SLOWDOWN
 
 

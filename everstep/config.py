@@ -29,8 +29,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from everstep.errors import ConfigurationError
+from everstep.host.loopback import is_this_machine, url_host
 from everstep.json_values import is_object
-from everstep.protocol.loopback import is_this_machine, url_host
 
 DEFAULT_PROFILE: Final = "default"
 _PROFILE_PATTERN: Final = r"[A-Za-z0-9_-]{1,63}"

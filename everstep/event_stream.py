@@ -27,7 +27,7 @@ from botocore.utils import get_environ_proxies
 
 from everstep import exchanges
 from everstep.config import ClientConfig
-from everstep.protocol.loopback import is_loopback
+from everstep.host.loopback import is_loopback
 
 Json = dict[str, Any]
 

@@ -37,7 +37,7 @@ from botocore.loaders import Loader
 from everstep import config, event_stream, exchanges, sources, uploads, validation
 from everstep.aws_models import DATA, SERVICE
 from everstep.errors import ConfigurationError, NothingToDownload, TransferFailed
-from everstep.protocol.loopback import is_loopback
+from everstep.host.loopback import is_loopback
 
 if TYPE_CHECKING:
     from everstep.service import EverstepClient  # pyright: ignore[reportMissingModuleSource]  only a stub exists

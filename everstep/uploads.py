@@ -23,7 +23,7 @@ from botocore.httpsession import URLLib3Session
 from botocore.utils import get_environ_proxies
 
 from everstep import exchanges
-from everstep.protocol.loopback import is_loopback
+from everstep.host.loopback import is_loopback
 
 ATTEMPTS: Final = 3
 CONNECT_SECONDS: Final = 5.0

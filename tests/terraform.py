@@ -16,7 +16,7 @@ import pytest
 
 from control_plane.cloud.aws import AwsOperator
 from control_plane.cloud.contract import changes, checks
-from everstep import doctor
+from everstep.doctor import checks as doctor
 from tests.unit.local_cloud.served import ServedAws
 
 SOURCES = Path(__file__).resolve().parents[1] / "infra" / "terraform"

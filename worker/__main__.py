@@ -23,12 +23,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 import everstep
+from everstep.host.log_records import LOG_FORMATS, JsonFormatter, TextFormatter
+from everstep.host.loopback import is_loopback, url_host
+from everstep.host.service_manager import ServiceManager
 from everstep.protocol.attestation import SERVER_ID_PATTERN
 from everstep.protocol.ids import NodeId
-from everstep.protocol.log_records import LOG_FORMATS, JsonFormatter, TextFormatter
-from everstep.protocol.loopback import is_loopback, url_host
 from everstep.protocol.rank_messages import unordered_machine
-from everstep.protocol.service_manager import ServiceManager
 from worker.agent.agent import Agent
 from worker.agent.attestation import Claim
 from worker.agent.own_log import OwnLog

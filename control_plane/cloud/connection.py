@@ -49,8 +49,8 @@ from control_plane.cloud.errors import (
     ResourceContended,
     Throttled,
 )
-from everstep.protocol.local_keys import LocalKeys
-from everstep.protocol.loopback import is_loopback, url_host
+from everstep.host.local_keys import LocalKeys
+from everstep.host.loopback import is_loopback, url_host
 
 log = logging.getLogger(__name__)
 

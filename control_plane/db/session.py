@@ -32,7 +32,7 @@ from sqlalchemy.orm import Session
 from control_plane.db.disk_watch import DiskWatch
 from control_plane.db.errors import DanglingReferences
 from control_plane.db.models import Base
-from everstep.protocol.loopback import is_this_machine
+from everstep.host.loopback import is_this_machine
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

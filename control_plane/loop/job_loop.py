@@ -38,8 +38,8 @@ from control_plane.loop.protection_watch import ProtectionWatch
 from control_plane.loop.scheduler import Scheduler
 from control_plane.loop.store_listings import StoreListings
 from control_plane.loop.surroundings import SharedRows
+from everstep.host.log_records import about
 from everstep.protocol.ids import FleetName, RunId
-from everstep.protocol.log_records import about
 
 log = logging.getLogger(__name__)
 

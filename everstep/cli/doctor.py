@@ -10,7 +10,7 @@ from everstep.cli.commands import Shown, command
 from everstep.cli.output import FAILED
 
 if TYPE_CHECKING:
-    from everstep.findings import Finding
+    from everstep.doctor.findings import Finding
 
 app = typer.Typer(add_completion=False)
 
@@ -32,8 +32,8 @@ def doctor(
     ] = None,
 ) -> Shown:
     """Check this machine, the service and AWS, and suggest a repair for each problem. Exit code 1 if any is found."""
-    from everstep import bucket_checks, doctor_facts  # Import here to keep `--help` fast.
-    from everstep import doctor as judging
+    from everstep.doctor import bucket_checks, checks  # Import here to keep `--help` fast.
+    from everstep.doctor import facts as doctor_facts
 
     is_aws_asked = node if aws is None else aws
     facts = doctor_facts.gather(
@@ -45,7 +45,7 @@ def doctor(
         profile_name=profile,
         region_name=region,
     )
-    findings = judging.judge(facts)
+    findings = checks.judge(facts)
     if bucket is not None:
         found = doctor_facts.bucket(bucket.removeprefix("s3://").rstrip("/"), region)
         findings = (*findings, *bucket_checks.judge_bucket(found))
@@ -58,7 +58,7 @@ def doctor(
         }
         for finding in findings
     ]
-    is_wrong = judging.is_wrong(findings)
+    is_wrong = checks.is_wrong(findings)
     return Shown(
         {"Findings": rows, "IsWrong": is_wrong}, tuple(map(_line, findings)), exit_code=FAILED if is_wrong else 0
     )

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from everstep.protocol.local_keys import LocalKeys, UnusableKeys
+from everstep.host.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import fault_commands
 from infra.local_cloud.environment import POISONOUS, aws_variables
 from infra.local_cloud.errors import LocalCloudError

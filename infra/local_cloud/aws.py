@@ -31,7 +31,7 @@ import msgspec
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import make_server
 
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from infra.local_cloud import aws_answers
 from infra.local_cloud.addresses import AddressPool
 from infra.local_cloud.auto_scaling import AutoScaling

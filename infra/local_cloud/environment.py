@@ -17,8 +17,8 @@ import botocore.session
 import httpx
 from botocore.config import Config
 
-from everstep.protocol.local_keys import LocalKeys
-from everstep.protocol.loopback import is_loopback, url_host
+from everstep.host.local_keys import LocalKeys
+from everstep.host.loopback import is_loopback, url_host
 from infra.local_cloud.errors import LocalEndpointRefused
 from infra.local_cloud.signatures import signed_headers
 

@@ -32,7 +32,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.compat import HTTPHeaders
 from botocore.credentials import Credentials
 
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 
 ALGORITHM: Final = "AWS4-HMAC-SHA256"
 SKEW: Final = timedelta(minutes=15)

@@ -34,7 +34,7 @@ import msgspec
 from everstep import aws_models, failures, sdk
 from everstep.config import ClientConfig
 from everstep.errors import EverstepError
-from everstep.protocol.local_keys import LocalKeys, UnusableKeys
+from everstep.host.local_keys import LocalKeys, UnusableKeys
 from infra.local_cloud import network, preflight, roles
 from infra.local_cloud.aws_options import AwsOptions
 from infra.local_cloud.calls import CALLS, RecordedCall

@@ -19,7 +19,7 @@ import pytest
 from control_plane.cloud.errors import NotFound, ObjectChanged
 from control_plane.cloud.s3 import S3ServiceStore as ServerStore
 from everstep import uploads
-from everstep.bucket_checks import bucket_facts
+from everstep.doctor.bucket_checks import bucket_facts
 from everstep.protocol.manifest import PartsHasher
 from everstep.protocol.plan import InputChannel, ObjectReference
 from infra.local_cloud.environment import aws_variables

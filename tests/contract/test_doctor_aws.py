@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from everstep.cli.main import app
-from everstep.doctor_facts import DRY_RUNS
+from everstep.doctor.facts import DRY_RUNS
 from infra.local_cloud.environment import aws_variables
 from tests.unit.local_cloud.served import ServedAws, served_aws
 

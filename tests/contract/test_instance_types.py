@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from control_plane.cloud.aws import AwsOperator
-from everstep.node_checks import InstanceTypeFacts
-from everstep.node_facts import described_type
+from everstep.doctor.node_checks import InstanceTypeFacts
+from everstep.doctor.node_facts import described_type
 from infra.local_cloud.environment import aws_variables
 from tests.unit.local_cloud.served import ServedAws, served_aws
 

@@ -17,7 +17,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from infra.local_cloud.environment import ask, local_client
 from infra.local_cloud.signatures import signed_headers
 from tests.unit.local_cloud.served import ServedAws, encoded, served_aws
@@ -165,7 +165,7 @@ def test_a_presigned_url_reaches_s3_alone(aws: ServedAws) -> None:
 
 
 def test_the_keys_file_must_be_private(tmp_path: Path) -> None:
-    from everstep.protocol.local_keys import UnusableKeys
+    from everstep.host.local_keys import UnusableKeys
 
     file = tmp_path / "keys.json"
     file.write_bytes(LocalKeys.random().encoded())

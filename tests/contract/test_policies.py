@@ -23,7 +23,7 @@ from control_plane.cloud.notices import SqsQueue
 from control_plane.cloud.s3 import S3ServiceStore
 from control_plane.cloud.secrets import ManagedSecrets
 from control_plane.cloud.sinks import EventBusSink
-from everstep.node_facts import described_type
+from everstep.doctor.node_facts import described_type
 from everstep.protocol.ids import NodeId
 from everstep.protocol.plan import ObjectReference
 from infra.local_cloud.environment import aws_variables

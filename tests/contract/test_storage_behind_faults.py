@@ -28,7 +28,7 @@ from control_plane.cloud.s3 import S3ServiceStore as ControlStore
 from everstep import bulk
 from everstep.checkpoints.errors import StoreFailure
 from everstep.checkpoints.stores import S3
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from everstep.protocol.plan import ObjectReference
 from tests.moto_server import moto_server
 from tests.s3_proxy import Answer, Asked, Cut, S3Proxy

@@ -19,7 +19,7 @@ import pytest
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import CloudUnavailable, ObjectChanged
 from control_plane.cloud.s3 import S3ServiceStore as ControlStore
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from everstep.protocol.plan import ObjectReference
 from tests.contract.test_object_store import environment
 from tests.moto_server import moto_server

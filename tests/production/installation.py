@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from infra.local_cloud.environment import REGION, local_client
 from infra.local_cloud.up import AVAILABILITY_ZONE, FLEET, IMAGE, INSTANCE_TYPE, MAX_NODES
 from tests.terraform import Terraform, terraform_of

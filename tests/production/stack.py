@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from control_plane.db.models import FleetRow
 from control_plane.db.session import Database as Connected
 from control_plane.replica import url_of
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from infra.local_cloud.processes import Process, identify
 from infra.local_cloud.up import CONTROL_PLANE, FLEET, STANDBY, ClusterOptions, LocalCluster
 from tests.production.balancer import Balancer

@@ -9,7 +9,7 @@ from pathlib import Path
 import botocore.session
 from botocore import xform_name
 
-from everstep.doctor import NODE_ACTIONS, NODE_OPTIONS, SERVER_ACTIONS, SERVER_OPTIONS
+from everstep.doctor.checks import NODE_ACTIONS, NODE_OPTIONS, SERVER_ACTIONS, SERVER_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("autoscaling", "ec2", "events", "logs", "s3", "secretsmanager", "sqs", "ssm", "sts")
@@ -74,7 +74,7 @@ def test_the_control_planes_actions_are_those_that_it_asks_for() -> None:
 def test_an_agents_actions_are_those_that_it_asks_for() -> None:
     storage = ROOT / "worker" / "storage"
     everstep = ROOT / "everstep"
-    assert asked(storage / "node_aws.py", storage / "s3.py", everstep / "bulk.py", everstep / "node_facts.py") == {
+    assert asked(storage / "node_aws.py", storage / "s3.py", everstep / "bulk.py", everstep / "doctor" / "node_facts.py") == {
         *NODE_ACTIONS,
         *NODE_OPTIONS,
     }

@@ -6,8 +6,8 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep.host.log_records import LogFormat
 from everstep.protocol.ids import NodeId
-from everstep.protocol.log_records import LogFormat
 from worker.agent.attestation import Claim
 from worker.node.rank_user import RankUser
 from worker.ranks.shim.cgroups import NO_LIMITS, JobLimits

@@ -35,11 +35,11 @@ from typing import Final
 
 import msgspec
 
-from everstep.findings import Level
-from everstep.node_checks import judge_node
-from everstep.node_facts import node_facts
+from everstep.doctor.findings import Level
+from everstep.doctor.node_checks import judge_node
+from everstep.doctor.node_facts import node_facts
+from everstep.host.firmware import is_ec2_instance
 from everstep.protocol.agent_messages import BurnInOutcome, BurnInTest
-from everstep.protocol.firmware import is_ec2_instance
 from everstep.protocol.limits import cut
 from worker.node.health.gpus import GpuReader, NvmlGpus, gpu_reader
 from worker.node.priority import end_first_without_memory, work_at

@@ -24,10 +24,10 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from everstep.host.firmware import DMI, is_ec2_instance
+from everstep.host.loopback import url_host
 from everstep.protocol.agent_messages import NodeNotice, NoticeKind
-from everstep.protocol.firmware import DMI, is_ec2_instance
 from everstep.protocol.limits import cut
-from everstep.protocol.loopback import url_host
 
 log = logging.getLogger(__name__)
 

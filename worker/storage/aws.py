@@ -36,7 +36,7 @@ from botocore.exceptions import (
 )
 from botocore.parsers import ResponseParserError
 
-from everstep.protocol.loopback import is_loopback
+from everstep.host.loopback import is_loopback
 from everstep.protocol.plan import GenerationPlan
 from worker.errors import (
     BucketMissing,

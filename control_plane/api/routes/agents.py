@@ -68,6 +68,7 @@ from control_plane.db.nodes import AgentFacts
 from control_plane.db.tokens import NewToken, Role, TokenKind, TokenRecord
 from control_plane.gate import TRUST
 from control_plane.loop.agents import AgentConnection
+from everstep.host.log_records import about
 from everstep.protocol.agent_messages import (
     ALREADY_JOINED,
     NOT_YOURS,
@@ -84,7 +85,6 @@ from everstep.protocol.certificates import RENEWAL_SECONDS
 from everstep.protocol.codec import PROTOCOL_MINOR, decode, encode
 from everstep.protocol.errors import MalformedMessage, ProtocolError, UnknownVersion
 from everstep.protocol.ids import FleetName, NodeId
-from everstep.protocol.log_records import about
 from everstep.protocol.shared_lists import SharedLists
 
 log = logging.getLogger(__name__)

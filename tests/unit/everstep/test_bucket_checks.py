@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from everstep.bucket_checks import BucketFacts, Rule, bucket_facts, judge_bucket
-from everstep.findings import Level
+from everstep.doctor.bucket_checks import BucketFacts, Rule, bucket_facts, judge_bucket
+from everstep.doctor.findings import Level
 
 ABORT = Rule(name="abort", covers_all=True, aborts_uploads=True)
 NONCURRENT = Rule(name="old", covers_all=True, expires_noncurrent=True)

@@ -16,11 +16,12 @@ from botocore.parsers import ResponseParserError
 from botocore.stub import Stubber
 from typer.testing import CliRunner
 
-from everstep import doctor, doctor_facts
-from everstep.bucket_checks import BucketFacts, Rule
 from everstep.cli.main import app
-from everstep.doctor import GIB, AwsFacts, AwsQuota, DoctorFacts, ServiceFacts, is_wrong, judge
-from everstep.findings import Level
+from everstep.doctor import checks
+from everstep.doctor import facts as doctor_facts
+from everstep.doctor.bucket_checks import BucketFacts, Rule
+from everstep.doctor.checks import GIB, AwsFacts, AwsQuota, DoctorFacts, ServiceFacts, is_wrong, judge
+from everstep.doctor.findings import Level
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SERVICE = ServiceFacts(
@@ -295,8 +296,8 @@ def test_the_exit_code_says_whether_anything_is_wrong(
     assert done.exit_code == code
     said = json.loads(done.stdout)
     assert said["IsWrong"] is bool(code)
-    assert len(said["Findings"]) == len(doctor.judge(facts))
-    advised = [finding.advice for finding in doctor.judge(facts) if finding.advice]
+    assert len(said["Findings"]) == len(checks.judge(facts))
+    advised = [finding.advice for finding in checks.judge(facts) if finding.advice]
     assert re.findall("to do: (.*)", CliRunner().invoke(app, ["doctor"]).stdout) == advised
 
 

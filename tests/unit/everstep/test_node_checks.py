@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from everstep import node_facts as node_facts_module
-from everstep.findings import Level
-from everstep.node_checks import InstanceTypeFacts, NodeFacts, judge_node
-from everstep.node_facts import node_facts
+from everstep.doctor import node_facts as node_facts_module
+from everstep.doctor.findings import Level
+from everstep.doctor.node_checks import InstanceTypeFacts, NodeFacts, judge_node
+from everstep.doctor.node_facts import node_facts
 from tests.instance_metadata import Service, served
 
 P5 = InstanceTypeFacts(name="p5.48xlarge", gpus=8, network_cards=32, efa_interfaces=32)

@@ -20,7 +20,7 @@ import httpx
 import msgspec
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from infra.local_cloud import aws_answers
 from infra.local_cloud.aws_answers import AwsAnswers, RecordedAnswers
 from infra.local_cloud.aws_options import AwsOptions

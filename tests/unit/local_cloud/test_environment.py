@@ -18,7 +18,7 @@ from botocore.parsers import ResponseParserError
 
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import EndpointRefused as ControlPlaneRefused
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from infra.local_cloud.environment import POISONOUS, aws_variables, local_client, process_environment
 from infra.local_cloud.errors import LocalEndpointRefused
 

@@ -12,7 +12,7 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
 
-from everstep.protocol.local_keys import LocalKeys
+from everstep.host.local_keys import LocalKeys
 from infra.local_cloud.signatures import Denial, Denied, IssuedKey, SignedRequest, Signer, signed_headers, stray, verify
 
 pytestmark = pytest.mark.security

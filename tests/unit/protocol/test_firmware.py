@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from everstep.protocol.firmware import is_ec2_instance
+from everstep.host.firmware import is_ec2_instance
 
 
 def test_an_instance_is_known_by_its_firmware(tmp_path: Path) -> None:

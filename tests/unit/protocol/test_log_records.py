@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everstep.protocol.log_records import (
+from everstep.host.log_records import (
     LINES_PER_PERIOD,
     MAX_KINDS,
     PERIOD_SECONDS,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.protocol.loopback import is_loopback, is_this_machine, url_host
+from everstep.host.loopback import is_loopback, is_this_machine, url_host
 
 BROKEN = [
     "",

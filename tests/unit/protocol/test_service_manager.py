@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.protocol.service_manager import ServiceManager
+from everstep.host.service_manager import ServiceManager
 
 
 @pytest.fixture(params=["path", "abstract"])

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from everstep.node_facts import CLASS_INFINIBAND
+from everstep.doctor.node_facts import CLASS_INFINIBAND
 from worker.core.node_health import DiskFacts, DiskQueue, LinkFacts
 
 CLASS_NET = Path("/sys/class/net")

@@ -12,7 +12,7 @@ import socket
 import sys
 from pathlib import Path
 
-from everstep.protocol.log_records import TextFormatter
+from everstep.host.log_records import TextFormatter
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from control_plane.api.open_answers import WhileTokenIsGood
 from control_plane.api.surface import OPEN_OPERATIONS, least_roles
 from control_plane.db import tokens
 from control_plane.db.tokens import NewToken, Role, TokenKind
-from everstep import doctor_facts
+from everstep.doctor import facts as doctor_facts
 from tests.unit.control_plane.api.conftest import Service, all_pages, refused
 
 

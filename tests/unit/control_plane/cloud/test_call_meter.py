@@ -22,8 +22,8 @@ from control_plane.cloud.call_meter import (
 )
 from control_plane.cloud.connection import CloudMode, CloudSettings, Connection
 from control_plane.cloud.errors import Throttled
+from everstep.host.local_keys import LocalKeys
 from everstep.protocol.ids import NodeId
-from everstep.protocol.local_keys import LocalKeys
 from infra.local_cloud.rates import Rate, family_of
 
 NODE = NodeId("i-1234567890abcdef0")

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from everstep import __version__, failures, sdk
-from everstep.bucket_checks import BucketFacts, bucket_facts
-from everstep.doctor import (
+from everstep.doctor.bucket_checks import BucketFacts, bucket_facts
+from everstep.doctor.checks import (
     NODE_ACTIONS,
     NODE_OPTIONS,
     SERVER_ACTIONS,
@@ -32,9 +32,9 @@ from everstep.doctor import (
     DoctorFacts,
     ServiceFacts,
 )
+from everstep.doctor.node_facts import node_facts
 from everstep.errors import EverstepError, ServiceFailed
-from everstep.node_facts import node_facts
-from everstep.protocol.firmware import is_ec2_instance
+from everstep.host.firmware import is_ec2_instance
 
 SHARED_MEMORY: Final = Path("/dev/shm")
 AGENT_SETTINGS: Final = Path("/etc/everstep/agent.env")

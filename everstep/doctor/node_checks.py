@@ -1,7 +1,7 @@
 """Judges whether a machine has the hardware and the limits that its EC2 instance type promises.
 
 `everstep doctor --node` uses this module. Machine images run that command at boot and start the agent only if no
-finding is WRONG. `everstep.node_facts` gathers the facts.
+finding is WRONG. `everstep.doctor.node_facts` gathers the facts.
 
 Invariant: the module is pure. A fact that could not be gathered has its default value. The module then reports the
 hardware or the limit as missing, if the instance type has this hardware or every node needs this limit. The instance
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from everstep.findings import Finding, Level
+from everstep.doctor.findings import Finding, Level
 
 LEAST_OPEN_FILES: Final = 65_536
 """Smallest accepted limit of open files per process.

@@ -1,6 +1,6 @@
 """Implements the checks of `everstep doctor`: turns facts about a laptop or a node into findings with advice.
 
-`everstep.doctor_facts` gathers the facts.
+`everstep.doctor.facts` gathers the facts.
 
 Invariant: the module is pure. If a fact could not be gathered, the check of this fact reports a finding. A finding is
 WRONG only if the fault stops Everstep, or a feature of it, from working.
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from everstep.findings import Finding, Level
-from everstep.node_checks import NodeFacts, judge_node
+from everstep.doctor.findings import Finding, Level
+from everstep.doctor.node_checks import NodeFacts, judge_node
 from everstep.protocol.rank_messages import unordered_machine
 
 GIB: Final = 1024**3

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from everstep.findings import Finding, Level
+from everstep.doctor.findings import Finding, Level
 
 ARCHIVES: Final = frozenset({"GLACIER", "DEEP_ARCHIVE"})
 """Storage classes whose objects no request can read before they are restored."""

@@ -1,4 +1,4 @@
-"""Gathers the facts that `everstep.node_checks` judges. They come from the kernel, systemd, EC2 and its metadata.
+"""Gathers the facts that `everstep.doctor.node_checks` judges: from the kernel, systemd, EC2 and its metadata.
 
 Invariant: the module changes nothing and raises no errors. A fact that cannot be gathered keeps its default.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from everstep.node_checks import InstanceTypeFacts, NodeFacts
-from everstep.protocol.firmware import is_ec2_instance
+from everstep.doctor.node_checks import InstanceTypeFacts, NodeFacts
+from everstep.host.firmware import is_ec2_instance
 
 EC2_METADATA: Final = "http://169.254.169.254"
 TIMEOUT_SECONDS: Final = 10.0
