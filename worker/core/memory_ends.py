@@ -1,4 +1,4 @@
-"""Decides whether a rank ended because it ran out of memory, from evidence of the kernel and of the rank. No I/O.
+"""Decides whether a rank ended because it ran out of memory, from evidence of the kernel and of the rank.
 
     evidence                                                        certain    source
     the kernel's log reports a kill of this process                 yes        kernel_log
@@ -6,11 +6,7 @@
     the kill counter of the node rose                               no         node
     the rank's last exception reports a lack of memory              yes        exception
 
-"Certain" means that the evidence is about the rank itself. The first three kinds of evidence count only if SIGKILL
-ended the process and the agent had not requested it. The process is the rank, or a DataLoader worker whose end caused
-the rank's last exception. The node's counter covers every process of the machine, so the kernel may have killed another
-process.
-
+The first three count only if SIGKILL, not requested by the agent, ended the rank or a DataLoader worker of it.
 Invariant: a value that was not measured is None, never estimated.
 """
 
@@ -35,7 +31,7 @@ _LOST_LOADERS = re.compile(
     r"RuntimeError: DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
     r"(?:is killed by signal: Killed\b|exited unexpectedly\s*$)"
 )
-"""Matches the exception with which a DataLoader reports that its workers were killed or have exited.
+"""Matches the exception of a DataLoader whose workers were killed or have exited.
 
 Source: torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py, torch 2.13.
 """
@@ -51,12 +47,9 @@ class KillCounts:
     """Counters of kernel kills for lack of memory. A value is None if the counter cannot be read."""
 
     cgroup: int | None = None
-    """Number of processes that the kernel has killed in the rank's cgroup for lack of memory.
-
-    None if this cgroup is the whole machine.
-    """
+    """Kills in the rank's cgroup; None if this cgroup is the whole machine."""
     node: int | None = None
-    """Number of processes that the kernel has killed on the whole machine for lack of memory."""
+    """Kills on the whole machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +57,11 @@ class MemoryUse:
     """Memory in use shortly before a rank ended, in bytes. A value is None if it was not measured."""
 
     rank_bytes: int | None = None
-    """Resident memory of the rank's process, in bytes; None if it was not measured."""
+    """Resident memory of the rank's process."""
     used_bytes: int | None = None
     """Used memory of the rank's cgroup if that cgroup has a limit, otherwise of the node."""
     total_bytes: int | None = None
-    """Limit of the memory that `used_bytes` counts: the cgroup's limit, otherwise the node's memory."""
+    """Limit of the memory that `used_bytes` counts."""
 
 
 UNMEASURED = MemoryUse()
@@ -80,14 +73,13 @@ class LostLoaders:
 
     pids: tuple[int, ...]
     words: str
-    """The line of the rank's stderr that names the DataLoader workers that ended."""
+    """The line of the rank's stderr that names these workers."""
 
 
 def lost_loaders(last_lines: str) -> LostLoaders | None:
     """Return the DataLoader workers whose end caused the rank's last exception, or None for another exception.
 
-    `last_lines` are the last lines of the rank's stderr. Afterwards, `end_of_killed` decides whether the kernel killed
-    the workers for lack of memory.
+    `last_lines` are the last lines of the rank's stderr. `end_of_killed` then decides whether the kernel killed them.
     """
     line = _last_exception(last_lines)
     found = _LOST_LOADERS.match(line)
@@ -97,17 +89,14 @@ def lost_loaders(last_lines: str) -> LostLoaders | None:
 def end_of_killed(
     before: KillCounts, after: KillCounts, use: MemoryUse, logged_bytes: int | None, loaders: LostLoaders | None = None
 ) -> MemoryEnd | None:
-    """Return the strongest evidence that the kernel ended a process with SIGKILL for lack of memory, or None.
+    """Return the strongest evidence that the kernel killed a process for lack of memory, or None.
 
     Args:
         before: kill counters that were read before the rank ended.
-        after: kill counters after the rank ended. A counter that is higher than in `before` is evidence.
+        after: kill counters after the rank ended.
         use: memory measurements shortly before the rank ended.
         logged_bytes: the process's resident memory in the kernel's log (`logged_kill`); None without a log record.
         loaders: the DataLoader workers that ended instead of the rank itself; None if the rank was killed.
-
-    Returns:
-        The strongest evidence with the measurements; None without evidence.
     """
     if logged_bytes is not None:
         source = MemorySource.KERNEL_LOG
@@ -130,12 +119,7 @@ def end_of_killed(
 def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
     """Return the evidence that a lack of memory caused a rank's last exception, or None for another exception.
 
-    Args:
-        last_lines: the last lines of the rank's stderr.
-        use: memory measurements shortly before the rank ended.
-
-    Returns:
-        The evidence, with the line that names the exception.
+    `last_lines` are the last lines of the rank's stderr.
     """
     line = _last_exception(last_lines)
     if _GPU_EXCEPTIONS.match(line):
@@ -153,16 +137,12 @@ def end_of_raised(last_lines: str, use: MemoryUse) -> MemoryEnd | None:
 
 
 def logged_kill(log: str, pid: int, since_seconds: float) -> int | None:
-    """Return the resident memory of a process when the kernel killed it for lack of memory.
+    """Return the resident bytes of a process when the kernel killed it for lack of memory; None without a log record.
 
     Args:
         log: records of /dev/kmsg, one per line.
         pid: pid of the process that may have been killed.
-        since_seconds: start of the process, in seconds since boot. Older records are about an earlier process with this
-            pid.
-
-    Returns:
-        Bytes, or None if the log does not report a kill of this process.
+        since_seconds: start of the process, in seconds since boot. An older record is about an earlier process.
     """
     found = None
     for line in log.splitlines():
@@ -180,7 +160,7 @@ def _has_risen(before: int | None, after: int | None) -> bool:
 
 
 def _last_exception(text: str) -> str:
-    """Return the last line of the last Python traceback in `text`, which names the exception; "" without one."""
+    """Return the line that names the exception of the last Python traceback in `text`; "" without one."""
     _, found, rest = text.rpartition(_TRACEBACK)
     if not found:
         return ""
