@@ -32,6 +32,7 @@ BEYOND_DOUBT = 2.0
 """Number of standard errors by which the measured cost must exceed the limit before the interval grows."""
 LIKELY = 1.0
 """Number of standard errors that are added to the measured cost when a new interval is computed."""
+# A job that otherwise commits every step then commits 98 % of its steps.
 REST_EVERY = 48
 """Number of consecutive loaded iterations after which one proposal is delayed, to get a quiet iteration."""
 MAX_INTERVAL = 1000
