@@ -15,7 +15,10 @@ STANDSTILL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """Time for which the node's link was used until `at_seconds`. Only differences between two values are meaningful."""
+    """Time for which the node's link was used until `at_seconds`.
+
+    Only differences between two values are meaningful.
+    """
 
     at_seconds: float = 0.0
     """Time of this measurement in monotonic seconds. It does not advance while no transfer has data to send."""

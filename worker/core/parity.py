@@ -140,13 +140,19 @@ class ParityShare:
     """Ranks whose whole contribution is combined into this share."""
 
     def begin(self, contribution: Contribution) -> ParityShare:
-        """Record an announced contribution. If the rank has announced another digest before, the share becomes empty."""
+        """Record an announced contribution.
+
+        If the rank has announced another digest before, the share becomes empty.
+        """
         earlier = {each for each in self.announced if each.rank == contribution.rank}
         share = ParityShare(self.contributors) if earlier - {contribution} else self
         return replace(share, announced=share.announced | {contribution})
 
     def accepts(self, rank: Rank, row: int) -> bool:
-        """Return whether the agent must still combine the chunk of `rank` with row `row`. A second XOR would remove it."""
+        """Return whether the agent must still combine the chunk of `rank` with row `row`.
+
+        A second XOR would remove it.
+        """
         return not self._rows(rank) >> row & 1
 
     def is_begun(self, row: int) -> bool:
@@ -174,7 +180,8 @@ class ParityShare:
 
         Args:
             connected: ranks of the stripe with an open session to this node.
-            progressed: ranks that have made progress, or have delayed their contribution themselves, since the last True.
+            progressed: ranks that have made progress, or have delayed their contribution themselves, since the last
+                True.
         """
         begun = {each.rank for each in self.announced}
         missing = self.contributors - self.complete

@@ -60,7 +60,10 @@ class Shard:
 
     @classmethod
     def begin(cls, base: Step, peers: tuple[NodeId, ...], *, has_parity: bool = False) -> Shard:
-        """Return the state of a shard at the start of a generation. The owner has sealed the base, unless it is step 0."""
+        """Return the state of a shard at the start of a generation.
+
+        The owner has sealed the base, unless it is step 0.
+        """
         sealed = frozenset({base} if base else ())
         return cls(base=base, peers=peers, view=frozenset(peers), sealed=sealed, has_parity=has_parity)
 
@@ -189,7 +192,10 @@ class Shard:
         return is_before or (half.boundary == self.proposed and half.standing is not RankStanding.MOVING)
 
     def _confirmed(self, peer: NodeId) -> Shard:
-        """Put `peer` back into the view if it holds the foundation. After the owner's vote, the view does not change."""
+        """Put `peer` back into the view if it holds the foundation.
+
+        After the owner's vote, the view does not change.
+        """
         if peer in self.view or peer not in self.peers or self.vote is not Vote.NONE or self.foundation == NONE:
             return self
         is_there = (peer, self.foundation) in self.held

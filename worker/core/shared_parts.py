@@ -36,7 +36,10 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedParts:
-    """The parts of one attempt to upload or load, and the nodes that transfer them. Each method returns the next state."""
+    """The parts of one attempt to upload or load, and the nodes that transfer them.
+
+    Each method returns the next state.
+    """
 
     part_count: int
     window: int = 1
@@ -139,7 +142,10 @@ class SharedParts:
         return replace(self, finished=finished, missing=self.missing | {number}).exclude(helper)
 
     def take_missing(self) -> tuple[SharedParts, int | None]:
-        """Assign a missing part to the owner. Returns the new state and the part's number, None if no part is missing."""
+        """Assign a missing part to the owner.
+
+        Returns the new state and the part's number, None if no part is missing.
+        """
         if not self.missing:
             return self, None
         number = min(self.missing)

@@ -18,7 +18,9 @@ Invariant: until the base is committed, one further node may be lost, and all sh
 step, if the plan had such a step. After a drop by condition 3:
 
 - If the owner's node is lost, all shards return to the base: other nodes have the base of the lost shards.
-- If another node is lost whose base no other node has, all shards return to the older step. No node has dropped the older contents of its shards, because condition 3 did not hold for them. The owner in condition 3 has its own.
+- If another node is lost whose base no other node has, all shards return to the older step. No node has dropped the
+  older contents of its shards,
+  because condition 3 did not hold for them. The owner in condition 3 has its own.
 
 Full nodes that wait for each other make progress, because all fill their last slots in rank order (`slots_ahead`). If
 no content may be dropped, owners drop the full nodes from view at the holder deadline, and the base is committed.

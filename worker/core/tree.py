@@ -39,7 +39,7 @@ class RoundTree:
 
     @classmethod
     def of(cls, coordinator: NodeId, ranks: Mapping[NodeId, Iterable[Rank]], *, arity: int = ARITY) -> RoundTree:
-        """Build the tree of a generation. `ranks` is in the order of the plan, so that every node builds the same tree."""
+        """Build the tree of a generation. `ranks` is in the order of the plan, so every node builds the same tree."""
         order = (coordinator, *(node for node in ranks if node != coordinator))
         return cls(order, MappingProxyType({node: frozenset(named) for node, named in ranks.items()}), arity)
 

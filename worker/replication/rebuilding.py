@@ -45,7 +45,7 @@ async def rebuild_shard(
     """Rebuild a lost shard in a slot of this node and seal it.
 
     Args:
-        dialler: returns the dialler of fetch sessions to the node of a survivor (another rank of the stripe).
+        dialler: returns the dialler of fetch sessions to the node of a survivor.
         source: the shard and its survivors, from the plan.
         store: this node's slots.
         keep: contents of this shard that must not be overwritten.
@@ -124,10 +124,6 @@ async def rebuild_shard(
 
 
 def _checked(source: ShardSource) -> Rebuild:
-    """Return the lost shard and the surviving ranks of its stripe, as the source names them.
-
-    Raises MalformedMessage if the source contradicts itself.
-    """
     rebuild = source.rebuild
     if rebuild is None or len(rebuild.stripe) < 2:
         raise MalformedMessage("a source of kind parity names no survivors")
@@ -165,38 +161,31 @@ async def _receive(
 
 
 class Rebuilding:
-    """Rebuilds a shard in a slot: combines chunks of the other ranks' shards and parity shares by XOR."""
+    """Rebuilds a shard in a slot: combines chunks of the other ranks' shards and shares by XOR."""
 
     def __init__(self, file: SlotFile, rebuild: Rebuild) -> None:
-        """Create the object for a granted slot, whose bytes are undefined.
+        """Create the object for a granted slot with undefined bytes.
 
-        Args:
-            file: the slot, with room for the lost shard.
-            rebuild: the lost shard, and the other ranks of its stripe (the survivors).
-
-        Raises:
-            NoRoom: the slot is smaller than the lost shard. The slot's bytes are unchanged.
+        Raises NoRoom if it is smaller than the lost shard.
         """
         if file.header.capacity_bytes < rebuild.lost.payload_bytes:
             raise NoRoom(needed_bytes=rebuild.lost.payload_bytes, available_bytes=file.header.capacity_bytes)
         self._file = file
         self._missing = Missing(Stripe(rebuild.stripe), rebuild.lost)
         self._begun: set[int] = set()
-        """Chunks of the lost shard into which a chunk was already written. All other chunks have undefined bytes."""
+        """Chunks of the lost shard into which a chunk was already written. All others have undefined bytes."""
         self._lock = threading.Lock()
 
     def wanted(self, rank: Rank, owner: Rank, payload_bytes: int) -> frozenset[int]:
-        """Return the numbers of the chunks that `rank`, a survivor of the stripe, must send to rebuild the lost shard.
-
-        If `owner` equals `rank`, they are chunks of the survivor's shard, otherwise of its parity share.
-        `payload_bytes` is the size of this shard or share.
+        """Return the chunks that the survivor `rank` must send: of its shard if `owner` equals `rank`, otherwise of its
+        share.
         """
         return self._missing.wanted(rank, payload_bytes, is_share=owner != rank)
 
     def take(self, rank: Rank, owner: Rank, chunk: int, data: memoryview) -> bool:
-        """Combine a verified chunk of another rank's shard or share by XOR with one chunk of the lost shard.
+        """Combine a verified chunk of a survivor with one chunk of the lost shard.
 
-        `Missing.chunk_of` selects the chunk of the lost shard. Thread-safe; the caller passes each chunk once.
+        Thread-safe; each chunk is passed once.
         """
         lost = self._missing.chunk_of(rank, chunk, is_share=owner != rank)
         begin, end = self._missing.range_of(lost)
