@@ -176,7 +176,9 @@ class Shard:
         return replace(self, view=self.view - {peer}, returning=self.returning - {peer}, silent=silent)._settled()
 
     def wanted(self, peer: NodeId) -> Step:
-        """Return the step that the owner sends to `peer` next: first the foundation, then the proposed step; or `NONE`."""
+        """Return the step that the owner sends to `peer` next: first the foundation, then the proposed step; or
+        `NONE`.
+        """
         # A combined chunk cannot be removed from a share, so only sealed steps are sent with parity.
         capturing = NONE if self.has_parity else self.capturing
         for step in (self.foundation, self.proposed):

@@ -8,8 +8,9 @@ A node without spare memory drops one slot of a stray at a time, and only if the
     older than the base     condition 1, 2 or 3                         have it; or a later step is committed, which
                                                                         makes the older contents of all nodes useless
 
-1. The base is committed. 2. The job would not return to this step, whichever one node were lost. 3. The node of the
-shard's owner keeps the same content, and other nodes have the base of every shard of that node.
+1. The base is committed.
+2. The job would not return to this step, whichever one node were lost.
+3. The node of the shard's owner keeps the same content, and other nodes have the base of every shard of that node.
 
 After a relayout, strays of the base protect the job until the first commit. A node without room may then drop a stray
 if an earlier node of the plan keeps the same content, or if it fetched the stray only for ranks that have loaded.
@@ -19,8 +20,7 @@ step, if the plan had such a step. After a drop by condition 3:
 
 - If the owner's node is lost, all shards return to the base: other nodes have the base of the lost shards.
 - If another node is lost whose base no other node has, all shards return to the older step. No node has dropped the
-  older contents of its shards,
-  because condition 3 did not hold for them. The owner in condition 3 has its own.
+  older contents of its shards, because condition 3 did not hold for them. The owner in condition 3 has its own.
 
 Full nodes that wait for each other make progress, because all fill their last slots in rank order (`slots_ahead`). If
 no content may be dropped, owners drop the full nodes from view at the holder deadline, and the base is committed.

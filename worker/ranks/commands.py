@@ -1,7 +1,5 @@
 """Runs users' commands next to a rank of this node, without a shell and with limits on time and output.
 
-A command runs on the rank's node, in the rank's cgroup and as the rank's user.
-
     agent ──▶ python -P -s -m worker.ranks.contained_program CGROUP USER PROGRAM ARGUMENT …
                 │ runs in the rank's cgroup and dies with the agent
                 │ stdin: the bytes of the request; stdout and stderr: the first 256 KiB of each go to the user
@@ -38,17 +36,17 @@ log = logging.getLogger(__name__)
 
 MAX_AT_ONCE: Final = 4
 MAX_KEPT: Final = 8
-"""Number of finished commands whose results are kept. A repeated request receives the kept result."""
+"""Number of finished commands whose results are kept for repeated requests."""
 END_SECONDS: Final = 5.0
-"""Maximum seconds to wait until a user's command has ended after it was killed."""
+"""Maximum seconds to wait until a killed command has ended."""
 _ENDED: Final = "the generation ended"
 _READ_BYTES: Final = 64 * 1024
 
 
 class RankCommands:
-    """Runs users' commands on this node, each in the cgroup and as the Linux user of a rank.
+    """Runs users' commands on this node, each in the cgroup and as the user of a rank.
 
-    The agent owns the object and closes it at the end of every generation.
+    Closed after every generation.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class RankCommands:
         answer: Callable[[CommandEnded], None],
         user_of: Callable[[RunId], RankUser | None] = lambda _: None,
     ) -> None:
-        """Create the object; no user's command is running.
+        """Create the object.
 
         Args:
             environment: returns the variables that a run's ranks inherit from the node; contains no tokens.
@@ -71,16 +69,11 @@ class RankCommands:
         self._answers: OrderedDict[str, CommandEnded] = OrderedDict()
 
     def take(self, command: RunCommand, rank: RankRecord | None) -> None:
-        """Start a command. If the command has already finished, send its result again.
+        """Start a command, or send the result of a finished command again.
 
-        A client may repeat its request with the same id, for example after a timeout. While the command still runs, a
-        repeated request has no effect.
-
-        Args:
-            command: the request of the control plane.
-            rank: the rank next to which the command runs. None if this rank does not run on this node; the command is
-                then refused.
+        `rank` is None if the rank does not run here.
         """
+        # A client may repeat its request with the same id, for example after a timeout.
         if command.command_id in self._running:
             return
         if (known := self._answers.get(command.command_id)) is not None:
@@ -104,7 +97,7 @@ class RankCommands:
         self._running[command.command_id] = task
 
     async def close(self) -> None:
-        """Kill all commands that users run on this node, and report to each user that the command was ended."""
+        """Kill all commands on this node, and report to each user that the command was ended."""
         await end(*self._running.values())
         # A task that was cancelled before it began to run has sent no answer for its command.
         for command_id in list(self._running):
@@ -128,10 +121,7 @@ class RankCommands:
 
 
 def words_for(argv: Sequence[str], pid: int) -> list[str]:
-    """Return the user's command with each `{pid}` replaced by the rank's pid.
-
-    py-spy without a `--pid` option receives the rank's pid.
-    """
+    """Return the command with each `{pid}` replaced by the rank's pid. py-spy without `--pid` receives it."""
     words = [word.replace("{pid}", str(pid)) for word in argv]
     is_about_another = any(word in ("-p", "--pid", "--") or word.startswith("--pid=") for word in words)
     return [*words, "--pid", str(pid)] if words[0] == "py-spy" and len(words) > 1 and not is_about_another else words
@@ -140,19 +130,10 @@ def words_for(argv: Sequence[str], pid: int) -> list[str]:
 async def run_beside(
     command: RunCommand, rank: RankRecord, environment: Mapping[str, str], user: RankUser | None = None
 ) -> CommandEnded:
-    """Run a command next to a rank: on its node, in its cgroup.
+    """Run a command next to a rank. The exit code is None after a timeout.
 
-    Args:
-        command: the request, with its time limit and stdin.
-        rank: the rank next to which the command runs.
-        environment: the environment inherited from the node; RANK and EVERSTEP_RANK_PID are added to it.
-        user: the user that the command runs as; None means the agent's own user.
-
-    Returns:
-        The output and the exit code. The exit code is None after a timeout.
-
-    Raises:
-        OSError: the kernel cannot start a process.
+    `environment` is inherited from the node. `user` is None for the agent's own user. Raises OSError if the kernel
+    cannot start a process.
     """
     own = {**environment, "RANK": str(rank.rank), "EVERSTEP_RANK_PID": str(rank.pid)}
     words = (rank.cgroup or beside.NONE, beside.written(user), *words_for(command.argv, rank.pid))
@@ -189,10 +170,7 @@ async def run_beside(
 
 
 async def _started(words: Sequence[str], environment: Mapping[str, str], stdin: int) -> Process:
-    """Start a program as the leader of a new Linux session.
-
-    If the caller is cancelled during the start, kill the program and its descendants.
-    """
+    """Start a program as the leader of a new session. On cancellation, kill the program and its descendants."""
     options = {"stdin": stdin, "stdout": PIPE, "stderr": PIPE, "start_new_session": True}
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(*words, env=environment, **options)  # type: ignore[arg-type]
@@ -216,21 +194,13 @@ async def _feed(process: Process, data: bytes) -> None:
 
 
 async def _read(stream: asyncio.StreamReader, into: bytearray) -> None:
-    """Read a stream to its end, and append its first bytes to `into`.
-
-    If the stream exceeds the limit of the output, one byte beyond the limit is appended, so that the caller detects
-    this.
-    """
+    """Append a stream's first bytes to `into`, one more than the limit if the stream exceeds it."""
     while chunk := await stream.read(_READ_BYTES):
         into += chunk[: MAX_COMMAND_OUTPUT_BYTES + 1 - len(into)]
 
 
 async def _end(process: Process) -> None:
-    """Kill a command and all its descendants, then close its pipes.
-
-    An agent without root rights cannot kill a process of another user (`sudo`). Such a process could hold the pipes
-    open for ever, so this function closes them.
-    """
+    """Kill a command and all its descendants, then close its pipes."""
     if process.returncode is None:
         await asyncio.to_thread(kill_tree, process.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):

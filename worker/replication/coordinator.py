@@ -26,7 +26,9 @@ log = logging.getLogger(__name__)
 
 
 def new_life() -> int:
-    """Return the term of a new coordinator: monotonic nanoseconds, so that each restart on a node gets a higher term."""
+    """Return the term of a new coordinator: monotonic nanoseconds, so that each restart on a node gets a higher
+    term.
+    """
     return int(asyncio.get_running_loop().time() * 1e9)
 
 

@@ -662,7 +662,9 @@ class Scratch:
 
 
 class IncomingParts(IncomingShard):
-    """Tracks an incoming transfer whose chunks are verified in a buffer, then combined with a share's or shard's bytes."""
+    """Tracks an incoming transfer whose chunks are verified in a buffer, then combined with a share's or shard's
+    bytes.
+    """
 
     def __init__(self, keep: Callable[[int, memoryview], bool], *, transfer: int, payload_bytes: int) -> None:
         """`keep` combines a verified chunk with the caller's bytes and returns whether it did; called by threads."""
